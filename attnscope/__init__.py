@@ -1,0 +1,39 @@
+"""attnscope: see, measure and verify what every attention head of a pretrained decoder attends to.
+
+>>> import attnscope
+>>> model = attnscope.load("demo")
+>>> seen = attnscope.capture(model, "the financial bank is located on river bank")
+>>> seen.weights[0]          # layer 0: (heads, queries, keys)
+>>> seen.heads[0].score      # what its first head does
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnscope._version import __version__
+
+if TYPE_CHECKING:
+    from attnscope.api import capture, load
+    from attnscope.capturing import listen
+    from attnscope.errors import AttnscopeError
+
+__all__ = ["AttnscopeError", "__version__", "capture", "listen", "load"]
+
+_HOMES = {
+    "AttnscopeError": "attnscope.errors",
+    "capture": "attnscope.api",
+    "listen": "attnscope.capturing",
+    "load": "attnscope.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `attnscope --help` never imports torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'attnscope' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,5 @@
+"""`python -m attnscope`."""
+
+from attnscope.cli import main
+
+main()
