@@ -1,0 +1,253 @@
+"""One layer's attention as a linear operator P: ask it, don't materialise it.
+
+Almost every question about a head is `P @ F` for some features F of the keys, or one entry a row, `P.at(j)`.
+Metrics and probes are written once against `AttentionOperator`; how the answer is found is the subclass's business.
+
+Shapes: B text, H head, G kv head, Q query, K key, D head dim, M feature.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+BLOCK_BYTES = 64 * 2**20  # the largest temporary that a pass over the rows makes
+
+
+@dataclass(eq=False)
+class Visibility:
+    """Which keys each query may see, counted from the mask that the model itself used.
+
+    mask: None, boolean (True = attend) or additive, broadcastable to (B, H, Q, K). With None, `causal` decides, and
+    `window` keeps the last `window` keys, the query's own included.
+    """
+
+    queries: int
+    keys: int
+    mask: Tensor | None = None
+    causal: bool = True
+    window: int | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Boolean (B or 1, H or 1, stop - start, K): True where the query may look."""
+        if self.mask is not None:
+            block = self.mask[..., start:stop, : self.keys]
+            return block if block.dtype == torch.bool else block > torch.finfo(block.dtype).min / 2
+        query_position = torch.arange(start, stop, device=self.device)[:, None] + (self.keys - self.queries)
+        key_position = torch.arange(self.keys, device=self.device)
+        distance_QK = query_position - key_position
+        visible_QK = distance_QK >= 0 if self.causal else torch.ones_like(distance_QK, dtype=torch.bool)
+        if self.window is not None:
+            visible_QK &= distance_QK < self.window
+        return visible_QK[None, None]
+
+    def at(self, key_Q: Tensor) -> Tensor:
+        """Boolean (B or 1, H or 1, Q): may query i see key `key_Q[i]`? False where the key does not exist."""
+        exists_Q = (key_Q >= 0) & (key_Q < self.keys)
+        safe_Q = key_Q.clamp(0, self.keys - 1)
+        blocks = [
+            self.rows(a, b).gather(-1, safe_Q[a:b, None].expand(*self._lead, b - a, 1))[..., 0]
+            for a, b in row_blocks(self.queries, self.keys)
+        ]
+        return torch.cat(blocks, dim=-1) & exists_Q
+
+    @cached_property
+    def counts_BHQ(self) -> Tensor:
+        """How many keys each query may see, (B or 1, H or 1, Q) integers."""
+        return torch.cat([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys)], dim=-1)
+
+    @property
+    def _lead(self) -> tuple[int, int]:
+        return (1, 1) if self.mask is None else (self.mask.shape[0], self.mask.shape[1])
+
+
+@dataclass(eq=False)
+class Logits:
+    """What a call's logits are made of: scale * q.k, soft-cap, position bias, mask, in this order.
+
+    q_BHQD and k_BGKD are as the model passed them, after position encoding; H is a multiple of G.
+    """
+
+    q_BHQD: Tensor
+    k_BGKD: Tensor
+    scale: float
+    softcap: float | None = None
+    bias: Tensor | None = None
+    visible: Visibility | None = None
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Logits (pre-softmax) of a block of queries, fp32 (B, H, stop - start, K); -inf where a mask blanks."""
+        B, H, _, D = self.q_BHQD.shape
+        G = self.k_BGKD.shape[1]
+        q_BGRD = self.q_BHQD[:, :, start:stop].float().reshape(B, G, -1, D)  # the group's heads stacked as rows
+        logits = (q_BGRD @ self.k_BGKD.float().mT).view(B, H, stop - start, -1) * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        if self.bias is not None:
+            logits = logits + self.bias[..., start:stop, :].float()
+        return self._masked(logits, start, stop)
+
+    def _masked(self, logits: Tensor, start: int, stop: int) -> Tensor:
+        if self.visible is None:
+            return logits
+        mask = self.visible.mask
+        if mask is not None and mask.dtype != torch.bool:  # may carry finite bias; finfo.min stays additive
+            return logits + mask[..., start:stop, : logits.shape[-1]].float()
+        return logits.masked_fill(~self.visible.rows(start, stop), float("-inf"))
+
+
+class AttentionOperator(ABC):
+    """One layer's attention for a batch of texts: P (B, H, Q, K), rows that sum to `mass` (1 without sink logits)."""
+
+    def __init__(self, batch: int, heads: int, visible: Visibility, logits: Logits | None) -> None:
+        self.batch, self.heads = batch, heads
+        self.queries, self.keys = visible.queries, visible.keys
+        self.visible = visible
+        self.logits = logits
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the answers live."""
+
+    @property
+    @abstractmethod
+    def mass(self) -> Tensor:
+        """(B, H, Q): what each row sums to; less than 1 where a sink logit takes a share."""
+
+    @abstractmethod
+    def __matmul__(self, features: Tensor) -> Tensor:
+        """P @ F: F (K, M) or (B, K, M) -> (B, H, Q, M)."""
+
+    @abstractmethod
+    def at(self, key_Q: Tensor) -> Tensor:
+        """(B, H, Q): the weight of query i on key `key_Q[i]`; 0 where that key does not exist."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Tensor:
+        """A dense block of query rows, fp32 (B, H, stop - start, K)."""
+
+    @abstractmethod
+    def entropy(self, skip_first: bool = False) -> Tensor:
+        """(B, H, Q) nats: -sum p ln p of the row divided by its sum; with `skip_first`, of the row without key 0."""
+
+    @abstractmethod
+    def squares(self) -> Tensor:
+        """(B, H, Q): the sum of the squared weights of the row divided by its sum."""
+
+    @abstractmethod
+    def largest(self) -> Tensor:
+        """(B, H, Q): the largest weight of each row."""
+
+    @abstractmethod
+    def match_mass(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> Tensor:
+        """(B, H, Q): the mass on the keys j <= i - gap whose label equals the query's."""
+
+    @abstractmethod
+    def recent_mass(self, width: int) -> Tensor:
+        """(B, H, Q): the mass on the last `width` keys, the query's own included."""
+
+    def dense(self) -> Tensor:
+        """The whole matrix, fp32 (B, H, Q, K); for those who ask for it."""
+        return self.rows(0, self.queries)
+
+    def distance(self) -> Tensor:
+        """(B, H, Q) tokens: sum A[i,j] (i - j) of the row divided by its sum."""
+        offset = self.keys - self.queries
+        position_K = torch.arange(self.keys, device=self.device, dtype=torch.float32)
+        centre = position_K - self.keys / 2  # small numbers keep fp32's digits
+        reached = (self @ centre[:, None])[..., 0] / self.mass.clamp_min(torch.finfo(torch.float32).tiny)
+        return centre[offset:] - reached
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Row ranges whose dense block stays within BLOCK_BYTES."""
+        return row_blocks(self.queries, self.keys * self.batch * self.heads)
+
+
+class DenseAttention(AttentionOperator):
+    """P as the matrix that the model's own eager attention returned: exactly Hugging Face's numbers."""
+
+    def __init__(self, weights_BHQK: Tensor, visible: Visibility, logits: Logits | None = None) -> None:
+        super().__init__(weights_BHQK.shape[0], weights_BHQK.shape[1], visible, logits)
+        self.weights_BHQK = weights_BHQK
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights_BHQK.device
+
+    @cached_property
+    def mass(self) -> Tensor:
+        return self.weights_BHQK.sum(-1, dtype=torch.float32)
+
+    def __matmul__(self, features: Tensor) -> Tensor:
+        features = features.to(self.device, torch.float32)
+        return self._by_block(lambda rows, a, b: rows @ (features if features.ndim == 2 else features[:, None]))
+
+    def at(self, key_Q: Tensor) -> Tensor:
+        index_Q = key_Q.to(self.device).clamp(0, self.keys - 1)
+        index_BHQ1 = index_Q[:, None].expand(self.batch, self.heads, self.queries, 1)
+        weight_BHQ = self.weights_BHQK.gather(-1, index_BHQ1)[..., 0].float()
+        return weight_BHQ * ((key_Q >= 0) & (key_Q < self.keys)).to(self.device)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.weights_BHQK[:, :, start:stop].float()
+
+    def entropy(self, skip_first: bool = False) -> Tensor:
+        first = 1 if skip_first else 0
+        mass_BHQ = self.mass if not skip_first else self._by_block(lambda rows, a, b: rows[..., 1:].sum(-1))
+        # -sum (p/m) ln (p/m) = (sum entr(p)) / m + ln m
+        raw_BHQ = self._by_block(lambda rows, a, b: torch.special.entr(rows[..., first:]).sum(-1))
+        safe_BHQ = mass_BHQ.clamp_min(torch.finfo(torch.float32).tiny)
+        return (raw_BHQ / safe_BHQ + safe_BHQ.log()).clamp_min(0.0)
+
+    def squares(self) -> Tensor:
+        raw_BHQ = self._by_block(lambda rows, a, b: (rows * rows).sum(-1))
+        return raw_BHQ / self.mass.square().clamp_min(torch.finfo(torch.float32).tiny)
+
+    def largest(self) -> Tensor:
+        return self.weights_BHQK.amax(-1).float()
+
+    def match_mass(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> Tensor:
+        key_K = torch.arange(self.keys, device=self.device)
+
+        def matched(rows: Tensor, a: int, b: int) -> Tensor:
+            query_Q = torch.arange(a, b, device=self.device) + (self.keys - self.queries)
+            same_BQK = query_label_BQ[:, a:b, None] == key_label_BK[:, None, :]
+            same_BQK = same_BQK & (key_K <= query_Q[:, None] - gap)
+            return torch.einsum("bhqk,bqk->bhq", rows, same_BQK.to(rows.dtype))
+
+        return self._by_block(matched)
+
+    def recent_mass(self, width: int) -> Tensor:
+        key_K = torch.arange(self.keys, device=self.device)
+
+        def recent(rows: Tensor, a: int, b: int) -> Tensor:
+            query_Q = torch.arange(a, b, device=self.device) + (self.keys - self.queries)
+            distance_QK = query_Q[:, None] - key_K
+            return (rows * ((distance_QK >= 0) & (distance_QK < width))).sum(-1)
+
+        return self._by_block(recent)
+
+    def _by_block(self, answer) -> Tensor:  # type: ignore[no-untyped-def]
+        parts = [answer(self.rows(a, b), a, b) for a, b in self.blocks()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def even_attention(visible: Visibility) -> DenseAttention:
+    """The null of a metric: attention spread evenly over the visible keys, as an operator of one head."""
+    weights = torch.cat([visible.rows(a, b).float() for a, b in row_blocks(visible.queries, visible.keys)], dim=2)
+    weights_B1QK = weights[:, :1] / weights[:, :1].sum(-1, keepdim=True).clamp_min(1.0)
+    return DenseAttention(weights_B1QK, visible)
+
+
+def row_blocks(queries: int, row_items: int) -> Iterator[tuple[int, int]]:
+    """Split `queries` rows of `row_items` fp32 numbers each into ranges of at most BLOCK_BYTES."""
+    step = max(1, BLOCK_BYTES // max(1, 4 * row_items))
+    for start in range(0, queries, step):
+        yield start, min(queries, start + step)
