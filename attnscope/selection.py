@@ -1,0 +1,83 @@
+"""Which layers and heads are meant: "27", "27.3", "L27H3", "0-3.*", "last", "*.0", joined by commas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from attnscope.errors import UsageError
+
+_PART = re.compile(
+    r"^(?:L?(?P<layers>\*|last|\d+(?:-\d+)?))(?:(?:\.H?|H)(?P<heads>\*|last|\d+(?:-\d+)?))?$", re.IGNORECASE
+)
+GRAMMAR = "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last`, `*.0`, joined by commas"
+
+
+def select(expression: str, heads_by_layer: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    """The heads that an expression names, by layer.
+
+    heads_by_layer: {layer index: number of heads} of the layers with attention. Returns {layer: heads}, both sorted.
+    Raises UsageError for a part that cannot be read, or that names a layer or head that is not there.
+
+        >>> select("last.0-1,L0H3", {0: 4, 1: 4})
+        {0: (3,), 1: (0, 1)}
+    """
+    chosen: dict[int, set[int]] = {}
+    layers = sorted(heads_by_layer)
+    for part in (piece.strip() for piece in expression.split(",")):
+        match = _PART.match(part)
+        if not match:
+            raise UsageError(f"cannot read the selection {part!r}", f"write {GRAMMAR}")
+        every_layer = match["layers"] == "*"
+        for layer in _numbers(match["layers"], layers, "layer", part):
+            heads = range(heads_by_layer[layer])
+            if every_layer and match["heads"] and match["heads"][0].isdigit():  # layers may differ in width
+                heads_here = [h for h in _digits(match["heads"], part) if h in heads]
+                if not heads_here and all(_digits(match["heads"], part)[0] >= n for n in heads_by_layer.values()):
+                    _numbers(match["heads"], heads, "head", part, f"layer {layer}")
+            else:
+                heads_here = _numbers(match["heads"] or "*", heads, "head", part, f"layer {layer}")
+            chosen.setdefault(layer, set()).update(heads_here)
+    return {layer: tuple(sorted(chosen[layer])) for layer in sorted(chosen) if chosen[layer]}
+
+
+def everything(heads_by_layer: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    """Every head of every layer with attention."""
+    return {layer: tuple(range(heads)) for layer, heads in sorted(heads_by_layer.items())}
+
+
+def pairs(selection: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
+    """The selection as (layer, head) pairs, in order."""
+    return [(layer, head) for layer, heads in selection.items() for head in heads]
+
+
+def _digits(text: str, part: str) -> list[int]:
+    first, _, last = text.partition("-")
+    low, high = int(first), int(last or first)
+    if high < low:
+        raise UsageError(f"the range {text} in {part!r} runs backwards", f"write {high}-{low}")
+    if high - low > 1_000_000:
+        raise UsageError(f"the range {text} in {part!r} is longer than any model", f"write {GRAMMAR}")
+    return list(range(low, high + 1))
+
+
+def _numbers(text: str, present: Sequence[int], what: str, part: str, where: str = "this model") -> list[int]:
+    if text == "*":
+        return list(present)
+    if text.lower() == "last":
+        return [present[-1]]
+    wanted = _digits(text, part)
+    missing = [number for number in wanted if number not in present]
+    if missing:
+        gaps = "" if list(present) == list(range(present[0], present[-1] + 1)) else " with attention"
+        raise UsageError(
+            f"{part!r} names {what} {missing[0]}, but {where} has {what}s{gaps} {_spell(present)}",
+            "counting starts at 0",
+        )
+    return wanted
+
+
+def _spell(numbers: Sequence[int]) -> str:
+    if list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"only {numbers[0]}"
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,169 @@
+"""Every metric against a second computation spelled with Python loops, and against matrices whose answer is known.
+
+Shapes: B text, H head, Q query, K key, T token.
+"""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from attnscope.capturing import listen
+from attnscope.errors import UsageError
+from attnscope.metrics import METRICS, Texts, known, measure, support
+from attnscope.operators import DenseAttention, Visibility, even_attention
+from families import tiny_model
+
+Row = list[float]
+
+
+def entropy_of(row: Row) -> float:
+    total = sum(row)
+    return -sum(a / total * math.log(a / total) for a in row if a > 0)
+
+
+def earlier(tokens: list[int], i: int) -> list[int]:
+    return [j for j in range(i) if tokens[j] == tokens[i]]
+
+
+# One row's value, from the row, its visible keys, the tokens and the query's position; None where it says nothing.
+LOOPS: dict[str, Callable[[Row, list[int], list[int], int], float | None]] = {
+    "previous_token": lambda a, v, t, i: a[i - 1] if len(v) >= 2 else None,
+    "self": lambda a, v, t, i: a[i] if len(v) >= 2 else None,
+    "first_token": lambda a, v, t, i: a[0] if len(v) >= 2 else None,
+    "sink": lambda a, v, t, i: a[0],
+    "off_token_mass": lambda a, v, t, i: 1 - sum(a) if len(v) >= 2 else None,
+    "duplicate_token": lambda a, v, t, i: sum(a[j] for j in earlier(t, i)) if len(v) >= 2 and earlier(t, i) else None,
+    "induction": lambda a, v, t, i: sum(a[j + 1] for j in earlier(t, i)) if len(v) >= 2 and earlier(t, i) else None,
+    "entropy": lambda a, v, t, i: entropy_of(a) if len(v) >= 2 else None,
+    "entropy_normalised": lambda a, v, t, i: entropy_of(a) / math.log(len(v)) if len(v) >= 2 else None,
+    "effective_keys": lambda a, v, t, i: 1 / sum((x / sum(a)) ** 2 for x in a) if len(v) >= 2 else None,
+    "confidence": lambda a, v, t, i: max(a) if len(v) >= 2 else None,
+    "distance": lambda a, v, t, i: sum(x / sum(a) * (i - j) for j, x in enumerate(a)) if len(v) >= 2 else None,
+    "local_mass_32": lambda a, v, t, i: sum(x for j, x in enumerate(a) if i - j < 32) if len(v) >= 2 else None,
+    "focus": lambda a, v, t, i: (
+        (1 - a[0]) * (1 - entropy_of(a[1:]) / math.log(len(v) - 1)) if len(v) >= 3 else None
+    ),
+}
+
+
+def by_loops(weights_QK: torch.Tensor, visible_QK: torch.Tensor, tokens: list[int], name: str) -> float:
+    values = []
+    for i in range(len(tokens)):
+        keys = [j for j in range(len(tokens)) if visible_QK[i, j]]
+        value = LOOPS[name](weights_QK[i].double().tolist(), keys, tokens, i)
+        if value is not None:
+            values.append(value)
+    return sum(values) / len(values) if values else math.nan
+
+
+def assert_equals_loops(P: DenseAttention, tokens: list[int]) -> None:
+    texts = Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]))
+    scores = measure(P, texts, list(METRICS))
+    visible_QK = P.visible.rows(0, P.queries)[0, 0]
+    for name in METRICS:
+        expected = [by_loops(P.dense()[0, head], visible_QK, tokens, name) for head in range(P.heads)]
+        assert scores[name][0].tolist() == pytest.approx(expected, abs=2e-6, rel=2e-6, nan_ok=True), name
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss", "gemma2"])
+def test_metrics_equal_python_loops_on_real_calls(family: str) -> None:
+    """Plain, windowed, sink-logit and soft-capped attention, 48 tokens with repeats; sharpened to be far from even."""
+    model = tiny_model(family)
+    for name, parameter in model.named_parameters():
+        if "q_proj" in name or "k_proj" in name:
+            parameter.mul_(12)
+    tokens = torch.randint(6, 20, (48,), generator=torch.Generator().manual_seed(3)).tolist()
+    listen(model, torch.tensor([tokens]), lambda call: assert_equals_loops(call.operator(), tokens))
+
+
+def test_a_wrong_loop_is_noticed() -> None:
+    P, tokens = random_attention(12), [1, 2, 3] * 4
+    assert_equals_loops(P, tokens)
+    good = LOOPS["induction"]
+    LOOPS["induction"] = lambda a, v, t, i: sum(a[j] for j in earlier(t, i)) if earlier(t, i) else None
+    with pytest.raises(AssertionError, match="induction"):
+        assert_equals_loops(P, tokens)
+    LOOPS["induction"] = good
+
+
+def random_attention(tokens: int, batch: int = 1, heads: int = 3) -> DenseAttention:
+    logits = torch.randn(batch, heads, tokens, tokens, generator=torch.Generator().manual_seed(tokens)) * 3
+    causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    return DenseAttention(logits.masked_fill(~causal, -torch.inf).softmax(-1), Visibility(tokens, tokens))
+
+
+def one_hot(keys: list[int]) -> DenseAttention:
+    matrix = torch.zeros(1, 1, len(keys), len(keys))
+    for query, key in enumerate(keys):
+        matrix[0, 0, query, key] = 1
+    return DenseAttention(matrix, Visibility(len(keys), len(keys)))
+
+
+def scores_of(P: DenseAttention, tokens: list[int]) -> dict[str, float]:
+    texts = Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]))
+    return {name: float(score[0, 0]) for name, score in measure(P, texts, list(METRICS)).items()}
+
+
+def test_heads_whose_answer_is_known() -> None:
+    tokens = [10, 11, 12, 13, 10, 11, 12, 13]
+    previous = scores_of(one_hot([0, 0, 1, 2, 3, 4, 5, 6]), tokens)
+    assert previous["previous_token"] == previous["confidence"] == previous["effective_keys"] == 1
+    assert previous["distance"] == 1
+    induction = scores_of(one_hot([0, 0, 0, 0, 1, 2, 3, 4]), tokens)
+    assert (induction["induction"], induction["duplicate_token"]) == (1, 0)
+    duplicate = scores_of(one_hot([0, 0, 0, 0, 0, 1, 2, 3]), tokens)
+    assert (duplicate["induction"], duplicate["duplicate_token"]) == (0, 1)
+    sink = scores_of(one_hot([0] * 8), tokens)
+    assert (sink["sink"], sink["first_token"], sink["focus"]) == (1, 1, 0)
+
+
+def test_even_attention_scores_what_evenness_means() -> None:
+    even = scores_of(even_attention(Visibility(4, 4)), [1, 2, 3, 4])
+    assert even["entropy_normalised"] == pytest.approx(1)
+    assert even["focus"] == pytest.approx(0, abs=1e-6)
+    assert even["previous_token"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
+    assert even["sink"] == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
+
+
+def test_a_metric_without_a_row_is_null() -> None:
+    one = scores_of(one_hot([0]), [7])
+    assert math.isnan(one["entropy"])
+    assert math.isnan(one["focus"])
+    assert one["sink"] == 1
+    assert math.isnan(scores_of(random_attention(4), [1, 2, 3, 4])["induction"])
+
+
+def test_texts_of_a_padded_batch_score_as_they_do_alone() -> None:
+    P, lengths = random_attention(20, batch=3), [20, 11, 1]
+    ids_BT = torch.randint(0, 5, (3, 20), generator=torch.Generator().manual_seed(0))
+    together = measure(P, Texts(ids_BT, torch.tensor(lengths)), list(METRICS))
+    for row, n in enumerate(lengths):
+        alone = DenseAttention(P.weights_BHQK[row : row + 1, :, :n, :n], Visibility(n, n))
+        expected = measure(alone, Texts(ids_BT[row : row + 1, :n], torch.tensor([n])), list(METRICS))
+        for name in METRICS:
+            torch.testing.assert_close(together[name][row], expected[name][0], atol=1e-6, rtol=1e-6, equal_nan=True)
+
+
+def test_support_counts_the_rows_behind_a_score() -> None:
+    P, tokens = random_attention(40), [1, 2, 3, 4] * 10
+    rows = support(P, Texts(torch.tensor([tokens]), torch.tensor([40])))
+    assert {name: int(count[0, 0]) for name, count in rows.items()} == {
+        "seeing": 39,
+        "choosing": 38,
+        "all": 40,
+        "repeated": 36,
+        "far": 8,
+    }
+
+
+def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match="did you mean 'induction'"):
+        known(["inductoin"])
+
+
+def test_every_metric_says_what_it_is() -> None:
+    for metric in METRICS.values():
+        assert all((metric.formula, metric.unit, metric.range, metric.source, metric.reading))
+    assert set(METRICS) == set(LOOPS)

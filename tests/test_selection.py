@@ -1,0 +1,59 @@
+"""The selection grammar."""
+
+import pytest
+
+from attnscope.errors import UsageError
+from attnscope.selection import everything, pairs, select
+
+MODEL = {0: 4, 1: 4, 2: 4, 3: 4}
+HYBRID = {1: 4, 3: 8}
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("3", {3: (0, 1, 2, 3)}),
+        ("3.2", {3: (2,)}),
+        ("L3H2", {3: (2,)}),
+        ("l3h2", {3: (2,)}),
+        ("L3", {3: (0, 1, 2, 3)}),
+        ("0-1.*", {0: (0, 1, 2, 3), 1: (0, 1, 2, 3)}),
+        ("1-2.1-2", {1: (1, 2), 2: (1, 2)}),
+        ("last", {3: (0, 1, 2, 3)}),
+        ("last.last", {3: (3,)}),
+        ("*.0", {0: (0,), 1: (0,), 2: (0,), 3: (0,)}),
+        ("2.1, 0.3 ,2.0", {0: (3,), 2: (0, 1)}),
+    ],
+)
+def test_what_an_expression_names(expression: str, expected: dict) -> None:
+    assert select(expression, MODEL) == expected
+
+
+def test_layers_of_different_width() -> None:
+    assert select("*.5", HYBRID) == {3: (5,)}
+    assert select("last", HYBRID) == {3: tuple(range(8))}
+
+
+@pytest.mark.parametrize(
+    ("expression", "layers", "message"),
+    [
+        ("", MODEL, "cannot read the selection ''"),
+        ("1,,2", MODEL, "cannot read the selection ''"),
+        ("first", MODEL, "cannot read the selection 'first'"),
+        ("1.2.3", MODEL, "cannot read"),
+        ("-1", MODEL, "cannot read"),
+        ("4", MODEL, "layer 4, but this model has layers 0 to 3; counting starts at 0"),
+        ("1.4", MODEL, "head 4, but layer 1 has heads 0 to 3"),
+        ("*.9", MODEL, "head 9"),
+        ("3-1", MODEL, "runs backwards; write 1-3"),
+        ("0-99999999999", MODEL, "longer than any model"),
+        ("0", HYBRID, "layer 0, but this model has layers with attention 1, 3"),
+    ],
+)
+def test_what_cannot_be_meant(expression: str, layers: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
+        select(expression, layers)
+
+
+def test_everything_and_pairs() -> None:
+    assert pairs(everything({0: 2, 2: 1})) == [(0, 0), (0, 1), (2, 0)]
