@@ -1,0 +1,47 @@
+"""The commands, gathered."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attnscope._version import __version__
+from attnscope.cli import heads, heatmap, info, metrics, relations
+
+app = typer.Typer(
+    name="attnscope",
+    help="See, measure and verify what every attention head of a pretrained decoder attends to.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    epilog="Start with: attnscope heads --text 'the financial bank is located on river bank' --out runs/bank",
+)
+
+COMMANDS = {
+    "heads": (heads.heads, heads.EXAMPLES),
+    "relations": (relations.relations, relations.EXAMPLES),
+    "heatmap": (heatmap.heatmap, heatmap.EXAMPLES),
+    "info": (info.info, info.EXAMPLES),
+    "metrics": (metrics.metrics, metrics.EXAMPLES),
+}
+
+for name, (command, examples) in COMMANDS.items():
+    app.command(name, epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples))(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"attnscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def attnscope(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """See, measure and verify what every attention head of a pretrained decoder attends to."""

@@ -1,0 +1,138 @@
+"""`attnscope info MODEL`: what a model's attention looks like, from its config alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any, Literal
+
+import typer
+
+from attnscope.cli import options, output
+from attnscope.cli.settings import gather
+
+EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
+
+
+def info(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="`demo`, a folder, or a hub id.")] = "demo",
+    tokens: Annotated[
+        str, typer.Option(help="What these text lengths would cost.", metavar="N,N,...")
+    ] = "128,2048,32768",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    revision: options.Revision = None,
+    offline: options.Offline = False,
+    trust_remote_code: options.RemoteCode = False,
+    format: Annotated[
+        Literal["table", "json"] | None, typer.Option(help="Default: table on a terminal, json in a pipe.")
+    ] = None,
+    verbose: options.Verbose = False,
+) -> int:
+    """A model's layers, heads, kv heads, head size, windows, and what N tokens would cost. No weights are loaded."""
+    settings = gather(context, locals())
+    lengths = _lengths(tokens)
+
+    from attnscope.geometry import geometry_of
+    from attnscope.models import load_config, quiet_libraries
+
+    quiet_libraries(verbose)
+    geometry = geometry_of(load_config(settings.load_options()))
+    facts = describe(model, geometry, lengths, dtype)
+    if (format or ("table" if sys.stdout.isatty() else "json")) == "json":
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        output.show(_sheet(facts))
+    return 0
+
+
+def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[str, Any]:
+    """The facts as plain data: sizes in bytes."""
+    from attnscope.geometry import eager_bytes
+
+    width = 4 if dtype in ("auto", "float32") else 2
+    attention = geometry.attention_layers
+    return {
+        "model": name,
+        "type": geometry.model_type,
+        "parameters": geometry.parameters,
+        "positions": geometry.max_positions,
+        "layers": len(geometry.layers),
+        "attention_layers": [
+            {
+                "layer": layer.index,
+                "kind": layer.kind,
+                "heads": layer.heads,
+                "kv_heads": layer.kv_heads,
+                "head_dim": layer.head_dim,
+                "value_dim": layer.value_dim,
+                "window": layer.window,
+            }
+            for layer in attention
+        ],
+        "layers_without_attention": {str(layer.index): layer.kind for layer in geometry.layers if not layer.attention},
+        "costs": [
+            {
+                "tokens": length,
+                "eager_bytes": eager_bytes(geometry, length, width),
+                "all_matrices_bytes": sum(layer.heads for layer in attention) * length * length * width,
+            }
+            for length in lengths
+        ],
+    }
+
+
+def _lengths(text: str) -> list[int]:
+    from attnscope.errors import UsageError
+
+    parts = [part.strip().replace("_", "") for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(f"--tokens takes numbers from 1, joined by commas; {text!r} came", "write --tokens 128,2048")
+    return [int(part) for part in parts]
+
+
+def _sheet(facts: dict[str, Any]):  # type: ignore[no-untyped-def]
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+
+    layers = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("layers", "kind", "heads", "kv heads", "head dim", "value dim", "window"):
+        layers.add_column(name, justify="left" if name in ("layers", "kind") else "right")
+    for numbers, shape in _runs(facts):
+        layers.add_row(numbers, *("" if value is None else str(value) for value in shape))
+    costs = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("tokens", "eager engine, one layer at a time", "all matrices, as output_attentions keeps them"):
+        costs.add_column(name, justify="right")
+    for cost in facts["costs"]:
+        costs.add_row(str(cost["tokens"]), _bytes(cost["eager_bytes"]), _bytes(cost["all_matrices_bytes"]))
+    known = f"{facts['parameters'] / 1e6:,.1f} M parameters" if facts["parameters"] else "parameters not counted"
+    title = f"{facts['model']}  {facts['type']}  {facts['layers']} layers  {known}  {facts['positions'] or 'any number of'} positions"
+    return Group(title, layers, costs)
+
+
+def _runs(facts: dict[str, Any]) -> list[tuple[str, tuple[Any, ...]]]:
+    """Layers of one shape in a row, together: ("0-3", (kind, heads, ...))."""
+    shapes: dict[int, tuple[Any, ...]] = {
+        layer["layer"]: tuple(layer[key] for key in ("kind", "heads", "kv_heads", "head_dim", "value_dim", "window"))
+        for layer in facts["attention_layers"]
+    }
+    shapes |= {
+        int(layer): (f"{kind}: no attention", *[None] * 5) for layer, kind in facts["layers_without_attention"].items()
+    }
+    runs: list[tuple[list[int], tuple[Any, ...]]] = []
+    for layer, shape in sorted(shapes.items()):
+        if runs and runs[-1][1] == shape and runs[-1][0][-1] == layer - 1:
+            runs[-1][0].append(layer)
+        else:
+            runs.append(([layer], shape))
+    return [(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}", shape) for run, shape in runs]
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"

@@ -1,0 +1,83 @@
+"""Where things go: data to stdout, talk to stderr, colour and progress only where a person looks."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from attnscope.tables import Table
+
+PIPE_WIDTH = 240  # a table written to a file is cut at no screen's edge
+
+
+def talk(message: str, quiet: bool) -> None:
+    """One line to the person, on stderr, unless they want quiet."""
+    if not quiet:
+        print(message, file=sys.stderr)  # noqa: T201
+
+
+def complain_through_talk(quiet: bool) -> None:
+    """Warnings of the library become lines on stderr."""
+    logger = logging.getLogger("attnscope")
+    logger.handlers = [logging.StreamHandler(sys.stderr)]
+    logger.handlers[0].setFormatter(logging.Formatter("attnscope: %(message)s"))
+    logger.propagate = False
+    logger.setLevel(logging.ERROR if quiet else logging.WARNING)
+
+
+def wanted_format(asked: str | None) -> str:
+    """The format on stdout: as asked, else a table on a terminal and csv in a pipe."""
+    terminal = sys.stdout.isatty()
+    if asked in ("parquet", "arrow") and terminal:
+        raise UsageError(f"--format {asked} is binary", "redirect it to a file: > heads.parquet")
+    return asked or ("table" if terminal else "csv")
+
+
+def emit(table: Table, format: str, picture: Callable[[], RenderableType]) -> None:
+    """Write a table to stdout: as data in one of the formats, or as the picture of it for a person."""
+    if format == "table":
+        show(picture())
+        return
+    from attnscope.tables import write
+
+    write(table, sys.stdout.buffer, format)
+    sys.stdout.buffer.flush()
+
+
+def show(renderable: RenderableType) -> None:
+    """Print something rich on stdout; wide and without colour codes where that is no terminal."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    Console(width=width, highlight=False, soft_wrap=False).print(renderable)
+
+
+def width() -> int:
+    """How many columns the reader of stdout has."""
+    from rich.console import Console
+
+    return Console().width if sys.stdout.isatty() else PIPE_WIDTH
+
+
+@contextmanager
+def progress(title: str, total: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr while the block runs, only where stderr is a terminal; yields `advance(steps)`."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda steps: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns: list[Any] = [TextColumn("{task.description}"), BarColumn()]
+    columns += [MofNCompleteColumn(), TimeRemainingColumn()] if total else []
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda steps: bar.advance(task, steps)

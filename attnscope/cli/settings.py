@@ -1,0 +1,137 @@
+"""From flags and a configuration file to what the library takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    import typer
+
+    from attnscope.figures import Style
+    from attnscope.models import LoadOptions
+    from attnscope.probes import View
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run, as asked for; a command that lacks an option leaves its default."""
+
+    model: str = "demo"
+    device: str = "auto"
+    dtype: str = "auto"
+    device_map: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    quantize: str | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    text: str | None = None
+    file: str | None = None
+    chat: bool = False
+    truncate: str | None = None
+    select: str | None = None
+    sort: str = "focus"
+    top: int = 20
+    top_k: str | int = "5"
+    min_weight: float | None = None
+    group: str | None = None
+    weights: str = "softmax"
+    by: str | None = None
+    scale: str = "linear"
+    sink: str | None = None
+    per_head_scale: bool = False
+    bin: str = "sum"
+    annotate: bool | None = None
+    image: str = "png"
+    out: Path | None = None
+    format: str | None = None
+    quiet: bool = False
+    verbose: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """What was asked for, as it goes into a manifest: enough to repeat the run."""
+        left_out = ("text", "quiet", "verbose", "format")
+        return {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in asdict(self).items()
+            if key not in left_out
+        }
+
+    def load_options(self) -> LoadOptions:
+        """How the model is to be loaded."""
+        from attnscope.models import LoadOptions
+
+        names = {field.name for field in fields(LoadOptions)}
+        return LoadOptions(**{key: value for key, value in vars(self).items() if key in names})
+
+    def view(self, heads: Mapping[int, tuple[int, ...]] | None) -> View:
+        """How entries are read, and of which heads."""
+        from attnscope.probes import View
+
+        return View("scores" if self.weights == "scores" else "softmax", self.by == "kv", heads)
+
+    def style(self) -> Style:
+        """How figures are drawn."""
+        from attnscope.figures import Style
+
+        return Style(
+            scale=self.scale,  # type: ignore[arg-type]
+            sink=self.sink or "keep",  # type: ignore[arg-type]
+            per_head_scale=self.per_head_scale,
+            weights=self.weights,  # type: ignore[arg-type]
+            image=self.image,  # type: ignore[arg-type]
+            annotate=self.annotate,
+        )
+
+    @property
+    def keys_per_query(self) -> int | None:
+        """The number behind --top-k, None for all."""
+        text = str(self.top_k)
+        if text == "all":
+            return None
+        if not text.isdigit() or int(text) < 1:
+            raise UsageError(f"--top-k takes a number from 1, or all; {text!r} came", "write --top-k 5, or --top-k all")
+        return int(text)
+
+
+def gather(context: typer.Context, given: Mapping[str, Any]) -> Settings:
+    """The settings of a command: its flags, then the configuration file's, then the defaults.
+
+    given: the command's parameters by name. Raises UsageError for what cannot be meant.
+    """
+    values = {key: value for key, value in given.items() if key in Settings.__dataclass_fields__}
+    if given.get("config") is not None:
+        from attnscope.config import read_config
+
+        for key, value in read_config(given["config"]).items():
+            if key in values and context.get_parameter_source(key).name == "DEFAULT":  # type: ignore[union-attr]
+                values[key] = Path(value) if key == "out" else value
+        if _given(context, "text") and "file" in values and not _given(context, "file"):
+            values["file"] = None  # the flag's text wins over the file's
+        if _given(context, "file") and not _given(context, "text"):
+            values["text"] = None
+    settings = Settings(**values)
+    _check(settings)
+    return settings
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check(settings: Settings) -> None:
+    _ = settings.keys_per_query
+    if settings.top < 1:
+        raise UsageError(f"--top takes a number from 1; {settings.top} came", "leave it out for 20")
+    if settings.text is not None and settings.file is not None:
+        raise UsageError("--text and --file were both given", "give one of them")
+    if settings.group and settings.weights == "scores":
+        raise UsageError("logits of several keys cannot be summed into one", "use --weights softmax with --group")
+    if settings.scale == "log" and settings.weights == "scores":
+        raise UsageError("logits can be negative and have no log scale", "use --scale linear with --weights scores")

@@ -1,0 +1,317 @@
+"""Texts in, observations out: the one path that heads, relations, heatmap and batch share.
+
+    >>> loaded = load(LoadOptions())
+    >>> prompt = from_text(loaded.tokenizer, "the financial bank is located on river bank")
+    >>> [seen] = observe(loaded, [prompt], Request())
+    >>> seen.heads[0].score["entropy"]
+
+Shapes: B text, H head, Q query, T token, k kept keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from attnscope.capturing import AttentionCall, CaptureReport, listen
+from attnscope.errors import UsageError
+from attnscope.metrics import METRICS, Texts
+from attnscope.probes import HeadScores, Layer, Maps, Strongest, TopKeys, View, Weights
+from attnscope.roles import role_of
+from attnscope.tables import Table
+
+if TYPE_CHECKING:
+    from attnscope.models import LoadedModel
+    from attnscope.prompts import Prompt, Span
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to keep of a forward pass.
+
+    view: how entries are read, and of which heads relations and maps are kept. metrics: ids to measure. key_zero:
+    lets key 0 into a head's strongest relation. relations: whether to keep the `top_k` strongest keys of every query
+    (None: all), of `group`s if given. maps: the heads to draw ("all", "kept" or None), binned by `bin_rule`,
+    with key 0 in a column of its own if `split_sink`. weights: keep whole matrices.
+    """
+
+    view: View = View()
+    metrics: Sequence[str] = tuple(METRICS)
+    key_zero: bool = False
+    relations: bool = False
+    top_k: int | None = 5
+    group: Literal["words", "sentences"] | None = None
+    maps: Literal["all", "kept"] | None = None
+    bin_rule: Literal["sum", "max"] = "sum"
+    split_sink: bool = False
+    weights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.group and self.view.weights == "scores":
+            raise UsageError("logits of several keys cannot be summed into one", "use --weights softmax with --group")
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One query looking at one key: token positions and the weight."""
+
+    query: int
+    key: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null."""
+
+    layer: int
+    head: int | None
+    kv_head: int
+    role: str
+    score: Mapping[str, float]
+    strongest: Relation | None
+
+    @property
+    def name(self) -> str:
+        """`L27H3`, or `L27KV1` for the mean over a kv head's group."""
+        return f"L{self.layer}KV{self.kv_head}" if self.head is None else f"L{self.layer}H{self.head}"
+
+
+@dataclass
+class Observation:
+    """One text, observed: its heads, relations, maps, and how the capture held.
+
+    even[layer]: what attention spread evenly over the visible keys would score. support[layer]: rows of each kind.
+    """
+
+    prompt: Prompt
+    heads: list[Head]
+    even: Mapping[int, Mapping[str, float]]
+    support: Mapping[int, Mapping[str, int]]
+    report: CaptureReport
+    maps: Maps | None = None
+    weights: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    _top: TopKeys | None = None
+    _row: int = 0
+    _kv_of: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # layer -> heads, kv heads
+    group: str | None = None
+    view: View = View()
+
+    def kept_heads(self) -> list[Head]:
+        """The heads that the view keeps, in the model's order."""
+        chosen = self.view.heads
+        if chosen is None:
+            return list(self.heads)
+        wanted = {
+            (layer, self.kv_head(layer, head) if self.view.by_kv else head)
+            for layer in chosen
+            for head in chosen[layer]
+        }
+        return [one for one in self.heads if (one.layer, one.kv_head if one.head is None else one.head) in wanted]
+
+    def units(self) -> Sequence[str]:
+        """The exact text of what relations speak of: tokens, or the words or sentences of the grouping."""
+        if self.group is None:
+            return self.prompt.tokens
+        return [span.name for span in _spans(self.prompt, self.group)]
+
+    def relations(self, min_weight: float | None = None) -> Table:
+        """Who looks at whom: a row a (head, query, key), strongest key first.
+
+        Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` where logits were asked for);
+        entries under min_weight are left out.
+        """
+        parts = [part for part in self._relation_parts(min_weight)]
+        numbers = {name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0) for name in RELATION}
+        units = np.array(list(self.units()), dtype=object)
+        return Table(
+            {
+                "layer": numbers["layer"].astype(np.int32),
+                "head": numbers["head"] if self._by_kv else numbers["head"].astype(np.int32),
+                "kv_head": numbers["kv_head"].astype(np.int32),
+                "query": numbers["query"].astype(np.int32),
+                "query_token": units[numbers["query"].astype(np.int64)],
+                "key": numbers["key"].astype(np.int32),
+                "key_token": units[numbers["key"].astype(np.int64)],
+                self._entry: numbers["weight"].astype(np.float32),
+            }
+        )
+
+    @property
+    def _by_kv(self) -> bool:
+        return bool(self._top and self._top.view.by_kv)
+
+    @property
+    def _entry(self) -> str:
+        return "score" if self._top and self._top.view.weights == "scores" else "weight"
+
+    def _relation_parts(self, min_weight: float | None) -> Iterator[dict[str, np.ndarray]]:
+        if self._top is None:
+            raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
+        count = len(self.units())
+        for layer, names in self._top.heads.items():
+            weight_HQk = self._top.weight[layer][self._row, :, :count].numpy()
+            key_HQk = self._top.key[layer][self._row, :, :count].numpy()
+            keep = ~np.isnan(weight_HQk) & (key_HQk < count)
+            if min_weight is not None:
+                keep &= weight_HQk >= min_weight
+            at_head, query, _ = np.nonzero(keep)
+            head = np.array(names)[at_head]
+            yield {
+                "layer": np.full(head.shape, layer),
+                "head": np.full(head.shape, None) if self._by_kv else head,
+                "kv_head": head if self._by_kv else self.kv_head(layer, head),
+                "query": query,
+                "key": key_HQk[keep],
+                "weight": weight_HQk[keep],
+            }
+
+    def kv_head(self, layer: int, head: Any) -> Any:
+        """The kv head that a query head (or each of an array of them) reads."""
+        heads, kv_heads = self._kv_of[layer]
+        return head * kv_heads // heads
+
+    def table(self) -> Table:
+        """The heads as a table: layer, head, kv_head, role, then a column a metric, in the order of `heads`."""
+        ids = list(self.heads[0].score) if self.heads else []
+        return Table(
+            {
+                "layer": np.array([head.layer for head in self.heads], dtype=np.int32),
+                "head": [head.head for head in self.heads],
+                "kv_head": np.array([head.kv_head for head in self.heads], dtype=np.int32),
+                "role": [head.role for head in self.heads],
+                **{name: np.array([head.score[name] for head in self.heads]) for name in ids},
+            }
+        )
+
+
+RELATION = ("layer", "head", "kv_head", "query", "key", "weight")
+
+
+def observe(loaded: LoadedModel, prompts: Sequence[Prompt], request: Request) -> list[Observation]:
+    """One forward pass over some prompts; an observation each, in order.
+
+    Prompts of different length are padded on the right, without a mask, which leaves causal rows exact. Raises
+    ModelError where a layer that should attend was not heard.
+    """
+    texts = _texts(prompts, loaded.device)
+    layers = {layer.index: layer for layer in loaded.geometry.attention_layers}
+    probes = _probes(prompts, request)
+    kv_of: dict[int, tuple[int, int]] = {}
+
+    def hear(call: AttentionCall) -> None:
+        if call.call > 0:  # a family that attends several times a layer: the report lists every call
+            return
+        P = call.operator()
+        known = layers.get(call.layer)
+        kv_heads = call.logits.k_BGKD.shape[1] if call.logits else known.kv_heads if known else P.heads
+        kv_of[call.layer] = (P.heads, kv_heads)
+        for probe in probes.values():
+            probe(Layer(call.layer, P, kv_heads, texts))
+
+    report = listen(
+        loaded.model,
+        texts.ids_BT,
+        hear,
+        expected_layers=tuple(layers),
+        windows={index: layer.window for index, layer in layers.items()},
+    )
+    return [_observation(prompt, row, probes, request, report, kv_of) for row, prompt in enumerate(prompts)]
+
+
+def _texts(prompts: Sequence[Prompt], device: str) -> Texts:
+    longest = max(len(prompt) for prompt in prompts)
+    ids = [list(prompt.ids) + [prompt.ids[-1]] * (longest - len(prompt)) for prompt in prompts]
+    return Texts(torch.tensor(ids, device=device), torch.tensor([len(prompt) for prompt in prompts], device=device))
+
+
+def _probes(prompts: Sequence[Prompt], request: Request) -> dict[str, Any]:
+    probes: dict[str, Any] = {"scores": HeadScores(request.metrics), "strongest": Strongest(request.key_zero)}
+    if request.relations:
+        groups = _groups(prompts, request.group) if request.group else None
+        probes["relations"] = TopKeys(request.top_k, request.view, groups)
+    if request.maps:
+        view = request.view
+        view = View(view.weights, view.by_kv, None) if request.maps == "all" else view
+        probes["maps"] = Maps(len(prompts[0]), view, request.bin_rule, request.split_sink)
+    if request.weights:
+        probes["weights"] = Weights(request.view)
+    return probes
+
+
+def _spans(prompt: Prompt, group: str) -> Sequence[Span]:
+    return prompt.words if group == "words" else prompt.sentences
+
+
+def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
+    """The number of each token's word or sentence, (B, T); -1 for padding."""
+    groups_BT = torch.full((len(prompts), max(len(prompt) for prompt in prompts)), -1)
+    for row, prompt in enumerate(prompts):
+        for number, span in enumerate(_spans(prompt, group)):
+            groups_BT[row, span.start : span.stop] = number
+    return groups_BT
+
+
+def _observation(
+    prompt: Prompt,
+    row: int,
+    probes: Mapping[str, Any],
+    request: Request,
+    report: CaptureReport,
+    kv_of: Mapping[int, tuple[int, int]],
+) -> Observation:
+    scores, weights = probes["scores"], probes.get("weights")
+    even = {
+        layer: {k: float(v[min(row, len(v) - 1), 0]) for k, v in found.items()} for layer, found in scores.even.items()
+    }
+    rows = {
+        layer: {k: int(v[min(row, len(v) - 1), 0]) for k, v in found.items()} for layer, found in scores.support.items()
+    }
+    heads = _heads(row, probes, request.view.by_kv, even, rows, kv_of)
+    kept = (
+        {layer: matrix[row, :, : len(prompt), : len(prompt)] for layer, matrix in weights.weights.items()}
+        if weights
+        else {}
+    )
+    return Observation(
+        prompt,
+        heads,
+        even,
+        rows,
+        report,
+        probes.get("maps"),
+        kept,
+        probes.get("relations"),
+        row,
+        kv_of,
+        request.group,
+        request.view,
+    )
+
+
+def _heads(
+    row: int,
+    probes: Mapping[str, Any],
+    by_kv: bool,
+    even: Mapping[int, Mapping[str, float]],
+    support: Mapping[int, Mapping[str, int]],
+    kv_of: Mapping[int, tuple[int, int]],
+) -> list[Head]:
+    found = []
+    for layer, score in probes["scores"].scores.items():
+        heads, kv_heads = kv_of[layer]
+        groups = np.array_split(np.arange(heads), kv_heads if by_kv else heads)
+        weight, query, key = (part[row].numpy() for part in probes["strongest"].found[layer])
+        columns = {name: values[row].numpy() for name, values in score.items()}
+        for group in groups:
+            means = {name: float(column[group].mean()) for name, column in columns.items()}
+            role = role_of(means, even[layer], support[layer])
+            head = int(group[0])
+            best = int(group[np.nanargmax(weight[group])]) if not np.isnan(weight[group]).all() else None
+            relation = None if best is None else Relation(int(query[best]), int(key[best]), float(weight[best]))
+            found.append(Head(layer, None if by_kv else head, head * kv_heads // heads, role, means, relation))
+    return found
