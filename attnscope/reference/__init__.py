@@ -1,0 +1,20 @@
+"""The oracle: multi-head attention written from the papers, with torch and nothing else.
+
+attention.py    weights and output, matrix form        naive.py      the same with loops, float64
+masks.py        causal, padding, window, chunks        multihead.py  the layer that learns
+rotary.py, frequencies.py, alibi.py    positions       norms.py      norms of q and k
+latent.py       multi-head latent attention
+"""
+
+from attnscope.reference.attention import attention_logits, attention_output, attention_weights
+from attnscope.reference.masks import causal_mask, positions
+from attnscope.reference.multihead import MultiHeadAttention
+
+__all__ = [
+    "MultiHeadAttention",
+    "attention_logits",
+    "attention_output",
+    "attention_weights",
+    "causal_mask",
+    "positions",
+]

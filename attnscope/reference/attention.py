@@ -1,0 +1,130 @@
+"""Scaled dot-product attention in its matrix form: the weights, and the output, as two functions.
+
+    logits  = softcap(scale * q k^T) + bias + mask
+    weights = softmax(logits)                    Vaswani et al. 2017, "Attention Is All You Need", equation 1
+    output  = weights v
+
+Each step in this order: scale, softcap, bias, mask, sink, softmax. `naive.py` says the same with loops.
+
+Shapes: H query head, G kv head, Q query, K key, D width of q and k, V width of v; any leading (batch) dims before
+them. Query head h reads kv head h // (H / G) (Ainslie et al. 2023, "GQA", section 2.2); with G = 1 that is multi-query
+attention (Shazeer 2019). Without a head dim, q (Q, D) and k (K, D) are a single head. Everything is computed in the
+dtype that comes in.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def attention_logits(
+    q_HQD: Tensor,
+    k_GKD: Tensor,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """What each query says to each key, before mask and softmax: (..., H, Q, K).
+
+    scale: 1 / sqrt(D) where it is None. softcap: c * tanh(logits / c), which keeps them inside (-c, c) (Gemma 2, 2024,
+    section 2). bias: added as it is, broadcast to (..., H, Q, K): ALiBi, T5's relative positions.
+    Raises ValueError where the widths of q and k differ, or H is no multiple of G.
+
+    >>> attention_logits(torch.ones(1, 4), torch.ones(1, 4))
+    tensor([[2.]])
+    """
+    if q_HQD.shape[-1] != k_GKD.shape[-1]:
+        raise ValueError(f"expected q and k of one width, got {q_HQD.shape[-1]} and {k_GKD.shape[-1]}")
+    scale = 1 / math.sqrt(q_HQD.shape[-1]) if scale is None else scale
+    logits_HQK = _matmul_by_group(q_HQD, k_GKD.transpose(-1, -2)) * scale
+    if softcap is not None:
+        logits_HQK = softcap * torch.tanh(logits_HQK / softcap)
+    return logits_HQK if bias is None else logits_HQK + bias
+
+
+def attention_weights(
+    q_HQD: Tensor,
+    k_GKD: Tensor,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """How much each query attends to each key: (..., H, Q, K), rows that sum to 1 (less with sinks).
+
+    mask, broadcast to (..., H, Q, K): boolean, True = attend, a row that may attend to nothing is zeros; or additive,
+    taken as it is, so that a row of `finfo.min` is uniform and a row of `-inf` is zeros.
+    sinks (H,): one more logit per head that takes its share of the row and gives nothing (gpt-oss, 2025; Miller 2023,
+    "Attention Is Off By One", has it fixed at 0). scale, softcap, bias: as in `attention_logits`.
+    Raises ValueError as `attention_logits` does, and for a mask that is neither boolean nor floating.
+
+    >>> attention_weights(torch.zeros(2, 4), torch.zeros(2, 4), mask=torch.ones(2, 2).tril().bool())
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
+    """
+    logits_HQK = attention_logits(q_HQD, k_GKD, scale=scale, softcap=softcap, bias=bias)
+    return softmax(apply_mask(logits_HQK, mask), sinks)
+
+
+def attention_output(weights_HQK: Tensor, v_GKV: Tensor, *, dropout: float = 0.0) -> Tensor:
+    """The values, weighted: (..., H, Q, V).
+
+    dropout: the share of the weights that is zeroed at random, the others divided by 1 - dropout (Srivastava et al.
+    2014); the caller's weights stay as they are. Raises ValueError where H is no multiple of G.
+
+    >>> attention_output(torch.tensor([[0.25, 0.75]]), torch.tensor([[4.0], [8.0]]))
+    tensor([[7.]])
+    """
+    return _matmul_by_group(functional.dropout(weights_HQK, dropout) if dropout else weights_HQK, v_GKV)
+
+
+def apply_mask(logits_HQK: Tensor, mask: Tensor | None) -> Tensor:
+    """Logits with the mask laid over them: False becomes -inf, numbers are added as they are.
+
+    Raises ValueError for a mask of integers: 0 and 1 could mean either.
+
+    >>> apply_mask(torch.zeros(1, 2), torch.tensor([True, False]))
+    tensor([[0., -inf]])
+    """
+    if mask is None:
+        return logits_HQK
+    if mask.dtype == torch.bool:
+        return logits_HQK.masked_fill(~mask, -torch.inf)
+    if not mask.is_floating_point():
+        raise ValueError(f"expected a boolean mask (True = attend) or an additive one, got {mask.dtype}")
+    return logits_HQK + mask
+
+
+def softmax(logits_HQK: Tensor, sinks_H: Tensor | None = None) -> Tensor:
+    """exp(logits) / sum(exp(logits)) over the keys, the sink's share dropped; a row of nothing but -inf is zeros.
+
+    Same shape as it came. sinks: (H,), or one number for logits without a head dim.
+
+    >>> softmax(torch.zeros(1, 1, 3), sinks_H=torch.zeros(1))
+    tensor([[[0.2500, 0.2500, 0.2500]]])
+    """
+    if sinks_H is not None:
+        sink_HQ1 = sinks_H.to(logits_HQK)[..., None, None].expand(*logits_HQK.shape[:-1], 1)
+        return torch.softmax(torch.cat([logits_HQK, sink_HQ1], dim=-1), dim=-1)[..., :-1]
+    empty_HQ1 = logits_HQK.amax(-1, keepdim=True) == -torch.inf
+    if not empty_HQ1.any():
+        return torch.softmax(logits_HQK, dim=-1)
+    # filled before and after: softmax of such a row is NaN, and so would be its gradient
+    return torch.softmax(logits_HQK.masked_fill(empty_HQ1, 0.0), dim=-1).masked_fill(empty_HQ1, 0.0)
+
+
+def _matmul_by_group(a_HQM: Tensor, b_GMN: Tensor) -> Tensor:
+    """a @ b, where the H / G query heads of a group share one b: their queries are stacked, b isn't repeated."""
+    if min(a_HQM.dim(), b_GMN.dim()) == 2 or a_HQM.shape[-3] == b_GMN.shape[-3]:
+        return a_HQM @ b_GMN
+    heads, kv_heads = a_HQM.shape[-3], b_GMN.shape[-3]
+    if heads % kv_heads:
+        raise ValueError(f"expected query heads to be a multiple of kv heads, got {heads} and {kv_heads}")
+    repeats = heads // kv_heads
+    stacked = a_HQM.unflatten(-3, (kv_heads, repeats)).flatten(-3, -2)
+    return (stacked @ b_GMN).unflatten(-2, (repeats, -1)).flatten(-4, -3)

@@ -1,0 +1,147 @@
+"""Multi-head latent attention against transformers' DeepSeek-V3, DeepSeek-V2 and MiniCPM 3 attention modules."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from attnscope.reference.attention import attention_output, attention_weights
+from attnscope.reference.frequencies import inverse_frequencies, yarn_mscale
+from attnscope.reference.latent import LatentWeights, latent_qkv
+from attnscope.reference.masks import additive_mask, causal_mask, positions
+from attnscope.reference.rotary import cos_sin
+
+SIZES = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "max_position_embeddings": 64,
+    "attn_implementation": "eager",
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 40.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.707,
+}
+DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def build(family, rope, **options):
+    if family == "deepseek_v3":
+        from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config as Config
+        from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention as Attention
+        from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding as Rotary
+    elif family == "deepseek_v2":
+        from transformers.models.deepseek_v2.configuration_deepseek_v2 import DeepseekV2Config as Config
+        from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention as Attention
+        from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2RotaryEmbedding as Rotary
+    else:
+        from transformers.models.minicpm3.configuration_minicpm3 import MiniCPM3Config as Config
+        from transformers.models.minicpm3.modeling_minicpm3 import MiniCPM3Attention as Attention
+        from transformers.models.minicpm3.modeling_minicpm3 import MiniCPM3RotaryEmbedding as Rotary
+    config = Config(**SIZES, rope_parameters=dict(rope), **options)
+    torch.manual_seed(0)
+    module = Attention(config, layer_idx=0).eval()
+    for name, parameter in module.named_parameters():
+        torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
+    return module, Rotary(config)
+
+
+def weights_of(module):
+    low_rank = module.q_lora_rank is not None
+    return LatentWeights(
+        n_heads=4,
+        d_rope=4,
+        d_value=5,
+        q_up=module.q_b_proj.weight if low_rank else module.q_proj.weight,
+        q_down=module.q_a_proj.weight if low_rank else None,
+        q_down_bias=module.q_a_proj.bias if low_rank else None,
+        q_norm=module.q_a_layernorm.weight if low_rank else None,
+        kv_down=module.kv_a_proj_with_mqa.weight,
+        kv_down_bias=module.kv_a_proj_with_mqa.bias,
+        kv_norm=module.kv_a_layernorm.weight,
+        kv_up=module.kv_b_proj.weight,
+        eps=module.kv_a_layernorm.variance_epsilon,
+    )
+
+
+def oracle(hidden, weights, rope, layout):
+    frequencies, scaling = inverse_frequencies(rope, 4, max_position=64)
+    cos_TM, sin_TM = cos_sin(torch.arange(9), frequencies, scaling)
+    q, k, v = latent_qkv(hidden, weights, cos_TM, sin_TM, layout=layout)
+    scale = 10**-0.5 * yarn_mscale(rope.get("factor", 1.0), rope.get("mscale_all_dim", 0.0)) ** 2
+    weights_BHQK = attention_weights(q, k, scale=scale, mask=causal_mask(*positions(9)))
+    return weights_BHQK, attention_output(weights_BHQK, v)
+
+
+CASES = [
+    ("deepseek_v3", YARN, "deinterleaved", {"q_lora_rank": 8}),
+    ("deepseek_v3", DEFAULT, "half", {"q_lora_rank": 8, "rope_interleave": False}),
+    ("deepseek_v3", DEFAULT, "deinterleaved", {"q_lora_rank": None}),
+    ("deepseek_v3", DEFAULT, "deinterleaved", {"q_lora_rank": 8, "attention_bias": True}),
+    ("deepseek_v2", DEFAULT, "interleaved", {"q_lora_rank": None}),
+    ("minicpm3", DEFAULT, "half", {"q_lora_rank": 8}),
+]
+
+
+@pytest.mark.parametrize(("family", "rope", "layout", "options"), CASES)
+@torch.no_grad()
+def test_equals_transformers(family, rope, layout, options):
+    module, rotary = build(family, rope, **options)
+    hidden = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(1))
+    places = rotary(hidden, torch.arange(9).expand(2, 9))
+    mask = additive_mask(causal_mask(*positions(9)))[None, None]
+    expected_out, expected_weights = module(hidden, position_embeddings=places, attention_mask=mask)
+    weights_BHQK, output_BHQV = oracle(hidden, weights_of(module), rope, layout)
+    assert_close(weights_BHQK, expected_weights, rtol=0, atol=2e-6)
+    assert_close(module.o_proj(output_BHQV.transpose(1, 2).flatten(-2)), expected_out, rtol=0, atol=1e-5)
+
+    wrong_layout = "half" if layout != "half" else "interleaved"
+    with pytest.raises(AssertionError):
+        assert_close(oracle(hidden, weights_of(module), rope, wrong_layout)[0], expected_weights, rtol=0, atol=2e-6)
+
+
+@torch.no_grad()
+def test_one_token_head_by_head():
+    """The equations with one token, one matrix and one head at a time."""
+    generator = torch.Generator().manual_seed(2)
+
+    def rand(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    weights = LatentWeights(
+        2,
+        2,
+        3,
+        q_up=rand(8, 5),
+        kv_down=rand(6, 7),
+        kv_norm=rand(4),
+        kv_up=rand(10, 4),
+        q_down=rand(5, 7),
+        q_norm=rand(5),
+    )
+    hidden_E = rand(7)
+    q_HTD, k_HTD, v_HTV = latent_qkv(hidden_E[None], weights, torch.ones(1, 1), torch.zeros(1, 1), layout="interleaved")
+    latent_q = weights.q_down @ hidden_E
+    latent_q = latent_q / (latent_q.square().mean() + 1e-6).sqrt() * weights.q_norm
+    both = weights.kv_down @ hidden_E
+    latent_kv = both[:4] / (both[:4].square().mean() + 1e-6).sqrt() * weights.kv_norm
+    for head in range(2):
+        assert_close(q_HTD[head, 0], weights.q_up[4 * head : 4 * head + 4] @ latent_q)
+        rows = weights.kv_up[5 * head : 5 * head + 5]
+        assert_close(k_HTD[head, 0], torch.cat([rows[:2] @ latent_kv, both[4:]]))
+        assert_close(v_HTV[head, 0], rows[2:] @ latent_kv)
+
+
+def test_weights_are_frozen():
+    weights = LatentWeights(1, 2, 2, *(torch.zeros(2, 2),) * 4)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        weights.n_heads = 2

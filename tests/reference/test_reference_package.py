@@ -1,0 +1,82 @@
+"""The reference stands alone: torch, the standard library and itself; and its docstrings' examples are true."""
+
+import ast
+import doctest
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import attnscope.reference
+from attnscope.reference.frequencies import default_frequencies
+from attnscope.reference.latent import LatentWeights
+from attnscope.reference.masks import causal_mask, positions
+from attnscope.reference.multihead import MultiHeadAttention
+from attnscope.reference.rotary import cos_sin
+
+FOLDER = Path(attnscope.reference.__file__).parent
+MODULES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def imported(source):
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def strangers(source):
+    ours = ("torch", "attnscope.reference")
+    return [
+        name
+        for name in imported(source)
+        if name.split(".")[0] not in sys.stdlib_module_names and not any(f"{name}.".startswith(f"{o}.") for o in ours)
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_torch_alone(module):
+    assert strangers((FOLDER / f"{module}.py").read_text()) == []
+
+
+def test_a_stranger_would_be_seen():
+    source = "import math\nimport torch.nn\nimport numpy as np\ndef f():\n    from attnscope import errors"
+    assert strangers(source) == ["numpy", "attnscope"]
+    assert strangers("from . import masks\nfrom transformers.models import llama") == [".", "transformers.models"]
+
+
+def test_importing_it_brings_no_transformers():
+    code = "import sys, attnscope.reference; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def examples_need():
+    """What a reader of an example has at hand."""
+    torch.manual_seed(0)
+    latent = LatentWeights(2, 4, 3, torch.randn(12, 8), torch.randn(9, 8), torch.randn(5), torch.randn(10, 5))
+    return {
+        "torch": torch,
+        "attn": MultiHeadAttention(8, 2),
+        "x": torch.randn(5, 8),
+        "hidden_TE": torch.randn(9, 8),
+        "weights": latent,
+        "frequencies": default_frequencies(4),
+        "cos_sin": cos_sin,
+        "causal_mask": causal_mask,
+        "positions": positions,
+        "attention_weights": attnscope.reference.attention_weights,
+    }
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "__init__"])
+def test_examples_are_true(module):
+    loaded = importlib.import_module(f"attnscope.reference.{module}")
+    public = [f for f in vars(loaded).values() if getattr(f, "__module__", None) == loaded.__name__ and callable(f)]
+    assert all(">>>" in (f.__doc__ or "") for f in public if not f.__name__.startswith("_") and f is not LatentWeights)
+    result = doctest.testmod(loaded, globs=examples_need() | vars(loaded))
+    assert result.attempted > 0
+    assert result.failed == 0
