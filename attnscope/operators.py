@@ -9,7 +9,7 @@ Shapes: B text, H head, G kv head, Q query, K key, D head dim, M feature.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -61,6 +61,21 @@ class Visibility:
     def counts_BHQ(self) -> Tensor:
         """How many keys each query may see, (B or 1, H or 1, Q) integers."""
         return torch.cat([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys)], dim=-1)
+
+    @cached_property
+    def reach_Q2(self) -> Tensor:
+        """The first visible key of each query and the one after its last, over all texts and heads, on the CPU.
+
+        A row that an additive mask hides whole is uniform in a softmax: it reaches every key.
+        """
+        reaches = []
+        for a, b in row_blocks(self.queries, self.keys):
+            seen_QK = self.rows(a, b).flatten(0, 1).any(0)
+            if self.mask is not None and self.mask.dtype != torch.bool:
+                seen_QK = seen_QK | ~self.rows(a, b).any(-1).flatten(0, 1).all(0)[:, None]
+            first_Q, last_Q = seen_QK.byte().argmax(-1), seen_QK.flip(-1).byte().argmax(-1)
+            reaches.append(torch.stack([first_Q, self.keys - last_Q], -1))
+        return torch.cat(reaches).cpu()
 
     @property
     def _lead(self) -> tuple[int, int]:
@@ -152,6 +167,23 @@ class AttentionOperator(ABC):
     @abstractmethod
     def recent_mass(self, width: int) -> Tensor:
         """(B, H, Q): the mass on the last `width` keys, the query's own included."""
+
+    def topk(self, k: int, heads: Sequence[int] | None = None, skip_first: bool = False) -> tuple[Tensor, Tensor]:
+        """The k strongest visible keys of every row, strongest first: weights and positions, (B, heads, Q, k).
+
+        Weights are NaN where a row sees fewer keys; with `skip_first`, key 0 is not counted.
+        """
+        chosen = slice(None) if heads is None else list(heads)
+        k, weights, keys = min(k, self.keys), [], []
+        for a, b in self.blocks():
+            seen = self.visible.rows(a, b).to(self.device)
+            rows = self.rows(a, b).masked_fill(~seen, -1.0)[:, chosen]
+            if skip_first:
+                rows[..., 0] = -1.0
+            best = rows.topk(k, dim=-1)
+            weights.append(best.values.masked_fill(best.values < 0, torch.nan))
+            keys.append(best.indices)
+        return torch.cat(weights, 2), torch.cat(keys, 2)
 
     def dense(self) -> Tensor:
         """The whole matrix, fp32 (B, H, Q, K); for those who ask for it."""

@@ -8,7 +8,7 @@ Shapes: B text, H head (or kv head, where a view averages them), Q query, K key,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -97,36 +97,17 @@ class Strongest:
     found: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # weight, query, key: (B, H)
 
     def __call__(self, layer: Layer) -> None:
-        P, first = layer.P, 0 if self.key_zero else 1
-        real_BQ = layer.texts.to(P.device).real_BT
-        best = weight = query = key = None
-        for a, b in P.blocks():
-            rows = P.rows(a, b)
-            seen = P.visible.rows(a, b).to(P.device) & real_BQ[:, None, a:b, None]
-            excess = rows - 1 / P.visible.counts_BHQ[..., a:b, None].to(P.device).clamp_min(1)
-            excess = excess.masked_fill(~seen, -torch.inf)
-            excess[..., :first] = -torch.inf
-            if a == 0:
-                excess[:, :, 0] = -torch.inf
-            value, flat = excess.flatten(2).max(-1)
-            at_query, at_key = flat // P.keys + a, flat % P.keys
-            at_weight = rows.flatten(2).gather(2, flat[..., None])[..., 0]
-            if best is None:
-                best, weight, query, key = value, at_weight, at_query, at_key
-                continue
-            better = value > best
-            best, weight = torch.where(better, value, best), torch.where(better, at_weight, weight)
-            query, key = torch.where(better, at_query, query), torch.where(better, at_key, key)
-        assert best is not None
-        assert weight is not None
-        assert query is not None
-        assert key is not None
-        nothing = torch.isinf(best)
-        self.found[layer.index] = (
-            weight.masked_fill(nothing, torch.nan).cpu(),
-            query.masked_fill(nothing, -1).cpu(),
-            key.cpu(),
-        )
+        P = layer.P
+        weight_BHQ1, key_BHQ1 = P.topk(1, skip_first=not self.key_zero)
+        excess_BHQ = weight_BHQ1[..., 0] - 1 / P.visible.counts_BHQ.to(P.device).clamp_min(1)
+        excess_BHQ = excess_BHQ.masked_fill(~layer.texts.to(P.device).real_BT[:, None], torch.nan)
+        excess_BHQ[..., 0] = torch.nan
+        best = excess_BHQ.nan_to_num(-torch.inf).max(-1, keepdim=True)
+        weight_BH = weight_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
+        key_BH = key_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
+        nothing_BH = torch.isneginf(best.values[..., 0])
+        found = weight_BH.masked_fill(nothing_BH, torch.nan), best.indices[..., 0], key_BH
+        self.found[layer.index] = (found[0].cpu(), found[1].cpu(), found[2].cpu())
 
 
 @dataclass
@@ -148,27 +129,24 @@ class TopKeys:
         heads = self.view.kept(layer.index, layer.P, layer.kv_heads)
         if not heads:
             return
-        parts = [self._strongest(rows) for rows in self._rows(layer, heads)]
         self.heads[layer.index] = heads
-        self.weight[layer.index] = torch.cat([weight for weight, _ in parts], 2)
-        self.key[layer.index] = torch.cat([key for _, key in parts], 2)
+        weight, key = self._strongest(layer, heads)
+        self.weight[layer.index], self.key[layer.index] = weight.cpu(), key.cpu()
 
-    def _rows(self, layer: Layer, heads: list[int]) -> Iterator[Tensor]:
-        """Blocks of rows, -inf where there is nothing to see."""
+    def _strongest(self, layer: Layer, heads: list[int]) -> tuple[Tensor, Tensor]:
         P = layer.P
         if self.groups_BT is not None:
             groups = GroupMass(self.groups_BT, self.view)
             groups(layer)
             mass_BHGG = groups.mass[layer.index]
-            yield mass_BHGG.masked_fill(mass_BHGG == 0, -torch.inf)
-            return
+            return _top(mass_BHGG.masked_fill(mass_BHGG == 0, -torch.inf), self.k)
+        if self.view.weights == "softmax" and not self.view.by_kv:
+            return P.topk(self.k or P.keys, heads)
+        parts = []
         for a, b in P.blocks():
             seen = P.visible.rows(a, b)[:, :1].to(P.device)
-            yield self.view.rows(P, heads, layer.kv_heads, a, b).masked_fill(~seen, -torch.inf)
-
-    def _strongest(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        best = rows.topk(min(self.k or rows.shape[-1], rows.shape[-1]), dim=-1)
-        return best.values.masked_fill(torch.isneginf(best.values), torch.nan).cpu(), best.indices.cpu()
+            parts.append(_top(self.view.rows(P, heads, layer.kv_heads, a, b).masked_fill(~seen, -torch.inf), self.k))
+        return torch.cat([weight for weight, _ in parts], 2), torch.cat([key for _, key in parts], 2)
 
 
 @dataclass
@@ -304,3 +282,9 @@ def _indicator(groups_BT: Tensor) -> Tensor:
 def _runs(sizes: Sequence[int]) -> Tensor:
     """[2, 3] -> [0, 0, 1, 1, 1]: the run that each token is in."""
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+
+def _top(entries: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
+    """The k largest entries of every row and their positions; NaN for what is -inf."""
+    best = entries.topk(min(k or entries.shape[-1], entries.shape[-1]), dim=-1)
+    return best.values.masked_fill(torch.isneginf(best.values), torch.nan), best.indices
