@@ -23,8 +23,8 @@ SIZES = {
     for size, names in {
         64: "hidden_size d_model n_embd emb_dim embedding_dim embedding_size word_embed_proj_dim lru_width "
         "ple_embed_dim hidden_size_global backbone_hidden_size input_embedding_size output_embedding_size "
-        "out_hidden_size pronunciation_embed_dim shape_embed_dim adapter_out_dim projector_input_dim output_channels input_size "
-        "cross_attention_hidden_size mamba_d_ssm encoder_hash_byte_group_vocab ngram_vocab_size_base",
+        "out_hidden_size pronunciation_embed_dim shape_embed_dim adapter_out_dim projector_input_dim output_channels "
+        "input_size cross_attention_hidden_size mamba_d_ssm encoder_hash_byte_group_vocab ngram_vocab_size_base",
         4: "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
         "attention_heads swa_num_attention_heads num_encoder_attention_heads num_decoder_attention_heads index_n_heads "
         "conf_num_attention_heads linear_num_value_heads mamba_n_heads mamba_num_heads num_query_groups "
@@ -87,6 +87,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
+    "kimi_linear": {"linear_head_dim": 16, "linear_num_heads": 4},
     "laguna": {"num_attention_heads_per_layer": [4, 8, 4, 8]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": {"head_dim": 8},

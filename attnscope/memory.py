@@ -1,0 +1,108 @@
+"""How much memory there is, and whether eager attention fits into it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from attnscope.errors import MemoryLimitError
+from attnscope.geometry import Geometry, eager_bytes, tokens_that_fit
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def free_memory(device: str) -> int:
+    """Free bytes on a device: `cpu` (the machine's, or what its cgroup leaves), `cuda`, `cuda:N`, `mps`.
+
+    Several devices, comma-joined, answer with the least.
+
+    Example:
+        free_memory("cpu")  # 24_018_821_120
+    """
+    return min(_free(name.strip()) for name in device.split(","))
+
+
+def check_eager_fits(geometry: Geometry, tokens: int, device: str, dtype: str) -> None:
+    """Raise `MemoryLimitError` when one layer's eager attention over `tokens` exceeds the device's free memory.
+
+    Example:
+        check_eager_fits(loaded.geometry, 200_000, "cpu", "float32")  # MemoryLimitError: ...
+    """
+    width = DTYPE_BYTES[dtype]
+    needed, free = eager_bytes(geometry, tokens, width), free_memory(device)
+    if needed > free:
+        raise MemoryLimitError(
+            f"eager attention over {tokens} tokens takes {human_bytes(needed)} for one layer, and {device} has "
+            f"{human_bytes(free)} free",
+            f"{tokens_that_fit(geometry, free, width)} tokens fit: shorten the text",
+        )
+
+
+def human_bytes(count: int) -> str:
+    """Bytes for people: `human_bytes(3 << 30)` is `3.0 GiB`."""
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+
+
+def _free(device: str) -> int:
+    kind = device.partition(":")[0]
+    if kind == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    if kind == "mps":
+        import torch
+
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    limit = _cgroup_free(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    machine = _machine_free()
+    return machine if limit is None else min(machine, limit)
+
+
+def _machine_free() -> int:
+    """What the machine could give a process now, without swapping."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    if sys.platform == "win32":
+        return sys.maxsize  # no answer without a further package: never refuse on a guess
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_free(root: Path, membership: Path) -> int | None:
+    """What the tightest cgroup around this process leaves, page cache counted as free; None without a limit."""
+    try:
+        memberships = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        return None
+    left = []
+    for _, controllers, group in memberships:
+        if controllers == "":
+            base, limit, usage = root, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            base, limit, usage = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        # Inside a container the path may be the host's: what can't be found there is then read at the base.
+        parts = Path(group.lstrip("/")).parts
+        folders = [base.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
+        left += [free for folder in folders if (free := _left(folder / limit, folder / usage)) is not None]
+    return min(left, default=None)
+
+
+def _left(limit: Path, usage: Path) -> int | None:
+    try:
+        allowed, used = limit.read_text().strip(), int(usage.read_text())
+        statistics = dict(line.split() for line in (limit.parent / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if allowed == "max":
+        return None
+    cache = int(statistics.get("inactive_file", 0)) + int(statistics.get("active_file", 0))
+    return max(int(allowed) - max(used - cache, 0), 0)

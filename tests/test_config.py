@@ -1,0 +1,95 @@
+"""Configuration files: what they may say, and what they are told when they say something else."""
+
+from pathlib import Path
+
+import pytest
+
+from attnscope.config import KEYS, read_config
+from attnscope.errors import UsageError
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+
+
+def written(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_values_keep_their_types(tmp_path):
+    text = "model: demo\ntop: 3\nmin_weight: 1\noffline: true\ntop_k: all\nselect: '27.3'\n"
+    expected = {"model": "demo", "top": 3, "min_weight": 1, "offline": True, "top_k": "all", "select": "27.3"}
+    assert read_config(written(tmp_path, text)) == expected
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "sink: null\n", "revision:\n"])
+def test_what_says_nothing_is_left_out(tmp_path, text):
+    assert read_config(written(tmp_path, text)) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("topk: 3", "unknown key 'topk'; did you mean 'top_k'?"),
+        ("top-k: 3", "unknown key 'top-k'; did you mean 'top_k'?"),
+        ("modle: demo", "unknown key 'modle'; did you mean 'model'?"),
+        ("config: other.yaml", "unknown key 'config'"),
+        ("zzqq: 1", "unknown key 'zzqq'; the keys are model, device"),
+        ("7: 1", "unknown key 7"),
+        ("top: many", "top: expected a whole number, got 'many'"),
+        ("top: true", "top: expected a whole number, got True"),
+        ("top: 2.5", "top: expected a whole number, got 2.5"),
+        ("top_k: some", "top_k: expected a whole number or all, got 'some'"),
+        ("offline: 1", "offline: expected true or false, got 1"),
+        ("min_weight: low", "min_weight: expected a number, got 'low'"),
+        ("revision: 123", "revision: expected text, got 123"),
+        ("select: 27.3", "select: expected text, got 27.3"),
+        ("text: [a, b]", "text: expected text, got ['a', 'b']"),
+        ("scale: cubic", "scale: expected linear or log, got 'cubic'"),
+        ("quantize: 2bit", "quantize: expected 8bit or 4bit, got '2bit'"),
+        ("model: a\nmodel: b", "'model' stands twice in line 2"),
+        ("model: [a\ntop: 1", "is not YAML: expected ',' or ']', but got ':' in line 2"),
+        ("model: demo\n  top: 1", "in line 2"),
+        ("model: *nothing", "undefined alias 'nothing' in line 1"),
+        ("[a]: 1", "in line 1"),
+        ("text: \x07", "is not YAML"),
+        ("- model", "holds a list, expected options"),
+        ("demo", "holds a str, expected options"),
+        ("!!python/object/apply:os.getcwd []", "is not YAML"),
+    ],
+)
+def test_refusals_name_the_key_and_the_next_step(tmp_path, text, says):
+    with pytest.raises(UsageError) as refusal:
+        read_config(written(tmp_path, text))
+    assert says in str(refusal.value)
+    assert "run.yaml" in str(refusal.value)
+    assert refusal.value.hint
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(UsageError, match="No such file"):
+        read_config(tmp_path / "absent.yaml")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_config(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"text: caf\xe9")
+    with pytest.raises(UsageError, match="not UTF-8: byte 9"):
+        read_config(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_the_shipped_files_are_valid_and_name_their_command(path):
+    assert read_config(path)["model"]
+    assert f"attnscope heads --config configs/{path.name}" in path.read_text(encoding="utf-8")
+
+
+def test_three_files_are_shipped():
+    assert {"demo.yaml", "llama-3.2-3b.yaml", "long-context.yaml"} <= {path.name for path in CONFIGS}
+
+
+def test_the_keys_are_the_options_of_heads():
+    import inspect
+
+    from attnscope.cli.heads import heads
+
+    assert set(KEYS) == set(inspect.signature(heads).parameters) - {"context", "config"}

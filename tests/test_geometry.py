@@ -1,0 +1,236 @@
+"""The geometry read from a config against what the modules of the model really compute with.
+
+N tokens, H heads, D head dim.
+"""
+
+import weakref
+
+import pytest
+import torch
+from families import MODEL_TYPES, WITHOUT_ATTENTION, tiny_config, tiny_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from transformers.modeling_utils import AttentionInterface
+
+from attnscope.geometry import Geometry, LayerGeometry, eager_bytes, geometry_of, tokens_that_fit
+
+TOKENS = 12
+SHARED_LAYERS = ("zamba", "zamba2")  # one attention module serves several layers and knows no index
+VARIANTS = [
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
+    ("mistral", {"sliding_window": None}),
+    ("phi3", {"sliding_window": 5}),
+    ("llama", {"head_dim": 8, "num_key_value_heads": 1}),
+    ("llama", {"num_hidden_layers": 7}),
+    ("gpt_bigcode", {"multi_query": False}),
+    ("inkling_text", {"swa_num_key_value_heads": 4}),
+    ("jamba", {"attn_layer_offset": 0, "attn_layer_period": 3}),
+    ("gemma3_text", {"num_hidden_layers": 9}),
+]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """(layer, heads, kv heads, head dim, value dim, window) of every call of the attention interface."""
+    seen = []
+    original = AttentionInterface.get_interface
+
+    def get_interface(self, name, default):
+        function = original(self, name, default)
+
+        def listening(module, *args, **given):
+            names = ("query", "key", "value", "attention_mask")
+            named = dict(zip(names, args, strict=False)) | given
+            query, key, value = (named[name] for name in names[:3])
+            window = widest_row(named.get("attention_mask"))
+            layer = getattr(module, "layer_idx", None)
+            seen.append((layer, query.shape[1], key.shape[1], query.shape[3], value.shape[3], window))
+            return function(module, *args, **given)
+
+        return listening
+
+    monkeypatch.setattr(AttentionInterface, "get_interface", get_interface)
+    return seen
+
+
+def widest_row(mask):
+    """How many keys the query that sees most may see; None when the last query sees all of them."""
+    if mask is None:
+        return None
+    allowed = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] > -1e30
+    counts = allowed.sum(-1)
+    return None if int(counts[-1]) == allowed.shape[-1] else int(counts.max())
+
+
+def sizes(layer, with_window=True):
+    return (layer.heads, layer.kv_heads, layer.head_dim, layer.value_dim, *((layer.window,) if with_window else ()))
+
+
+def forward(model, **options):
+    with torch.no_grad():
+        return model(torch.arange(8, 8 + TOKENS)[None], use_cache=False, **options)
+
+
+def check(model, calls, geometry):
+    """The geometry's attention layers are those that called, with the sizes they called with."""
+    forward(model)
+    for call in calls:
+        assert call[0] is not None
+        layer = geometry.layers[call[0]]
+        exact = layer.kind in ("full", "sliding", "chunked")
+        assert sizes(layer, exact) == call[1 : 6 if exact else 5]
+    assert sorted({call[0] for call in calls}) == [layer.index for layer in geometry.attention_layers]
+
+
+@pytest.mark.parametrize("model_type", [name for name in MODEL_TYPES if name not in (*WITHOUT_ATTENTION, "blt")])
+def test_every_family_has_the_layers_that_its_modules_compute(model_type, calls):
+    model = tiny_model(model_type)
+    geometry = geometry_of(model.config, count=False)
+    if model_type in SHARED_LAYERS:
+        forward(model)
+        assert [sizes(layer) for layer in geometry.attention_layers] == [call[1:] for call in calls]
+    elif model_type in ("prophetnet", "xlnet", "cpmant") or not _calls_the_interface(model, calls):
+        weights = [part for part in forward(model, output_attentions=True).attentions if part is not None]
+        assert [weight.shape[1] for weight in weights] == [layer.heads for layer in geometry.attention_layers]
+    else:
+        check(model, calls, geometry)
+
+
+def _calls_the_interface(model, calls):
+    forward(model)
+    called = bool(calls)
+    calls.clear()
+    return called
+
+
+@pytest.mark.parametrize(("model_type", "overrides"), VARIANTS, ids=lambda value: str(value)[:40])
+def test_variants_of_a_family(model_type, overrides, calls):
+    model = tiny_model(model_type, **overrides)
+    check(model, calls, geometry_of(model.config, count=False))
+
+
+@pytest.mark.parametrize("wrong", [{"num_key_value_heads": 4}, {"head_dim": 32}, {"num_hidden_layers": 3}])
+def test_the_check_catches_a_wrong_geometry(wrong, calls):
+    with pytest.raises((AssertionError, IndexError)):
+        check(tiny_model("llama"), calls, geometry_of(tiny_config("llama", **wrong), count=False))
+
+
+@pytest.mark.parametrize("model_type", WITHOUT_ATTENTION)
+def test_types_without_softmax_attention_have_no_attention_layer(model_type):
+    geometry = geometry_of(tiny_config(model_type), count=False)
+    assert len(geometry.layers) == 4
+    assert not geometry.attention_layers
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kv_heads"),
+    [
+        ({"multi_query": True, "new_decoder_architecture": False}, 1),
+        ({"multi_query": False, "new_decoder_architecture": False}, 4),
+        ({"new_decoder_architecture": True, "num_kv_heads": 2}, 2),
+    ],
+)
+def test_falcon_kv_heads_are_those_of_its_fused_projection(overrides, kv_heads):
+    model = tiny_model("falcon", **overrides)
+    [layer, *_] = geometry_of(model.config, count=False).layers
+    fused = model.transformer.h[0].self_attention.query_key_value.out_features
+    assert layer.kv_heads == kv_heads
+    assert fused == (layer.heads + 2 * layer.kv_heads) * layer.head_dim
+
+
+def test_kinds_in_print():
+    kinds = {
+        "gemma2": ["sliding", "full", "sliding", "full"],
+        "jamba": ["mamba", "full", "mamba", "full"],
+        "qwen3_next": ["linear", "linear", "linear", "full"],
+        "lfm2_moe": ["conv", "full", "conv", "full"],
+        "llama4_text": ["chunked", "chunked", "chunked", "full", "chunked", "chunked"],
+        "gpt_neo": ["full", "sliding", "full", "sliding"],
+        "mllama": ["full", "full", "full", "cross"],
+        "deepseek_v32": ["sparse"] * 4,
+    }
+    for model_type, expected in kinds.items():
+        geometry = geometry_of(tiny_config(model_type), count=False)
+        assert [layer.kind for layer in geometry.layers] == expected, model_type
+
+
+def test_sizes_around_the_layers_and_the_count():
+    model = tiny_model("llama")
+    geometry = geometry_of(model.config)
+    assert (geometry.hidden_size, geometry.vocab_size, geometry.max_positions) == (64, 128, 512)
+    assert geometry.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert geometry_of(tiny_config("bloom"), count=False).max_positions is None  # ALiBi
+
+
+class LiveStorages(TorchDispatchMode):
+    """Counts the bytes of the storages that operations made and that are still referenced."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.now, self.peak = {}, 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_flatten(result)[0]:
+            if isinstance(tensor, torch.Tensor):
+                self._watch(tensor.untyped_storage())
+        return result
+
+    def _watch(self, storage):
+        name = storage._cdata
+        if name not in self.sizes:
+            self.sizes[name] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._gone, name)
+
+    def _gone(self, name):
+        self.now -= self.sizes.pop(name)
+
+
+def bytes_per_pair(model):
+    """The part of a forward's peak that grows with the square of the tokens, per pair of tokens."""
+    peaks = []
+    for tokens in (256, 512):
+        with torch.no_grad(), LiveStorages() as live:
+            model(torch.arange(tokens)[None] % 100 + 8, use_cache=False, logits_to_keep=1)
+        peaks.append(live.peak)
+    return (peaks[1] - 2 * peaks[0]) / (512**2 - 2 * 256**2)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dtype"),
+    [
+        ("llama", torch.float32),
+        ("llama", torch.bfloat16),
+        ("gemma2", torch.float32),
+        ("gpt_oss", torch.float32),
+        ("bloom", torch.float32),
+        ("gptj", torch.float32),
+        ("mpt", torch.float32),
+    ],
+    ids=str,
+)
+def test_eager_bytes_are_what_a_forward_holds_at_its_peak(model_type, dtype):
+    model = tiny_model(model_type).to(dtype)
+    predicted = eager_bytes(geometry_of(model.config, count=False), 1, dtype.itemsize)
+    assert 0.8 * predicted <= bytes_per_pair(model) <= 1.01 * predicted
+
+
+def geometry_with(heads, kinds=("full",)):
+    layers = [LayerGeometry(index, kind, heads, heads, 64, 64, None) for index, kind in enumerate(kinds)]
+    return Geometry("llama", tuple(layers), 64, 100, None, None)
+
+
+def test_eager_bytes_by_hand():
+    assert eager_bytes(geometry_with(24), 9, 4) == 9 * 9 * (24 * (4 + 4) + 4)
+    assert eager_bytes(geometry_with(24), 9, 2) == 9 * 9 * (24 * (2 + 4 + 4) + 2)
+    assert eager_bytes(geometry_with(24, ("full", "sliding", "full")), 9, 4) == 9 * 9 * (24 * 8 + 2 * 4)
+    assert eager_bytes(geometry_with(24), 9, 4, batch=3) == 3 * eager_bytes(geometry_with(24), 9, 4)
+
+
+@pytest.mark.parametrize("free", [0, 1, 10_000, 16 << 30])
+def test_the_longest_text_that_fits_is_the_longest(free):
+    geometry = geometry_with(24)
+    tokens = tokens_that_fit(geometry, free, 4)
+    assert eager_bytes(geometry, tokens, 4) <= free < eager_bytes(geometry, tokens + 1, 4)

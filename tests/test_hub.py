@@ -1,0 +1,125 @@
+"""Loading in a fresh process: what is imported, what is said, and how the Hub is talked to."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from fake_hub import COMMIT, serve
+from folders import edit_config, saved
+
+from attnscope import hub
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return saved(tmp_path / "model", vocab_size=2000)
+
+
+SCRIPT = """
+import sys, json
+from attnscope import hub
+from attnscope.errors import AttnscopeError
+from attnscope.models import LoadOptions, load, quiet_libraries
+options = json.loads(sys.argv[1])
+hub.ANSWER_SECONDS = options.pop("answer", hub.ANSWER_SECONDS)
+quiet_libraries(False)
+try:
+    loaded = load(LoadOptions(**options))
+    print("loaded", loaded.revision, "torch" in sys.modules)
+except AttnscopeError as error:
+    print(type(error).__name__, error, "torch" in sys.modules)
+"""
+
+
+def in_a_fresh_process(home, endpoint="http://127.0.0.1:9", **options):
+    """stdout, stderr and seconds of loading in a process whose Hub is at `endpoint` and whose cache is `home`."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(options)]
+    started = time.monotonic()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.strip(), done.stderr, time.monotonic() - started
+
+
+@pytest.mark.parametrize("missing", ["folder", "config.json", "tokenizer.json", "model.safetensors"])
+def test_what_is_missing_is_said_before_torch_is_imported(folder, tmp_path, missing):
+    (shutil.rmtree if missing == "folder" else os.unlink)(folder if missing == "folder" else folder / missing)
+    said, noise, _ = in_a_fresh_process(tmp_path / "home", model=str(folder))
+    assert said.startswith("ModelError")
+    # a model without tokenizer may be none of language: that question needs transformers
+    assert said.endswith("False") or missing == "tokenizer.json"
+    assert noise == ""
+
+
+def test_a_hub_model_is_loaded_and_found_again_offline(folder, tmp_path):
+    with serve(folder) as fake:
+        said, noise, _ = in_a_fresh_process(tmp_path / "home", fake.url, model="owner/tiny")
+        assert (said, noise) == (f"loaded {COMMIT} True", "")
+        assert f"GET /owner/tiny/resolve/{COMMIT}/model.safetensors" in fake.requests
+        asked = len(fake.requests)
+        said, noise, _ = in_a_fresh_process(tmp_path / "home", fake.url, model="owner/tiny", offline=True)
+        assert (said, noise) == (f"loaded {COMMIT} True", "")
+        assert len(fake.requests) == asked
+    said, noise, _ = in_a_fresh_process(tmp_path / "home", model="owner/tiny")
+    assert said == f"loaded {COMMIT} True"
+    assert "using the cached copy, commit 0123456789ab" in noise
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model": "owner/gated"}, "owner/gated is gated: the Hub refuses it (403); ask for access at http"),
+        ({"model": "owner/none"}, "there is no folder and no public Hub model named 'owner/none'"),
+        ({"model": "none"}, "there is no folder and no public Hub model named 'none'"),
+        ({"model": "owner/tiny", "revision": "absent"}, "owner/tiny has no revision 'absent'"),
+        ({"model": "owner/tiny", "offline": True}, "owner/tiny is neither a folder nor in the local cache"),
+    ],
+)
+def test_what_the_hub_refuses(folder, tmp_path, options, says):
+    with serve(folder) as fake:
+        said, noise, _ = in_a_fresh_process(tmp_path / "home", fake.url, **options)
+    assert said.startswith(f"ModelError {says}")
+    assert said.endswith("False")
+    assert noise == ""
+
+
+def test_the_weights_of_a_model_that_is_refused_are_not_downloaded(folder, tmp_path):
+    edit_config(folder, model_type="mamba")
+    with serve(folder) as fake:
+        said, _, _ = in_a_fresh_process(tmp_path / "home", fake.url, model="owner/tiny")
+    assert said.startswith("ModelError mamba has no softmax attention")
+    assert not any("safetensors" in request for request in fake.requests)
+
+
+def test_a_hub_that_is_not_there(tmp_path):
+    said, noise, seconds = in_a_fresh_process(tmp_path / "home", model="owner/tiny")
+    assert said.startswith("ModelError owner/tiny is neither a folder nor in the local cache, and the Hugging Face Hub")
+    assert "(http://127.0.0.1:9) cannot be reached" in said
+    assert "pass a folder: --model path/to/model" in said
+    assert noise == ""
+    assert seconds < 20
+
+
+@pytest.mark.slow
+def test_a_hub_that_takes_the_call_and_says_nothing_is_given_up_in_20_seconds(tmp_path):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(50)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        said, _, seconds = in_a_fresh_process(tmp_path / "home", url, model="owner/tiny")
+    assert "cannot be reached" in said
+    assert seconds < 20
+
+
+def test_the_deadline_bounds_what_has_no_timeout_of_its_own():
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match="no answer"):
+        hub._within(0.1, lambda: time.sleep(5))
+    assert time.monotonic() - started < 2
+    assert hub._within(5, lambda: "answer") == "answer"
+    assert hub.DEADLINE_SECONDS < 20
