@@ -1,0 +1,286 @@
+"""Token pieces to readable text: what each token stands for and how it is drawn.
+
+A tokenizer describes a token twice: by the characters of the text it covers (offsets) and by its piece of the
+vocabulary, in which spaces and bytes are written as `Ġ`, `▁` or `<0xE6>`. The offsets are what the text says, also
+where a normaliser changed it, so they are taken wherever they are clear. Where tokens share a character, only the
+bytes of the pieces tell them apart.
+"""
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Literal
+
+Style = Literal["byte", "metaspace", "wordpiece", "suffix", "joiner", "plain"]
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "⇤"}
+# Number signs of Arabic, Syriac and Kaithi: format characters by category, but they have a shape.
+SHOWN_FORMATS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+EMOJI_TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
+# Letters, marks and symbols by category, but without a shape.
+FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What the tokenizer says of one token.
+
+    `name` is the vocabulary's entry, `data` the bytes it stands for, `span` the characters of the text it covers
+    (None where the tokenizer doesn't tell), `gap` whether the piece itself says that a space comes before it.
+    """
+
+    name: str
+    data: bytes
+    span: tuple[int, int] | None = None
+    special: bool = False
+    unknown: bool = False
+    gap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one token stands for.
+
+    `exact` is for tables, `label` for pictures. `plain` joins up to the text: a character that is split over several
+    tokens stands at its first, and a space that no token holds stands before the next.
+    """
+
+    exact: str
+    label: str
+    plain: str
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's letters for the 256 bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+
+
+BYTES = _byte_alphabet()
+LETTERS = {byte: letter for letter, byte in BYTES.items()}
+
+
+def byte_name(data: bytes) -> str:
+    """Bytes in GPT-2's letters, for tokenizers whose vocabulary is of bytes."""
+    return "".join(LETTERS[byte] for byte in data)
+
+
+@lru_cache(maxsize=8)
+def piece_style(tokenizer: Any) -> Style:
+    """How a tokenizer writes spaces and bytes in its vocabulary: from its decoder, else from the vocabulary itself.
+
+    >>> piece_style(AutoTokenizer.from_pretrained("gpt2"))
+    'byte'
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = getattr(backend, "decoder", None)
+    if decoder is not None:
+        rule = json.loads(decoder.__getstate__())
+        for step in rule.get("decoders", [rule]):
+            if style := _style_of(step):
+                return style
+    return _commonest_style(tokenizer.get_vocab())
+
+
+def _style_of(step: dict[str, Any]) -> Style | None:
+    named: dict[str, Style] = {
+        "ByteLevel": "byte",
+        "Metaspace": "metaspace",
+        "ByteFallback": "metaspace",
+        "WordPiece": "wordpiece",
+        "BPEDecoder": "suffix",
+    }
+    if step["type"] == "Replace" and "▁" in str(step.get("pattern")):
+        return "metaspace"
+    return named.get(step["type"])
+
+
+def _commonest_style(vocabulary: dict[str | bytes, int]) -> Style:
+    """The style whose mark most entries carry; plain text where none does."""
+    found: Counter[Style] = Counter()
+    for name in vocabulary:
+        name = byte_name(name) if isinstance(name, bytes) else name
+        found["byte"] += name.startswith("Ġ")
+        found["metaspace"] += name.startswith("▁")
+        found["wordpiece"] += name.startswith("##") and len(name) > 2
+        found["suffix"] += name.endswith("</w>") and len(name) > 4
+        found["joiner"] += name.endswith("@@") and len(name) > 2
+    style, count = max(found.items(), key=lambda item: item[1], default=("plain", 0))
+    return style if count else "plain"
+
+
+@lru_cache(maxsize=1 << 16)
+def piece_bytes(name: str, style: Style) -> bytes:
+    """The bytes one entry of the vocabulary stands for, in UTF-8.
+
+    >>> piece_bytes("Ġthe", "byte"), piece_bytes("<0xE6>", "metaspace")
+    (b' the', b'\\xe6')
+    """
+    if style == "byte" and all(char in BYTES for char in name):
+        return bytes(BYTES[char] for char in name)
+    if style == "metaspace":
+        if byte := BYTE_TOKEN.fullmatch(name):
+            return bytes([int(byte[1], 16)])
+        name = name.replace("▁", " ")
+    ends = {"suffix": "</w>", "joiner": "@@"}
+    name = name.removeprefix("##") if style == "wordpiece" else name.removesuffix(ends.get(style, ""))
+    return name.encode("utf-8", "replace")
+
+
+def piece_gap(name: str, before: str | None, style: Style) -> bool:
+    """Whether a piece follows a space that no piece holds, by the marks of its style alone."""
+    if before is None:
+        return False
+    if style == "wordpiece":
+        return not name.startswith("##")
+    if style == "joiner":
+        return not before.endswith("@@")
+    return style == "suffix" and before.endswith("</w>")
+
+
+def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[Reading]:
+    """What each token stands for, in order; `text` is what the spans count in. Time grows linearly.
+
+    A span that no other token shares is read from the text; tokens that share a character are read from their
+    bytes, and the pieces of one character are numbered. Bytes that make no character are written `<0xE6>`.
+
+    >>> [reading.exact for reading in read_pieces([Piece("æĹ", b"\\xe6\\x97"), Piece("¥", b"\\xa5")])]
+    ['日·1/2', '日·2/2']
+    """
+    readings: list[Reading] = []
+    reached = 0
+    for start, stop in _runs(pieces):
+        run = pieces[start:stop]
+        ends = [piece.span for piece in run if piece.span and piece.span[0] < piece.span[1]]
+        first, last = (min(a for a, _ in ends), max(b for _, b in ends)) if ends else (reached, reached)
+        pairs = _read_run(run, text, text[first:last])
+        space = any(char.isspace() for char in text[reached:first])
+        for place, (piece, (exact, plain)) in enumerate(zip(run, pairs, strict=True)):
+            gap = (piece.gap or (space and place == 0)) and not plain[:1].isspace()
+            readings.append(Reading(exact, _label(piece, exact), " " + plain if gap else plain))
+        # An empty span still says where it is: behind the space that was trimmed from it.
+        reached = max(reached, last, *(piece.span[1] for piece in run if piece.span))
+    return readings
+
+
+def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
+    """Token ranges to be read together: tokens whose spans overlap, or neighbours without spans."""
+    cuts = [0]
+    reached = pieces[0].span[1] if pieces and pieces[0].span else 0
+    for place, (left, right) in enumerate(pairwise(pieces), start=1):
+        if left.special or right.special:
+            joined = False
+        elif right.span is None:
+            joined = left.span is None
+        else:
+            joined = right.span[0] < min(reached, right.span[1])
+        if not joined:
+            cuts.append(place)
+        reached = max(reached, right.span[1]) if right.span else reached
+    return pairwise([*cuts, len(pieces)]) if pieces else iter(())
+
+
+def _read_run(run: Sequence[Piece], text: str, source: str) -> list[tuple[str, str]]:
+    """(exact, plain) of each token of a run; `source` is the part of the text that the run covers."""
+    if run[0].special:
+        return [(run[0].name, run[0].name)]
+    if len(run) == 1 and source:
+        shown = _with_lead(run[0], text)
+        return [(shown, shown)]
+    return _read_bytes([piece.data for piece in run], source)
+
+
+def _with_lead(piece: Piece, text: str) -> str:
+    """The text under a span, with the space that the piece holds but the span leaves out.
+
+    SentencePiece puts a space before the text that isn't there; RoBERTa trims spaces from its spans.
+    """
+    start, stop = piece.span or (0, 0)
+    shown = text[start:stop]
+    said = piece.data.decode("utf-8", "ignore")
+    lead = said[: len(said) - len(said.lstrip())]
+    if not lead or shown[:1].isspace() or shown.startswith("▁"):
+        return shown
+    before = text[max(0, start - len(lead)) : start]
+    return (before if before.isspace() else lead) + shown
+
+
+def _read_bytes(datas: Sequence[bytes], source: str) -> list[tuple[str, str]]:
+    exact, plain = [""] * len(datas), [""] * len(datas)
+    chars = list(_characters(datas))
+    if chars and chars[0][0] == " " and len(source) == len(chars) - 1:
+        source = " " + source
+    # The bytes are the normalised text; where it has one character for each of the source's, the source is shown.
+    written = source if len(source) == len(chars) else [char for char, _ in chars]
+    for char, (_, owners) in zip(written, chars, strict=True):
+        plain[owners[0]] += char
+        for number, owner in enumerate(owners, start=1):
+            exact[owner] += char if len(owners) == 1 else f"{char}·{number}/{len(owners)}"
+    return list(zip(exact, plain, strict=True))
+
+
+def _characters(datas: Sequence[bytes]) -> Iterator[tuple[str, list[int]]]:
+    """Each character of the joined bytes, with the places of the tokens that hold a part of it."""
+    data = b"".join(datas)
+    owner = [place for place, part in enumerate(datas) for _ in part]
+    at = 0
+    while at < len(data):
+        size = 1 + sum(data[at] >= lead for lead in (0xC0, 0xE0, 0xF0))
+        try:
+            char = data[at : at + size].decode()
+        except UnicodeDecodeError:
+            size, char = 1, f"<0x{data[at]:02X}>"
+        yield char, list(dict.fromkeys(owner[at : at + size]))
+        at += size
+
+
+def _label(piece: Piece, exact: str) -> str:
+    if piece.special or not exact:
+        return piece.name.replace("▁", "·")
+    return visible(exact) + (piece.name if piece.unknown else "")
+
+
+@lru_cache(maxsize=1 << 16)
+def visible(text: str) -> str:
+    """Text with spaces and controls one can see: `·` space, `↵` newline, `⇥` tab, `⇤` return, `⟨200B⟩` any other.
+
+    A joiner between emoji, a variation selector after its base and the tags of a flag stay as they are.
+
+    >>> visible(" a\\u200b\\n")
+    '·a⟨200B⟩↵'
+    """
+    if text.isascii() and text.isprintable():
+        return text.replace(" ", SIGNS[" "])
+    return "".join(_visible(text, at) for at in range(len(text)))
+
+
+def _visible(text: str, at: int) -> str:
+    char = text[at]
+    if char in SIGNS:
+        return SIGNS[char]
+    if char == "\u200d":
+        hidden = not (0 < at < len(text) - 1 and _is_emoji(text[at - 1]) and _is_emoji(text[at + 1]))
+    elif char in EMOJI_TAGS:
+        hidden = not text[:at].rstrip(EMOJI_TAGS).endswith("\U0001f3f4")
+    elif _selects_variant(char):
+        hidden = at == 0 or text[at - 1].isspace() or _selects_variant(text[at - 1])
+    else:
+        # Separators, controls, formats and surrogates have no shape of their own.
+        shapeless = unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"} and char not in SHOWN_FORMATS
+        hidden = shapeless or char in FILLERS
+    return f"⟨{ord(char):04X}⟩" if hidden else char
+
+
+def _selects_variant(char: str) -> bool:
+    return "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
+
+
+def _is_emoji(char: str) -> bool:
+    return unicodedata.category(char) in {"So", "Sk"} or char in "\ufe0f\u20e3"

@@ -1,0 +1,639 @@
+"""Labels, spans and ids of a text, with real small tokenizers of every kind that decoders come with."""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.tokenization_python import PythonBackend
+
+from attnscope.errors import InputError, UsageError
+from attnscope.labels import BYTES, visible
+from attnscope.prompts import Prompt, decode_utf8, from_chat, from_ids, from_text, read_text
+from attnscope.spans import sentence_ranges, word_ranges
+
+SHARED = Path(__file__).parents[2] / "shared" / "models"
+LINES = ["the financial bank is located on river bank", "don't stop. 3.14", "def f(x):\n\treturn x\n"]
+TEXTS = {
+    "english": "the financial bank is located on river bank",
+    "chinese": "日本語の本。銀行は川の岸にある",
+    "arabic": "مرحبا بالعالم",
+    "devanagari": "नमस्ते दुनिया।",
+    "emoji": "👨‍👩‍👧 🇯🇵🇫🇷 👍🏽 ❤️",
+    "combining": "e\u0301 cafe\u0301 n\u0303",
+    "marks": "Ġ ▁ Ċ <0x41> ##ing",
+    "white": "a  b\t\tc\r\n\n  d \u00a0\u3000",
+    "controls": "a\x00b\u200bc\u202ed\ufeff",
+}
+
+
+def byte_level(trim: bool = False, begin: bool = False) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    specials = ["<|begin|>", "<|head|>", "<|end|>"]
+    lines = [*LINES, "مرحبا مرحبا", "日本 日本"]
+    backend.train_from_iterator(
+        lines, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, special_tokens=specials)
+    )
+    backend.post_processor = (
+        processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
+        if begin
+        else processors.ByteLevel(trim_offsets=trim)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|begin|>", eos_token="<|end|>")
+
+
+def llama(normalizer: normalizers.Normalizer | None = None, begin: bool = True) -> PreTrainedTokenizerFast:
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "b"), ("▁b", "an"), ("a", "n"), ("▁ban", "k")]
+    letters = "▁abcdefghijklmnopqrstuvwxyz.,!?'[]/INST0123456789"
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(letters)]
+    names += [left + right for left, right in merges]
+    merges.sort(key=lambda pair: pair != ("a", "n"))
+    backend = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=merges, byte_fallback=True))
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    backend.normalizer = normalizers.Sequence([normalizer, *steps] if normalizer else steps)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    if begin:
+        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def wordpiece() -> PreTrainedTokenizerFast:
+    names = ["[UNK]", "[CLS]", "[SEP]", "the", "bank", "##ing", "river", ".", "don", "'", "t"]
+    backend = Tokenizer(models.WordPiece(vocab={n: i for i, n in enumerate(names)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]", eos_token="[SEP]"
+    )
+
+
+class SlowBytes(PythonBackend):
+    """A tokenizer in Python without offsets: GPT-2's letters, one token a byte."""
+
+    def __init__(self, **kwargs: object) -> None:
+        letters = {byte: letter for letter, byte in BYTES.items()}
+        self.letters = [letters[byte] for byte in range(256)]
+        super().__init__(bos_token="<s>", eos_token="</s>", unk_token="<unk>", **kwargs)
+
+    @property
+    def vocab_size(self) -> int:
+        return 256
+
+    def get_vocab(self) -> dict[str, int]:
+        return {letter: byte for byte, letter in enumerate(self.letters)} | self.added_tokens_encoder
+
+    def _tokenize(self, text: str, **kwargs: object) -> list[str]:
+        return [self.letters[byte] for byte in text.encode()]
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.letters.index(token)
+
+    def _convert_id_to_token(self, index: int) -> str | None:
+        return self.letters[index] if index < 256 else None
+
+
+class SlowWords(PythonBackend):
+    """A tokenizer in Python without offsets: whole words and their ends, the way WordPiece and old BPE write them."""
+
+    def __init__(self, names: list[str], **kwargs: object) -> None:
+        self.names = names
+        super().__init__(unk_token="<unk>", **kwargs)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.names)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.names)} | self.added_tokens_encoder
+
+    def _tokenize(self, text: str, **kwargs: object) -> list[str]:
+        return [name for word in text.split() for name in self.names if word in name or name.strip("#@</w>") in word]
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.names.index(token)
+
+    def _convert_id_to_token(self, index: int) -> str | None:
+        return self.names[index] if index < len(self.names) else None
+
+
+MAKERS = {
+    "byte": byte_level,
+    "byte-trimmed": lambda: byte_level(trim=True),
+    "byte-begin": lambda: byte_level(begin=True),
+    "llama": llama,
+    "slow": SlowBytes,
+}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def named(request):
+    return request.param, MAKERS[request.param]()
+
+
+def joined(prompt: Prompt) -> str:
+    """The text the tokens add up to: a numbered character stands where its last piece is."""
+    text = "".join(token for token, special in zip(prompt.tokens, prompt.special, strict=True) if not special)
+    return re.sub(r"(.)·(\d)/(\d)", lambda piece: piece[1] if piece[2] == piece[3] else "", text, flags=re.DOTALL)
+
+
+def covers(spans: tuple, count: int) -> bool:
+    return [place for span in spans for place in range(span.start, span.stop)] == list(range(count))
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_every_text_reads_as_written_with_every_tokenizer(named, kind):
+    (name, tokenizer), text = named, TEXTS[kind]
+    prompt = from_text(tokenizer, text)
+    assert list(prompt.ids) == tokenizer(text)["input_ids"]
+    assert joined(prompt) == (" " + text if name == "llama" else text)
+    if kind != "marks":
+        assert not set("ĠĊ▁ĉ") & set("".join(prompt.labels))
+    assert all(label and label.isprintable() and " " not in label for label in prompt.labels)
+    assert covers(prompt.words, len(prompt))
+    assert covers(prompt.sentences, len(prompt))
+    assert len(prompt.tokens) == len(prompt.labels) == len(prompt.special) == len(prompt.ids) == len(prompt)
+
+
+def test_the_pieces_of_one_character_are_numbered():
+    assert from_text(llama(), "日").labels == ("<s>", "·", "日·1/3", "日·2/3", "日·3/3")
+    assert from_text(SlowBytes(), "é日").tokens == ("é·1/2", "é·2/2", "日·1/3", "日·2/3", "日·3/3")
+    assert from_text(byte_level(), "👍").labels == ("👍·1/4", "👍·2/4", "👍·3/4", "👍·4/4")
+
+
+def test_a_token_with_parts_of_two_characters_names_both():
+    backend = byte_level().backend_tokenizer
+    state = json.loads(backend.to_str())
+    letters = {byte: letter for letter, byte in BYTES.items()}
+    left, right = letters["日".encode()[2]], letters["本".encode()[0]]
+    state["model"]["merges"] = [[left, right]]
+    state["model"]["vocab"][left + right] = len(state["model"]["vocab"]) + 10
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)))
+    assert from_text(tokenizer, "日本").labels == ("日·1/3", "日·2/3", "日·3/3本·1/3", "本·2/3", "本·3/3")
+
+
+def test_the_dummy_prefix_is_a_space():
+    assert from_text(llama(), "the bank").labels == ("<s>", "·the", "·bank")
+    assert from_text(llama(), "bank").tokens == ("<s>", " bank")
+    assert from_text(llama(), "river").labels == ("<s>", "·", "r", "i", "v", "e", "r")
+
+
+@pytest.mark.parametrize("text", ["the  bank \n x", "the 日 \u0928"])
+def test_trimmed_offsets_give_their_spaces_back(text):
+    prompt = from_text(byte_level(trim=True), text)
+    assert prompt.tokens == from_text(byte_level(trim=False), text).tokens
+    assert [span.name for span in prompt.sentences] == [text]
+
+
+def test_added_tokens_are_text_and_not_letters_of_bytes():
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["é!"])
+    prompt = from_text(tokenizer, "x é!")
+    assert prompt.tokens == from_ids(tokenizer, prompt.ids).tokens == ("x", " ", "é!")
+    assert not any(prompt.special)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "text", "labels"),
+    [
+        (normalizers.Lowercase(), "THE Bank", ("·THE", "·Bank")),
+        (normalizers.NFKC(), "ｔｈｅ bank", ("·ｔｈｅ", "·bank")),
+        (normalizers.Lowercase(), "É", ("·", "É·1/2", "É·2/2")),
+        (normalizers.NFKC(), "ﬁ", ("·", "f", "i")),
+    ],
+)
+def test_where_the_normaliser_changes_the_text_the_text_is_shown(normalizer, text, labels):
+    assert from_text(llama(normalizer), text).labels[1:] == labels
+
+
+def test_wordpiece_has_no_marks_and_knows_where_words_begin():
+    prompt = from_text(wordpiece(), "The banking don't. Zebra")
+    assert prompt.tokens == ("[CLS]", "The", "bank", "ing", "don", "'", "t", ".", "Zebra", "[SEP]")
+    assert prompt.labels[-2] == "Zebra[UNK]"
+    assert prompt.special == (True, *[False] * 8, True)
+    assert [span.name for span in prompt.words] == ["[CLS]", "The", "banking", "don't", ".", "Zebra", "[SEP]"]
+    assert [span.name for span in prompt.sentences] == ["[CLS]", "The banking don't.", "Zebra", "[SEP]"]
+    assert [span.name for span in from_ids(wordpiece(), prompt.ids[1:4]).words] == ["the", "banking"]
+
+
+@pytest.mark.parametrize(
+    ("names", "ids", "words"),
+    [
+        (["ri", "ver</w>", "bank</w>", "riv"], [0, 1, 2], ["river", "bank"]),
+        (["riv@@", "er", "bank", "ba@@"], [0, 1, 2], ["river", "bank"]),
+        (["river", "bank"], [0, 1], ["riverbank"]),
+    ],
+)
+def test_slow_vocabularies_of_other_styles(names, ids, words):
+    prompt = from_ids(SlowWords(names), ids)
+    assert [span.name for span in prompt.words] == words
+    assert "".join(prompt.tokens) == "riverbank"
+
+
+def test_a_sentencepiece_model_without_offsets(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
+
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join([*LINES, "the river bank", "on the bank"] * 4))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=str(tmp_path / "sp"), vocab_size=320, model_type="bpe", byte_fallback=True,
+        minloglevel=2,
+    )  # fmt: skip
+    tokenizer = SentencePieceBackend(vocab_file=str(tmp_path / "sp.model"), bos_token="<s>", unk_token="<unk>")
+    assert not tokenizer.is_fast
+    prompt = from_text(tokenizer, "the bank 日")
+    assert prompt.labels[-3:] == ("日·1/3", "日·2/3", "日·3/3")
+    assert "".join(prompt.tokens).startswith(" the bank ")
+    assert [span.name for span in prompt.words] == ["the", "bank", "日"]
+
+
+def test_special_tokens_typed_in_the_text_are_special():
+    prompt = from_text(byte_level(), "the<|end|> bank <|head|>")
+    assert [token for token, special in zip(prompt.tokens, prompt.special, strict=True) if special] == [
+        "<|end|>",
+        "<|head|>",
+    ]
+    assert "bank" in [span.name for span in prompt.words]
+    assert from_text(llama(), "the</s>").special == (True, False, True)
+
+
+def test_unknown_tokens_show_the_text_and_say_so():
+    names = {"<unk>": 0, "a": 1}
+    backend = Tokenizer(models.BPE(vocab=names, merges=[], unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    prompt = from_text(tokenizer, "a日\n<unk>")
+    assert prompt.tokens == ("a", "日", "\n", "<unk>")
+    assert prompt.labels == ("a", "日<unk>", "↵<unk>", "<unk>")
+    assert prompt.special == (False, False, False, True)
+
+
+@pytest.mark.parametrize("name", ["babyllama-char105", "stories260K-llama"])
+def test_the_shared_models(name):
+    if not (SHARED / name).is_dir():
+        pytest.skip(f"no tokenizer of {name}: it lies beside the checkout only on some machines")
+    tokenizer = AutoTokenizer.from_pretrained(SHARED / name)
+    for text in TEXTS.values():
+        prompt = from_text(tokenizer, text)
+        assert list(prompt.ids) == tokenizer(text)["input_ids"]
+        assert joined(prompt) == " " + text
+        assert (prompt.tokens[0], prompt.special[0]) == ("<s>", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        (" a\tb\r\n", "·a⇥b⇤↵"),
+        ("a\u200bb", "a⟨200B⟩b"),
+        ("\x00", "⟨0000⟩"),
+        ("\u202ea\u00a0", "⟨202E⟩a⟨00A0⟩"),
+        ("\u200d", "⟨200D⟩"),
+        ("a\u200db", "a⟨200D⟩b"),
+        ("👨‍👩‍👧❤️‍🔥👍🏽", "👨‍👩‍👧❤️‍🔥👍🏽"),
+        ("\ufe0f", "⟨FE0F⟩"),
+        ("a\ufe00\ufe01", "a\ufe00⟨FE01⟩"),
+        ("🏴\U000e0067\U000e007f", "🏴\U000e0067\U000e007f"),
+        ("a\U000e0041", "a⟨E0041⟩"),
+        ("é日नमस्ते\u0301", "é日नमस्ते\u0301"),
+        ("\u0600\u3164", "\u0600⟨3164⟩"),
+    ],
+)
+def test_visible(text, label):
+    assert visible(text) == label
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["the", " riv", "er", " bank"], ["the", " river", " bank"]),
+        (["a", " ", " ", " b", "\n"], ["a", "   b\n"]),
+        (["\n", "\n"], ["\n\n"]),
+        (["foo\n", "bar"], ["foo\n", "bar"]),
+        (["bank", ".", " (", "x", ")"], ["bank", ".", " (", "x", ")"]),
+        (["don", "'", "t", " '", "x"], ["don't", " '", "x"]),
+        (["3", ".", "14", ",", " x"], ["3.14", ",", " x"]),
+        (["日", "本", "x", "y"], ["日", "本", "xy"]),
+        (["日", "", "", "本"], ["日", "本"]),
+        ([" न", "म", "स", "्", "ते"], [" नमस्ते"]),
+        (["👨", "\u200d", "👩", "👍", "🏽"], ["👨\u200d👩", "👍🏽"]),
+        (["🇯", "🇵", "🇫", "🇷"], ["🇯🇵", "🇫🇷"]),
+        (["a", "_", "b", "+", "c"], ["a_b", "+", "c"]),
+    ],
+)
+def test_words(texts, words):
+    ranges = word_ranges(texts, [False] * len(texts))
+    assert ["".join(texts[start:stop]) for start, stop in ranges] == words
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentences"),
+    [
+        (["A", ".", " B", "!", " C", "?"], ["A.", " B!", " C?"]),
+        (["It", " is", " 3", ".", "5", "."], ["It is 3.5."]),
+        (["“A", ".", "”", " B"], ["“A.”", " B"]),
+        (["A", "...", " b"], ["A...", " b"]),
+        (["日", "。", "本", "！", "」", "本"], ["日。", "本！」", "本"]),
+        (["A", "\n\n", "B", "\n", "C"], ["A\n\n", "B\nC"]),
+        (["A", "\n", "\n", "B", ".", "\n"], ["A\n\n", "B.\n"]),
+        (["A", ".", "\n\n", "B"], ["A.", "\n\nB"]),
+        (["A", "…", " B", "।", " C"], ["A…", " B।", " C"]),
+    ],
+)
+def test_sentences(texts, sentences):
+    ranges = sentence_ranges(texts, [False] * len(texts))
+    assert ["".join(texts[start:stop]) for start, stop in ranges] == sentences
+
+
+def test_special_tokens_are_words_and_sentences_of_their_own():
+    texts, special = ["<s>", "a", "b", "</s>", " ", "</s>"], [True, False, False, True, False, True]
+    expected = [(0, 1), (1, 3), (3, 4), (4, 5), (5, 6)]
+    assert word_ranges(texts, special) == expected
+    assert sentence_ranges(texts, special) == expected
+    assert word_ranges([], []) == []
+
+
+CHATML = "{% for m in messages %}<|head|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+BEGIN = "{{ bos_token }}" + CHATML
+OWN_SYSTEM = "{% if messages[0].role != 'system' %}<|head|>system\nBe kind.<|end|>\n{% endif %}" + CHATML
+TRIMMED = CHATML.replace("m.content", "m.content | trim")
+FOLDED = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{% else %}[INST] "
+    "{% if loop.index0 == 1 and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    "{{ m.content }} [/INST]{% endif %}{% endfor %}"
+)
+STRICT = "{% if messages[-1].role != 'user' %}{{ raise_exception('the last must be the user') }}{% endif %}" + CHATML
+LAST = "{% for m in messages %}{% if loop.last %}LAST{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+CENSOR = "{% for m in messages %}{% if loop.last %}LAST{% endif %}{{ m.content | upper }}\n{% endfor %}"
+CHAT = [
+    {"role": "system", "content": "the river"},
+    {"role": "user", "content": "user"},
+    {"role": "assistant", "content": "bank 日."},
+    {"role": "user", "content": "the end"},
+]
+
+
+def chat_of(template: str, messages: list, make=byte_level, **how: object) -> tuple[Prompt, object]:
+    tokenizer = make()
+    tokenizer.chat_template = template
+    return from_chat(tokenizer, json.dumps(messages), **how), tokenizer
+
+
+def turn_texts(prompt: Prompt) -> list[tuple[str, str]]:
+    def text(start: int, stop: int) -> str:
+        return re.sub(r"(.)·(\d)/(\d)", lambda p: p[1] if p[2] == p[3] else "", "".join(prompt.tokens[start:stop]))
+
+    return [(turn.name, text(turn.start, turn.stop)) for turn in prompt.turns]
+
+
+@pytest.mark.parametrize("make", [byte_level, lambda: byte_level(trim=True), lambda: byte_level(begin=True), SlowBytes])
+@pytest.mark.parametrize("template", [CHATML, BEGIN, TRIMMED])
+def test_turns_are_the_messages_with_their_headers(make, template):
+    prompt, tokenizer = chat_of(template, CHAT, make)
+    assert turn_texts(prompt) == [(m["role"], f"<|head|>{m['role']}\n{m['content']}<|end|>\n") for m in CHAT]
+    expected = tokenizer.apply_chat_template(CHAT, add_generation_prompt=False, return_dict=False)
+    assert list(prompt.ids) == expected
+    assert prompt.ids.count(tokenizer.bos_token_id) == (template == BEGIN)
+
+
+def test_a_begin_token_is_in_no_turn():
+    prompt, tokenizer = chat_of(BEGIN, CHAT[1:2])
+    assert prompt.ids[0] == tokenizer.bos_token_id
+    assert prompt.turns[0].start == 1
+    assert prompt.turns[0].stop == len(prompt)
+
+
+def test_a_system_prompt_of_the_template_is_not_the_user():
+    prompt, _ = chat_of(OWN_SYSTEM, CHAT[1:])
+    assert turn_texts(prompt)[0] == ("user", "<|head|>user\nuser<|end|>\n")
+    assert prompt.text.startswith("<|head|>system\nBe kind.<|end|>")
+    assert [turn.name for turn in prompt.turns] == ["user", "assistant", "user"]
+
+
+@pytest.mark.parametrize("template", [FOLDED, LAST])
+def test_where_parts_render_otherwise_the_turns_are_the_contents(template):
+    prompt, _ = chat_of(template, CHAT)
+    # What a token holds beside the content comes along: the space before it.
+    assert [(role, text.strip()) for role, text in turn_texts(prompt)] == [(m["role"], m["content"]) for m in CHAT]
+
+
+def test_a_template_that_refuses_parts_of_a_chat_still_gives_turns():
+    prompt, _ = chat_of(STRICT, CHAT)
+    assert [turn.name for turn in prompt.turns] == [m["role"] for m in CHAT]
+
+
+def test_turns_that_cannot_be_told_are_left_out():
+    prompt, _ = chat_of(CENSOR, CHAT)
+    assert prompt.turns == ()
+    assert covers(prompt.words, len(prompt))
+
+
+def test_plain_text_is_one_turn_of_the_user():
+    tokenizer = byte_level()
+    tokenizer.chat_template = CHATML
+    for text in ("the bank", "[the] bank", "[1, 2", "{}", "[" * 20_000):
+        prompt = from_chat(tokenizer, text)
+        assert prompt.text == f"<|head|>user\n{text}<|end|>\n"
+        assert [turn.name for turn in prompt.turns] == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("chat", "message"),
+    [
+        ("[]", "the list of messages is empty"),
+        ("[1]", "message 0 of the chat is 1, not an object"),
+        ('[{"role": "user", "content": "a"}, "b"]', 'message 1 of the chat is "b", not an object'),
+        ('[{"content": "a"}]', "message 0 of the chat has no 'role'"),
+        ('[{"role": "user", "content": "a"}, {"role": "user"}]', "message 1 of the chat has no 'content'"),
+        ('[{"role": "user", "content": null}]', "message 0 of the chat has a 'content' that is not text"),
+        ('[{"role": 3, "content": "a"}]', "message 0 of the chat has a 'role' that is not text"),
+        ('[{"role": "user", "content": "a\\ud800"}]', "half of a surrogate pair"),
+        ('[{"role": "assistant", "content": "a"}]', "refused the messages: the last must be the user"),
+    ],
+)
+def test_bad_chats(chat, message):
+    tokenizer = byte_level()
+    tokenizer.chat_template = STRICT
+    with pytest.raises(InputError, match=re.escape(message)):
+        from_chat(tokenizer, chat)
+
+
+def test_a_surrogate_pair_in_json_is_its_character():
+    tokenizer = byte_level()
+    tokenizer.chat_template = CHATML
+    assert "👍" in from_chat(tokenizer, r'[{"role": "user", "content": "\ud83d\udc4d"}]').text
+
+
+def test_no_template_is_a_usage_error():
+    with pytest.raises(UsageError, match="no chat template; leave --chat out"):
+        from_chat(byte_level(), "hi")
+
+
+def test_too_long_names_both_numbers():
+    with pytest.raises(InputError, match=r"13 tokens, the model reads at most 5; .*--truncate left\|right"):
+        from_text(SlowBytes(), "the bank of x", max_tokens=5)
+    assert from_text(SlowBytes(), "the bank of x", max_tokens=13).removed == 0
+
+
+@pytest.mark.parametrize("make", [llama, lambda: llama(begin=False)])
+def test_truncation_keeps_the_begin_token(make):
+    tokenizer = make()
+    whole = from_text(tokenizer, "the bank. river")
+    head = int(whole.special[0])
+    left = from_text(tokenizer, "the bank. river", max_tokens=4, truncate="left")
+    right = from_text(tokenizer, "the bank. river", max_tokens=4, truncate="right")
+    assert left.ids == whole.ids[:head] + whole.ids[len(whole) - 4 + head :]
+    assert right.ids == whole.ids[:4]
+    for prompt in (left, right):
+        assert (len(prompt), prompt.removed, prompt.text) == (4, len(whole) - 4, "the bank. river")
+        assert covers(prompt.words, 4)
+        assert covers(prompt.sentences, 4)
+
+
+def test_truncated_chats_keep_the_turns_that_are_left():
+    prompt, tokenizer = chat_of(BEGIN, CHAT, max_tokens=6, truncate="left")
+    assert prompt.ids[0] == tokenizer.bos_token_id
+    assert [(turn.start, turn.stop, turn.name) for turn in prompt.turns] == [(1, 6, "user")]
+
+
+@pytest.mark.parametrize(("most", "side"), [(0, "left"), (-1, None), (3, "middle")])
+def test_bad_limits(most, side):
+    with pytest.raises(UsageError):
+        from_text(SlowBytes(), "the bank", max_tokens=most, truncate=side)
+
+
+def test_no_tokens_is_an_error_and_one_is_fine():
+    with pytest.raises(InputError, match="no tokens"):
+        from_text(byte_level(), "")
+    with pytest.raises(InputError, match="no token ids"):
+        from_ids(byte_level(), [])
+    assert len(from_text(byte_level(), "x")) == 1
+    assert from_text(byte_level(), " ").words[0].name == " "
+
+
+def test_half_a_surrogate_pair_is_named():
+    with pytest.raises(InputError, match=r"character 2 of the text is U\+D800"):
+        from_text(byte_level(), "ab\ud800")
+
+
+def test_ids_alone_read_like_the_text(named):
+    _, tokenizer = named
+    prompt = from_text(tokenizer, "the bank 日.")
+    alone = from_ids(tokenizer, prompt.ids)
+    assert (alone.tokens, alone.labels, alone.special) == (prompt.tokens, prompt.labels, prompt.special)
+    assert alone.words == prompt.words
+
+
+def test_random_ids_show_their_bytes_and_ids_beyond_the_vocabulary():
+    prompt = from_ids(SlowBytes(), [0xE6, 0x41, 9999, 0x97])
+    assert prompt.tokens == ("<0xE6>", "A", "<id 9999>", "<0x97>")
+    assert from_ids(byte_level(), [5000]).tokens == ("<id 5000>",)
+    assert len(prompt.sha256) == 64
+
+
+def test_the_hash_is_of_the_text_as_given():
+    text = "the bank 日"
+    assert from_text(llama(), text).sha256 == hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def test_nothing_is_logged_about_length(caplog):
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        for tokenizer in (byte_level(), SlowBytes()):
+            tokenizer.model_max_length = 3
+            tokenizer.chat_template = CHATML
+            from_text(tokenizer, "the bank on the river bank")
+            from_chat(tokenizer, "the bank on the river bank")
+            assert not caplog.records
+            tokenizer("the bank on the river bank")
+            assert "longer than the specified maximum" in caplog.text  # the check can fail
+            caplog.clear()
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
+@pytest.mark.parametrize("make", [byte_level, llama, SlowBytes])
+def test_labelling_takes_linear_time(make):
+    tokenizer = make()
+
+    def seconds(repeats: int) -> float:
+        ids = tokenizer("the bank 日 e\u0301. " * repeats, verbose=False)["input_ids"]
+        started = time.perf_counter()
+        from_ids(tokenizer, ids)
+        return time.perf_counter() - started
+
+    short, long = (min(seconds(repeats) for _ in range(3)) for repeats in (100, 1000))
+    assert long < 40 * short  # ten times the text; quadratic would be a hundred
+
+
+def test_a_long_text_of_one_word():
+    prompt = from_text(SlowBytes(), "a" * 20_000)
+    assert len(prompt.words) == len(prompt.sentences) == 1
+
+
+def test_decoding_names_the_first_bad_byte():
+    assert decode_utf8(b"\xef\xbb\xbfcaf\xc3\xa9", "x.txt") == "café"
+    with pytest.raises(InputError, match=r"x\.txt is not UTF-8: byte 0xFF at offset 3"):
+        decode_utf8(b"abc\xffd\xfe", "x.txt")
+    with pytest.raises(InputError, match="offset 4"):
+        decode_utf8(b"\xef\xbb\xbfa\xc3", "x.txt")
+    with pytest.raises(InputError, match="iconv -f UTF-16"):
+        decode_utf8("hi".encode("utf-16"), "x.txt")
+
+
+def test_reading_texts_files_and_standard_input(tmp_path, monkeypatch):
+    file = tmp_path / "bank.txt"
+    file.write_bytes("\ufeffthe bank\r\n".encode())
+    assert read_text("the bank", None) == "the bank"
+    assert read_text(None, str(file)) == "the bank\r\n"
+    for text, name in (("-", None), (None, "-")):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("日本".encode())))
+        assert read_text(text, name) == "日本"
+
+
+@pytest.mark.parametrize(("text", "file"), [(None, None), ("a", "b")])
+def test_exactly_one_text(text, file):
+    with pytest.raises(UsageError, match="give --text TEXT, --file FILE"):
+        read_text(text, file)
+
+
+def test_texts_that_cannot_be_read(tmp_path, monkeypatch):
+    blank, latin = tmp_path / "blank.txt", tmp_path / "latin.txt"
+    blank.write_text(" \n\t")
+    latin.write_bytes("café".encode("latin-1"))
+    cases = {
+        str(blank): "is empty",
+        str(latin): "byte 0xE9 at offset 3",
+        str(tmp_path / "none.txt"): "there is no file",
+        str(tmp_path): "is a folder",
+        "nul\x00byte": "can't be read",
+    }
+    for file, message in cases.items():
+        with pytest.raises(InputError, match=message) as caught:
+            read_text(None, file)
+        assert caught.value.hint
+    for text in ("", "  \n"):
+        with pytest.raises(InputError, match="--text is empty"):
+            read_text(text, None)
+    with pytest.raises(InputError, match="--text is not UTF-8: byte 0xE9 at offset 3"):
+        read_text(os.fsdecode(b"caf\xe9"), None)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
+    with pytest.raises(InputError, match="standard input is empty"):
+        read_text("-", None)
