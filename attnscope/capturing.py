@@ -16,99 +16,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from attnscope.calls import CHECKED_ROWS, AttentionCall, CaptureReport, check_call, relative_error, sampled_rows
 from attnscope.errors import ModelError, UsageError
-from attnscope.operators import AttentionOperator, DenseAttention, Logits, Visibility
-
-CHECKED_ROWS = 64  # rows of P V compared with the call's own output, each call
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionCall:
-    """One attention call, as the model made it.
-
-    layer: which layer; call: which call of that layer (families that attend twice a layer count up).
-    q_BHQD, k_BGKD, v_BGKD: after position encoding, None where the family bypasses the interface.
-    weights_BHQK: the model's own matrix, None under fused implementations. output_BQHD: before the output projection.
-    """
-
-    layer: int
-    call: int
-    path: str
-    module: nn.Module
-    weights_BHQK: Tensor | None
-    visible: Visibility
-    logits: Logits | None = None
-    v_BGKD: Tensor | None = None
-    output_BQHD: Tensor | None = None
-    sinks: Tensor | None = None
-
-    def operator(self) -> AttentionOperator:
-        """The call's attention as an operator. Raises ModelError where the implementation returned no weights."""
-        if self.weights_BHQK is None:
-            raise ModelError(
-                f"layer {self.layer} ran an attention implementation that returns no weights",
-                'load the model with attn_implementation="eager"',
-            )
-        return DenseAttention(self.weights_BHQK, self.visible, self.logits)
-
-
-@dataclass
-class CallCheck:
-    """How one call held, None where it could not be measured.
-
-    row_sum_error: largest |row sum - 1| (None with sink logits). masked_weight: largest weight on a key that the mask
-    hides. value_error: largest |P V - output| over some rows, relative to the largest |output|.
-    """
-
-    layer: int
-    call: int
-    path: str
-    heads: int
-    route: str
-    row_sum_error: float | None
-    masked_weight: float | None
-    value_error: float | None
-    sink_logits: bool = False
-
-    def failures(self, dtype: torch.dtype) -> list[str]:
-        """What did not hold to what the dtype allows, in words."""
-        row, value = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
-        limits = (
-            ("row sums off by", self.row_sum_error, row),
-            ("weight on masked keys", self.masked_weight, 0.0),
-            ("P V differs from the layer's own output by", self.value_error, value),
-        )
-        return [
-            f"layer {self.layer}: {what} {found:.2g} (allowed {limit:.2g})"
-            for what, found, limit in limits
-            if found is not None and not found <= limit
-        ]
-
-
-TOLERANCE = {  # row sums, and P V against the output: what rounding alone does
-    torch.float64: (1e-10, 1e-6),
-    torch.float32: (1e-5, 1e-4),
-    torch.float16: (5e-3, 1e-2),
-    torch.bfloat16: (3e-2, 5e-2),
-}
-
-
-@dataclass
-class CaptureReport:
-    """What one forward pass was: its calls in order, and whether each held."""
-
-    calls: list[CallCheck] = field(default_factory=list)
-
-    @property
-    def layers(self) -> list[int]:
-        """The layers that were heard, in order, each once."""
-        return list(dict.fromkeys(check.layer for check in self.calls))
+from attnscope.operators import Logits, Visibility
 
 
 def listen(
@@ -118,19 +33,22 @@ def listen(
     *,
     expected_layers: tuple[int, ...] | None = None,
     windows: dict[int, int | None] | None = None,
+    answer: bool = False,
     **inputs: Any,
 ) -> CaptureReport:
     """Run the model's backbone once over token ids and hand every attention call to `hear`, one by one.
 
     ids_BT: (texts, tokens) integer ids; texts of different length are padded on the right, without a mask.
-    expected_layers: layers that must call; ModelError names those that did not.
+    expected_layers: layers that must call; ModelError names those that did not. answer: attnscope computes each
+    layer's output itself, in the pass that answers the questions about it, and the model's own attention does not run;
+    some rows of every call are checked against it.
     No logits are computed. Raises UsageError for a model in training mode (its weights would be after dropout).
 
         >>> report = listen(model, ids, lambda call: print(call.layer, call.weights_BHQK.shape))
     """
     if model.training:
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
-    with _model_lock(model), listening(model, hear, windows or {}) as report, torch.no_grad(), _uncompiled():
+    with _model_lock(model), listening(model, hear, windows, answer) as report, torch.no_grad(), _uncompiled():
         _backbone(model)(ids_BT, use_cache=False, **_extras(model), **inputs)
     missing = sorted(set(expected_layers or ()) - set(report.layers))
     if missing:
@@ -143,13 +61,16 @@ def listen(
 
 @contextmanager
 def listening(
-    model: nn.Module, hear: Callable[[AttentionCall], None], windows: dict[int, int | None] | None = None
+    model: nn.Module,
+    hear: Callable[[AttentionCall], None],
+    windows: dict[int, int | None] | None = None,
+    answer: bool = False,
 ) -> Iterator[CaptureReport]:
     """While open, every attention call that this thread makes in `model` is handed to `hear`.
 
     For callers who run the model themselves (generation, a custom forward). The report fills as the calls come.
     """
-    listener = _Listener(_bare(model), hear, windows or {})
+    listener = _Listener(_bare(model), hear, windows or {}, answer)
     thread = threading.get_ident()
     handles = listener.hook_modules()
     _install(thread, listener)
@@ -160,6 +81,8 @@ def listening(
         for handle in handles:
             handle.remove()
 
+
+ARGUMENTS = ("query", "key", "value", "attention_mask", "scaling", "dropout")  # of an attention function, by position
 
 # The dispatcher: one wrapper of AttentionInterface.get_interface for all captures, counted.
 
@@ -178,8 +101,9 @@ def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callabl
 
     def heard(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         listener = next((one for one in reversed(stack) if module in one.paths), None)
-        result = attend(module, *args, **kwargs)
-        return result if listener is None else listener.from_interface(module, args, kwargs, result)
+        if listener is None:
+            return attend(module, *args, **kwargs)
+        return listener.from_interface(module, attend, args, kwargs)
 
     return heard
 
@@ -218,10 +142,17 @@ def _model_lock(model: nn.Module) -> Iterator[None]:
 class _Listener:
     """Turns raw attention calls of one model into AttentionCalls, and keeps the report."""
 
-    def __init__(self, model: nn.Module, hear: Callable[[AttentionCall], None], windows: dict[int, int | None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        hear: Callable[[AttentionCall], None],
+        windows: dict[int, int | None],
+        answer: bool = False,
+    ) -> None:
         self.paths = {module: name for name, module in model.named_modules()}
         self.hear = hear
         self.windows = windows
+        self.answer = answer
         self.report = CaptureReport()
         self._calls: dict[int, int] = {}
         self._by_interface: set[nn.Module] = set()
@@ -235,40 +166,78 @@ class _Listener:
             if "attention" in type(module).__name__.lower()
         ]
 
-    def from_interface(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    def from_interface(
+        self, module: nn.Module, attend: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         self._by_interface.add(module)
-        names = ("query", "key", "value", "attention_mask", "scaling", "dropout")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        output, weights = result
-        q, k = given["query"], given["key"]
-        visible = self._visibility(module, given.get("attention_mask"), q, k, given)
-        scale = given.get("scaling")
-        sinks = given.get("s_aux") if given.get("s_aux") is not None else given.get("sinks")
-        logits = Logits(
-            q,
-            k,
-            q.shape[-1] ** -0.5 if scale is None else scale,
-            given.get("softcap"),
-            given.get("position_bias"),
-            visible,
-        )
-        self._deliver(module, "interface", weights, visible, logits, given["value"], output, sinks)
+        given = {**dict(zip(ARGUMENTS, args, strict=False)), **kwargs}
+        if self.answer:
+            call = self._call(module, given, None, None)
+            self.hear(call)
+            output = call.P.output()  # type: ignore[attr-defined]
+            check = check_call(call, "answered")
+            check.value_error = self._answer_error(call, attend, given, output)
+            self.report.calls.append(check)
+            return output, None
+        output, weights = attend(module, *args, **kwargs)
+        self._hear(self._call(module, given, weights, output), "interface")
         return output, None  # the layer's matrix is freed here
 
+    def _call(self, module: nn.Module, given: dict[str, Any], weights: Tensor | None, output: Any) -> AttentionCall:
+        q, k = given["query"], given["key"]
+        scale = q.shape[-1] ** -0.5 if given.get("scaling") is None else given["scaling"]
+        visible = self._visibility(module, given.get("attention_mask"), q, k, given)
+        logits = Logits(q, k, scale, given.get("softcap"), given.get("position_bias"), visible)
+        sinks = next((given[name] for name in ("s_aux", "sinks") if given.get(name) is not None), None)
+        layer, count = self._place(module)
+        return AttentionCall(
+            layer, count, self.paths[module], module, weights, visible, logits, given["value"], output, sinks
+        )
+
+    def _answer_error(
+        self, call: AttentionCall, attend: Callable[..., Any], given: dict[str, Any], output_BQHD: Tensor
+    ) -> float:
+        """Some rows of our output against what the model's own attention gives for them."""
+        row_R = sampled_rows(given["query"].shape[2]).to(output_BQHD.device)
+        asked = {**given, "query": given["query"][:, :, row_R], "attention_mask": self._mask_rows(call, given, row_R)}
+        if given.get("position_bias") is not None:
+            asked["position_bias"] = given["position_bias"][..., row_R, :]
+        expected, _ = attend(call.module, *(asked.pop(name) for name in ARGUMENTS[:4]), **asked)
+        return relative_error(output_BQHD[:, row_R], expected)
+
+    def _mask_rows(self, call: AttentionCall, given: dict[str, Any], row_R: Tensor) -> Tensor:
+        mask = given.get("attention_mask")
+        if isinstance(mask, Tensor):
+            return mask[..., row_R, :] if mask.shape[-2] > 1 else mask
+        runs = row_R.split(CHECKED_ROWS // 4)
+        seen = torch.cat([call.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
+        q = given["query"]
+        return torch.zeros_like(seen, dtype=q.dtype).masked_fill_(~seen, torch.finfo(q.dtype).min)
+
     def _from_hook(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if module in self._by_interface or not isinstance(output, tuple) or len(output) < 2:
+        if module in self._by_interface or not isinstance(output, tuple | list) or len(output) < 2:
             return None
         weights = output[1]
         if not isinstance(weights, Tensor) or weights.ndim != 4 or not weights.is_floating_point():
             return None
         Q, K = weights.shape[-2:]
-        layer = self._layer(module)
+        layer, count = self._place(module)
         window = self.windows.get(layer)
         visible = self._shared(
             (Q, K, window, weights.device), None, lambda: Visibility(Q, K, None, True, window, weights.device)
         )
-        self._deliver(module, "hook", weights, visible, None, None, None, None)
-        return (output[0], None, *output[2:])
+        self._hear(AttentionCall(layer, count, self.paths[module], module, weights, visible), "hook")
+        return type(output)([output[0], None, *output[2:]])
+
+    def _hear(self, call: AttentionCall, route: str) -> None:
+        self.report.calls.append(check_call(call, route))
+        self.hear(call)
+
+    def _place(self, module: nn.Module) -> tuple[int, int]:
+        """The module's layer, and which call of that layer this is."""
+        layer = self._layer(module)
+        self._calls[layer] = self._calls.get(layer, -1) + 1
+        return layer, self._calls[layer]
 
     def _visibility(self, module: nn.Module, mask: Any, q: Tensor, k: Tensor, given: dict[str, Any]) -> Visibility:
         """One Visibility a mask: layers that share a mask share its counts."""
@@ -288,62 +257,10 @@ class _Listener:
 
     def _layer(self, module: nn.Module) -> int:
         index = getattr(module, "layer_idx", None)
-        if isinstance(index, int):
+        if isinstance(index, int) and index >= 0:  # zamba2's shared module says -1
             return index
         number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", self.paths[module])
         return int(number[1]) if number else 0
-
-    def _deliver(
-        self,
-        module: nn.Module,
-        route: str,
-        weights: Any,
-        visible: Visibility,
-        logits: Any,
-        v: Any,
-        output: Any,
-        sinks: Any,
-    ) -> None:
-        layer = self._layer(module)
-        count = self._calls[layer] = self._calls.get(layer, -1) + 1
-        call = AttentionCall(layer, count, self.paths[module], module, weights, visible, logits, v, output, sinks)
-        self.report.calls.append(check_call(call, route))
-        self.hear(call)
-
-
-def check_call(call: AttentionCall, route: str) -> CallCheck:
-    """Hold one call against itself: rows sum to 1, masked keys get nothing, P V is the call's own output."""
-    heads = call.weights_BHQK.shape[1] if call.weights_BHQK is not None else call.logits.q_BHQD.shape[1]  # type: ignore[union-attr]
-    check = CallCheck(call.layer, call.call, call.path, heads, route, None, None, None, call.sinks is not None)
-    if call.weights_BHQK is None:
-        return check
-    P = DenseAttention(call.weights_BHQK, call.visible)
-    seen_BHQ = call.visible.counts_BHQ.to(P.device) > 0
-    if call.sinks is None:
-        check.row_sum_error = float(((P.mass - 1).abs() * seen_BHQ).max())
-    check.masked_weight = max(
-        float((P.rows(a, b).masked_fill(call.visible.rows(a, b).to(P.device), 0) * seen_BHQ[..., a:b, None]).max())
-        for a, b in P.blocks()
-    )
-    if call.v_BGKD is not None and call.output_BQHD is not None:
-        check.value_error = _value_error(call)
-    return check
-
-
-def _value_error(call: AttentionCall) -> float | None:
-    """Largest |P V - output| over some rows; None where the call's output has another form."""
-    weights, v, output = call.weights_BHQK, call.v_BGKD, call.output_BQHD
-    assert weights is not None
-    assert v is not None
-    assert output is not None
-    B, H, Q, _ = weights.shape
-    if output.shape != (B, Q, H, v.shape[-1]):
-        return None
-    row_R = torch.linspace(0, Q - 1, min(Q, CHECKED_ROWS), device=weights.device).long()
-    weights_BGRK = weights[:, :, row_R].float().reshape(B, v.shape[1], -1, weights.shape[-1])
-    expected_BHRD = (weights_BGRK @ v.float()).view(B, H, len(row_R), -1)
-    output_BHRD = output[:, row_R].transpose(1, 2).float()
-    return float((expected_BHRD - output_BHRD).abs().max() / output_BHRD.abs().max().clamp_min(1e-30))
 
 
 def _bare(model: nn.Module) -> nn.Module:

@@ -18,12 +18,6 @@ class AttnscopeError(Exception):
         self.hint = hint
 
 
-class CheckFailed(AttnscopeError):
-    """The run finished, but something that should hold did not."""
-
-    exit_code = 1
-
-
 class UsageError(AttnscopeError):
     """An argument, a selection or a configuration that cannot be meant."""
 

@@ -257,14 +257,17 @@ class FusedAttention(AttentionOperator):
     """P known by q, k and how the family makes its logits; answers come from tiles that fit the cache.
 
     logits: q, k, scale, soft-cap, bias and mask. sinks: (H,) or broadcastable sink logits, None without. v_BGKD: the
-    values, for `output()`.
+    values, for `output()`; with `answers`, the pass that answers a plan gives the output too.
     """
 
-    def __init__(self, logits: Logits, sinks: Tensor | None = None, v_BGKD: Tensor | None = None) -> None:
+    def __init__(
+        self, logits: Logits, sinks: Tensor | None = None, v_BGKD: Tensor | None = None, answers: bool = False
+    ) -> None:
         assert logits.visible is not None
         super().__init__(logits.q_BHQD.shape[0], logits.q_BHQD.shape[1], logits.visible, logits)
         self.sinks = sinks
         self.v_BGKD = v_BGKD
+        self.answers = answers
         self._group = self.heads // logits.k_BGKD.shape[1]
         self._plan = _Plan()
         self._kept: list[Any] = []  # tensors whose id is a question's key must live as long
@@ -283,6 +286,8 @@ class FusedAttention(AttentionOperator):
         """While open, questions are noted and answered with zeros; one pass answers them all at the end."""
         self._plan.open = True
         try:
+            if self.answers:
+                self.output()
             yield
         finally:
             self._plan.open = False

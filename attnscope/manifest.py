@@ -33,7 +33,6 @@ def manifest(loaded: LoadedModel, seen: Observation, options: Mapping[str, Any],
 
     row_sum_error, masked_weight and value_error are the largest over all calls; null where they were not measured.
     """
-    dtype = _dtype(loaded)
     checks = seen.report.calls
     return {
         "model": {

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from attnscope.capturing import AttentionCall, CaptureReport, listen
+from attnscope.calls import AttentionCall, CaptureReport
+from attnscope.capturing import listen
 from attnscope.errors import UsageError
 from attnscope.metrics import METRICS, Texts
 from attnscope.probes import HeadScores, Layer, Maps, Strongest, TopKeys, View, Weights
@@ -125,7 +126,7 @@ class Observation:
         Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` where logits were asked for);
         entries under min_weight are left out.
         """
-        parts = [part for part in self._relation_parts(min_weight)]
+        parts = list(self._relation_parts(min_weight))
         numbers = {name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0) for name in RELATION}
         units = np.array(list(self.units()), dtype=object)
         return Table(
@@ -206,7 +207,7 @@ def observe(loaded: LoadedModel, prompts: Sequence[Prompt], request: Request) ->
     def hear(call: AttentionCall) -> None:
         if call.call > 0:  # a family that attends several times a layer: the report lists every call
             return
-        P = call.operator()
+        P = call.P
         known = layers.get(call.layer)
         kv_heads = call.logits.k_BGKD.shape[1] if call.logits else known.kv_heads if known else P.heads
         kv_of[call.layer] = (P.heads, kv_heads)

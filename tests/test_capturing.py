@@ -79,7 +79,7 @@ def test_sink_logits_take_their_share() -> None:
         sink = call.module.sinks[None, :, None, None].expand(1, -1, TOKENS, 1)
         expected = torch.cat([logits, sink], -1).softmax(-1)[..., :-1]
         assert_close(call.weights_BHQK, expected, atol=2e-6, rtol=0)
-        assert (call.operator().mass < 0.999).all()
+        assert (call.P.mass < 0.999).all()
 
     listen(model, some_ids(), hear)
 

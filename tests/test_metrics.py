@@ -75,7 +75,7 @@ def test_metrics_equal_python_loops_on_real_calls(family: str) -> None:
         if "q_proj" in name or "k_proj" in name:
             parameter.mul_(12)
     tokens = torch.randint(6, 20, (48,), generator=torch.Generator().manual_seed(3)).tolist()
-    listen(model, torch.tensor([tokens]), lambda call: assert_equals_loops(call.operator(), tokens))
+    listen(model, torch.tensor([tokens]), lambda call: assert_equals_loops(call.P, tokens))
 
 
 def test_a_wrong_loop_is_noticed() -> None:

@@ -1,0 +1,158 @@
+"""One attention call, as a model made it, and how it held against itself.
+
+Shapes: B text, H head, G kv head, Q query, K key, D head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.errors import ModelError
+from attnscope.fused import FusedAttention
+from attnscope.operators import AttentionOperator, DenseAttention, Logits, Visibility
+
+CHECKED_ROWS = 64  # rows of P V compared with the call's own output, each call
+
+
+@dataclass(eq=False)
+class AttentionCall:
+    """One attention call, as the model made it.
+
+    layer: which layer; call: which call of that layer (families that attend twice a layer count up).
+    q_BHQD, k_BGKD, v_BGKD: after position encoding, None where the family bypasses the interface.
+    weights_BHQK: the model's own matrix, None under fused implementations. output_BQHD: before the output projection,
+    None where attnscope is to give it.
+    """
+
+    layer: int
+    call: int
+    path: str
+    module: nn.Module
+    weights_BHQK: Tensor | None
+    visible: Visibility
+    logits: Logits | None = None
+    v_BGKD: Tensor | None = None
+    output_BQHD: Tensor | None = None
+    sinks: Tensor | None = None
+
+    @cached_property
+    def P(self) -> AttentionOperator:
+        """The call's attention as an operator: the model's own matrix, or answered from q and k.
+
+        Raises ModelError where the model returned neither.
+        """
+        if self.weights_BHQK is not None:
+            return DenseAttention(self.weights_BHQK, self.visible, self.logits)
+        if self.logits is None:
+            raise ModelError(
+                f"layer {self.layer} showed neither weights nor queries and keys",
+                'load the model with attn_implementation="eager"',
+            )
+        return FusedAttention(self.logits, self.sinks, self.v_BGKD, answers=self.output_BQHD is None)
+
+
+@dataclass
+class CallCheck:
+    """How one call held, None where it could not be measured.
+
+    row_sum_error: largest |row sum - 1| (None with sink logits). masked_weight: largest weight on a key that the mask
+    hides. value_error: largest |P V - output| over some rows, relative to the largest |output|.
+    """
+
+    layer: int
+    call: int
+    path: str
+    heads: int
+    route: str
+    row_sum_error: float | None
+    masked_weight: float | None
+    value_error: float | None
+    sink_logits: bool = False
+
+    def failures(self, dtype: torch.dtype) -> list[str]:
+        """What did not hold to what the dtype allows, in words."""
+        row, value = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
+        limits = (
+            ("row sums off by", self.row_sum_error, row),
+            ("weight on masked keys", self.masked_weight, 0.0),
+            ("P V differs from the layer's own output by", self.value_error, value),
+        )
+        return [
+            f"layer {self.layer}: {what} {found:.2g} (allowed {limit:.2g})"
+            for what, found, limit in limits
+            if found is not None and not found <= limit
+        ]
+
+
+TOLERANCE = {  # row sums, and P V against the output: what rounding alone does
+    torch.float64: (1e-10, 1e-6),
+    torch.float32: (1e-5, 1e-4),
+    torch.float16: (5e-3, 1e-2),
+    torch.bfloat16: (3e-2, 5e-2),
+}
+
+
+@dataclass
+class CaptureReport:
+    """What one forward pass was: its calls in order, and whether each held."""
+
+    calls: list[CallCheck] = field(default_factory=list)
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that were heard, in order, each once."""
+        return list(dict.fromkeys(check.layer for check in self.calls))
+
+
+def check_call(call: AttentionCall, route: str) -> CallCheck:
+    """Hold one call against itself: rows sum to 1, masked keys get nothing, P V is the call's own output."""
+    check = CallCheck(call.layer, call.call, call.path, call.P.heads, route, None, None, None, call.sinks is not None)
+    if call.weights_BHQK is not None:
+        check.row_sum_error, check.masked_weight = _matrix_errors(call)
+    if call.v_BGKD is not None and call.output_BQHD is not None:
+        check.value_error = _value_error(call, call.v_BGKD, call.output_BQHD)
+    return check
+
+
+def sampled_rows(queries: int) -> Tensor:
+    """CHECKED_ROWS rows spread over all, in four runs; all of them where there are fewer."""
+    run = CHECKED_ROWS // 4
+    if queries <= CHECKED_ROWS:
+        return torch.arange(queries)
+    starts = torch.linspace(0, queries - run, 4).long()
+    return (starts[:, None] + torch.arange(run)).flatten()
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference over the largest expected magnitude."""
+    difference = (found.float() - expected.float()).abs().max()
+    return float(difference / expected.abs().max().float().clamp_min(1e-30))
+
+
+def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
+    """Largest |row sum - 1| (None with sink logits), and the largest weight on a masked key."""
+    P = call.P
+    seen_BHQ = call.visible.counts_BHQ.to(P.device) > 0
+    row_sum = None if call.sinks is not None else float(((P.mass - 1).abs() * seen_BHQ).max())
+    masked = max(
+        float((P.rows(a, b).masked_fill(call.visible.rows(a, b).to(P.device), 0) * seen_BHQ[..., a:b, None]).max())
+        for a, b in P.blocks()
+    )
+    return row_sum, masked
+
+
+def _value_error(call: AttentionCall, v_BGKD: Tensor, output_BQHD: Tensor) -> float | None:
+    """Largest |P V - output| over some rows; None where the call's output has another form."""
+    P, G = call.P, v_BGKD.shape[1]
+    if output_BQHD.shape != (P.batch, P.queries, P.heads, v_BGKD.shape[-1]):
+        return None
+    row_R = sampled_rows(P.queries)
+    runs = row_R.split(CHECKED_ROWS // 4)
+    weights_BHRK = torch.cat([P.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
+    expected_BGRD = weights_BHRK.reshape(P.batch, G, -1, P.keys) @ v_BGKD.float()
+    expected_BHRD = expected_BGRD.view(P.batch, P.heads, len(row_R), -1)
+    return relative_error(expected_BHRD, output_BQHD[:, row_R.to(P.device)].transpose(1, 2))
