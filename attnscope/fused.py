@@ -310,8 +310,13 @@ class FusedAttention(AttentionOperator):
         self._kept.append(key_Q)
         return self._ask(At(key_Q))
 
+    def scores(self, start: int, stop: int) -> Tensor:
+        if self._plan.open:  # what a plan reads is thrown away
+            return torch.zeros(self.batch, self.heads, stop - start, self.keys, device=self.device)
+        return self._logits.rows(start, stop)
+
     def rows(self, start: int, stop: int) -> Tensor:
-        logits = self._logits.rows(start, stop)
+        logits = self.scores(start, stop)
         if self.sinks is not None:
             sink = self._sink_H(logits.device)[None, :, None, None].expand(*logits.shape[:3], 1)
             logits = torch.cat([logits, sink], -1)

@@ -20,9 +20,10 @@ import torch
 from attnscope.calls import AttentionCall, CaptureReport
 from attnscope.capturing import listen
 from attnscope.errors import UsageError
+from attnscope.fused import FusedAttention
 from attnscope.metrics import METRICS, Texts
 from attnscope.probes import HeadScores, Layer, Maps, Strongest, TopKeys, View, Weights
-from attnscope.roles import role_of
+from attnscope.roles import NONE, role_of
 from attnscope.tables import Table
 
 if TYPE_CHECKING:
@@ -193,10 +194,19 @@ class Observation:
 RELATION = ("layer", "head", "kv_head", "query", "key", "weight")
 
 
-def observe(loaded: LoadedModel, prompts: Sequence[Prompt], request: Request) -> list[Observation]:
+def observe(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    request: Request,
+    *,
+    engine: Literal["eager", "fused"] = "eager",
+    answer: bool = True,
+) -> list[Observation]:
     """One forward pass over some prompts; an observation each, in order.
 
-    Prompts of different length are padded on the right, without a mask, which leaves causal rows exact. Raises
+    Prompts of different length are padded on the right, without a mask, which leaves causal rows exact. engine:
+    "eager" reads the matrices of a model loaded so; "fused" answers from q and k without ever making one, and unless
+    `answer` is False gives each layer's output in the same pass instead of the model's own attention. Raises
     ModelError where a layer that should attend was not heard.
     """
     texts = _texts(prompts, loaded.device)
@@ -211,8 +221,11 @@ def observe(loaded: LoadedModel, prompts: Sequence[Prompt], request: Request) ->
         known = layers.get(call.layer)
         kv_heads = call.logits.k_BGKD.shape[1] if call.logits else known.kv_heads if known else P.heads
         kv_of[call.layer] = (P.heads, kv_heads)
-        for probe in probes.values():
-            probe(Layer(call.layer, P, kv_heads, texts))
+        layer = Layer(call.layer, P, kv_heads, texts)
+        if isinstance(P, FusedAttention):  # every question of every probe, answered in one pass
+            with P.planning():
+                _run(probes, layer)
+        _run(probes, layer)
 
     report = listen(
         loaded.model,
@@ -220,8 +233,14 @@ def observe(loaded: LoadedModel, prompts: Sequence[Prompt], request: Request) ->
         hear,
         expected_layers=tuple(layers),
         windows={index: layer.window for index, layer in layers.items()},
+        answer=engine == "fused" and answer,
     )
     return [_observation(prompt, row, probes, request, report, kv_of) for row, prompt in enumerate(prompts)]
+
+
+def _run(probes: Mapping[str, Any], layer: Layer) -> None:
+    for probe in probes.values():
+        probe(layer)
 
 
 def _texts(prompts: Sequence[Prompt], device: str) -> Texts:
@@ -310,7 +329,7 @@ def _heads(
         columns = {name: values[row].numpy() for name, values in score.items()}
         for group in groups:
             means = {name: float(column[group].mean()) for name, column in columns.items()}
-            role = role_of(means, even[layer], support[layer])
+            role = role_of(means, even[layer], support[layer]) if METRICS.keys() <= means.keys() else NONE
             head = int(group[0])
             best = int(group[np.nanargmax(weight[group])]) if not np.isnan(weight[group]).all() else None
             relation = None if best is None else Relation(int(query[best]), int(key[best]), float(weight[best]))

@@ -9,12 +9,14 @@ Shapes: B text, H head, G kv head, Q query, K key, D head dim, M feature.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from attnscope.errors import UsageError
 
 BLOCK_BYTES = 64 * 2**20  # the largest temporary that a pass over the rows makes
 
@@ -168,6 +170,15 @@ class AttentionOperator(ABC):
     def recent_mass(self, width: int) -> Tensor:
         """(B, H, Q): the mass on the last `width` keys, the query's own included."""
 
+    def scores(self, start: int, stop: int) -> Tensor:
+        """Logits of a block of queries, after scale, cap, bias and mask, fp32 (B, H, stop - start, K).
+
+        Raises UsageError where the family does not show them.
+        """
+        if self.logits is None:
+            raise UsageError("this model family does not show its logits", "use --weights softmax")
+        return self.logits.rows(start, stop)
+
     def topk(self, k: int, heads: Sequence[int] | None = None, skip_first: bool = False) -> tuple[Tensor, Tensor]:
         """The k strongest visible keys of every row, strongest first: weights and positions, (B, heads, Q, k).
 
@@ -202,48 +213,42 @@ class AttentionOperator(ABC):
         return row_blocks(self.queries, self.keys * self.batch * self.heads)
 
 
-class DenseAttention(AttentionOperator):
-    """P as the matrix that the model's own eager attention returned: exactly Hugging Face's numbers."""
-
-    def __init__(self, weights_BHQK: Tensor, visible: Visibility, logits: Logits | None = None) -> None:
-        super().__init__(weights_BHQK.shape[0], weights_BHQK.shape[1], visible, logits)
-        self.weights_BHQK = weights_BHQK
+class RowAttention(AttentionOperator):
+    """P known by its rows: every answer is read off blocks of them."""
 
     @property
-    def device(self) -> torch.device:
-        return self.weights_BHQK.device
-
-    @cached_property
     def mass(self) -> Tensor:
-        return self.weights_BHQK.sum(-1, dtype=torch.float32)
+        return self._by_block(lambda rows, a, b: rows.sum(-1))
 
     def __matmul__(self, features: Tensor) -> Tensor:
         features = features.to(self.device, torch.float32)
         return self._by_block(lambda rows, a, b: rows @ (features if features.ndim == 2 else features[:, None]))
 
     def at(self, key_Q: Tensor) -> Tensor:
-        index_Q = key_Q.to(self.device).clamp(0, self.keys - 1)
-        index_BHQ1 = index_Q[:, None].expand(self.batch, self.heads, self.queries, 1)
-        weight_BHQ = self.weights_BHQK.gather(-1, index_BHQ1)[..., 0].float()
-        return weight_BHQ * ((key_Q >= 0) & (key_Q < self.keys)).to(self.device)
+        index_Q, there_Q = key_Q.to(self.device).clamp(0, self.keys - 1), (key_Q >= 0) & (key_Q < self.keys)
 
-    def rows(self, start: int, stop: int) -> Tensor:
-        return self.weights_BHQK[:, :, start:stop].float()
+        def entry(rows: Tensor, a: int, b: int) -> Tensor:
+            return rows.gather(-1, index_Q[a:b, None].expand(*rows.shape[:2], b - a, 1))[..., 0]
+
+        return self._by_block(entry) * there_Q.to(self.device)
 
     def entropy(self, skip_first: bool = False) -> Tensor:
         first = 1 if skip_first else 0
-        mass_BHQ = self.mass if not skip_first else self._by_block(lambda rows, a, b: rows[..., 1:].sum(-1))
-        # -sum (p/m) ln (p/m) = (sum entr(p)) / m + ln m
-        raw_BHQ = self._by_block(lambda rows, a, b: torch.special.entr(rows[..., first:]).sum(-1))
-        safe_BHQ = mass_BHQ.clamp_min(torch.finfo(torch.float32).tiny)
-        return (raw_BHQ / safe_BHQ + safe_BHQ.log()).clamp_min(0.0)
+
+        def row_entropy(rows: Tensor, a: int, b: int) -> Tensor:
+            rows = rows[..., first:]
+            mass = rows.sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
+            # -sum (p/m) ln (p/m) = (sum entr(p)) / m + ln m
+            return (torch.special.entr(rows).sum(-1) / mass + mass.log()).clamp_min(0.0)
+
+        return self._by_block(row_entropy)
 
     def squares(self) -> Tensor:
         raw_BHQ = self._by_block(lambda rows, a, b: (rows * rows).sum(-1))
         return raw_BHQ / self.mass.square().clamp_min(torch.finfo(torch.float32).tiny)
 
     def largest(self) -> Tensor:
-        return self.weights_BHQK.amax(-1).float()
+        return self._by_block(lambda rows, a, b: rows.amax(-1))
 
     def match_mass(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> Tensor:
         key_K = torch.arange(self.keys, device=self.device)
@@ -266,16 +271,59 @@ class DenseAttention(AttentionOperator):
 
         return self._by_block(recent)
 
-    def _by_block(self, answer) -> Tensor:  # type: ignore[no-untyped-def]
+    def _by_block(self, answer: Callable[[Tensor, int, int], Tensor]) -> Tensor:
         parts = [answer(self.rows(a, b), a, b) for a, b in self.blocks()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
-def even_attention(visible: Visibility) -> DenseAttention:
-    """The null of a metric: attention spread evenly over the visible keys, as an operator of one head."""
-    weights = torch.cat([visible.rows(a, b).float() for a, b in row_blocks(visible.queries, visible.keys)], dim=2)
-    weights_B1QK = weights[:, :1] / weights[:, :1].sum(-1, keepdim=True).clamp_min(1.0)
-    return DenseAttention(weights_B1QK, visible)
+class DenseAttention(RowAttention):
+    """P as the matrix that the model's own eager attention returned: exactly Hugging Face's numbers."""
+
+    def __init__(self, weights_BHQK: Tensor, visible: Visibility, logits: Logits | None = None) -> None:
+        super().__init__(weights_BHQK.shape[0], weights_BHQK.shape[1], visible, logits)
+        self.weights_BHQK = weights_BHQK
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights_BHQK.device
+
+    @cached_property
+    def mass(self) -> Tensor:
+        return self.weights_BHQK.sum(-1, dtype=torch.float32)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.weights_BHQK[:, :, start:stop].float()
+
+
+class EvenAttention(RowAttention):
+    """Attention spread evenly over the visible keys, as an operator of one head: the null of a metric."""
+
+    def __init__(self, visible: Visibility) -> None:
+        super().__init__(visible.counts_BHQ.shape[0], 1, visible, None)
+        self._share_BHQ = 1 / visible.counts_BHQ[:, :1].float().clamp_min(1)
+
+    @property
+    def device(self) -> torch.device:
+        return self._share_BHQ.device
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self.visible.rows(start, stop)[:, :1] * self._share_BHQ[..., start:stop, None]
+
+    def at(self, key_Q: Tensor) -> Tensor:
+        return self.visible.at(key_Q.to(self.device))[:, :1] * self._share_BHQ
+
+    def entropy(self, skip_first: bool = False) -> Tensor:
+        count_BHQ = 1 / self._share_BHQ
+        if skip_first:
+            first_Q = torch.zeros(self.queries, dtype=torch.long, device=self.device)
+            count_BHQ = count_BHQ - self.visible.at(first_Q)[:, :1].float()
+        return count_BHQ.clamp_min(1).log()
+
+    def squares(self) -> Tensor:
+        return self._share_BHQ
+
+    def largest(self) -> Tensor:
+        return self._share_BHQ
 
 
 def row_blocks(queries: int, row_items: int) -> Iterator[tuple[int, int]]:

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.errors import UsageError
 from attnscope.metrics import METRICS, Texts, measure, support
-from attnscope.operators import BLOCK_BYTES, AttentionOperator, Visibility, even_attention
+from attnscope.operators import BLOCK_BYTES, AttentionOperator, EvenAttention, Visibility
 
 MAP_SIDE = 200  # the most rows and columns of a drawn map; longer texts are binned
 
@@ -42,12 +41,7 @@ class View:
 
     def rows(self, P: AttentionOperator, heads: Sequence[int], kv_heads: int, start: int, stop: int) -> Tensor:
         """Entries of a block of queries, fp32 (B, len(heads), stop - start, K)."""
-        if self.weights == "scores":
-            if P.logits is None:
-                raise UsageError("this model family does not show its logits", "use --weights softmax")
-            entries = P.logits.rows(start, stop)
-        else:
-            entries = P.rows(start, stop)
+        entries = P.scores(start, stop) if self.weights == "scores" else P.rows(start, stop)
         if self.by_kv:
             entries = entries.view(P.batch, kv_heads, -1, *entries.shape[2:]).mean(2)
         return entries if list(heads) == list(range(entries.shape[1])) else entries[:, list(heads)]
@@ -82,7 +76,7 @@ class HeadScores:
         for visible, even, rows in self._nulls:
             if visible is layer.P.visible:
                 return even, rows
-        P = even_attention(layer.P.visible)
+        P = EvenAttention(layer.P.visible)
         even = {k: v.cpu() for k, v in measure(P, layer.texts, self.ids).items()}
         rows = {k: v.cpu() for k, v in support(P, layer.texts).items()}
         self._nulls.append((layer.P.visible, even, rows))

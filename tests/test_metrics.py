@@ -12,7 +12,7 @@ import torch
 from attnscope.capturing import listen
 from attnscope.errors import UsageError
 from attnscope.metrics import METRICS, Texts, known, measure, support
-from attnscope.operators import DenseAttention, Visibility, even_attention
+from attnscope.operators import DenseAttention, EvenAttention, RowAttention, Visibility
 from families import tiny_model
 
 Row = list[float]
@@ -42,9 +42,7 @@ LOOPS: dict[str, Callable[[Row, list[int], list[int], int], float | None]] = {
     "confidence": lambda a, v, t, i: max(a) if len(v) >= 2 else None,
     "distance": lambda a, v, t, i: sum(x / sum(a) * (i - j) for j, x in enumerate(a)) if len(v) >= 2 else None,
     "local_mass_32": lambda a, v, t, i: sum(x for j, x in enumerate(a) if i - j < 32) if len(v) >= 2 else None,
-    "focus": lambda a, v, t, i: (
-        (1 - a[0]) * (1 - entropy_of(a[1:]) / math.log(len(v) - 1)) if len(v) >= 3 else None
-    ),
+    "focus": lambda a, v, t, i: (1 - a[0]) * (1 - entropy_of(a[1:]) / math.log(len(v) - 1)) if len(v) >= 3 else None,
 }
 
 
@@ -58,7 +56,7 @@ def by_loops(weights_QK: torch.Tensor, visible_QK: torch.Tensor, tokens: list[in
     return sum(values) / len(values) if values else math.nan
 
 
-def assert_equals_loops(P: DenseAttention, tokens: list[int]) -> None:
+def assert_equals_loops(P: RowAttention, tokens: list[int]) -> None:
     texts = Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]))
     scores = measure(P, texts, list(METRICS))
     visible_QK = P.visible.rows(0, P.queries)[0, 0]
@@ -101,7 +99,7 @@ def one_hot(keys: list[int]) -> DenseAttention:
     return DenseAttention(matrix, Visibility(len(keys), len(keys)))
 
 
-def scores_of(P: DenseAttention, tokens: list[int]) -> dict[str, float]:
+def scores_of(P: RowAttention, tokens: list[int]) -> dict[str, float]:
     texts = Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]))
     return {name: float(score[0, 0]) for name, score in measure(P, texts, list(METRICS)).items()}
 
@@ -120,11 +118,21 @@ def test_heads_whose_answer_is_known() -> None:
 
 
 def test_even_attention_scores_what_evenness_means() -> None:
-    even = scores_of(even_attention(Visibility(4, 4)), [1, 2, 3, 4])
+    even = scores_of(EvenAttention(Visibility(4, 4)), [1, 2, 3, 4])
     assert even["entropy_normalised"] == pytest.approx(1)
     assert even["focus"] == pytest.approx(0, abs=1e-6)
     assert even["previous_token"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
     assert even["sink"] == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_even_attention_equals_its_matrix(window: int | None) -> None:
+    """What is known from the counts alone is what the even matrix gives."""
+    visible, tokens = Visibility(40, 40, window=window), [1, 2, 3, 4] * 10
+    even = EvenAttention(visible)
+    dense = DenseAttention(even.dense(), visible)
+    assert_equals_loops(even, tokens)
+    assert scores_of(even, tokens) == pytest.approx(scores_of(dense, tokens), abs=1e-6)
 
 
 def test_a_metric_without_a_row_is_null() -> None:
