@@ -1,0 +1,24 @@
+"""Matrices -> seaborn figures. Numpy arrays in, files out: no model and no torch here.
+
+`Style` and `Maps` are light; what draws loads matplotlib, and seaborn, only when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from attnscope.figures.style import Maps, Style
+
+if TYPE_CHECKING:
+    from attnscope.figures.grids import save_layer, save_overview
+    from attnscope.figures.heads import save_head_maps
+    from attnscope.figures.panels import save_metrics
+
+__all__ = ["Maps", "Style", "save_head_maps", "save_layer", "save_metrics", "save_overview"]
+
+_HOME = {"save_head_maps": "heads", "save_layer": "grids", "save_metrics": "panels", "save_overview": "grids"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

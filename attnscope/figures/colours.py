@@ -1,0 +1,162 @@
+"""Values -> colours and printed numbers. H head, Q query, K key."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+from attnscope.errors import UsageError
+from attnscope.figures.style import Style
+
+BLANK = "#efefef"  # a key the query cannot see: light, so that it is never mistaken for a small weight
+DARK_INK, LIGHT_INK = "#262626", "#ffffff"
+LOWEST_FLOOR = 1e-6
+LIGHT_CELL = 0.408  # seaborn's threshold on the relative luminance
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The two ends of a colour scale, and whether values lie beyond them."""
+
+    low: float
+    high: float
+    below: bool = False
+    above: bool = False
+
+
+def find_limits(values: Iterable[np.ndarray], style: Style, *, sink_removed: bool = False) -> Limits:
+    """One scale for all the arrays (... x queries x keys).
+
+    Rows with one visible key are 1 whatever the head does, and would set every scale: they are left out and
+    take the top colour. Scores go from their least to their greatest finite value; weights start at 0, or on a
+    log scale at the power of ten below the least weight, 1e-6 at the lowest.
+    """
+    arrays = [np.asarray(array, dtype=np.float64) for array in values]
+    everything = np.concatenate([array[np.isfinite(array)] for array in arrays] or [np.zeros(0)])
+    if not everything.size:
+        return Limits(0.0, 1.0)
+    if style.weights == "scores":
+        low, high = float(everything.min()), float(everything.max())
+        return Limits(low, high) if high > low else Limits(low - 0.5, low + 0.5)
+    least_keys = 1 if sink_removed else 2
+    telling = np.concatenate([_rows_seeing(array, least_keys) for array in arrays])
+    high = float(telling.max()) if telling.size and telling.max() > 0 else float(everything.max()) or 1.0
+    if 0.9 <= high <= 1:
+        high = 1.0  # the end of the scale that a reader expects
+    low = _floor(everything, high) if style.scale == "log" else 0.0
+    return Limits(low, high, below=bool((everything < low).any()), above=bool((everything > high).any()))
+
+
+def _rows_seeing(array: np.ndarray, least_keys: int) -> np.ndarray:
+    seen = np.isfinite(array)
+    return array[seen & (seen.sum(-1, keepdims=True) >= least_keys)]
+
+
+def _floor(values: np.ndarray, high: float) -> float:
+    positive = values[values > 0]
+    decade = 10.0 ** math.floor(math.log10(positive.min())) if positive.size else LOWEST_FLOOR
+    floor = max(LOWEST_FLOOR, decade)
+    return floor if floor < high else high / 10
+
+
+def sink_limits(values: np.ndarray, style: Style) -> Limits:
+    """The strip's own scale: weights from 0 to 1, scores from least to greatest."""
+    return find_limits([values], style) if style.weights == "scores" else Limits(0.0, 1.0)
+
+
+def make_norm(limits: Limits, style: Style) -> Normalize:
+    """Limits -> the norm that a mesh or an image takes."""
+    kind = LogNorm if style.scale == "log" else Normalize
+    return kind(limits.low, limits.high, clip=True)
+
+
+def drawable(values: np.ndarray, limits: Limits, style: Style) -> np.ma.MaskedArray:
+    """Blank where not finite; on a log scale the zeros are lifted to the floor, where they have a colour."""
+    masked = np.ma.masked_invalid(np.asarray(values, dtype=np.float64))
+    return np.ma.maximum(masked, limits.low) if style.scale == "log" else masked
+
+
+def find_cmap(name: str) -> Colormap:
+    """The colour map of that name, blank cells transparent; UsageError with the nearest name when there is none."""
+    if name not in mpl.colormaps:
+        near = get_close_matches(name, list(mpl.colormaps), n=1)
+        raise UsageError(f"no colour map {name!r}", f"did you mean {near[0]}?" if near else "viridis is the default")
+    return mpl.colormaps[name].with_extremes(bad=(0, 0, 0, 0))
+
+
+def blank_cmap() -> Colormap:
+    """One light grey: what lies beneath the cells of a map."""
+    return ListedColormap([BLANK]).with_extremes(bad=(0, 0, 0, 0))
+
+
+def luminance(rgba: np.ndarray) -> np.ndarray:
+    """Relative luminance (W3C) of colours, ... x 4 in 0 to 1."""
+    rgb = rgba[..., :3]
+    linear = np.where(rgb <= 0.03928, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return linear @ np.array([0.2126, 0.7152, 0.0722])
+
+
+def ink_on(rgba: np.ndarray) -> np.ndarray:
+    """The text colour that is read best on each colour."""
+    return np.where(luminance(rgba) > LIGHT_CELL, DARK_INK, LIGHT_INK)
+
+
+def number(value: float, style: Style) -> str:
+    """What is printed in a cell: two decimals, small weights on a log scale as 3e-4."""
+    if style.scale == "linear" or value >= 0.01:
+        return f"{value:.2f}".replace("-", "−")
+    return short_power(value)
+
+
+def short_power(value: float) -> str:
+    """`3e-4` rather than `3e-04`."""
+    if value == 0:
+        return "0"
+    digits, exponent = f"{value:.0e}".split("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def quantity(style: Style) -> str:
+    """What the colours mean."""
+    if style.weights == "scores":
+        return "logit"
+    return "weight, log scale" if style.scale == "log" else "attention weight"
+
+
+def label_colourbar(bar: Colorbar, limits: Limits, style: Style, label: str) -> None:
+    """Plain ticks: matplotlib's own log ticks are mathtext, which figures never parse."""
+    bar.outline.set_linewidth(0)
+    bar.set_label(label)
+    if style.scale == "linear":
+        bar.locator = MaxNLocator(5)
+        bar.formatter = FuncFormatter(lambda value, _: f"{value:.4g}".replace("-", "−"))
+    else:
+        bar.locator = FixedLocator(_decades(limits))
+        bar.formatter = FuncFormatter(lambda value, _: _power_label(value, limits))
+        bar.minorlocator = FixedLocator([])
+    bar.update_ticks()
+
+
+def _decades(limits: Limits) -> list[float]:
+    first, last = math.floor(math.log10(limits.low)), math.floor(math.log10(limits.high) + 1e-9)
+    digits = (1, 2, 5) if last - first < 2 else (1,)
+    marks = {float(f"{digit}e{power}") for power in range(first, last + 1) for digit in digits}
+    inside = {mark for mark in marks if limits.low * 1.001 < mark <= limits.high * 1.001}
+    return sorted({limits.low, *inside})
+
+
+def _power_label(value: float, limits: Limits) -> str:
+    plain = f"{value:g}" if value >= 0.01 else short_power(value)
+    return f"≤{plain}" if limits.below and math.isclose(value, limits.low) else plain
+
+
+def colourbar_kws(limits: Limits) -> dict[str, Any]:
+    """A pointed top says that rows with one visible key lie above the scale."""
+    return {"extend": "max" if limits.above else "neither", "extendfrac": 0.03}

@@ -1,0 +1,137 @@
+"""Which installed fonts carry a text, and token labels as they are drawn."""
+
+import logging
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+from matplotlib import font_manager, get_data_path
+from matplotlib.ft2font import FT2Font
+
+log = logging.getLogger("attnscope")
+
+BASE_FAMILY = "DejaVu Sans"  # comes with matplotlib
+LONGEST_LABEL = 16
+VARIATION_SELECTORS = {"\ufe0e", "\ufe0f"}  # choose text or colour for an emoji; drawn, they are empty boxes
+NAMED_IN_WARNING = 8
+
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Fonts:
+    """Families in the order in which glyphs are looked up, and the files that bring them."""
+
+    families: tuple[str, ...] = (BASE_FAMILY,)
+    paths: tuple[str, ...] = ()
+
+
+def shown_label(token: str) -> str:
+    """A token as one short line: control characters and blank tokens made visible, at most 16 characters."""
+    text = "".join(_visible(char) for char in token if char not in VARIATION_SELECTORS)
+    if text.isspace():
+        text = "␣" * len(text)
+    if len(text) <= LONGEST_LABEL:
+        return text
+    cut = LONGEST_LABEL - 1
+    while cut > 1 and (unicodedata.category(text[cut])[0] == "M" or "\u200d" in text[cut - 1 : cut + 1]):
+        cut -= 1
+    return text[:cut] + "…"
+
+
+def _visible(char: str) -> str:
+    if char in "\n\t\r":
+        return {"\n": "↵", "\t": "⇥", "\r": "␍"}[char]
+    if ord(char) < 0x20:
+        return chr(0x2400 + ord(char))
+    return "�" if unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") else char
+
+
+def fonts_for(texts: Iterable[str]) -> Fonts:
+    """Fonts that together have every character that any installed font has.
+
+    Logs one warning a process for each character that none has.
+
+        fonts_for(["bank", "銀行"]).families
+        ("DejaVu Sans", "Noto Sans CJK SC")
+    """
+    chars = frozenset("".join(texts)) - _charmap(_base_path())
+    needed = frozenset(char for char in chars if unicodedata.category(char) not in ("Cf", "Cc"))
+    if not needed:
+        return Fonts()
+    fonts, missing = _cover(needed)
+    _warn_once(missing)
+    return fonts
+
+
+def register(fonts: Fonts) -> None:
+    """Make the fonts known to matplotlib, whose own list may be older than they are."""
+    known = {entry.fname for entry in font_manager.fontManager.ttflist}
+    for path in fonts.paths:
+        if path not in known:
+            font_manager.fontManager.addfont(path)
+
+
+def _base_path() -> str:
+    return str(Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))
+
+
+@cache
+def _charmap(path: str) -> frozenset[str]:
+    """The characters of a font file; none for fonts that cannot be scaled (bitmap emoji) or read."""
+    try:
+        font = FT2Font(path)
+    except (OSError, RuntimeError):
+        return frozenset()
+    return frozenset(map(chr, font.get_charmap())) if font.scalable else frozenset()
+
+
+@lru_cache(maxsize=64)
+def _cover(needed: frozenset[str]) -> tuple[Fonts, frozenset[str]]:
+    """Greedily: the font with most of what is missing, until none adds anything."""
+    paths = sorted(font_manager.findSystemFonts(), key=_plainness)
+    families, used, missing = [BASE_FAMILY], [], needed
+    while missing and paths:
+        best = max(paths, key=lambda path: len(missing & _charmap(path)))
+        if not missing & _charmap(best):
+            break
+        register(Fonts(paths=(best,)))
+        families.append(_family(best, needed))
+        used.append(best)
+        missing -= _charmap(best)
+    return Fonts(tuple(families), tuple(used)), missing
+
+
+def _plainness(path: str) -> tuple[bool, bool, bool, str]:
+    name = Path(path).stem.lower()
+    return "sans" not in name, "regular" not in name, "bold" in name or "italic" in name or "mono" in name, path
+
+
+def _family(path: str, needed: frozenset[str]) -> str:
+    """A collection's face for the text's region: Han characters differ between them."""
+    names = sorted({entry.name for entry in font_manager.fontManager.ttflist if entry.fname == path})
+    scripts = {unicodedata.name(char, "").split(" ")[0] for char in needed}
+    region = "JP" if scripts & {"HIRAGANA", "KATAKANA"} else "KR" if "HANGUL" in scripts else "SC"
+    return min(names, key=lambda name: ("Mono" in name, not name.endswith(region), name))
+
+
+def _warn_once(missing: frozenset[str]) -> None:
+    new = sorted(missing - _warned)
+    if not new:
+        return
+    _warned.update(new)
+    scripts = sorted({_script(char) for char in new})
+    named = " ".join(new[:NAMED_IN_WARNING]) + (" …" if len(new) > NAMED_IN_WARNING else "")
+    log.warning(
+        "no installed font has %s (%s): drawn as boxes; install a font for the script, such as Noto Sans",
+        named,
+        ", ".join(scripts),
+    )
+
+
+def _script(char: str) -> str:
+    if unicodedata.category(char) in ("So", "Sk", "Cn", "Co"):
+        return "emoji or symbol"
+    return unicodedata.name(char, "unnamed").split(" ")[0]

@@ -1,0 +1,243 @@
+"""All heads of a layer, and all heads of all layers, in one picture each.
+
+H head, L layer, R tile row, C tile column, Q query, K key.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colorbar import Colorbar
+from matplotlib.figure import Figure
+
+from attnscope.figures import layout
+from attnscope.figures.colours import find_limits
+from attnscope.figures.fonts import fonts_for, shown_label
+from attnscope.figures.heads import sink_mean, sink_note
+from attnscope.figures.mosaic import (
+    BAR_PX,
+    LONGEST_BAR_PX,
+    Mosaic,
+    add_bar,
+    bar_words,
+    draw_mosaic,
+    draw_strips,
+    make_mosaic,
+    relative,
+)
+from attnscope.figures.style import Maps, Style, bin_note, split_sink
+from attnscope.figures.writer import DPI, drawing, save_figure
+
+EDGE, GAP = 16, 14
+TITLE_SIZE, NOTE_SIZE, NAME_SIZE, HEAD_SIZE = 14.0, 9.0, 10.0, 9.0
+LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_LAYER_CELL = 2400, 130, 420, 26
+OVERVIEW_PX, LEAST_THUMB_PX, LARGEST_THUMB_PX, LARGEST_THUMB_CELL = 1680, 40, 150, 16
+
+
+def save_layer(path: Path, maps: Maps, style: Style) -> Path:
+    """Write all heads of a layer in one picture, token labels at its margins; returns the path.
+
+    One colour scale holds for the picture unless `style.per_head_scale`, which shows shares of each head's own.
+    Raises UsageError for an unknown colour map or a folder that cannot be written.
+
+        save_layer(Path("layers/L27.png"), maps, Style())
+        save_layer(Path("layers/L27.svg"), maps, Style(image="svg", sink="mask"))
+    """
+    title = f"Layer {maps.layer}"
+    texts = [title, bin_note(maps), *map(shown_label, (*maps.labels_Q, *maps.labels_K))]
+    with drawing(fonts_for(texts)):
+        return save_figure(layer_figure(maps, style), path, style.image)
+
+
+def layer_figure(maps: Maps, style: Style) -> Figure:
+    """The picture of one layer; to be called within `writer.drawing`."""
+    rest, sink_HQ = split_sink(maps, style)
+    heads, queries, keys = rest.values_HQK.shape
+    columns = min(heads, math.ceil(math.sqrt(1.5 * heads)))
+    rows = math.ceil(heads / columns)
+    panel = max(LEAST_PANEL_PX, min(LARGEST_PANEL_PX, LAYER_PX // columns))
+    longest = max(queries, keys)
+    cell = max(1, min(LARGEST_LAYER_CELL, panel // longest), -(-LEAST_PANEL_PX // longest))
+    mosaic = make_mosaic(queries, keys, (30, 18), cell, strip=sink_HQ is not None)
+
+    figure, ax = _new_figure()
+    limits = find_limits([rest.values_HQK], style, sink_removed=sink_HQ is not None)
+    values_HQK = rest.values_HQK
+    if style.per_head_scale:
+        values_HQK = relative(values_HQK, style, sink_removed=sink_HQ is not None)
+    image = draw_mosaic(ax, mosaic, _grid(values_HQK, rows, columns), limits, style)
+    if sink_HQ is not None:
+        draw_strips(ax, mosaic, _grid(sink_HQ, rows, columns), style)
+    for head in range(heads):
+        down, right = mosaic.corner(*divmod(head, columns))
+        words = _panel_title(maps, head, None if sink_HQ is None else sink_HQ[head], rest.values_HQK[head])
+        start = right - mosaic.strip - mosaic.strip_gap
+        ax.annotate(words, (start, down), (0, 3), textcoords="offset points", fontsize=HEAD_SIZE)
+    _token_ticks(ax, mosaic, rest, heads, columns, cell)
+    notes = (bin_note(maps), "" if sink_HQ is None else _strip_note(style))
+    bar = add_bar(figure, image, limits, style, NAME_SIZE)
+    _frame(figure, ax, bar, mosaic.size(rows, columns), cell, (f"Layer {maps.layer}", " · ".join(filter(None, notes))))
+    return figure
+
+
+def _new_figure() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6, 6), dpi=DPI)
+    FigureCanvasAgg(figure)
+    return figure, figure.add_axes((0.1, 0.1, 0.7, 0.7))
+
+
+def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Heads -> a grid of them, NaN where the last row has no head left."""
+    grid = np.full((rows * columns, *values_H.shape[1:]), np.nan)
+    grid[: len(values_H)] = values_H
+    return grid.reshape(rows, columns, *values_H.shape[1:])
+
+
+def _panel_title(maps: Maps, head: int, sink_Q: np.ndarray | None, values_QK: np.ndarray) -> str:
+    name = f"kv {maps.heads[head]}" if maps.by_kv else f"H{maps.heads[head]}"
+    if maps.kv_heads and not maps.by_kv:
+        name += f" (kv {maps.kv_heads[head]})"
+    return name if sink_Q is None else f"{name} · {sink_mean(sink_Q, values_QK):.2f}".replace("-", "−")
+
+
+def _strip_note(style: Style) -> str:
+    if style.weights == "scores":
+        return "key 0 taken out: grey strips, its mean logit beside each title"
+    return "key 0 taken out: grey strips from 0 to 1, its mean mass beside each title"
+
+
+def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, heads: int, columns: int, cell: int) -> None:
+    """Token labels at the left of each row of maps and below the lowest map of each column."""
+    size = layout.label_size(cell)
+    step = layout.label_step(cell, layout.line_px(size))
+    rows = math.ceil(heads / columns)
+    tops = [mosaic.corner(row, 0)[0] for row in range(rows)]
+    ax.set_yticks(
+        [top + query + 0.5 for top in tops for query in range(0, len(maps.labels_Q), step)],
+        [shown_label(label) for _ in tops for label in maps.labels_Q[::step]],
+        fontsize=size,
+    )
+    lefts = [mosaic.corner(0, column)[1] for column in range(columns)]
+    ax.set_xticks(
+        [left + key + 0.5 for left in lefts for key in range(0, len(maps.labels_K), step)],
+        [shown_label(label) for _ in lefts for label in maps.labels_K[::step]],
+        fontsize=size,
+        rotation=90,
+    )
+    ax.set_ylabel(layout.axis_name("query", step), fontsize=NAME_SIZE)
+    ax.set_xlabel(layout.axis_name("key", step), fontsize=NAME_SIZE)
+
+
+def save_overview(path: Path, layers: Sequence[Maps], style: Style, *, subtitle: str = "") -> Path:
+    """Write every head of every layer as a thumbnail in one picture, rows = layers, columns = heads.
+
+    Maps larger than a thumbnail show the greatest weight of each square of cells, so that thin lines survive; the
+    picture says so. Layers may differ in their heads, not in their tokens.
+    Raises UsageError for an unknown colour map or a folder that cannot be written.
+
+        save_overview(Path("overview.png"), layers, Style(), subtitle="demo · the financial bank …")
+        save_overview(Path("overview.png"), layers, Style(scale="log"))
+    """
+    with drawing(fonts_for([subtitle])):
+        return save_figure(overview_figure(layers, style, subtitle), path, style.image)
+
+
+def overview_figure(layers: Sequence[Maps], style: Style, subtitle: str = "") -> Figure:
+    """The picture of all layers; to be called within `writer.drawing`."""
+    split = [split_sink(maps, style) for maps in layers]
+    removed = split[0][1] is not None
+    limits = find_limits([rest.values_HQK for rest, _ in split], style, sink_removed=removed)
+    numbers = sorted({head for maps in layers for head in maps.heads})
+    thumb = max(LEAST_THUMB_PX, min(LARGEST_THUMB_PX, OVERVIEW_PX // len(numbers)))
+    pool = -(-max(split[0][0].values_HQK.shape[1:]) // thumb)
+    tiles_LHQK = np.stack([_thumbnails(rest, numbers, pool, style, removed) for rest, _ in split])
+    queries, keys = tiles_LHQK.shape[2:]
+    cell = max(1, min(LARGEST_THUMB_CELL, thumb // max(queries, keys)))
+    mosaic = make_mosaic(queries, keys, (5, 5), cell, strip=removed)
+
+    figure, ax = _new_figure()
+    image = draw_mosaic(ax, mosaic, tiles_LHQK, limits, style)
+    if removed:
+        draw_strips(ax, mosaic, np.stack([_strips(rest, sink, numbers, pool) for rest, sink in split]), style)
+    _number_ticks(ax, mosaic, layers, numbers)
+    squares = f"each cell the greatest of {pool} x {pool}" if pool > 1 else ""
+    notes = " · ".join(filter(None, (subtitle, bin_note(layers[0]), squares, _removed_note(split, layers[0], style))))
+    bar = add_bar(figure, image, limits, style, NAME_SIZE)
+    title = f"{_count(len(layers), 'layer')} × {_count(len(numbers), 'kv head' if layers[0].by_kv else 'head')}"
+    _frame(figure, ax, bar, mosaic.size(len(layers), len(numbers)), cell, (title, notes))
+    return figure
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps, style: Style) -> str:
+    sinks = [sink_HQ.ravel() for _, sink_HQ in split if sink_HQ is not None]
+    if not sinks:
+        return ""
+    rows = [rest.values_HQK.reshape(-1, rest.values_HQK.shape[-1]) for rest, _ in split]
+    return sink_note(maps, np.concatenate(sinks), np.concatenate(rows), style)
+
+
+def _thumbnails(maps: Maps, numbers: Sequence[int], pool: int, style: Style, removed: bool) -> np.ndarray:
+    """A layer's maps in the columns of their heads, made smaller; NaN for a head that the layer has not."""
+    values_HQK = relative(maps.values_HQK, style, sink_removed=removed) if style.per_head_scale else maps.values_HQK
+    small = pooled(values_HQK, pool, pool)
+    tiles = np.full((len(numbers), *small.shape[1:]), np.nan)
+    tiles[[numbers.index(head) for head in maps.heads]] = small
+    return tiles
+
+
+def _strips(maps: Maps, sink_HQ: np.ndarray | None, numbers: Sequence[int], pool: int) -> np.ndarray:
+    assert sink_HQ is not None
+    small = pooled(sink_HQ[:, :, None], pool, 1)[:, :, 0]
+    strips = np.full((len(numbers), small.shape[1]), np.nan)
+    strips[[numbers.index(head) for head in maps.heads]] = small
+    return strips
+
+
+def pooled(values_HQK: np.ndarray, queries: int, keys: int) -> np.ndarray:
+    """The greatest finite value of each block of queries x keys; NaN where there is none."""
+    heads, rows, columns = values_HQK.shape
+    pad = ((0, 0), (0, -rows % queries), (0, -columns % keys))
+    low = np.where(np.isfinite(values_HQK), values_HQK, -np.inf)
+    blocks = np.pad(low, pad, constant_values=-np.inf).reshape(heads, -(-rows // queries), queries, -1, keys)
+    greatest = blocks.max((2, 4))
+    return np.where(np.isfinite(greatest), greatest, np.nan)
+
+
+def _number_ticks(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int]) -> None:
+    """Layer numbers at the left, head numbers above."""
+    middles = [mosaic.corner(row, 0)[0] + mosaic.queries / 2 for row in range(len(layers))]
+    ax.set_yticks(middles, [str(maps.layer) for maps in layers], fontsize=HEAD_SIZE)
+    centres = [mosaic.corner(0, column)[1] + mosaic.keys / 2 for column in range(len(numbers))]
+    ax.set_xticks(centres, [str(head) for head in numbers], fontsize=HEAD_SIZE)
+    ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    ax.xaxis.set_label_position("top")
+    ax.set_xlabel("kv head" if layers[0].by_kv else "head", fontsize=NAME_SIZE)
+    ax.set_ylabel("layer", fontsize=NAME_SIZE)
+
+
+def _frame(figure: Figure, ax: Axes, bar: Colorbar, cells: tuple[int, int], cell: int, words: tuple[str, str]) -> None:
+    """Put image, colour bar, title and note on a figure just large enough, the image on whole pixels."""
+    high, wide = cells[0] * cell, cells[1] * cell
+    name = layout.line_px(NAME_SIZE)
+    above = ax.xaxis.get_label_position() == "top"
+    marks = layout.extent(ax.get_xticklabels())[1] + name + GAP
+    left = round(EDGE + name + layout.extent(ax.get_yticklabels())[0] + GAP)
+    title = figure.text(0, 0, words[0], fontsize=TITLE_SIZE)
+    note = figure.text(0, 0, words[1], fontsize=NOTE_SIZE, color="#555555")
+    heading = EDGE + layout.line_px(TITLE_SIZE) + (layout.line_px(NOTE_SIZE) + 4 if words[1] else 0)
+    top = round(heading + (marks if above else layout.line_px(HEAD_SIZE) + 12))
+    bar_high = min(LONGEST_BAR_PX, max(high, 180))
+    right = left + wide + 18 + BAR_PX + bar_words(bar)
+    width = max(right, left + max(layout.extent([title])[0], layout.extent([note])[0])) + EDGE
+    layout.resize(figure, width, top + max(high + (0 if above else marks), bar_high) + EDGE)
+    layout.place(figure, ax, (left, top, wide, high))
+    layout.place(figure, bar.ax, (left + wide + 18, top, BAR_PX, bar_high))
+    layout.put_words(figure, title, left, EDGE + layout.line_px(TITLE_SIZE) * 0.8)
+    layout.put_words(figure, note, left, heading)

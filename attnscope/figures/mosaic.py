@@ -1,0 +1,139 @@
+"""Many maps in one picture: tiles side by side in one array, drawn as one image.
+
+One axes a head is what makes the notebook way slow. R tile row, C tile column, Q query, K key.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from attnscope.figures import layout
+from attnscope.figures.colours import (
+    Limits,
+    blank_cmap,
+    colourbar_kws,
+    drawable,
+    find_cmap,
+    find_limits,
+    label_colourbar,
+    make_norm,
+    quantity,
+    sink_limits,
+)
+from attnscope.figures.style import Style
+
+BAR_PX, LONGEST_BAR_PX = 14, 420
+STRIP_SHARE = 12  # a sink strip is a twelfth of a map wide, and half that far from it
+
+
+@dataclass(frozen=True)
+class Mosaic:
+    """Tiles of one shape on a grid, counted in cells; `strip` cells at a tile's left hold the sink and a gap."""
+
+    queries: int
+    keys: int
+    gap_down: int
+    gap_right: int
+    strip: int = 0
+    strip_gap: int = 0
+
+    def corner(self, row: int, column: int) -> tuple[int, int]:
+        """Row and column of the first cell of a tile's map."""
+        wide = self.strip + self.strip_gap + self.keys + self.gap_right
+        return row * (self.queries + self.gap_down), column * wide + self.strip + self.strip_gap
+
+    def size(self, rows: int, columns: int) -> tuple[int, int]:
+        """Rows and columns of the whole array."""
+        down, right = self.corner(rows - 1, columns - 1)
+        return down + self.queries, right + self.keys
+
+    def assemble(self, tiles_RCQK: np.ndarray) -> np.ndarray:
+        """Tiles -> one array, NaN between them."""
+        rows, columns = tiles_RCQK.shape[:2]
+        array = np.full(self.size(rows, columns), np.nan)
+        for row, column in np.ndindex(rows, columns):
+            down, right = self.corner(row, column)
+            array[down : down + self.queries, right : right + self.keys] = tiles_RCQK[row, column]
+        return array
+
+    def assemble_strips(self, sinks_RCQ: np.ndarray) -> np.ndarray:
+        """Key 0's columns -> an array of the same size, NaN but for the strips."""
+        rows, columns = sinks_RCQ.shape[:2]
+        array = np.full(self.size(rows, columns), np.nan)
+        for row, column in np.ndindex(rows, columns):
+            down, right = self.corner(row, column)
+            start = right - self.strip_gap - self.strip
+            array[down : down + self.queries, start : start + self.strip] = sinks_RCQ[row, column][:, None]
+        return array
+
+
+def make_mosaic(queries: int, keys: int, gap_px: tuple[int, int], cell: int, *, strip: bool) -> Mosaic:
+    """A mosaic whose gaps (down, right) are at least so many pixels at so many pixels a cell."""
+    gap_down, gap_right = (max(1, -(-gap // cell)) for gap in gap_px)
+    if not strip:
+        return Mosaic(queries, keys, gap_down, gap_right)
+    wide = max(1, round(max(queries, keys) / STRIP_SHARE))
+    return Mosaic(queries, keys, gap_down, gap_right, wide, max(1, wide // 2))
+
+
+def relative(values_HQK: np.ndarray, style: Style, *, sink_removed: bool) -> np.ndarray:
+    """Each head's values as a share (0 to 1) of its own colour scale, for `per_head_scale`."""
+    shares = np.full(values_HQK.shape, np.nan)
+    for head, values_QK in enumerate(values_HQK):
+        limits = find_limits([values_QK], style, sink_removed=sink_removed)
+        shares[head] = make_norm(limits, style)(drawable(values_QK, limits, style)).filled(np.nan)
+    return shares
+
+
+def draw_mosaic(ax: Axes, mosaic: Mosaic, tiles_RCQK: np.ndarray, limits: Limits, style: Style) -> AxesImage:
+    """All maps as one image over light grey tiles; cells are one unit of the axes."""
+    array = mosaic.assemble(tiles_RCQK)
+    present_RC = np.isfinite(tiles_RCQK).any((-2, -1))
+    grey = mosaic.assemble(np.where(present_RC[..., None, None], np.zeros_like(tiles_RCQK), np.nan))
+    box = (0, array.shape[1], array.shape[0], 0)
+    ax.imshow(np.ma.masked_invalid(grey), cmap=blank_cmap(), extent=box, interpolation="nearest", aspect="auto")
+    norm = Normalize(0, 1, clip=True) if style.per_head_scale else make_norm(limits, style)
+    shown = np.ma.masked_invalid(array) if style.per_head_scale else drawable(array, limits, style)
+    image = ax.imshow(shown, cmap=find_cmap(style.cmap), norm=norm, extent=box, interpolation="nearest", aspect="auto")
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    return image
+
+
+def draw_strips(ax: Axes, mosaic: Mosaic, sinks_RCQ: np.ndarray, style: Style) -> AxesImage:
+    """The removed key 0 as a grey strip at the left of each map."""
+    array = mosaic.assemble_strips(sinks_RCQ)
+    limits = sink_limits(array, style)
+    box = (0, array.shape[1], array.shape[0], 0)
+    return ax.imshow(
+        np.ma.masked_invalid(array),
+        cmap=find_cmap("Greys"),
+        norm=Normalize(limits.low, limits.high),
+        extent=box,
+        interpolation="nearest",
+        aspect="auto",
+    )
+
+
+def add_bar(figure: Figure, image: AxesImage, limits: Limits, style: Style, size: float) -> Colorbar:
+    """The colour bar of a mosaic, still to be placed."""
+    bar_ax = figure.add_axes((0.9, 0.1, 0.02, 0.8))
+    if style.per_head_scale:
+        bar = figure.colorbar(image, cax=bar_ax)
+        label_colourbar(bar, Limits(0.0, 1.0), Style(), "share of each head's own scale")
+    else:
+        bar = figure.colorbar(image, cax=bar_ax, **colourbar_kws(limits))
+        label_colourbar(bar, limits, style, quantity(style))
+    bar_ax.yaxis.label.set_fontsize(size)
+    bar_ax.tick_params(labelsize=size)
+    return bar
+
+
+def bar_words(bar: Colorbar) -> float:
+    """Pixels that a colour bar's numbers and name take at its right."""
+    return layout.extent(bar.ax.get_yticklabels())[0] + layout.line_px(float(bar.ax.yaxis.label.get_fontsize())) + 14

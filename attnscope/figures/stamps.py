@@ -1,0 +1,55 @@
+"""Numbers put into the cells of a raster map from a cache of what matplotlib drew for each string.
+
+Drawing 45 texts costs several times the rest of a head's picture, and the same few strings recur. Cells are
+whole pixels, so that a string lies the same way in each of them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.text import Text
+
+MOST_KEPT = 4096  # strings; scores have many more than weights
+
+
+class Stamps:
+    """The numbers of one heatmap: `numbers` are its texts, one for each of the `cells` (n x 2: row, column)."""
+
+    def __init__(self, canvas: FigureCanvasAgg, ax: Axes, numbers: Sequence[Text], cells: np.ndarray) -> None:
+        self.canvas, self.numbers, self.model = canvas, numbers, numbers[0]
+        box, height = ax.get_window_extent(), np.asarray(canvas.buffer_rgba()).shape[0]
+        self.side = np.array([box.height / abs(np.diff(ax.get_ylim())[0]), box.width / np.diff(ax.get_xlim())[0]])
+        self.corners = np.rint(np.array([height - box.y1, box.x0]) + cells * self.side).astype(int)
+        self.kept: dict[str, tuple[int, int, np.ndarray]] = {}
+
+    def press(self, pixels: np.ndarray) -> None:
+        """Put every number, in its colour, into the picture (height x width x 3)."""
+        for text, (top, left) in zip(self.numbers, self.corners, strict=True):
+            down, right, cover = self._stamp(text.get_text())
+            high, wide, _ = cover.shape
+            spot = pixels[top + down : top + down + high, left + right : left + right + wide]
+            ink = np.rint(np.array(to_rgb(text.get_color())) * 255)
+            spot += ((ink - spot) * cover).astype(np.int16).astype(np.uint8)
+
+    def _stamp(self, string: str) -> tuple[int, int, np.ndarray]:
+        if string not in self.kept:
+            if len(self.kept) >= MOST_KEPT:
+                self.kept.clear()
+            self.kept[string] = self._drawn(string)
+        return self.kept[string]
+
+    def _drawn(self, string: str) -> tuple[int, int, np.ndarray]:
+        """Where in a cell the string begins (pixels down, right), and how far it covers each pixel (0 to 1)."""
+        renderer, now = self.canvas.get_renderer(), self.model.get_text()
+        renderer.clear()
+        self.model.set_text(string)
+        self.model.draw(renderer)
+        self.model.set_text(now)
+        cover = np.asarray(self.canvas.buffer_rgba())[..., 3:] / 255
+        rows, columns = np.flatnonzero(cover.any((1, 2))), np.flatnonzero(cover.any((0, 2)))
+        top, left = self.corners[0]
+        tight = cover[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].copy()
+        return int(rows[0] - top), int(columns[0] - left), tight

@@ -1,0 +1,443 @@
+"""Figures are tested by what they plot and say, never by their pixels."""
+
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.colors import LogNorm, to_rgba
+from PIL import Image
+
+from attnscope.errors import UsageError
+from attnscope.figures import Maps, Style, fonts, save_head_maps, save_layer, save_metrics, save_overview
+from attnscope.figures.colours import LIGHT_CELL, find_limits, luminance
+from attnscope.figures.fonts import Fonts, fonts_for, shown_label
+from attnscope.figures.grids import layer_figure, overview_figure, pooled
+from attnscope.figures.heads import prepare_heads
+from attnscope.figures.heatmap import HeadFigure
+from attnscope.figures.panels import metrics_figure
+from attnscope.figures.pool import worker_count
+from attnscope.figures.writer import drawing, write_whole
+
+BANK = ("the", "financial", "bank", "is", "located", "on", "the", "river", "bank")
+
+
+def causal(heads: int, tokens: int, seed: int = 0) -> np.ndarray:
+    """Rows that sum to 1 over the keys up to the query, spelled with loops."""
+    draw, values = np.random.default_rng(seed), np.full((heads, tokens, tokens), np.nan, np.float32)
+    for head in range(heads):
+        for query in range(tokens):
+            row = np.exp(2 * draw.normal(size=query + 1))
+            values[head, query, : query + 1] = row / row.sum()
+    return values
+
+
+def bank_maps(heads: int = 4, layer: int = 27, seed: int = 0) -> Maps:
+    groups = tuple(head // 2 for head in range(heads))
+    return Maps(layer, tuple(range(heads)), causal(heads, 9, seed), BANK, BANK, kv_heads=groups)
+
+
+def numbered(tokens: int) -> tuple[str, ...]:
+    return tuple(f"t{index}" for index in range(tokens))
+
+
+def shown(maps: Maps, style: Style, index: int = 0) -> HeadFigure:
+    """The figure of one head, as it stands before it is written."""
+    heads = prepare_heads([(Path("x.png"), maps, i) for i in range(len(maps.heads))], style)
+    with drawing(Fonts()):
+        figure = HeadFigure(heads[0], style)
+        figure.show(heads[index])
+        figure.canvas.draw()
+    return figure
+
+
+def words(ticks: list) -> list[str]:
+    return [tick.get_text() for tick in ticks]
+
+
+def test_head_plots_its_values_labels_and_numbers() -> None:
+    maps = bank_maps()
+    figure = shown(maps, Style(), index=3)
+    plotted = figure.map.mesh.get_array()
+    for query in range(9):
+        for key in range(9):
+            if key > query:
+                assert plotted.mask[query, key], "a key the query cannot see is blank"
+            else:
+                assert plotted[query, key] == pytest.approx(float(maps.values_HQK[3, query, key]))
+    assert words(figure.ax.get_xticklabels()) == list(BANK)
+    assert words(figure.ax.get_yticklabels()) == list(BANK)
+    assert (figure.ax.get_xlabel(), figure.ax.get_ylabel()) == ("key", "query")
+    assert figure.title.get_text() == "L27H3 (kv 1)"
+    assert figure.bar.ax.get_ylabel() == "attention weight"
+    expected = [f"{maps.values_HQK[3, q, k]:.2f}" for q in range(9) for k in range(q + 1)]
+    assert words(figure.map.numbers) == expected
+    assert figure.ax.yaxis_inverted(), "query 0 is the top row"
+
+
+def test_blank_cells_are_light_and_numbers_contrast() -> None:
+    figure = shown(bank_maps(), Style())
+    assert luminance(np.array(to_rgba(figure.ax.get_facecolor()))) > 0.8
+    seen = np.argwhere(figure.map.seen)
+    for text, (query, key) in zip(figure.map.numbers, seen, strict=True):
+        colour = np.array(figure.map.cmap(figure.map.mesh.norm(figure.map.mesh.get_array()[query, key])))
+        dark_ink = luminance(np.array(to_rgba(text.get_color()))) < 0.5
+        assert dark_ink == (luminance(colour) > LIGHT_CELL)
+
+
+@pytest.mark.parametrize(("tokens", "numbers"), [(2, 3), (12, 78), (13, 0)])
+def test_numbers_up_to_twelve_tokens(tokens: int, numbers: int) -> None:
+    maps = Maps(0, (0,), causal(1, tokens), numbered(tokens), numbered(tokens))
+    assert len(shown(maps, Style()).map.numbers) == numbers
+    assert len(shown(maps, Style(annotate=False)).map.numbers) == 0
+
+
+def test_one_scale_for_all_files_unless_per_head() -> None:
+    values = causal(2, 4)
+    values[0, 1:] *= 0.25  # a head whose telling rows are faint
+    maps = Maps(0, (0, 1), values, numbered(4), numbered(4))
+    highest = [max(float(v) for row in values[h, 1:] for v in row if not math.isnan(v)) for h in range(2)]
+    shared = max(highest) if max(highest) < 0.9 else 1.0
+    assert shown(maps, Style(), 0).map.mesh.get_clim() == pytest.approx((0, shared))
+    assert shown(maps, Style(), 1).map.mesh.get_clim() == pytest.approx((0, shared))
+    assert shown(maps, Style(per_head_scale=True), 0).map.mesh.get_clim() == pytest.approx((0, highest[0]))
+
+
+def test_a_row_with_one_key_does_not_set_the_scale() -> None:
+    values = np.array([[[1.0, np.nan], [0.3, 0.2]]])
+    limits = find_limits([values], Style())
+    assert (limits.high, limits.above) == (0.3, True)
+
+
+def test_log_scale_has_a_floor_that_holds_zeros() -> None:
+    values = np.array([[[1, np.nan, np.nan], [0.5, 0.5, np.nan], [0, 2e-3, 0.998]]], np.float32)
+    figure = shown(Maps(0, (0,), values, numbered(3), numbered(3)), Style(scale="log"))
+    assert isinstance(figure.map.mesh.norm, LogNorm)
+    assert figure.map.mesh.get_clim() == pytest.approx((1e-3, 1))
+    assert not figure.map.mesh.get_array().mask[2, 0], "a zero is small, not blank"
+    assert figure.map.mesh.get_array()[2, 0] == pytest.approx(1e-3)
+    assert words(figure.map.numbers) == ["1.00", "0.50", "0.50", "0", "2e-3", "1.00"]
+    assert words(figure.bar.ax.get_yticklabels())[0] == "≤1e-3"
+    assert figure.bar.ax.get_ylabel() == "weight, log scale"
+    assert find_limits([np.array([[1e-12, 0.4]])], Style(scale="log")).low == 1e-6
+
+
+def test_mask_takes_the_sink_out_and_prints_it() -> None:
+    maps = bank_maps()
+    figure = shown(maps, Style(sink="mask"), index=2)
+    assert figure.map.mesh.get_array().shape == (9, 8)
+    assert words(figure.ax.get_xticklabels()) == list(BANK[1:])
+    assert figure.strip is not None
+    assert figure.strip.mesh.get_array().filled(np.nan)[:, 0] == pytest.approx(maps.values_HQK[2, :, 0])
+    assert words(figure.strip.numbers) == [f"{maps.values_HQK[2, q, 0]:.2f}" for q in range(9)]
+    mean = sum(float(maps.values_HQK[2, q, 0]) for q in range(1, 9)) / 8
+    assert figure.note.get_text() == f"without key 0 (the), mean mass {mean:.2f} (grey strip, 0 to 1)"
+    assert words(figure.strip.ax.get_yticklabels()) == list(BANK)
+    assert shown(maps, Style()).strip is None
+
+
+def test_scores_span_their_finite_values() -> None:
+    scores = np.log(causal(1, 4)) - 1
+    scores[0, 3, 1] = -np.inf
+    figure = shown(Maps(0, (0,), scores, numbered(4), numbered(4)), Style(weights="scores"))
+    finite = [float(value) for value in scores.ravel() if math.isfinite(value)]
+    assert figure.map.mesh.get_clim() == pytest.approx((min(finite), max(finite)))
+    assert figure.map.mesh.get_array().mask[3, 1]
+    assert figure.bar.ax.get_ylabel() == "logit"
+    assert figure.map.numbers[1].get_text().startswith("−")
+
+
+def test_titles_name_bins_and_kv_heads() -> None:
+    labels = ("0–4", "5–9")
+    maps = Maps(3, (1,), causal(1, 2), labels, labels, bin_size=5, bin_rule="sum over keys", by_kv=True)
+    figure = shown(maps, Style())
+    assert figure.title.get_text() == "L3 kv 1"
+    assert figure.note.get_text() == "5 x 5 tokens a cell: sum over keys"
+
+
+@pytest.mark.parametrize("tokens", [2, 9, 60, 200])
+def test_labels_never_overlap_and_nothing_leaves_the_picture(tokens: int) -> None:
+    labels = tuple(f"token{index}" for index in range(tokens))
+    figure = shown(Maps(0, (0,), causal(1, tokens), labels, labels), Style(sink="mask"))
+    assert figure.strip is not None
+    boxes = [text.get_window_extent() for text in figure.strip.ax.get_yticklabels()]
+    assert all(above.y0 >= below.y1 - 4 for above, below in pairwise(boxes))
+    width, height = figure.figure.get_size_inches() * figure.figure.dpi
+    for part in (figure.title, figure.note, figure.ax, figure.strip.ax, figure.bar.ax):
+        box = part.get_tightbbox() if part in figure.figure.axes else part.get_window_extent()
+        assert min(box.x0, box.y0, width - box.x1, height - box.y1) >= 0, part
+    step = 5 if tokens == 200 else 1
+    assert words(figure.strip.ax.get_yticklabels()) == list(labels[::step])
+
+
+def test_token_text_is_never_a_formula(tmp_path: Path) -> None:
+    labels = ("$x", "$\\foo$", "a_b^c", "\\frac{")
+    maps = Maps(0, (0,), causal(1, 4), labels, labels)
+    assert words(shown(maps, Style()).ax.get_xticklabels()) == list(labels)
+    for image in ("png", "svg", "pdf"):
+        save_head_maps([(tmp_path / f"a.{image}", maps, 0)], Style(image=image))
+    save_layer(tmp_path / "layer.png", maps, Style())
+    save_overview(tmp_path / "over.png", [maps], Style(), subtitle="costs $5 and \\$")
+
+
+@pytest.mark.parametrize(
+    ("token", "label"),
+    [
+        ("a\nb\t", "a↵b⇥"),
+        ("\x00", "␀"),
+        ("  ", "␣␣"),
+        ("x" * 16, "x" * 16),
+        ("x" * 17, "x" * 15 + "…"),
+        ("❤\ufe0f", "❤"),
+        ("\udc80", "�"),
+        ("x" * 14 + "e\u0301zz", "x" * 14 + "…"),
+    ],
+)
+def test_shown_label(token: str, label: str) -> None:
+    assert shown_label(token) == label
+
+
+def test_one_warning_for_characters_without_a_font(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fonts.font_manager, "findSystemFonts", list)
+    monkeypatch.setattr(fonts, "_warned", set())
+    fonts._cover.cache_clear()
+    labels = ("銀", "\U0001f9a5")
+    maps = Maps(0, (0,), causal(1, 2), labels, labels)
+    with caplog.at_level(logging.WARNING, "attnscope"):
+        save_head_maps([(tmp_path / "a.png", maps, 0)], Style())
+        save_layer(tmp_path / "b.png", maps, Style())
+        save_overview(tmp_path / "c.png", [maps], Style(), subtitle="銀")
+    fonts._cover.cache_clear()
+    assert len(caplog.records) == 1
+    assert all(part in caplog.text for part in ("銀", "CJK", "emoji"))
+    assert [warning for warning in recwarn if "lyph" in str(warning.message)] == []
+
+
+def test_no_warning_for_what_the_shipped_font_has(caplog: pytest.LogCaptureFixture) -> None:
+    assert fonts_for(["the", "é", "Ж", "↵", "a\u200db"]).families == ("DejaVu Sans",)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("image", ["png", "svg", "pdf"])
+def test_two_runs_write_the_same_bytes(tmp_path: Path, image: str) -> None:
+    maps, style = bank_maps(), Style(image=image, sink="mask")
+    values = {"entropy": np.array([[0.5, np.nan]])}
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        save_head_maps([(folder / f"h{i}.{image}", maps, i) for i in range(2)], style)
+        save_layer(folder / f"layer.{image}", maps, style)
+        save_overview(folder / f"over.{image}", [maps], style)
+        save_metrics(folder / f"metrics.{image}", values, style, layer_labels=[0])
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert len(names) == 5
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+    assert (tmp_path / "one" / f"h0.{image}").read_bytes() != (tmp_path / "one" / f"h1.{image}").read_bytes()
+
+
+@pytest.mark.parametrize("style", [Style(), Style(sink="mask", scale="log"), Style(per_head_scale=True)])
+def test_the_fast_picture_is_the_plain_drawing(tmp_path: Path, style: Style) -> None:
+    """A re-used figure against one that matplotlib draws whole: no pixel differs by more than rounding."""
+    maps = bank_maps()
+    paths = save_head_maps([(tmp_path / f"{i}.png", maps, i) for i in range(4)], style)
+    fast = np.asarray(Image.open(paths[3]).convert("RGB"), int)
+    whole = np.asarray(shown(maps, style, index=3).canvas.buffer_rgba(), int)[..., :3]
+    assert np.abs(fast - whole).max() <= 2
+    other = np.asarray(Image.open(paths[2]).convert("RGB"), int)
+    assert np.abs(other - whole).max() > 50, "the comparison sees another head"
+
+
+def test_workers_write_what_one_process_writes(tmp_path: Path) -> None:
+    maps, told = bank_maps(), []
+    one = save_head_maps([(tmp_path / "one" / f"{i}.png", maps, i) for i in range(4)], Style(), workers=1)
+    two = save_head_maps(
+        [(tmp_path / "two" / f"{i}.png", maps, i) for i in range(4)],
+        Style(),
+        title=lambda maps, index: f"L{maps.layer}H{index} (kv {index // 2})",
+        workers=2,
+        progress=told.append,
+    )
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    assert told == [1, 2, 3, 4]
+
+
+def test_a_failing_worker_says_why_and_leaves_no_half_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    jobs = [(tmp_path / "good.png", bank_maps(), 0), (tmp_path / "file" / "bad.png", bank_maps(), 1)]
+    with pytest.raises(UsageError, match="cannot write"):
+        save_head_maps(jobs, Style(), workers=2)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_interrupt_stops_the_workers_and_leaves_no_half_file(tmp_path: Path) -> None:
+    maps, threads = bank_maps(), threading.active_count()
+
+    def interrupt(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_head_maps(
+            [(tmp_path / f"{i}.png", maps, i % 4) for i in range(400)], Style(), workers=2, progress=interrupt
+        )
+    written = list(tmp_path.iterdir())
+    assert len(written) < 400
+    assert all(path.suffix == ".png" and Image.open(path).load() for path in written)
+    assert threading.active_count() == threads
+
+
+def test_vector_files_hold_title_labels_and_numbers(tmp_path: Path) -> None:
+    maps = bank_maps()
+    paths = save_head_maps([(tmp_path / f"{i}.svg", maps, i) for i in range(2)], Style(image="svg"))
+    text = paths[1].read_text()
+    for word in ("L27H1 (kv 0)", "river", "query", "attention weight", f"{maps.values_HQK[1, 8, 3]:.2f}"):
+        assert f"<!-- {word} -->" in text, word
+
+
+def test_workers_pay_only_for_many_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.figures.pool._cores", lambda: 2)
+    assert worker_count([81] * 24, Style()) == 1
+    assert worker_count([81] * 672, Style()) == 2
+
+
+def test_figures_load_no_torch_and_light_parts_no_matplotlib() -> None:
+    code = (
+        "import sys, attnscope.figures as f; f.Style(); assert 'matplotlib' not in sys.modules;"
+        "import attnscope.figures.pool, attnscope.figures.heatmap; assert 'torch' not in sys.modules"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"old")
+
+    def fail(temp: Path) -> None:
+        temp.write_bytes(b"half")
+        raise RuntimeError("disk on fire")
+
+    with pytest.raises(RuntimeError, match="on fire"):
+        write_whole(path, fail)
+    assert [(item.name, item.read_bytes()) for item in tmp_path.iterdir()] == [("a.png", b"old")]
+
+
+def test_layer_shows_every_head_in_its_place() -> None:
+    maps = bank_maps(heads=5)
+    with drawing(Fonts()):
+        figure = layer_figure(maps, Style())
+    ax = figure.axes[0]
+    array, columns = ax.images[1].get_array(), 3  # five heads: three columns, two rows
+    tall, wide = (array.shape[0] - 9, (array.shape[1] - 9) // 2)
+    for head in range(5):
+        down, right = head // columns * tall, head % columns * wide
+        tile = array[down : down + 9, right : right + 9].filled(np.nan)
+        np.testing.assert_allclose(tile, maps.values_HQK[head], rtol=1e-6)
+    assert array[tall:, 2 * wide :].mask.all(), "no sixth head"
+    assert words(ax.texts) == ["H0 (kv 0)", "H1 (kv 0)", "H2 (kv 1)", "H3 (kv 1)", "H4 (kv 2)"]
+    assert words(ax.get_yticklabels()) == list(BANK) * 2
+    assert words(ax.get_xticklabels()) == list(BANK) * 3
+
+
+def test_layer_strips_carry_the_removed_mass() -> None:
+    maps = bank_maps(heads=1)
+    with drawing(Fonts()):
+        figure = layer_figure(maps, Style(sink="mask"))
+    strip = figure.axes[0].images[2].get_array()
+    assert strip.filled(np.nan)[:, 0] == pytest.approx(maps.values_HQK[0, :, 0])
+    assert strip[:, 1:].mask.all()
+    mean = sum(float(maps.values_HQK[0, q, 0]) for q in range(1, 9)) / 8
+    assert words(figure.axes[0].texts) == [f"H0 (kv 0) · {mean:.2f}"]
+
+
+def test_overview_puts_layers_down_and_heads_across() -> None:
+    layers = [bank_maps(heads=3, layer=layer, seed=layer) for layer in (0, 2)]
+    layers[1] = Maps(2, (1, 5), causal(2, 9, 2), BANK, BANK)
+    with drawing(Fonts()):
+        figure = overview_figure(layers, Style(), "demo")
+    ax = figure.axes[0]
+    array = ax.images[1].get_array()
+    assert words(ax.get_yticklabels()) == ["0", "2"]
+    assert words(ax.get_xticklabels()) == ["0", "1", "2", "5"]
+    pitch = (array.shape[1] - 9) // 3
+    for head, column in ((0, 1), (1, 3)):
+        tile = array[-9:, column * pitch : column * pitch + 9].filled(np.nan)
+        np.testing.assert_allclose(tile, layers[1].values_HQK[head], rtol=1e-6)
+    assert array[-9:, :9].mask.all(), "layer 2 has no head 0"
+    assert [text.get_text() for text in figure.texts] == ["2 layers × 4 heads", "demo"]
+
+
+def test_large_thumbnails_keep_the_greatest_weight_of_a_square() -> None:
+    values = causal(2, 7)
+    small = pooled(values, 3, 2)
+    assert small.shape == (2, 3, 4)
+    for head, row, column in np.ndindex(2, 3, 4):
+        cells = [
+            float(values[head, query, key])
+            for query in range(3 * row, min(7, 3 * row + 3))
+            for key in range(2 * column, min(7, 2 * column + 2))
+            if key <= query
+        ]
+        assert small[head, row, column] == pytest.approx(max(cells, default=math.nan), nan_ok=True)
+    large = Maps(0, tuple(range(64)), causal(64, 90), numbered(90), numbered(90))
+    with drawing(Fonts()):
+        assert "each cell the greatest of 3 x 3" in overview_figure([large], Style()).texts[1].get_text()
+
+
+def test_per_head_scale_shows_shares_of_each_head() -> None:
+    values = np.array([[[1, np.nan], [0.1, 0.2]], [[1, np.nan], [0.4, 0.8]]], np.float32)
+    with drawing(Fonts()):
+        figure = layer_figure(Maps(0, (0, 1), values, ("a", "b"), ("a", "b")), Style(per_head_scale=True))
+    array = figure.axes[0].images[1].get_array()
+    np.testing.assert_allclose(array[-1].compressed(), [0.5, 1, 0.5, 1], rtol=1e-6)
+
+
+def test_metrics_have_a_panel_a_scale_and_hatching_each() -> None:
+    values = {
+        "entropy": np.array([[0.5, 1.5, np.nan]] * 2),
+        "sink": np.zeros((2, 3)),
+        "induction": np.full((2, 3), np.nan),
+    }
+    with drawing(Fonts()):
+        figure = metrics_figure(values, Style(), ["0", "3"])
+    panels = figure.axes[::2]
+    assert [ax.get_title(loc="left") for ax in panels] == list(values)
+    assert panels[0].images[0].get_clim() == (0.5, 1.5)
+    assert panels[1].images[0].get_clim() == (0, 1)
+    assert panels[0].images[0].get_array().mask.tolist() == [[False, False, True]] * 2
+    assert all(ax.patch.get_hatch() for ax in panels)
+    assert words(panels[0].get_xticklabels()) == ["0", "1", "2"]
+    assert words(panels[0].get_yticklabels()) == ["0", "3"]
+    assert figure.texts[0].get_text() == "hatched: no value"
+
+
+def test_many_heads_are_numbered_where_there_is_room() -> None:
+    with drawing(Fonts()):
+        figure = metrics_figure(
+            {"sink": np.random.default_rng(0).random((32, 64))}, Style(), [str(i) for i in range(32)]
+        )
+        figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
+    assert len(boxes) >= 7
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+
+
+def test_bad_choices_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected linear or log, got 'cubic'"):
+        Style(scale="cubic")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="logarithms"):
+        Style(scale="log", weights="scores")
+    with pytest.raises(UsageError, match="did you mean viridis"):
+        save_head_maps([(tmp_path / "a.png", bank_maps(), 0)], Style(cmap="virids"))
+    with pytest.raises(ValueError, match=r"\(1, 2, 2\), got \(1, 3, 3\)"):
+        Maps(0, (0,), causal(1, 3), ("a", "b"), ("a", "b"))
+    with pytest.raises(ValueError, match="one shape"):
+        save_metrics(tmp_path / "m.png", {"a": np.zeros((2, 2))}, Style(), layer_labels=[0])
