@@ -37,7 +37,13 @@ class AttentionCall:
     logits: Logits | None = None
     v_BGKD: Tensor | None = None
     output_BQHD: Tensor | None = None
-    sinks: Tensor | None = None
+    sinks: Tensor | None = None  # (B or 1, H, Q or 1) sink logits
+    sinks_scale_output: bool = False  # they leave the rows alone and scale the output
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether sink logits take a share of the rows, which then sum to less than 1."""
+        return self.sinks is not None and not self.sinks_scale_output
 
     @cached_property
     def P(self) -> AttentionOperator:
@@ -52,7 +58,8 @@ class AttentionCall:
                 f"layer {self.layer} showed neither weights nor queries and keys",
                 'load the model with attn_implementation="eager"',
             )
-        return FusedAttention(self.logits, self.sinks, self.v_BGKD, answers=self.output_BQHD is None)
+        answers = self.output_BQHD is None
+        return FusedAttention(self.logits, self.sinks, self.v_BGKD, answers, self.sinks_scale_output)
 
 
 @dataclass
@@ -72,6 +79,7 @@ class CallCheck:
     masked_weight: float | None
     value_error: float | None
     sink_logits: bool = False
+    keys: int = 0
 
     def failures(self, dtype: torch.dtype) -> list[str]:
         """What did not hold to what the dtype allows, in words."""
@@ -101,6 +109,7 @@ class CaptureReport:
     """What one forward pass was: its calls in order, and whether each held."""
 
     calls: list[CallCheck] = field(default_factory=list)
+    tokens: int = 0
 
     @property
     def layers(self) -> list[int]:
@@ -110,7 +119,9 @@ class CaptureReport:
 
 def check_call(call: AttentionCall, route: str) -> CallCheck:
     """Hold one call against itself: rows sum to 1, masked keys get nothing, P V is the call's own output."""
-    check = CallCheck(call.layer, call.call, call.path, call.P.heads, route, None, None, None, call.sinks is not None)
+    check = CallCheck(
+        call.layer, call.call, call.path, call.P.heads, route, None, None, None, call.takes_rows, call.P.keys
+    )
     if call.weights_BHQK is not None:
         check.row_sum_error, check.masked_weight = _matrix_errors(call)
     if call.v_BGKD is not None and call.output_BQHD is not None:
@@ -137,7 +148,7 @@ def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
     """Largest |row sum - 1| (None with sink logits), and the largest weight on a masked key."""
     P = call.P
     seen_BHQ = call.visible.counts_BHQ.to(P.device) > 0
-    row_sum = None if call.sinks is not None else float(((P.mass - 1).abs() * seen_BHQ).max())
+    row_sum = None if call.takes_rows else float(((P.mass - 1).abs() * seen_BHQ).max())
     masked = max(
         float((P.rows(a, b).masked_fill(call.visible.rows(a, b).to(P.device), 0) * seen_BHQ[..., a:b, None]).max())
         for a, b in P.blocks()
@@ -146,9 +157,9 @@ def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
 
 
 def _value_error(call: AttentionCall, v_BGKD: Tensor, output_BQHD: Tensor) -> float | None:
-    """Largest |P V - output| over some rows; None where the call's output has another form."""
+    """Largest |P V - output| over some rows; None where the call's output is not P V."""
     P, G = call.P, v_BGKD.shape[1]
-    if output_BQHD.shape != (P.batch, P.queries, P.heads, v_BGKD.shape[-1]):
+    if call.sinks_scale_output or output_BQHD.shape != (P.batch, P.queries, P.heads, v_BGKD.shape[-1]):
         return None
     row_R = sampled_rows(P.queries)
     runs = row_R.split(CHECKED_ROWS // 4)

@@ -50,6 +50,7 @@ def listen(
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
     with _model_lock(model), listening(model, hear, windows, answer) as report, torch.no_grad(), _uncompiled():
         _backbone(model)(ids_BT, use_cache=False, **_extras(model), **inputs)
+    report.tokens = ids_BT.shape[1]
     missing = sorted(set(expected_layers or ()) - set(report.layers))
     if missing:
         raise ModelError(
@@ -189,9 +190,21 @@ class _Listener:
         visible = self._visibility(module, given.get("attention_mask"), q, k, given)
         logits = Logits(q, k, scale, given.get("softcap"), given.get("position_bias"), visible)
         sinks = next((given[name] for name in ("s_aux", "sinks") if given.get(name) is not None), None)
+        if sinks is not None:  # one a head, or one a head and query
+            sinks = sinks.reshape(1, -1, 1) if sinks.numel() == q.shape[1] else sinks[..., 0]
         layer, count = self._place(module)
         return AttentionCall(
-            layer, count, self.paths[module], module, weights, visible, logits, given["value"], output, sinks
+            layer,
+            count,
+            self.paths[module],
+            module,
+            weights,
+            visible,
+            logits,
+            given["value"],
+            output,
+            sinks,
+            type(module).__name__ in SINKS_SCALE_OUTPUT,
         )
 
     def _answer_error(
@@ -200,8 +213,9 @@ class _Listener:
         """Some rows of our output against what the model's own attention gives for them."""
         row_R = sampled_rows(given["query"].shape[2]).to(output_BQHD.device)
         asked = {**given, "query": given["query"][:, :, row_R], "attention_mask": self._mask_rows(call, given, row_R)}
-        if given.get("position_bias") is not None:
-            asked["position_bias"] = given["position_bias"][..., row_R, :]
+        for name in ("position_bias", "sinks"):  # one a query, where the family has them
+            if isinstance(given.get(name), Tensor) and given[name].ndim == 4:
+                asked[name] = given[name][..., row_R, :]
         expected, _ = attend(call.module, *(asked.pop(name) for name in ARGUMENTS[:4]), **asked)
         return relative_error(output_BQHD[:, row_R], expected)
 
@@ -283,6 +297,10 @@ def _extras(model: nn.Module) -> dict[str, Any]:
 
 
 RETURN_WEIGHTS_WHEN_ASKED = {"falcon", "git", "mvp", "xlm", "openai-gpt", "prophetnet", "trocr", "big_bird"}
+
+
+# Modules whose sink logits scale the output and leave the returned weights summing to 1.
+SINKS_SCALE_OUTPUT = {"GraniteSWAAttention", "GraniteMoeSWAAttention"}
 
 
 def _uncompiled() -> Any:

@@ -46,17 +46,14 @@ class Tile:
     p: Tensor
     sum_rest: Tensor  # over the keys but key 0, so that the row without it loses no digits
     sum_first: Tensor
-    share: Tensor  # what a sink logit leaves, (R, r, 1)
+    norm: Tensor
+    share: Tensor  # what a sink logit leaves of the output, (R, r, 1)
     strongest: tuple[Tensor, Tensor] | None  # t and key of the strongest keys, as many as any question wants
     matches: dict[int, tuple[Tensor, Tensor]]  # the pairs of equal labels, by question
 
     @cached_property
     def total(self) -> Tensor:
         return self.sum_rest + self.sum_first
-
-    @cached_property
-    def norm(self) -> Tensor:
-        return self.share / self.total
 
     @cached_property
     def energy_first(self) -> Tensor:
@@ -78,10 +75,14 @@ class Tile:
 
 
 class Question:
-    """Something asked of every row: notes what a tile says of it. `key` tells equal questions apart from others."""
+    """Something asked of every row: notes what a tile says of it."""
 
-    key: tuple[Any, ...]
+    asked: tuple[Any, ...] = ()  # what tells it from others of its kind
     answer: Any
+
+    def same(self, other: Question) -> bool:
+        """Whether both ask the same; tensors are equal by what they hold."""
+        return type(self) is type(other) and all(map(_equal, self.asked, other.asked))
 
     def begin(self, P: FusedAttention) -> None:
         """Make room for the answer, (B, H, Q)."""
@@ -93,15 +94,13 @@ class Question:
 
 
 class Mass(Question):
-    key = ("mass",)
-
     def visit(self, tile: Tile) -> None:
         self.answer[tile.place] = (tile.norm * tile.total)[..., 0]
 
 
 class Entropy(Question):
     def __init__(self, skip_first: bool) -> None:
-        self.key, self.skip_first = ("entropy", skip_first), skip_first
+        self.asked, self.skip_first = (skip_first,), skip_first
 
     def visit(self, tile: Tile) -> None:
         # H = ln sum p - (sum p t) / sum p
@@ -113,22 +112,18 @@ class Entropy(Question):
 
 
 class Squares(Question):
-    key = ("squares",)
-
     def visit(self, tile: Tile) -> None:
         self.answer[tile.place] = (torch.linalg.vector_norm(tile.p, dim=-1) / tile.total[..., 0]).square()
 
 
 class Largest(Question):
-    key = ("largest",)
-
     def visit(self, tile: Tile) -> None:
         self.answer[tile.place] = tile.norm[..., 0]  # the largest p is exp 0
 
 
 class At(Question):
     def __init__(self, key_Q: Tensor) -> None:
-        self.key, self.key_Q = ("at", id(key_Q)), key_Q
+        self.asked, self.key_Q = (key_Q,), key_Q
 
     def visit(self, tile: Tile) -> None:
         _, _, rows = tile.place
@@ -142,7 +137,7 @@ class Features(Question):
     """P @ F for features of the keys; joined with the values into one product a tile."""
 
     def __init__(self, features: Tensor) -> None:
-        self.key, self.features = ("features", id(features)), features
+        self.asked, self.features = (features,), features
 
     def begin(self, P: FusedAttention) -> None:
         self.answer = torch.zeros(P.batch, P.heads, P.queries, self.features.shape[-1], device=P.device)
@@ -156,22 +151,21 @@ class Features(Question):
 class Output(Question):
     """The layer's own output, P V of each head: (B, H, Q, Dv)."""
 
-    key = ("output",)
-
     def __init__(self, v_BGKD: Tensor, group: int) -> None:
         self.v_BGKD, self.group = v_BGKD, group
 
     def begin(self, P: FusedAttention) -> None:
-        self.answer = torch.empty(P.batch, P.heads, P.queries, self.v_BGKD.shape[-1], device=P.device)
+        buffer_BQHD = torch.empty(P.batch, P.queries, P.heads, self.v_BGKD.shape[-1], device=P.device)
+        self.answer = buffer_BQHD.transpose(1, 2)
 
     def visit(self, tile: Tile) -> None:
         v_KD = self.v_BGKD[tile.text, tile.head // self.group, tile.low : tile.low + tile.p.shape[-1]].float()
-        self.answer[tile.place] = (tile.p.flatten(0, 1) @ v_KD).view(*tile.p.shape[:2], -1) * tile.norm
+        self.answer[tile.place] = (tile.p.flatten(0, 1) @ v_KD).view(*tile.p.shape[:2], -1) * tile.norm * tile.share
 
 
 class Match(Question):
     def __init__(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> None:
-        self.key = ("match", id(query_label_BQ), id(key_label_BK), gap)
+        self.asked = (query_label_BQ, key_label_BK, gap)
         self.query_label_BQ, self.key_label_BK, self.gap = query_label_BQ, key_label_BK, gap
 
     def pairs(self, tile: Tile, offset: int) -> tuple[Tensor, Tensor]:
@@ -198,7 +192,7 @@ class Match(Question):
 
 class Recent(Question):
     def __init__(self, width: int, offset: int) -> None:
-        self.key, self.width, self.offset = ("recent", width), width, offset
+        self.asked, self.width, self.offset = (width,), width, offset
 
     def visit(self, tile: Tile) -> None:
         _, r, n = tile.p.shape
@@ -212,7 +206,7 @@ class Recent(Question):
 
 class TopK(Question):
     def __init__(self, k: int, heads: Sequence[int], skip_first: bool) -> None:
-        self.key = ("topk", k, tuple(heads), skip_first)
+        self.asked = (k, tuple(heads), skip_first)
         self.k, self.heads, self.skip_first = k, list(heads), skip_first
 
     @property
@@ -244,33 +238,45 @@ class TopK(Question):
         self.answer[1][tile.text, at, rows, : t.shape[-1]] = key.int()
 
 
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one is other or (one.shape == other.shape and one.device == other.device and torch.equal(one, other))
+    return bool(one == other)
+
+
 @dataclass
 class _Plan:
     """The questions of the next pass, and the answers of the last."""
 
     open: bool = False
-    noted: dict[tuple[Any, ...], Question] = field(default_factory=dict)
-    answered: dict[tuple[Any, ...], Question] = field(default_factory=dict)
+    noted: list[Question] = field(default_factory=list)
+    answered: list[Question] = field(default_factory=list)
 
 
 class FusedAttention(AttentionOperator):
     """P known by q, k and how the family makes its logits; answers come from tiles that fit the cache.
 
-    logits: q, k, scale, soft-cap, bias and mask. sinks: (H,) or broadcastable sink logits, None without. v_BGKD: the
-    values, for `output()`; with `answers`, the pass that answers a plan gives the output too.
+    logits: q, k, scale, soft-cap, bias and mask. sinks: (B or 1, H, Q or 1) sink logits, None without; they take their
+    share of every row, or, with `sinks_scale_output`, of the output alone. v_BGKD: the values, for `output()`; with
+    `answers`, the pass that answers a plan gives the output too.
     """
 
     def __init__(
-        self, logits: Logits, sinks: Tensor | None = None, v_BGKD: Tensor | None = None, answers: bool = False
+        self,
+        logits: Logits,
+        sinks: Tensor | None = None,
+        v_BGKD: Tensor | None = None,
+        answers: bool = False,
+        sinks_scale_output: bool = False,
     ) -> None:
         assert logits.visible is not None
         super().__init__(logits.q_BHQD.shape[0], logits.q_BHQD.shape[1], logits.visible, logits)
         self.sinks = sinks
         self.v_BGKD = v_BGKD
         self.answers = answers
+        self.sinks_scale_output = sinks_scale_output
         self._group = self.heads // logits.k_BGKD.shape[1]
         self._plan = _Plan()
-        self._kept: list[Any] = []  # tensors whose id is a question's key must live as long
 
     @property
     def device(self) -> torch.device:
@@ -291,7 +297,7 @@ class FusedAttention(AttentionOperator):
             yield
         finally:
             self._plan.open = False
-        self.sweep(list(self._plan.noted.values()))
+        self.sweep(self._plan.noted)
 
     def output(self) -> Tensor:
         """P V, the call's own output before the projection: (B, Q, H, Dv) in the model's dtype."""
@@ -303,11 +309,9 @@ class FusedAttention(AttentionOperator):
         return self._ask(Mass())
 
     def __matmul__(self, features: Tensor) -> Tensor:
-        self._kept.append(features)
         return self._ask(Features(features))
 
     def at(self, key_Q: Tensor) -> Tensor:
-        self._kept.append(key_Q)
         return self._ask(At(key_Q))
 
     def scores(self, start: int, stop: int) -> Tensor:
@@ -317,9 +321,9 @@ class FusedAttention(AttentionOperator):
 
     def rows(self, start: int, stop: int) -> Tensor:
         logits = self.scores(start, stop)
-        if self.sinks is not None:
-            sink = self._sink_H(logits.device)[None, :, None, None].expand(*logits.shape[:3], 1)
-            logits = torch.cat([logits, sink], -1)
+        if self.sinks is not None and not self.sinks_scale_output:
+            sink_BHQ = self.sinks.float()[..., start:stop] if self.sinks.shape[-1] > 1 else self.sinks.float()
+            logits = torch.cat([logits, sink_BHQ.expand(logits.shape[:3])[..., None]], -1)
         return logits.softmax(-1)[..., : self.keys].nan_to_num(0.0)  # a row of a boolean mask that sees nothing
 
     def entropy(self, skip_first: bool = False) -> Tensor:
@@ -332,7 +336,6 @@ class FusedAttention(AttentionOperator):
         return self._ask(Largest())
 
     def match_mass(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> Tensor:
-        self._kept += [query_label_BQ, key_label_BK]
         return self._ask(Match(query_label_BQ, key_label_BK, gap))
 
     def recent_mass(self, width: int) -> Tensor:
@@ -342,14 +345,14 @@ class FusedAttention(AttentionOperator):
         return self._ask(TopK(min(k, self.keys), range(self.heads) if heads is None else heads, skip_first))
 
     def _ask(self, question: Question) -> Any:
-        known = self._plan.answered.get(question.key)
+        known = next((one for one in self._plan.answered + self._plan.noted if one.same(question)), None)
         if known is not None:
             return known.answer
         if self._plan.open:
-            noted = self._plan.noted.setdefault(question.key, question)
-            noted.begin(self)
-            return noted.answer
-        self.sweep([question])
+            question.begin(self)
+            self._plan.noted.append(question)
+        else:
+            self.sweep([question])
         return question.answer
 
     def sweep(self, questions: Sequence[Question]) -> None:
@@ -359,7 +362,7 @@ class FusedAttention(AttentionOperator):
         for tile in self._tiles(questions):
             for question in questions:
                 question.visit(tile)
-        self._plan.answered |= {question.key: question for question in questions}
+        self._plan.answered += questions
 
     def _tiles(self, questions: Sequence[Question]) -> Iterator[Tile]:
         top = [question for question in questions if isinstance(question, TopK)]
@@ -397,9 +400,6 @@ class FusedAttention(AttentionOperator):
         strongest = _strongest(logits, most) if most else None
         peak = logits.amax(-1, keepdim=True) if strongest is None else strongest[0][..., :1]
         sees = (peak > HIDDEN / 2) | (peak < HIDDEN * 2)  # a row that an additive mask hides whole is uniform
-        share = sees.float()
-        if self.sinks is not None:
-            share = share * torch.sigmoid(self._log_sum(logits, peak) - self._sink_H(logits.device)[heads, None, None])
         t = logits.sub_(peak)
         p = t.exp()
         if strongest is not None:
@@ -407,10 +407,14 @@ class FusedAttention(AttentionOperator):
         first = 1 if keys[0] == 0 else 0
         sum_first = p[..., :1] if first else torch.zeros_like(peak)
         sum_rest = p[..., first:].sum(-1, keepdim=True)
-        return Tile(text, head, rows[0], keys[0], t, p, sum_rest, sum_first, share, strongest, matches)
-
-    def _log_sum(self, logits: Tensor, peak: Tensor) -> Tensor:
-        return peak + (logits - peak).exp_().sum(-1, keepdim=True).log()
+        total = sum_rest + sum_first
+        norm, share = sees / total, torch.ones_like(total)
+        if self.sinks is not None:
+            sink_Rr = _part(self.sinks[..., None], text, heads, rows, keys).float()
+            share = torch.sigmoid(peak + total.log() - sink_Rr)
+            if not self.sinks_scale_output:
+                norm, share = norm * share, torch.ones_like(total)
+        return Tile(text, head, rows[0], keys[0], t, p, sum_rest, sum_first, norm, share, strongest, matches)
 
     def _shaped(self, logits: Tensor, text: int, heads: slice, rows: tuple[int, int], keys: tuple[int, int]) -> Tensor:
         """Soft-cap, position bias, mask, in the families' own order."""
@@ -445,10 +449,6 @@ class FusedAttention(AttentionOperator):
             return int(reach_2[:, 0].min()), int(reach_2[:, 1].max())
         low = max(0, start + offset - visible.window + 1) if visible.window and visible.causal else 0
         return low, min(self.keys, stop + offset) if visible.causal else self.keys
-
-    def _sink_H(self, device: torch.device) -> Tensor:
-        assert self.sinks is not None
-        return self.sinks.float().reshape(-1).expand(self.heads).to(device)
 
 
 def _strongest(logits: Tensor, most: int) -> tuple[Tensor, Tensor]:

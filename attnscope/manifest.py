@@ -75,10 +75,13 @@ def unmeasured(seen: Observation) -> list[str]:
     """What this run could not measure, in words."""
     calls = seen.report.calls
     again = sorted({check.layer for check in calls if check.call > 0})
+    other_keys = sorted({check.layer for check in calls if check.call == 0 and check.keys != seen.report.tokens})
     no_output = sorted({check.layer for check in calls if check.value_error is None})
     lines = []
     if again:
         lines.append(f"layers {again} attend more than once; the scores are of each layer's first call")
+    if other_keys:
+        lines.append(f"layers {other_keys} attend to keys that are not tokens; they have no scores")
     if no_output:
         lines.append(f"layers {no_output}: P V was not compared with the layer's own output")
     return lines

@@ -215,9 +215,9 @@ def observe(
     kv_of: dict[int, tuple[int, int]] = {}
 
     def hear(call: AttentionCall) -> None:
-        if call.call > 0:  # a family that attends several times a layer: the report lists every call
-            return
         P = call.P
+        if call.call > 0 or P.keys != texts.ids_BT.shape[1]:  # the report lists what is not read, and why
+            return
         known = layers.get(call.layer)
         kv_heads = call.logits.k_BGKD.shape[1] if call.logits else known.kv_heads if known else P.heads
         kv_of[call.layer] = (P.heads, kv_heads)
