@@ -52,14 +52,17 @@ class AttentionCall:
         Raises ModelError where the model returned neither.
         """
         if self.weights_BHQK is not None:
-            return DenseAttention(self.weights_BHQK, self.visible, self.logits)
-        if self.logits is None:
+            P: AttentionOperator = DenseAttention(self.weights_BHQK, self.visible, self.logits)
+        elif self.logits is not None:
+            answers = self.output_BQHD is None
+            P = FusedAttention(self.logits, self.sinks, self.v_BGKD, answers, self.sinks_scale_output)
+        else:
             raise ModelError(
                 f"layer {self.layer} showed neither weights nor queries and keys",
                 'load the model with attn_implementation="eager"',
             )
-        answers = self.output_BQHD is None
-        return FusedAttention(self.logits, self.sinks, self.v_BGKD, answers, self.sinks_scale_output)
+        P.whole_rows = self.logits is not None and not self.takes_rows
+        return P
 
 
 @dataclass

@@ -163,7 +163,7 @@ METRICS: Mapping[str, Metric] = {
             "gpt-oss sink logits, arXiv 2508.10925",
             "above 0: a learned sink logit takes this share, no token gets it",
             "seeing",
-            lambda P, texts: 1 - P.mass,
+            lambda P, texts: P.lost_mass(),
         ),
         Metric(
             "duplicate_token",

@@ -127,6 +127,7 @@ class AttentionOperator(ABC):
         self.queries, self.keys = visible.queries, visible.keys
         self.visible = visible
         self.logits = logits
+        self.whole_rows = False  # known to sum to 1: what is missing from a row is rounding
 
     @property
     @abstractmethod
@@ -169,6 +170,10 @@ class AttentionOperator(ABC):
     @abstractmethod
     def recent_mass(self, width: int) -> Tensor:
         """(B, H, Q): the mass on the last `width` keys, the query's own included."""
+
+    def lost_mass(self) -> Tensor:
+        """(B, H, Q): what each row lacks of 1; exactly 0 where no sink logit takes a share."""
+        return self.mass * 0 if self.whole_rows else 1 - self.mass
 
     def scores(self, start: int, stop: int) -> Tensor:
         """Logits of a block of queries, after scale, cap, bias and mask, fp32 (B, H, stop - start, K).
