@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope import fused
 from attnscope.capturing import listen
-from attnscope.fused import FusedAttention
+from attnscope.fused import FusedAttention, tiles
 from attnscope.metrics import METRICS, Texts, measure
 from attnscope.operators import DenseAttention, Logits, Visibility
 from families import MODEL_TYPES, tiny_model
@@ -75,11 +74,11 @@ def operators(
 
 
 @pytest.fixture(params=[2**12, 2**21], ids=["small tiles", "large tiles"])
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fused.TILE_BYTES, "cpu", request.param)
+def tile_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiles.TILE_BYTES, "cpu", request.param)
 
 
-@pytest.mark.usefixtures("tiles")
+@pytest.mark.usefixtures("tile_sizes")
 @pytest.mark.parametrize("case", CASES)
 def test_answers_equal_the_matrix(case: str) -> None:
     dense, asked, v_BGKD = operators(**CASES[case])
@@ -113,9 +112,9 @@ def assert_same_keys(found: tuple, expected: tuple, dense: DenseAttention, heads
 
 def test_a_broken_tile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The assertions above fail when the causal edge is off by one key."""
-    good = fused._hide_future
+    good = tiles._hide_future
     monkeypatch.setattr(
-        fused, "_hide_future", lambda logits, query, low, visible: good(logits, query - 1, low, visible)
+        tiles, "_hide_future", lambda logits, query, low, visible: good(logits, query - 1, low, visible)
     )
     with pytest.raises(AssertionError):
         test_answers_equal_the_matrix("plain")
@@ -152,7 +151,7 @@ def test_no_tensor_grows_with_the_square_of_the_text() -> None:
     with Watch(), asked.planning():
         asked.entropy()
         asked.topk(8)
-    assert largest[0] <= 2 * fused.TILE_BYTES["cpu"]
+    assert largest[0] <= 2 * tiles.TILE_BYTES["cpu"]
     assert largest[0] * 8 < 4 * 4 * 4096 * 4096
 
 

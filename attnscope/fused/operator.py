@@ -1,0 +1,179 @@
+"""Attention answered from q and k in one tiled pass: every statistic of every head, and never an N x N matrix.
+
+Questions are noted first and answered together: while a tile of exponentiated logits is in the cache, all of them read
+it. The same pass can return the layer's own output, so that no other attention need run.
+
+    with P.planning():
+        measure(P, texts, ids)      # noted, answered with zeros
+    measure(P, texts, ids)          # answered, from one pass over the scores
+
+Shapes: B text, H head, G kv head, R heads of a group, Q query, K key, D head dim, M feature, r rows of a tile, n keys
+of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.fused.questions import (
+    At,
+    Entropy,
+    Features,
+    Largest,
+    Mass,
+    Match,
+    Output,
+    Product,
+    Question,
+    Recent,
+    Squares,
+    TopK,
+)
+from attnscope.fused.tiles import Tiling
+from attnscope.operators import AttentionOperator, Logits
+
+
+@dataclass
+class _Plan:
+    """The questions of the next pass, and the answers of the last."""
+
+    open: bool = False
+    noted: list[Question] = field(default_factory=list)
+    answered: list[Question] = field(default_factory=list)
+
+
+class FusedAttention(AttentionOperator):
+    """P known by q, k and how the family makes its logits; answers come from tiles that fit the cache.
+
+    logits: q, k, scale, soft-cap, bias and mask. sinks: (B or 1, H, Q or 1) sink logits, None without; they take their
+    share of every row, or, with `sinks_scale_output`, of the output alone. v_BGKD: the values, for `output()`; with
+    `answers`, the pass that answers a plan gives the output too.
+    """
+
+    def __init__(
+        self,
+        logits: Logits,
+        sinks: Tensor | None = None,
+        v_BGKD: Tensor | None = None,
+        answers: bool = False,
+        sinks_scale_output: bool = False,
+    ) -> None:
+        assert logits.visible is not None
+        super().__init__(logits.q_BHQD.shape[0], logits.q_BHQD.shape[1], logits.visible, logits)
+        self.sinks = sinks
+        self.v_BGKD = v_BGKD
+        self.answers = answers
+        self.sinks_scale_output = sinks_scale_output
+        self._plan = _Plan()
+
+    @property
+    def device(self) -> torch.device:
+        return self._logits.q_BHQD.device
+
+    @property
+    def _logits(self) -> Logits:
+        assert self.logits is not None
+        return self.logits
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """While open, questions are noted and answered with zeros; one pass answers them all at the end."""
+        self._plan.open = True
+        try:
+            if self.answers:
+                self.output()
+            yield
+        finally:
+            self._plan.open = False
+        self.sweep(self._plan.noted)
+
+    def output(self) -> Tensor:
+        """P V, the call's own output before the projection: (B, Q, H, Dv) in the model's dtype."""
+        assert self.v_BGKD is not None
+        return self._ask(Output(self.v_BGKD)).transpose(1, 2).to(self._logits.q_BHQD.dtype)
+
+    @property
+    def mass(self) -> Tensor:
+        return self._ask(Mass())
+
+    def __matmul__(self, features: Tensor) -> Tensor:
+        return self._ask(Features(features))
+
+    def at(self, key_Q: Tensor) -> Tensor:
+        return self._ask(At(key_Q))
+
+    def scores(self, start: int, stop: int) -> Tensor:
+        if self._plan.open:  # what a plan reads is thrown away
+            return torch.zeros(self.batch, self.heads, stop - start, self.keys, device=self.device)
+        return self._logits.rows(start, stop)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        logits = self.scores(start, stop)
+        if self.sinks is not None and not self.sinks_scale_output:
+            sink_BHQ = self.sinks.float()[..., start:stop] if self.sinks.shape[-1] > 1 else self.sinks.float()
+            logits = torch.cat([logits, sink_BHQ.expand(logits.shape[:3])[..., None]], -1)
+        return logits.softmax(-1)[..., : self.keys].nan_to_num(0.0)  # a row of a boolean mask that sees nothing
+
+    def entropy(self, skip_first: bool = False) -> Tensor:
+        return self._ask(Entropy(skip_first))
+
+    def squares(self) -> Tensor:
+        return self._ask(Squares())
+
+    def largest(self) -> Tensor:
+        return self._ask(Largest())
+
+    def match_mass(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> Tensor:
+        return self._ask(Match(query_label_BQ, key_label_BK, gap))
+
+    def recent_mass(self, width: int) -> Tensor:
+        return self._ask(Recent(width, self.keys - self.queries))
+
+    def topk(self, k: int, heads: Sequence[int] | None = None, skip_first: bool = False) -> tuple[Tensor, Tensor]:
+        return self._ask(TopK(min(k, self.keys), range(self.heads) if heads is None else heads, skip_first))
+
+    def _ask(self, question: Question) -> Any:
+        known = next((one for one in self._plan.answered + self._plan.noted if one.same(question)), None)
+        if known is not None:
+            return known.answer
+        if self._plan.open:
+            question.begin(self)
+            self._plan.noted.append(question)
+        else:
+            self.sweep([question])
+        return question.answer
+
+    def sweep(self, questions: Sequence[Question]) -> None:
+        """Answer the questions in one pass over the tiles."""
+        for question in questions:
+            question.begin(self)
+        group = self.heads // self._logits.k_BGKD.shape[1]
+        wanted = [question for question in questions if isinstance(question, TopK)]
+        products = _side_by_side(questions)
+
+        def most(head: int) -> int:
+            return max((one.wanted for one in wanted if any(head <= h < head + group for h in one.heads)), default=0)
+
+        def columns(text: int, group: int) -> Tensor | None:
+            parts = [product.columns(text, group).to(self.device) for product in products]
+            return torch.cat(parts, -1) if parts else None
+
+        for tile in Tiling(self._logits, self.sinks, self.sinks_scale_output, most, columns):
+            for question in questions:
+                question.visit(tile)
+        self._plan.answered += questions
+
+
+def _side_by_side(questions: Sequence[Question]) -> list[Product]:
+    """The questions that multiply, each given its columns in the common product."""
+    products, start = [question for question in questions if isinstance(question, Product)], 0
+    for product in products:
+        product.span = slice(start, start + product.width)
+        start += product.width
+    return products

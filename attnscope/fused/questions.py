@@ -1,0 +1,202 @@
+"""What can be asked of every row of a tiled pass. A question reads each tile once and notes its answer.
+
+Shapes: B text, H head, R heads of a group, Q query, K key, M feature, r rows of a tile, n keys of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.fused.tiles import HIDDEN, Tile
+from attnscope.operators import AttentionOperator
+
+DENSE_MATCHES = 1 / 16  # share of equal pairs in a tile beyond which a product is cheaper than looking them up
+
+
+class Question:
+    """Something asked of every row: notes what a tile says of it."""
+
+    asked: tuple[Any, ...] = ()  # what tells it from others of its kind
+    answer: Any
+
+    def same(self, other: Question) -> bool:
+        """Whether both ask the same; tensors are equal by what they hold."""
+        return type(self) is type(other) and all(map(_equal, self.asked, other.asked))
+
+    def begin(self, P: AttentionOperator) -> None:
+        """Make room for the answer, (B, H, Q)."""
+        self.answer = torch.zeros(P.batch, P.heads, P.queries, device=P.device)
+
+    def visit(self, tile: Tile) -> None:
+        """Read one tile."""
+        raise NotImplementedError
+
+
+class Mass(Question):
+    def visit(self, tile: Tile) -> None:
+        self.answer[tile.place] = (tile.norm * tile.total)[..., 0]
+
+
+class Entropy(Question):
+    def __init__(self, skip_first: bool) -> None:
+        self.asked, self.skip_first = (skip_first,), skip_first
+
+    def visit(self, tile: Tile) -> None:
+        # H = ln sum p - (sum p t) / sum p
+        energy, total = tile.energy_rest, tile.sum_rest[..., 0]
+        if not self.skip_first:
+            energy, total = energy + tile.energy_first, tile.total[..., 0]
+        total = total.clamp_min(torch.finfo(torch.float32).tiny)
+        self.answer[tile.place] = (total.log() - energy / total).clamp_min(0.0)
+
+
+class Squares(Question):
+    def visit(self, tile: Tile) -> None:
+        self.answer[tile.place] = (torch.linalg.vector_norm(tile.p, dim=-1) / tile.total[..., 0]).square()
+
+
+class Largest(Question):
+    def visit(self, tile: Tile) -> None:
+        self.answer[tile.place] = tile.norm[..., 0]  # the largest p is exp 0
+
+
+class At(Question):
+    def __init__(self, key_Q: Tensor) -> None:
+        self.asked, self.key_Q = (key_Q,), key_Q
+
+    def visit(self, tile: Tile) -> None:
+        key_R1r1 = (self.key_Q[tile.rows].to(tile.p.device) - tile.low)[None, :, None]
+        there = (key_R1r1 >= 0) & (key_R1r1 < tile.p.shape[-1])
+        index = key_R1r1.clamp(0, tile.p.shape[-1] - 1).expand(*tile.p.shape[:2], 1)
+        self.answer[tile.place] = (tile.p.gather(-1, index) * there * tile.norm)[..., 0]
+
+
+class Product(Question):
+    """Something that the weights are multiplied by: all of a pass stand side by side in one product a tile."""
+
+    width: int
+    span: slice  # its columns in that product
+
+    def columns(self, text: int, group: int) -> Tensor:
+        """(K, width) fp32, for one text and one kv head."""
+        raise NotImplementedError
+
+
+class Features(Product):
+    """P @ F for features of the keys, (K, M) or (B, K, M)."""
+
+    def __init__(self, features: Tensor) -> None:
+        self.asked, self.features, self.width = (features,), features, features.shape[-1]
+
+    def begin(self, P: AttentionOperator) -> None:
+        self.answer = torch.zeros(P.batch, P.heads, P.queries, self.width, device=P.device)
+
+    def columns(self, text: int, group: int) -> Tensor:
+        return (self.features if self.features.ndim == 2 else self.features[text]).float()
+
+    def visit(self, tile: Tile) -> None:
+        self.answer[tile.place] = tile.product[..., self.span]
+
+
+class Output(Product):
+    """The layer's own output, P V of each head: (B, H, Q, Dv)."""
+
+    def __init__(self, v_BGKD: Tensor) -> None:
+        self.v_BGKD, self.width = v_BGKD, v_BGKD.shape[-1]
+
+    def begin(self, P: AttentionOperator) -> None:
+        buffer_BQHD = torch.empty(P.batch, P.queries, P.heads, self.width, device=P.device)
+        self.answer = buffer_BQHD.transpose(1, 2)
+
+    def columns(self, text: int, group: int) -> Tensor:
+        return self.v_BGKD[text, group].float()
+
+    def visit(self, tile: Tile) -> None:
+        self.answer[tile.place] = tile.product[..., self.span] * tile.share
+
+
+class Match(Question):
+    def __init__(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> None:
+        self.asked = (query_label_BQ, key_label_BK, gap)
+        self._rows: tuple[int, int] = (-1, -1)
+        self._pairs: tuple[Tensor, Tensor] | None = None
+
+    def pairs(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """The (row, key) pairs of a tile whose labels are equal; the same for all heads of its rows."""
+        if self._rows != (tile.text, tile.start) or self._pairs is None:
+            query_label_BQ, key_label_BK, gap = self.asked
+            keys = slice(tile.low, tile.low + tile.p.shape[-1])
+            same = query_label_BQ[tile.text, tile.rows, None] == key_label_BK[tile.text, None, keys]
+            offset = key_label_BK.shape[1] - query_label_BQ.shape[1]
+            query = torch.arange(tile.rows.start, tile.rows.stop, device=same.device)[:, None] + offset
+            key = torch.arange(keys.start, keys.stop, device=same.device)
+            self._rows, self._pairs = (tile.text, tile.start), (same & (key <= query - gap)).nonzero(as_tuple=True)
+        return self._pairs
+
+    def visit(self, tile: Tile) -> None:
+        row, column = self.pairs(tile)
+        R, r, n = tile.p.shape
+        if len(row) > r * n * DENSE_MATCHES:
+            same = torch.zeros(r, n, device=tile.p.device)
+            same[row, column] = 1.0
+            found = (tile.p * same).sum(-1)
+        else:
+            found = torch.zeros(R, r, device=tile.p.device).index_add_(1, row, tile.p[:, row, column])
+        self.answer[tile.place] = found * tile.norm[..., 0]
+
+
+class Recent(Question):
+    def __init__(self, width: int, offset: int) -> None:
+        self.asked, self.width, self.offset = (width,), width, offset
+
+    def visit(self, tile: Tile) -> None:
+        _, r, n = tile.p.shape
+        first = max(0, tile.start + self.offset - self.width + 1 - tile.low)
+        near = tile.p[..., first:]
+        query = torch.arange(tile.start, tile.start + r, device=near.device)[:, None] + self.offset
+        distance = query - torch.arange(tile.low + first, tile.low + n, device=near.device)
+        inside = (distance >= 0) & (distance < self.width)
+        self.answer[tile.place] = (near * inside).sum(-1) * tile.norm[..., 0]
+
+
+class TopK(Question):
+    def __init__(self, k: int, heads: Sequence[int], skip_first: bool) -> None:
+        self.asked = (k, tuple(heads), skip_first)
+        self.k, self.heads, self.skip_first = k, list(heads), skip_first
+
+    @property
+    def wanted(self) -> int:
+        """How many of a row's strongest keys settle the question."""
+        return self.k + self.skip_first
+
+    def begin(self, P: AttentionOperator) -> None:
+        shape = (P.batch, len(self.heads), P.queries, self.k)
+        self.answer = (
+            torch.full(shape, torch.nan, device=P.device),
+            torch.zeros(shape, dtype=torch.int32, device=P.device),
+        )
+
+    def visit(self, tile: Tile) -> None:
+        inside = [(at, head - tile.head) for at, head in enumerate(self.heads) if 0 <= head - tile.head < len(tile.p)]
+        if not inside:
+            return
+        at, here = [pair[0] for pair in inside], [pair[1] for pair in inside]
+        assert tile.strongest is not None
+        t, key = (part[here] for part in tile.strongest)
+        if self.skip_first:
+            t, order = t.masked_fill(key == 0, HIDDEN).sort(-1, descending=True)
+            key = key.gather(-1, order)
+        t, key = t[..., : self.k], key[..., : self.k]
+        weight = (t.exp() * tile.norm[here]).masked_fill(t < HIDDEN / 2, torch.nan)
+        self.answer[0][tile.text, at, tile.rows, : t.shape[-1]] = weight
+        self.answer[1][tile.text, at, tile.rows, : t.shape[-1]] = key.int()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one is other or (one.shape == other.shape and one.device == other.device and torch.equal(one, other))
+    return bool(one == other)
