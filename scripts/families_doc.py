@@ -1,0 +1,14 @@
+"""Measure every family against the oracle and write docs/families.md: `python scripts/families_doc.py`."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from families_table import document  # noqa: E402
+
+target = ROOT / "docs" / "families.md"
+target.parent.mkdir(exist_ok=True)
+target.write_text(document() + "\n")
+print(f"wrote {target}")
