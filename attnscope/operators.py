@@ -41,7 +41,7 @@ class Visibility:
         if self.mask is not None:
             block = self.mask[..., start:stop, : self.keys]
             return block if block.dtype == torch.bool else block > torch.finfo(block.dtype).min / 2
-        query_position = torch.arange(start, stop, device=self.device)[:, None] + (self.keys - self.queries)
+        query_position = self._position_Q[start:stop, None]
         key_position = torch.arange(self.keys, device=self.device)
         distance_QK = query_position - key_position
         visible_QK = distance_QK >= 0 if self.causal else torch.ones_like(distance_QK, dtype=torch.bool)
@@ -52,9 +52,16 @@ class Visibility:
     def at(self, key_Q: Tensor) -> Tensor:
         """Boolean (B or 1, H or 1, Q): may query i see key `key_Q[i]`? False where the key does not exist."""
         exists_Q = (key_Q >= 0) & (key_Q < self.keys)
+        if self.mask is None:
+            distance_Q = self._position_Q - key_Q
+            seen_Q = distance_Q >= 0 if self.causal else torch.ones_like(exists_Q)
+            return (exists_Q & seen_Q if self.window is None else exists_Q & seen_Q & (distance_Q < self.window))[
+                None, None
+            ]
         safe_Q = key_Q.clamp(0, self.keys - 1)
+        lead = self.mask.shape[:2]
         blocks = [
-            self.rows(a, b).gather(-1, safe_Q[a:b, None].expand(*self._lead, b - a, 1))[..., 0]
+            self.rows(a, b).gather(-1, safe_Q[a:b, None].expand(*lead, b - a, 1))[..., 0]
             for a, b in row_blocks(self.queries, self.keys)
         ]
         return torch.cat(blocks, dim=-1) & exists_Q
@@ -62,7 +69,14 @@ class Visibility:
     @cached_property
     def counts_BHQ(self) -> Tensor:
         """How many keys each query may see, (B or 1, H or 1, Q) integers."""
+        if self.mask is None and self.causal:
+            return (self._position_Q + 1).clamp(max=self.keys if self.window is None else self.window)[None, None]
         return torch.cat([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys)], dim=-1)
+
+    @property
+    def _position_Q(self) -> Tensor:
+        """Each query's position among the keys."""
+        return torch.arange(self.queries, device=self.device) + (self.keys - self.queries)
 
     @cached_property
     def reach_Q2(self) -> Tensor:
@@ -78,10 +92,6 @@ class Visibility:
             first_Q, last_Q = seen_QK.byte().argmax(-1), seen_QK.flip(-1).byte().argmax(-1)
             reaches.append(torch.stack([first_Q, self.keys - last_Q], -1))
         return torch.cat(reaches).cpu()
-
-    @property
-    def _lead(self) -> tuple[int, int]:
-        return (1, 1) if self.mask is None else (self.mask.shape[0], self.mask.shape[1])
 
 
 @dataclass(eq=False)
@@ -196,7 +206,7 @@ class AttentionOperator(ABC):
             rows = self.rows(a, b).masked_fill(~seen, -1.0)[:, chosen]
             if skip_first:
                 rows[..., 0] = -1.0
-            best = rows.topk(k, dim=-1)
+            best = rows.max(-1, keepdim=True) if k == 1 else rows.topk(k, dim=-1)
             weights.append(best.values.masked_fill(best.values < 0, torch.nan))
             keys.append(best.indices)
         return torch.cat(weights, 2), torch.cat(keys, 2)
@@ -238,15 +248,27 @@ class RowAttention(AttentionOperator):
         return self._by_block(entry) * there_Q.to(self.device)
 
     def entropy(self, skip_first: bool = False) -> Tensor:
-        first = 1 if skip_first else 0
+        first_BHQ, rest_BHQ = self._entr
+        raw_BHQ = rest_BHQ if skip_first else first_BHQ + rest_BHQ
+        mass_BHQ = self._rest_mass if skip_first else self.mass
+        mass_BHQ = mass_BHQ.clamp_min(torch.finfo(torch.float32).tiny)
+        # -sum (p/m) ln (p/m) = (sum entr(p)) / m + ln m
+        return (raw_BHQ / mass_BHQ + mass_BHQ.log()).clamp_min(0.0)
 
-        def row_entropy(rows: Tensor, a: int, b: int) -> Tensor:
-            rows = rows[..., first:]
-            mass = rows.sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
-            # -sum (p/m) ln (p/m) = (sum entr(p)) / m + ln m
-            return (torch.special.entr(rows).sum(-1) / mass + mass.log()).clamp_min(0.0)
+    @cached_property
+    def _entr(self) -> tuple[Tensor, Tensor]:
+        """-p ln p of key 0, and summed over the other keys: three metrics ask for it, and it is dear."""
 
-        return self._by_block(row_entropy)
+        def sums(rows: Tensor, a: int, b: int) -> Tensor:
+            entr = torch.special.entr(rows)
+            return torch.stack([entr[..., 0], entr[..., 1:].sum(-1)], -1)
+
+        first_BHQ, rest_BHQ = self._by_block(sums).unbind(-1)
+        return first_BHQ, rest_BHQ
+
+    @cached_property
+    def _rest_mass(self) -> Tensor:
+        return self._by_block(lambda rows, a, b: rows[..., 1:].sum(-1))
 
     def squares(self) -> Tensor:
         raw_BHQ = self._by_block(lambda rows, a, b: (rows * rows).sum(-1))

@@ -24,6 +24,7 @@ from torch import Tensor
 from attnscope.fused.questions import (
     At,
     Entropy,
+    Feature,
     Features,
     Largest,
     Mass,
@@ -103,7 +104,7 @@ class FusedAttention(AttentionOperator):
         return self._ask(Mass())
 
     def __matmul__(self, features: Tensor) -> Tensor:
-        return self._ask(Features(features))
+        return self._ask(Feature(features) if features.shape[-1] == 1 else Features(features))
 
     def at(self, key_Q: Tensor) -> Tensor:
         return self._ask(At(key_Q))
@@ -153,18 +154,19 @@ class FusedAttention(AttentionOperator):
         """Answer the questions in one pass over the tiles."""
         for question in questions:
             question.begin(self)
-        group = self.heads // self._logits.k_BGKD.shape[1]
-        wanted = [question for question in questions if isinstance(question, TopK)]
+        top = [question for question in questions if isinstance(question, TopK)]
+        heads = sorted({head for question in top for head in question.heads})
+        for question in top:
+            question.among = heads
         products = _side_by_side(questions)
+        G = self._logits.k_BGKD.shape[1]
 
-        def most(head: int) -> int:
-            return max((one.wanted for one in wanted if any(head <= h < head + group for h in one.heads)), default=0)
+        def columns(text: int) -> Tensor | None:
+            parts = [product.columns(text).to(self.device) for product in products]
+            return torch.cat([part.expand(G, *part.shape[1:]) for part in parts], -1) if parts else None
 
-        def columns(text: int, group: int) -> Tensor | None:
-            parts = [product.columns(text, group).to(self.device) for product in products]
-            return torch.cat(parts, -1) if parts else None
-
-        for tile in Tiling(self._logits, self.sinks, self.sinks_scale_output, most, columns):
+        most = max((question.wanted for question in top), default=0)
+        for tile in Tiling(self._logits, self.sinks, self.sinks_scale_output, most, heads, columns):
             for question in questions:
                 question.visit(tile)
         self._plan.answered += questions

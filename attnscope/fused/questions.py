@@ -1,6 +1,6 @@
 """What can be asked of every row of a tiled pass. A question reads each tile once and notes its answer.
 
-Shapes: B text, H head, R heads of a group, Q query, K key, M feature, r rows of a tile, n keys of a tile.
+Shapes: B text, H head, Q query, K key, M feature, r rows of a tile, n keys of a tile.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Product(Question):
     width: int
     span: slice  # its columns in that product
 
-    def columns(self, text: int, group: int) -> Tensor:
-        """(K, width) fp32, for one text and one kv head."""
+    def columns(self, text: int) -> Tensor:
+        """(G or 1, K, width) fp32, for one text."""
         raise NotImplementedError
 
 
@@ -95,11 +95,27 @@ class Features(Product):
     def begin(self, P: AttentionOperator) -> None:
         self.answer = torch.zeros(P.batch, P.heads, P.queries, self.width, device=P.device)
 
-    def columns(self, text: int, group: int) -> Tensor:
-        return (self.features if self.features.ndim == 2 else self.features[text]).float()
+    def columns(self, text: int) -> Tensor:
+        return (self.features if self.features.ndim == 2 else self.features[text]).float()[None]
 
     def visit(self, tile: Tile) -> None:
         self.answer[tile.place] = tile.product[..., self.span]
+
+
+class Feature(Question):
+    """P @ f for one feature, (K, 1) or (B, K, 1): a matrix times a vector, cheaper than an odd column in a product."""
+
+    def __init__(self, feature: Tensor) -> None:
+        self.asked, self.feature = (feature,), feature.float()
+
+    def begin(self, P: AttentionOperator) -> None:
+        self.answer = torch.zeros(P.batch, P.heads, P.queries, 1, device=P.device)
+
+    def visit(self, tile: Tile) -> None:
+        H, r, n = tile.p.shape
+        feature = self.feature if self.feature.ndim == 2 else self.feature[tile.text]
+        found = torch.mv(tile.p.view(H * r, n), feature[tile.low : tile.low + n, 0].to(tile.p.device))
+        self.answer[tile.place] = found.view(H, r, 1) * tile.norm
 
 
 class Output(Product):
@@ -112,8 +128,8 @@ class Output(Product):
         buffer_BQHD = torch.empty(P.batch, P.queries, P.heads, self.width, device=P.device)
         self.answer = buffer_BQHD.transpose(1, 2)
 
-    def columns(self, text: int, group: int) -> Tensor:
-        return self.v_BGKD[text, group].float()
+    def columns(self, text: int) -> Tensor:
+        return self.v_BGKD[text].float()
 
     def visit(self, tile: Tile) -> None:
         self.answer[tile.place] = tile.product[..., self.span] * tile.share
@@ -122,30 +138,35 @@ class Output(Product):
 class Match(Question):
     def __init__(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> None:
         self.asked = (query_label_BQ, key_label_BK, gap)
-        self._rows: tuple[int, int] = (-1, -1)
-        self._pairs: tuple[Tensor, Tensor] | None = None
+        self._text = -1
 
     def pairs(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """The (row, key) pairs of a tile whose labels are equal; the same for all heads of its rows."""
-        if self._rows != (tile.text, tile.start) or self._pairs is None:
-            query_label_BQ, key_label_BK, gap = self.asked
-            keys = slice(tile.low, tile.low + tile.p.shape[-1])
-            same = query_label_BQ[tile.text, tile.rows, None] == key_label_BK[tile.text, None, keys]
-            offset = key_label_BK.shape[1] - query_label_BQ.shape[1]
-            query = torch.arange(tile.rows.start, tile.rows.stop, device=same.device)[:, None] + offset
-            key = torch.arange(keys.start, keys.stop, device=same.device)
-            self._rows, self._pairs = (tile.text, tile.start), (same & (key <= query - gap)).nonzero(as_tuple=True)
-        return self._pairs
+        """The (row, key) pairs of a tile whose labels are equal.
+
+        Keys are sorted by label and position, so that a query's partners are one run of them.
+        """
+        query_label_BQ, key_label_BK, gap = self.asked
+        Q, K = query_label_BQ.shape[1], key_label_BK.shape[1]
+        if self._text != tile.text:
+            self._sorted, self._position = (key_label_BK[tile.text] * K + torch.arange(K, device=tile.p.device)).sort()
+            self._text = tile.text
+        label = query_label_BQ[tile.text, tile.rows] * K
+        latest = torch.arange(tile.rows.start, tile.rows.stop, device=label.device) + (K - Q) - gap
+        latest = latest.clamp(-1, tile.low + tile.p.shape[-1] - 1)
+        first = torch.searchsorted(self._sorted, label + tile.low)
+        past = torch.searchsorted(self._sorted, label + latest, right=True).maximum(first)
+        row, run = _runs(first, past)
+        return row, self._position[run] - tile.low
 
     def visit(self, tile: Tile) -> None:
         row, column = self.pairs(tile)
-        R, r, n = tile.p.shape
+        H, r, n = tile.p.shape
         if len(row) > r * n * DENSE_MATCHES:
             same = torch.zeros(r, n, device=tile.p.device)
             same[row, column] = 1.0
             found = (tile.p * same).sum(-1)
         else:
-            found = torch.zeros(R, r, device=tile.p.device).index_add_(1, row, tile.p[:, row, column])
+            found = torch.zeros(H, r, device=tile.p.device).index_add_(1, row, tile.p[:, row, column])
         self.answer[tile.place] = found * tile.norm[..., 0]
 
 
@@ -167,6 +188,7 @@ class TopK(Question):
     def __init__(self, k: int, heads: Sequence[int], skip_first: bool) -> None:
         self.asked = (k, tuple(heads), skip_first)
         self.k, self.heads, self.skip_first = k, list(heads), skip_first
+        self.among = self.heads  # the heads that a pass finds the strongest keys of
 
     @property
     def wanted(self) -> int:
@@ -181,22 +203,30 @@ class TopK(Question):
         )
 
     def visit(self, tile: Tile) -> None:
-        inside = [(at, head - tile.head) for at, head in enumerate(self.heads) if 0 <= head - tile.head < len(tile.p)]
-        if not inside:
-            return
-        at, here = [pair[0] for pair in inside], [pair[1] for pair in inside]
         assert tile.strongest is not None
-        t, key = (part[here] for part in tile.strongest)
+        t, key = tile.strongest
+        if self.among != self.heads:
+            t, key = (part[[self.among.index(head) for head in self.heads]] for part in (t, key))
         if self.skip_first:
             t, order = t.masked_fill(key == 0, HIDDEN).sort(-1, descending=True)
             key = key.gather(-1, order)
         t, key = t[..., : self.k], key[..., : self.k]
-        weight = (t.exp() * tile.norm[here]).masked_fill(t < HIDDEN / 2, torch.nan)
-        self.answer[0][tile.text, at, tile.rows, : t.shape[-1]] = weight
-        self.answer[1][tile.text, at, tile.rows, : t.shape[-1]] = key.int()
+        norm = tile.norm if len(self.heads) == len(tile.p) else tile.norm[self.heads]
+        self.answer[0][tile.text, :, tile.rows, : t.shape[-1]] = (t.exp() * norm).masked_fill_(
+            t < HIDDEN / 2, torch.nan
+        )
+        self.answer[1][tile.text, :, tile.rows, : t.shape[-1]] = key
 
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one is other or (one.shape == other.shape and one.device == other.device and torch.equal(one, other))
     return bool(one == other)
+
+
+def _runs(first: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+    """[1, 5], [3, 6] -> rows [0, 0, 1] and members [1, 2, 5]: the runs written out."""
+    count = past - first
+    row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
+    start = count.cumsum(0) - count
+    return row, torch.arange(len(row), device=count.device) - start[row] + first[row]

@@ -1,12 +1,12 @@
-"""The tiled pass: exponentiated logits of some rows of one group of heads, while they are in the cache.
+"""The tiled pass: exponentiated logits of some rows of all heads, while they are in the cache.
 
-Shapes: B text, H head, G kv head, R heads of a group, Q query, K key, D head dim, r rows of a tile, n keys of a tile,
-C columns multiplied by the weights.
+Shapes: B text, H head, G kv head, Q query, K key, D head dim, r rows of a tile, n keys of a tile, C columns multiplied
+by the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,22 +15,23 @@ from torch import Tensor
 
 from attnscope.operators import Logits, Visibility
 
-TILE_BYTES = {"cpu": 2 * 2**20, "cuda": 256 * 2**20, "mps": 64 * 2**20}
+TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20, "mps": 64 * 2**20}
+TILE_ROWS = {"cpu": 64, "cuda": 1024, "mps": 256}  # the most rows: half of their own square is computed and hidden
 HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
 CHUNK = 16  # keys whose maximum stands for them in the first round of the search for the strongest
+PARTIAL_SORT = 64  # torch.topk on a CPU has a fast way where it is given this many numbers for each that it keeps
 
 
 @dataclass(eq=False)
 class Tile:
-    """Some rows of one group of heads: weights are p * norm.
+    """Some rows of all heads: weights are p * norm.
 
-    t = logits - their row's maximum, p = exp t, both (R, r, n), over the keys from `low`. norm (R, r, 1) is what makes
+    t = logits - their row's maximum, p = exp t, both (H, r, n), over the keys from `low`. norm (H, r, 1) is what makes
     p a weight: 1 / sum p, times the share that a sink logit leaves; 0 for a row that sees nothing. Valid until the
     next tile: t and p are buffers that it writes over.
     """
 
     text: int
-    head: int  # the group's first head
     start: int
     low: int
     t: Tensor
@@ -38,9 +39,9 @@ class Tile:
     sum_rest: Tensor  # over the keys but key 0, so that the row without it loses no digits
     sum_first: Tensor
     norm: Tensor
-    share: Tensor  # what a sink logit leaves of the output, (R, r, 1)
-    strongest: tuple[Tensor, Tensor] | None  # t and key of the strongest keys, as many as any question wants
-    columns_KC: Tensor | None
+    share: Tensor  # what a sink logit leaves of the output, (H, r, 1)
+    strongest: tuple[Tensor, Tensor] | None  # t and key of the strongest keys, of the heads that any question wants
+    columns_GKC: Tensor | None
 
     @cached_property
     def total(self) -> Tensor:
@@ -48,19 +49,20 @@ class Tile:
 
     @cached_property
     def product(self) -> Tensor:
-        """P times all columns that any question multiplies by, (R, r, C): one product a tile."""
-        assert self.columns_KC is not None
-        R, r, n = self.p.shape
-        return (self.p.view(R * r, n) @ self.columns_KC[self.low : self.low + n]).view(R, r, -1) * self.norm
+        """P times all columns that any question multiplies by, (H, r, C): one product a tile."""
+        assert self.columns_GKC is not None
+        H, r, n = self.p.shape
+        p_GRn = self.p.view(self.columns_GKC.shape[0], -1, n)
+        return (p_GRn @ self.columns_GKC[:, self.low : self.low + n]).view(H, r, -1) * self.norm
 
     @cached_property
     def energy_first(self) -> Tensor:
-        """p t of key 0, (R, r)."""
+        """p t of key 0, (H, r)."""
         return self.p[..., 0] * self.t[..., 0] if self.low == 0 else torch.zeros_like(self.total[..., 0])
 
     @cached_property
     def energy_rest(self) -> Tensor:
-        """Sum of p t over the keys but key 0, (R, r). Destroys t."""
+        """Sum of p t over the keys but key 0, (H, r). Destroys t."""
         first = self.energy_first
         products = self.t.mul_(self.p)
         return products.sum(-1) - (first if self.low == 0 else 0)
@@ -72,48 +74,47 @@ class Tile:
     @property
     def place(self) -> tuple[int, slice, slice]:
         """Where this tile's rows lie in a (B, H, Q) answer."""
-        return self.text, slice(self.head, self.head + self.p.shape[0]), self.rows
+        return self.text, slice(None), self.rows
 
 
 @dataclass(eq=False)
 class Tiling:
     """One pass over a call's attention: how its logits are made, and what every tile brings with it.
 
-    sinks: (B or 1, H, Q or 1) sink logits or None; with `sinks_scale_output` they leave the rows alone. most(head):
-    how many strongest keys are wanted of the group that begins with this head. columns(text, group): (K, C) or None.
+    sinks: (B or 1, H, Q or 1) sink logits or None; with `sinks_scale_output` they leave the rows alone. most: how many
+    strongest keys are wanted, of `heads`. columns(text): (G, K, C) to multiply by, or None.
     """
 
     logits: Logits
     sinks: Tensor | None
     sinks_scale_output: bool
-    most: Callable[[int], int]
-    columns: Callable[[int, int], Tensor | None]
+    most: int
+    heads: Sequence[int]
+    columns: Callable[[int], Tensor | None]
 
     def __iter__(self) -> Iterator[Tile]:
-        B, H, self.queries, _ = self.logits.q_BHQD.shape
+        B, self.n_heads, self.queries, D = self.logits.q_BHQD.shape
         G, self.keys = self.logits.k_BGKD.shape[1:3]
-        self.group = H // G
-        self._buffers: list[Tensor] = []
+        self._buffers = [torch.empty(0, device=self.logits.q_BHQD.device)] * 2
         for text in range(B):
-            scaled_HQD = self.logits.q_BHQD[text].float() * self.logits.scale
+            q_HQD = self.logits.q_BHQD[text].float() * self.logits.scale
             k_GDK = self.logits.k_BGKD[text].float().mT.contiguous()
-            columns = [self.columns(text, group) for group in range(G)]
+            columns_GKC = self.columns(text)
             for rows, keys in self.ranges():
-                for group in range(G):
-                    heads = slice(group * self.group, (group + 1) * self.group)
-                    logits = self._product(scaled_HQD[heads, rows], k_GDK[group][:, keys])
-                    yield self._tile(
-                        self._shaped(logits, text, heads, rows, keys), text, heads, rows, keys, columns[group]
-                    )
+                logits = self._buffer(0, rows, keys)
+                q_GRD = q_HQD[:, rows].reshape(G, -1, D)  # the heads of a group stacked as rows: k is not repeated
+                torch.bmm(q_GRD, k_GDK[..., keys], out=logits.view(G, -1, logits.shape[-1]))
+                yield self._tile(self._shaped(logits, text, rows, keys), text, rows, keys, columns_GKC)
 
     def ranges(self) -> Iterator[tuple[slice, slice]]:
         """Rows, and the keys that any of them may see."""
         device = self.logits.q_BHQD.device
-        budget = TILE_BYTES.get(device.type, TILE_BYTES["cpu"]) // (4 * self.group)
+        most_rows = TILE_ROWS.get(device.type, TILE_ROWS["cpu"])
+        budget = TILE_BYTES.get(device.type, TILE_BYTES["cpu"]) // (4 * self.n_heads)
         start = 0
         while start < self.queries:
             low, high = self._reach(start, min(self.queries, start + 16))
-            stop = min(self.queries, start + max(16, min(512, budget // max(1, high - low) // 16 * 16)))
+            stop = min(self.queries, start + max(8, min(most_rows, budget // max(1, high - low) // 8 * 8)))
             yield slice(start, stop), slice(*self._reach(start, stop))
             start = stop
 
@@ -131,81 +132,77 @@ class Tiling:
         assert self.logits.visible is not None
         return self.logits.visible
 
-    def _buffer(self, number: int, R: int, r: int, n: int) -> Tensor:
+    def _buffer(self, number: int, rows: slice, keys: slice) -> Tensor:
         """Room that is used again from tile to tile: fresh memory costs more than the arithmetic."""
-        while len(self._buffers) <= number:
-            self._buffers.append(torch.empty(0, device=self.logits.q_BHQD.device))
-        if self._buffers[number].numel() < R * r * n:
-            self._buffers[number] = torch.empty(R * r * n, device=self.logits.q_BHQD.device)
-        return self._buffers[number][: R * r * n].view(R, r, n)
+        shape = self.n_heads, rows.stop - rows.start, keys.stop - keys.start
+        size = shape[0] * shape[1] * shape[2]
+        if self._buffers[number].numel() < size:
+            self._buffers[number] = torch.empty(size, device=self.logits.q_BHQD.device)
+        return self._buffers[number][:size].view(shape)
 
-    def _product(self, q_RrD: Tensor, k_Dn: Tensor) -> Tensor:
-        R, r, D = q_RrD.shape
-        logits = self._buffer(0, R, r, k_Dn.shape[1])
-        torch.mm(q_RrD.reshape(R * r, D), k_Dn, out=logits.view(R * r, -1))
-        return logits
-
-    def _shaped(self, logits: Tensor, text: int, heads: slice, rows: slice, keys: slice) -> Tensor:
+    def _shaped(self, logits: Tensor, text: int, rows: slice, keys: slice) -> Tensor:
         """Soft-cap, position bias, mask, in the families' own order."""
         spec, visible = self.logits, self._visible
         if spec.softcap is not None:
             logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
         if spec.bias is not None:
-            logits = logits.add_(_part(spec.bias, text, heads, rows, keys))
+            logits = logits.add_(_part(spec.bias, text, rows, keys))
         if visible.mask is None:
             return _hide_future(logits, rows.start + self.keys - self.queries, keys.start, visible)
-        mask = _part(visible.mask, text, heads, rows, keys)
+        mask = _part(visible.mask, text, rows, keys)
         return logits.masked_fill_(~mask, HIDDEN) if mask.dtype == torch.bool else logits.add_(mask)
 
-    def _tile(
-        self, logits: Tensor, text: int, heads: slice, rows: slice, keys: slice, columns_KC: Tensor | None
-    ) -> Tile:
-        most = self.most(heads.start)
-        strongest = _strongest(logits, most) if most else None
-        peak = logits.amax(-1, keepdim=True) if strongest is None else strongest[0][..., :1]
+    def _tile(self, logits: Tensor, text: int, rows: slice, keys: slice, columns_GKC: Tensor | None) -> Tile:
+        every = len(self.heads) == self.n_heads
+        strongest = _strongest(logits if every else logits[list(self.heads)], self.most) if self.most else None
+        peak = strongest[0][..., :1] if every and strongest is not None else logits.amax(-1, keepdim=True)
         sees = (peak > HIDDEN / 2) | (peak < HIDDEN * 2)  # a row that an additive mask hides whole is uniform
         if strongest is not None:
             hidden = strongest[0] < HIDDEN / 2
-            strongest = (strongest[0] - peak).masked_fill_(hidden, HIDDEN), strongest[1] + keys.start
+            t_best = strongest[0] - (peak if every else peak[list(self.heads)])
+            strongest = t_best.masked_fill_(hidden, HIDDEN), strongest[1] + keys.start
         t = logits.sub_(peak)
-        p = torch.exp(t, out=self._buffer(1, *t.shape))
+        p = torch.exp(t, out=self._buffer(1, rows, keys))
         first = 1 if keys.start == 0 else 0
         sum_first = p[..., :1].clone() if first else torch.zeros_like(peak)
         sum_rest = p[..., first:].sum(-1, keepdim=True)
-        norm, share = sees / (sum_rest + sum_first), torch.ones_like(sum_rest)
+        norm, share = sees.float() / (sum_rest + sum_first), torch.ones_like(sum_rest)
         if self.sinks is not None:
-            sink_Rr1 = _part(self.sinks[..., None], text, heads, rows, keys).float()
-            share = torch.sigmoid(peak + (sum_rest + sum_first).log() - sink_Rr1)
+            sink_Hr1 = _part(self.sinks[..., None], text, rows, keys).float()
+            share = torch.sigmoid(peak + (sum_rest + sum_first).log() - sink_Hr1)
             if not self.sinks_scale_output:
                 norm, share = norm * share, torch.ones_like(share)
-        return Tile(
-            text, heads.start, rows.start, keys.start, t, p, sum_rest, sum_first, norm, share, strongest, columns_KC
-        )
+        return Tile(text, rows.start, keys.start, t, p, sum_rest, sum_first, norm, share, strongest, columns_GKC)
 
 
 def _strongest(logits: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """The `most` largest logits of each row and their places, largest first, searched in chunks of keys."""
     n = logits.shape[-1]
-    most, whole = min(most, n), n // CHUNK
+    most = min(most, n)
+    size = 1 << (n // (PARTIAL_SORT * most)).bit_length() - 1 if n >= 4 * PARTIAL_SORT * most else CHUNK
+    whole = n // size
     if whole <= 2 * most:
         best = logits.topk(most, dim=-1)
         return best.values, best.indices
-    # a chunk is every `whole`-th key, so that its maximum is taken over contiguous rows; the rest is a chunk of its own
-    peak = logits[..., : whole * CHUNK].unflatten(-1, (CHUNK, whole)).amax(-2)
+    # a chunk is every `whole`-th key, so that its maximum is taken over contiguous rows
+    chunks = logits[..., : whole * size].unflatten(-1, (size, whole))
     # a row's `most` largest lie in the `most` chunks with the largest maxima
-    chunk = peak.topk(most, dim=-1, sorted=False).indices
-    place = (chunk[..., None] + torch.arange(0, whole * CHUNK, whole, device=chunk.device)).flatten(-2)
-    if n % CHUNK:
-        rest = torch.arange(whole * CHUNK, n, device=chunk.device)
-        place = torch.cat([place, rest.expand(*place.shape[:-1], -1)], -1)
-    best = logits.gather(-1, place).topk(most, dim=-1)
-    return best.values, place.gather(-1, best.indices)
+    chunk = chunks.amax(-2).topk(most, dim=-1, sorted=False).indices
+    found = chunks.gather(-1, chunk[..., None, :].expand(*chunk.shape[:-1], size, most)).flatten(-2)
+    if n % size:
+        found = torch.cat([found, logits[..., whole * size :]], -1)
+    best = found.topk(most, dim=-1)
+    step = torch.div(best.indices, most, rounding_mode="floor")
+    place = step * whole + chunk.gather(-1, best.indices - step * most)
+    if n % size:
+        past = best.indices - size * most
+        place = torch.where(past >= 0, past + whole * size, place)
+    return best.values, place
 
 
-def _part(tensor: Tensor, text: int, heads: slice, rows: slice, keys: slice) -> Tensor:
-    """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a tile stands on: (R or 1, r or 1, n)."""
+def _part(tensor: Tensor, text: int, rows: slice, keys: slice) -> Tensor:
+    """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a tile stands on: (H or 1, r or 1, n or 1)."""
     tensor = tensor[text if tensor.shape[0] > 1 else 0]
-    tensor = tensor[heads] if tensor.shape[0] > 1 else tensor
     tensor = tensor[:, rows] if tensor.shape[1] > 1 else tensor
     return tensor[..., keys] if tensor.shape[-1] > 1 else tensor
 
