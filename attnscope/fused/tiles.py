@@ -114,7 +114,7 @@ class Tiling:
         start = 0
         while start < self.queries:
             low, high = self._reach(start, min(self.queries, start + 16))
-            stop = min(self.queries, start + max(8, min(most_rows, budget // max(1, high - low) // 8 * 8)))
+            stop = min(self.queries, start + max(16, min(most_rows, budget // max(1, high - low) // 8 * 8)))
             yield slice(start, stop), slice(*self._reach(start, stop))
             start = stop
 

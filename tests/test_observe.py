@@ -1,0 +1,175 @@
+"""Observations: relations, groups and maps, each against index arithmetic over output_attentions, on both engines.
+
+Shapes: H head, Q query, K key.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from attnscope.models import LoadOptions, load
+from attnscope.observe import Observation, Request, observe
+from attnscope.probes import Maps, View
+from attnscope.prompts import Prompt, from_text
+
+TEXT = "The bank is by the river. The river is by the bank, and the bank is wide. We sat there and read."
+
+
+@pytest.fixture(scope="module")
+def demo_sdpa():  # type: ignore[no-untyped-def]
+    return load(LoadOptions(attention="sdpa"))
+
+
+@pytest.fixture(params=["eager", "fused", "fused, listening"])
+def seen_by(request: pytest.FixtureRequest, demo, demo_sdpa):  # type: ignore[no-untyped-def]
+    """A function that observes a text with one of the engines."""
+
+    def see(wanted: Request, text: str = TEXT) -> Observation:
+        loaded = demo if request.param == "eager" else demo_sdpa
+        engine = request.param.split(",")[0]
+        [seen] = observe(
+            loaded, [from_text(demo.tokenizer, text)], wanted, engine=engine, answer="listening" not in request.param
+        )
+        return seen
+
+    return see
+
+
+def attentions(demo, prompt: Prompt) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+    return [layer[0] for layer in demo.model(torch.tensor([prompt.ids]), output_attentions=True).attentions]
+
+
+def test_relations_are_the_largest_weights(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+    seen = seen_by(Request(relations=True, top_k=3))
+    layers = attentions(demo, seen.prompt)
+    rows = list(seen.relations().rows())
+    expected = sum(min(3, i + 1) for i in range(len(seen.prompt))) * 24
+    assert len(rows) == expected
+    for layer, head, kv_head, query, query_token, key, key_token, weight in rows:
+        assert (kv_head, query_token, key_token) == (head // 2, seen.prompt.tokens[query], seen.prompt.tokens[key])
+        row = layers[layer][head, query]
+        assert weight == pytest.approx(float(row[key]), abs=1e-5)
+        assert (row > row[key] + 1e-6).sum() < 3
+
+
+def test_all_relations_are_every_visible_pair_once(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+    seen = seen_by(Request(view=View(heads={1: (2,)}), relations=True, top_k=None))
+    columns = seen.relations().columns
+    pairs = set(zip(columns["query"].tolist(), columns["key"].tolist(), strict=True))
+    n = len(seen.prompt)
+    assert pairs == {(i, j) for i in range(n) for j in range(i + 1)}
+    assert len(columns["query"]) == len(pairs)
+    sums = np.bincount(columns["query"], weights=columns["weight"])
+    np.testing.assert_allclose(sums, 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("group", ["words", "sentences"])
+def test_groups_sum_over_keys_and_average_over_queries(demo, seen_by, group: str) -> None:  # type: ignore[no-untyped-def]
+    seen = seen_by(Request(relations=True, top_k=None, group=group))
+    spans = getattr(seen.prompt, group)
+    layers = attentions(demo, seen.prompt)
+    found = np.zeros((4, 6, len(spans), len(spans)))
+    columns = seen.relations().columns
+    found[columns["layer"], columns["head"], columns["query"], columns["key"]] = columns["weight"]
+    for row, asking in enumerate(spans):
+        for column, asked in enumerate(spans):
+            cell = torch.stack(layers)[:, :, asking.start : asking.stop, asked.start : asked.stop]
+            np.testing.assert_allclose(found[:, :, row, column], cell.sum(-1).mean(-1).numpy(), atol=1e-5)
+    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
+
+
+def test_heads_of_a_kv_head_are_averaged(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+    seen = seen_by(Request(view=View(by_kv=True), relations=True, top_k=1, maps="all"))
+    layers = attentions(demo, seen.prompt)
+    assert [head.name for head in seen.heads[:3]] == ["L0KV0", "L0KV1", "L0KV2"]
+    for layer, matrices in enumerate(layers):
+        expected = torch.stack([(matrices[2 * g] + matrices[2 * g + 1]) / 2 for g in range(3)])
+        found = np.nan_to_num(seen.maps.values[layer])
+        assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=0)
+    assert all(row[1] is None for row in seen.relations().rows())
+
+
+def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+    seen = seen_by(Request(view=View(weights="scores"), maps="all", relations=True))
+    for layer, matrices in enumerate(attentions(demo, seen.prompt)):
+        logits = torch.from_numpy(seen.maps.values[layer]).nan_to_num(-torch.inf)
+        assert_close(logits.softmax(-1), matrices, atol=1e-5, rtol=0)
+        assert logits.nan_to_num(neginf=0).abs().max() > 1.5  # not weights under another name
+    assert "score" in seen.relations().columns
+
+
+def test_the_strongest_relation_stands_furthest_above_evenness(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+    for key_zero in (False, True):
+        seen = seen_by(Request(key_zero=key_zero))
+        layers = attentions(demo, seen.prompt)
+        for head in seen.heads:
+            matrix = layers[head.layer][head.head]
+            first = 0 if key_zero else 1
+            excess = {
+                (i, j): float(matrix[i, j]) - 1 / (i + 1)
+                for i in range(1, len(seen.prompt))
+                for j in range(first, i + 1)
+            }
+            best = head.strongest
+            assert excess[best.query, best.key] == pytest.approx(max(excess.values()), abs=1e-5)
+            assert best.weight == pytest.approx(float(matrix[best.query, best.key]), abs=1e-5)
+
+
+@pytest.mark.parametrize(("rule", "split_sink"), [("sum", False), ("sum", True), ("max", False), ("max", True)])
+def test_binned_maps_keep_rows_or_maxima(demo, seen_by, monkeypatch, rule: str, split_sink: bool) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(Maps, "__init__", _with_side(Maps.__init__, 10))
+    seen = seen_by(Request(maps="all", bin_rule=rule, split_sink=split_sink))
+    maps, layers = seen.maps, attentions(demo, seen.prompt)
+    n, size = len(seen.prompt), maps.bin_size
+    assert size == -(-n // 10)
+    rows = [range(a, min(n, a + size)) for a in range(0, n, size)]
+    columns = [range(1), range(1, size), *rows[1:]] if split_sink else rows
+    for layer, values_HQK in maps.values.items():
+        assert values_HQK.shape == (6, len(rows), len(columns))
+        for r, queries in enumerate(rows):
+            for c, keys in enumerate(columns):
+                cell = layers[layer][:, queries][:, :, keys]
+                if queries[-1] < keys[0]:
+                    assert np.isnan(values_HQK[:, r, c]).all()
+                    continue
+                expected = cell.sum(-1).mean(-1) if rule == "sum" else cell.amax((-1, -2))
+                np.testing.assert_allclose(values_HQK[:, r, c], expected.numpy(), atol=1e-5)
+        if rule == "sum":
+            np.testing.assert_allclose(np.nansum(values_HQK, -1), 1, atol=1e-5)
+
+
+def _with_side(init, side: int):  # type: ignore[no-untyped-def]
+    def small(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        init(self, *args, **kwargs)
+        self.side = side
+
+    return small
+
+
+def test_a_batch_gives_what_one_by_one_gives(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+    """Field mistake 1: a list of inputs must not take another path than one input."""
+    texts = [TEXT, "We sat there.", "The river is wide and the bank is green and the mill is old."]
+    prompts = [from_text(demo.tokenizer, text) for text in texts]
+    wanted = Request(relations=True, top_k=4)
+    together = observe(demo, prompts, wanted)
+    for text, seen in zip(texts, together, strict=True):
+        alone = seen_by(wanted, text)
+        for name, column in alone.table().columns.items():
+            if name in ("layer", "head", "kv_head", "role"):
+                assert list(column) == list(seen.table().columns[name])
+            else:
+                np.testing.assert_allclose(column, seen.table().columns[name], atol=1e-5, rtol=1e-5)
+        ours, theirs = seen.relations().columns, alone.relations().columns
+        assert ours["query_token"].tolist() == theirs["query_token"].tolist()
+        np.testing.assert_allclose(ours["weight"], theirs["weight"], atol=1e-5)
+
+
+def test_the_library_in_three_lines(demo) -> None:  # type: ignore[no-untyped-def]
+    import attnscope
+
+    model = attnscope.load("demo")
+    seen = attnscope.capture(model, TEXT, layers=[1, 3])
+    assert sorted(seen.weights) == [1, 3]
+    assert torch.equal(seen.weights[3], attentions(demo, seen.prompt)[3])
+    assert len(attnscope.__all__) <= 8
