@@ -158,11 +158,15 @@ def _check_options(options: LoadOptions) -> None:
 def _locate(options: LoadOptions) -> Source:
     """The folder of the model: its own, the embedded one, or a snapshot of the Hub's."""
     path = DEMO_FOLDER if options.model == DEMO else Path(options.model).expanduser()
-    if path.is_dir():
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:  # a name too long, a folder around it that is closed to us
+        raise ModelError(f"{options.model} cannot be read: {error.strerror}", "check the path") from None
+    if is_folder:
         if options.revision:
             raise UsageError(f"{options.model} is a folder and has no revisions", "leave out --revision")
         return Source(options.model, path)
-    if path.is_file():
+    if is_file:
         raise ModelError(f"{options.model} is a file, expected a folder", "pass the folder that holds it")
     if options.model.startswith((".", "/", "~")) or (options.model.count("/") != 1 and os.sep in options.model):
         raise ModelError(f"there is no folder {options.model}", "check the path, or pass a Hub id (owner/name)")

@@ -10,6 +10,7 @@ Shapes: B text, H head, Q query, T token, k kept keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -127,21 +128,29 @@ class Observation:
         Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` where logits were asked for);
         entries under min_weight are left out.
         """
-        parts = list(self._relation_parts(min_weight))
-        numbers = {name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0) for name in RELATION}
+        numbers = self.relation_numbers(min_weight)
         units = np.array(list(self.units()), dtype=object)
         return Table(
             {
-                "layer": numbers["layer"].astype(np.int32),
-                "head": numbers["head"] if self._by_kv else numbers["head"].astype(np.int32),
-                "kv_head": numbers["kv_head"].astype(np.int32),
-                "query": numbers["query"].astype(np.int32),
-                "query_token": units[numbers["query"].astype(np.int64)],
-                "key": numbers["key"].astype(np.int32),
-                "key_token": units[numbers["key"].astype(np.int64)],
-                self._entry: numbers["weight"].astype(np.float32),
+                "layer": numbers["layer"],
+                "head": np.full(numbers["head"].shape, None) if self._by_kv else numbers["head"],
+                "kv_head": numbers["kv_head"],
+                "query": numbers["query"],
+                "query_token": units[numbers["query"]],
+                "key": numbers["key"],
+                "key_token": units[numbers["key"]],
+                self._entry: numbers["weight"],
             }
         )
+
+    def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
+        """The columns of `relations` that are numbers; head is -1 where kv heads were averaged."""
+        parts = list(self._relation_parts(min_weight))
+        kinds = {name: np.float32 if name == "weight" else np.int32 for name in RELATION}
+        return {
+            name: np.concatenate([part[name] for part in parts]).astype(kind) if parts else np.empty(0, kind)
+            for name, kind in kinds.items()
+        }
 
     @property
     def _by_kv(self) -> bool:
@@ -165,7 +174,7 @@ class Observation:
             head = np.array(names)[at_head]
             yield {
                 "layer": np.full(head.shape, layer),
-                "head": np.full(head.shape, None) if self._by_kv else head,
+                "head": np.full(head.shape, -1) if self._by_kv else head,
                 "kv_head": head if self._by_kv else self.kv_head(layer, head),
                 "query": query,
                 "key": key_HQk[keep],
@@ -325,13 +334,21 @@ def _heads(
     for layer, score in probes["scores"].scores.items():
         heads, kv_heads = kv_of[layer]
         groups = np.array_split(np.arange(heads), kv_heads if by_kv else heads)
-        weight, query, key = (part[row].numpy() for part in probes["strongest"].found[layer])
-        columns = {name: values[row].numpy() for name, values in score.items()}
-        for group in groups:
-            means = {name: float(column[group].mean()) for name, column in columns.items()}
+        weight, query, key = (part[row].tolist() for part in probes["strongest"].found[layer])
+        columns = {name: _means(values[row].numpy(), groups) for name, values in score.items()}
+        for place, group in enumerate(groups):
+            means = {name: column[place] for name, column in columns.items()}
             role = role_of(means, even[layer], support[layer]) if METRICS.keys() <= means.keys() else NONE
             head = int(group[0])
-            best = int(group[np.nanargmax(weight[group])]) if not np.isnan(weight[group]).all() else None
-            relation = None if best is None else Relation(int(query[best]), int(key[best]), float(weight[best]))
+            known = [one for one in group if not math.isnan(weight[one])]
+            best = max(known, key=lambda one: weight[one], default=None)
+            relation = None if best is None else Relation(query[best], key[best], weight[best])
             found.append(Head(layer, None if by_kv else head, head * kv_heads // heads, role, means, relation))
     return found
+
+
+def _means(values_H: np.ndarray, groups: Sequence[np.ndarray]) -> list[float]:
+    """The mean of each group of heads; a head by itself keeps its value."""
+    if len(groups) == len(values_H):
+        return [float(value) for value in values_H.tolist()]
+    return [float(values_H[group].mean()) for group in groups]

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attnscope.errors import UsageError
 
-_PART = re.compile(
-    r"^(?:L?(?P<layers>\*|last|\d+(?:-\d+)?))(?:(?:\.H?|H)(?P<heads>\*|last|\d+(?:-\d+)?))?$", re.IGNORECASE
-)
+_COUNT = r"\*|last|\d{1,18}(?:-\d{1,18})?"
+_PART = re.compile(rf"^(?:L?(?P<layers>{_COUNT}))(?:(?:\.H?|H)(?P<heads>{_COUNT})?)?$", re.IGNORECASE)
 GRAMMAR = "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last`, `*.0`, joined by commas"
 
 

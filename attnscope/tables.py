@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 import json
 import math
 import os
@@ -61,7 +61,8 @@ def save(table: Table, path: Path, format: str | None = None) -> Path:
 def save_json(value: Any, path: Path) -> Path:
     """Write one JSON document, whole or not at all; numbers that JSON has no word for become null."""
     with whole_file(path) as stream:
-        stream.write((json.dumps(_jsonable(value), indent=2, ensure_ascii=False) + "\n").encode())
+        document = json.dumps(_jsonable(value), indent=2, ensure_ascii=False) + "\n"
+        stream.write(document.encode(errors="backslashreplace"))  # a path that is not UTF-8: JSON's own escapes
     return path
 
 
@@ -110,12 +111,10 @@ def _jsonable(value: Any) -> Any:
 
 def _delimited(delimiter: str) -> Callable[[Table, IO[bytes]], None]:
     def write_rows(table: Table, stream: IO[bytes]) -> None:
-        text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=False)
-        writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+        # Not a TextIOWrapper: that one closes the stream when a write fails.
+        writer = csv.writer(codecs.getwriter("utf-8")(stream), delimiter=delimiter, lineterminator="\n")
         writer.writerow(table.columns)
         writer.writerows(table.rows())
-        text.flush()
-        text.detach()
 
     return write_rows
 

@@ -5,9 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from families import tiny_model
-
 from attnscope.models import DEMO_FOLDER
+from families import tiny_model
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 

@@ -9,10 +9,10 @@ import sys
 import time
 
 import pytest
-from fake_hub import COMMIT, serve
-from folders import edit_config, saved
 
 from attnscope import hub
+from fake_hub import COMMIT, serve
+from folders import edit_config, saved
 
 
 @pytest.fixture

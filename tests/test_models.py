@@ -6,13 +6,13 @@ import pickle
 
 import pytest
 import torch
-from families import tiny_model
-from folders import TOKENIZER_FILES, edit_config, saved
 from safetensors.torch import load_file, save_file
 
 from attnscope import hub
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.models import DEMO_FOLDER, LoadOptions, load, load_config
+from families import tiny_model
+from folders import TOKENIZER_FILES, edit_config, saved
 
 
 @pytest.fixture

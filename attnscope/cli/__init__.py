@@ -2,72 +2,81 @@
 
 from __future__ import annotations
 
+import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
+from attnscope.cli import signals
+from attnscope.errors import AttnscopeError
+
+if TYPE_CHECKING:
+    import typer
+
+USAGE = 2
+OUT_OF_MEMORY = 5
 INTERNAL_ERROR = 70
-INTERRUPTED = 130
-TERMINATED = 143
-
-
-class Terminated(BaseException):
-    """SIGTERM came: unwind, so that no half file stays."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    signal.signal(signal.SIGTERM, _terminate)
-    code = run(arguments)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _forget_stdout()
-    sys.exit(code)
+    _mend_streams()
+    signals.listen()
+    code = run(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(_flush(code))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit code. Whatever goes wrong is one line on stderr."""
-    import typer
-
-    from attnscope.cli.app import app
-    from attnscope.errors import AttnscopeError
-
     try:
-        return int(app(args=list(arguments), prog_name="attnscope", standalone_mode=False) or 0)
+        return _dispatch(list(arguments))
     except AttnscopeError as error:
         return _say(str(error), error.exit_code)
-    except typer.TyperException as error:  # what typer itself refuses
-        return _say(_usage(error), error.exit_code)
     except BrokenPipeError:
-        _forget_stdout()
+        _forget_streams()
         return 0
-    except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted", INTERRUPTED)
-    except Terminated:
-        return _say("terminated", TERMINATED)
+    except signals.Stopped as stopped:
+        return _say(signals.WORDS[stopped.number], signals.CODES[stopped.number])
     except MemoryError:
-        return _say("out of memory; give a shorter text, or --select fewer heads", 5)
+        return _say("out of memory; give a shorter text, or a smaller model or dtype", OUT_OF_MEMORY)
     except Exception as error:
         return _internal(error, arguments)
 
 
-def _usage(error: Exception) -> str:
-    message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+def _dispatch(arguments: list[str]) -> int:
+    """Typer's parsing without its `main`, which ends a broken pipe with 1 and Ctrl-C without a word."""
+    import typer
+
+    from attnscope.cli.app import app
+
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("attnscope", arguments) as context:
+            return int(command.invoke(context) or 0)
+    except typer.Exit as left:
+        return left.exit_code
+    except typer.TyperException as error:
+        return _refuse(error)
+
+
+def _refuse(error: typer.TyperException) -> int:
+    """What typer itself refuses, in one line."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "attnscope"
-    return f"{message.rstrip('.')}; `{command} --help` lists what there is"
+    message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
+    return _say(f"{message}; `{command} --help` lists what there is", error.exit_code)
 
 
 def _internal(error: Exception, arguments: Sequence[str]) -> int:
-    if "out of memory" in str(error).lower():  # torch.OutOfMemoryError, without importing torch
-        return _say("out of memory; give a shorter text, or a smaller model or dtype", 5)
+    from attnscope.cli.output import is_out_of_memory
+
+    if is_out_of_memory(error):
+        return _say("out of memory; give a shorter text, or a smaller model or dtype", OUT_OF_MEMORY)
     if isinstance(error, OSError) and error.strerror:
-        where = f" {error.filename}" if error.filename else ""
-        return _say(f"cannot read or write{where}: {error.strerror}; check the path and its permissions", 4)
+        where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "standard output"
+        return _say(f"cannot read or write {where}: {error.strerror}; check the path, and the room there", USAGE)
     if "--verbose" in arguments:
         import traceback
 
@@ -79,18 +88,34 @@ def _internal(error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    line = " ".join(message.splitlines())
-    try:
-        print(f"attnscope: {line}", file=sys.stderr)  # noqa: T201
-    except BrokenPipeError:
-        pass
+    with suppress(OSError):  # the reader of stderr has gone: the exit code still tells
+        print(f"attnscope: {' '.join(message.splitlines())}", file=sys.stderr)  # noqa: T201
     return code
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+def _mend_streams() -> None:
+    """Streams that were closed before us lead nowhere; a terminal of another encoding shows escapes, not an error."""
+    for name in ("stdout", "stderr"):  # without a stderr, print would write its talk into the data
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _forget_stdout() -> None:
+def _flush(code: int) -> int:
+    """Write out what is buffered; a reader that has gone is no error, a full disk is one."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_streams()
+    except OSError as error:
+        _forget_streams(sys.stdout.fileno())
+        return code or _say(f"cannot write to standard output: {error.strerror}; make room there", USAGE)
+    return code
+
+
+def _forget_streams(*numbers: int) -> None:
     """The reader has gone: give the interpreter somewhere harmless to flush at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    harmless = os.open(os.devnull, os.O_WRONLY)
+    for number in numbers or (1, 2):
+        os.dup2(harmless, number)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from attnscope._version import __version__
-from attnscope.cli import heads, heatmap, info, metrics, relations
+from attnscope.cli import batch, explain, heads, heatmap, info, metrics, parity, relations
 
 app = typer.Typer(
     name="attnscope",
     help="See, measure and verify what every attention head of a pretrained decoder attends to.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -20,12 +20,15 @@ app = typer.Typer(
     epilog="Start with: attnscope heads --text 'the financial bank is located on river bank' --out runs/bank",
 )
 
-COMMANDS = {
+COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "heads": (heads.heads, heads.EXAMPLES),
     "relations": (relations.relations, relations.EXAMPLES),
+    "batch": (batch.batch, batch.EXAMPLES),
     "heatmap": (heatmap.heatmap, heatmap.EXAMPLES),
     "info": (info.info, info.EXAMPLES),
     "metrics": (metrics.metrics, metrics.EXAMPLES),
+    "explain": (explain.explain, explain.EXAMPLES),
+    "parity": (parity.parity, parity.EXAMPLES),
 }
 
 for name, (command, examples) in COMMANDS.items():

@@ -10,6 +10,7 @@ import typer
 
 from attnscope.cli import options, output
 from attnscope.cli.settings import Settings, gather
+from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -92,25 +93,25 @@ def run(settings: Settings) -> int:
     format = output.wanted_format(settings.format)
 
     from attnscope.cli.run import observe_text, report_checks
-    from attnscope.observe import Request
 
-    request = Request(
+    loaded, seen = observe_text(
+        settings,
         key_zero=settings.sink == "keep",
         relations=settings.out is not None,
         top_k=settings.keys_per_query,
-        group=settings.group,  # type: ignore[arg-type]
+        group=settings.group,
         maps="all" if settings.out else None,
-        bin_rule=settings.bin,  # type: ignore[arg-type]
+        bin_rule=settings.bin,
         split_sink=settings.sink == "mask",
     )
-    loaded, seen = observe_text(settings, request)
     ranked = rank(seen.kept_heads(), settings)
     shown = ranked[: settings.top]
     seen.heads = ranked
     if settings.out:
         from attnscope.cli.export import export
 
-        export(settings, loaded, seen, shown)
+        with unwinding():
+            export(settings, loaded, seen, shown)
     output.emit(seen.table(), format, lambda: picture(seen, shown, settings))
     for line in missing_support(seen):
         output.talk(line, settings.quiet)
@@ -125,25 +126,28 @@ def rank(found: Sequence[Head], settings: Settings) -> list[Head]:
 
 def picture(seen: Observation, shown: Sequence[Head], settings: Settings) -> RichTable:
     """The ranked heads for a person: as many metrics as the terminal has room for."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
     relations = [strongest(seen, head) for head in shown]
     names = _columns_that_fit(shown, relations, settings.sort)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = output.sheet()
     table.add_column("head", no_wrap=True)
-    table.add_column("kv", justify="right")
+    table.add_column("kv", justify="right", no_wrap=True)
     table.add_column("role", no_wrap=True)
     for name in names:
         table.add_column(SHORT[name] + (" ▾" if name == settings.sort else ""), justify="right", no_wrap=True)
-    table.add_column("strongest relation", no_wrap=True, overflow="ellipsis")
+    table.add_column("strongest relation", min_width=8)
     for head, relation in zip(shown, relations, strict=True):
         cells = [_number(head.score[name]) for name in names]
-        table.add_row(head.name, str(head.kv_head), head.role, *cells, Text(relation))
+        table.add_row(head.name, str(head.kv_head), head.role, *cells, output.one_line(relation))
     even = seen.even[shown[0].layer]
     table.add_section()
-    table.add_row("even", "", "", *(_number(even[name]) for name in names), "attention spread evenly", style="dim")
+    table.add_row(
+        "even",
+        "",
+        "",
+        *(_number(even[name]) for name in names),
+        output.one_line("attention spread evenly"),
+        style="dim",
+    )
     return table
 
 
@@ -177,4 +181,6 @@ def _columns_that_fit(shown: Sequence[Head], relations: Sequence[str], sort: str
 
 
 def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
+    if math.isnan(value):
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{round(value, 2) + 0.0:.2f}"  # + 0.0: no -0.00

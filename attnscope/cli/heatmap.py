@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import typer
 
 from attnscope.cli import options, output
 from attnscope.cli.settings import Settings, gather
+from attnscope.cli.signals import unwinding
 
 EXAMPLES = (
     'attnscope heatmap --text "the cat sat on the mat" --select last --out runs/cat',
@@ -57,17 +61,17 @@ def run(settings: Settings) -> int:
         raise UsageError("nowhere to draw", "name a folder with --out DIR")
 
     from attnscope.cli.run import observe_text, report_checks
-    from attnscope.observe import Request
 
-    request = Request(metrics=(), maps="all", bin_rule=settings.bin, split_sink=settings.sink == "mask")  # type: ignore[arg-type]
-    loaded, seen = observe_text(settings, request)
+    loaded, seen = observe_text(
+        settings, metrics=(), maps="all", bin_rule=settings.bin, split_sink=settings.sink == "mask"
+    )
     from attnscope.cli.export import draw, finish, writable
 
     folder = writable(settings.out)
     seen.heads = seen.kept_heads()
-    written = draw(settings, seen, folder, [head.name for head in seen.heads] if settings.select else [])
-    finish(settings, loaded, seen, folder, written)
-    for path in written:
-        typer.echo(str(path))
+    with unwinding():
+        written = draw(settings, seen, folder, [head.name for head in seen.heads] if settings.select else [])
+        finish(settings, loaded, seen, folder, written)
+    sys.stdout.buffer.write(b"".join(os.fsencode(path) + b"\n" for path in written))
     output.talk("heads are drawn one by one with --select", settings.quiet or settings.select is not None)
     return report_checks(loaded, seen, settings)

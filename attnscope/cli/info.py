@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from attnscope.cli import options, output
 from attnscope.cli.settings import gather
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
 
@@ -87,28 +91,27 @@ def _lengths(text: str) -> list[int]:
     from attnscope.errors import UsageError
 
     parts = [part.strip().replace("_", "") for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    if not all(re.fullmatch(r"0*[1-9][0-9]{0,11}", part) for part in parts):
         raise UsageError(f"--tokens takes numbers from 1, joined by commas; {text!r} came", "write --tokens 128,2048")
     return [int(part) for part in parts]
 
 
-def _sheet(facts: dict[str, Any]):  # type: ignore[no-untyped-def]
-    from rich.box import SIMPLE_HEAD
+def _sheet(facts: dict[str, Any]) -> Group:
     from rich.console import Group
-    from rich.table import Table
 
-    layers = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    layers = output.sheet()
     for name in ("layers", "kind", "heads", "kv heads", "head dim", "value dim", "window"):
         layers.add_column(name, justify="left" if name in ("layers", "kind") else "right")
     for numbers, shape in _runs(facts):
         layers.add_row(numbers, *("" if value is None else str(value) for value in shape))
-    costs = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("tokens", "eager engine, one layer at a time", "all matrices, as output_attentions keeps them"):
-        costs.add_column(name, justify="right")
+    costs = output.sheet()
+    for name in ("tokens", "eager, a layer at a time", "all matrices kept"):
+        costs.add_column(name, justify="right", no_wrap=True)
     for cost in facts["costs"]:
         costs.add_row(str(cost["tokens"]), _bytes(cost["eager_bytes"]), _bytes(cost["all_matrices_bytes"]))
     known = f"{facts['parameters'] / 1e6:,.1f} M parameters" if facts["parameters"] else "parameters not counted"
-    title = f"{facts['model']}  {facts['type']}  {facts['layers']} layers  {known}  {facts['positions'] or 'any number of'} positions"
+    positions = f"{facts['positions'] or 'any number of'} positions"
+    title = "  ".join([facts["model"], facts["type"], f"{facts['layers']} layers", known, positions])
     return Group(title, layers, costs)
 
 

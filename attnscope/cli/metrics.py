@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnscope.cli import options, output
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 EXAMPLES = ("attnscope metrics", "attnscope metrics induction")
 
@@ -27,21 +30,23 @@ def metrics(
     return 0
 
 
-def _sheet(columns: dict[str, list[str]], with_roles: bool):  # type: ignore[no-untyped-def]
+def _sheet(columns: dict[str, list[str]], with_roles: bool) -> RichTable:
+    """Two columns, so that a long line goes on under its own beginning."""
+    from rich.table import Table
     from rich.text import Text
 
     from attnscope.roles import ROLES
 
-    sheet = Text()
+    sheet = Table.grid(padding=(0, 1))
+    sheet.add_column(no_wrap=True)
+    sheet.add_column()
     for values in zip(*columns.values(), strict=True):
         metric = dict(zip(columns, values, strict=True))
-        sheet.append(metric["id"] + "\n", style="bold")
+        sheet.add_row(Text("id", style="dim"), Text(metric["id"], style="bold"))
         for field in ("formula", "rows", "unit", "range", "reading", "source"):
-            sheet.append(f"  {field:8} ", style="dim").append(metric[field] + "\n")
-    if with_roles:
-        sheet.append("roles, the first that holds\n", style="bold")
-        for role in ROLES:
-            sheet.append(f"  {role.name:16}", style="bold").append(
-                f" {role.condition}; {role.needed} rows ({role.rows})\n"
-            )
+            sheet.add_row(Text(field, style="dim"), metric[field])
+        sheet.add_row()
+    for role in ROLES if with_roles else ():
+        sheet.add_row(Text("role", style="dim"), Text(role.name, style="bold"))
+        sheet.add_row("", f"{role.condition}; {role.needed} rows ({role.rows})")
     return sheet

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.table import Table as RichTable
+    from rich.text import Text
 
     from attnscope.tables import Table
 
@@ -21,7 +24,8 @@ PIPE_WIDTH = 240  # a table written to a file is cut at no screen's edge
 def talk(message: str, quiet: bool) -> None:
     """One line to the person, on stderr, unless they want quiet."""
     if not quiet:
-        print(message, file=sys.stderr)  # noqa: T201
+        with suppress(OSError):  # whoever listened has gone: the data is still wanted
+            print(message, file=sys.stderr)  # noqa: T201
 
 
 def complain_through_talk(quiet: bool) -> None:
@@ -54,17 +58,49 @@ def emit(table: Table, format: str, picture: Callable[[], RenderableType]) -> No
 
 def show(renderable: RenderableType) -> None:
     """Print something rich on stdout; wide and without colour codes where that is no terminal."""
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    Console(width=width, highlight=False, soft_wrap=False).print(renderable)
+    console(sys.stdout).print(renderable)
 
 
 def width() -> int:
     """How many columns the reader of stdout has."""
+    return console(sys.stdout).width
+
+
+def console(stream: Any) -> Console:
+    """Rich's console on a stream: plain text unless it is a terminal, and without colour where NO_COLOR is set."""
     from rich.console import Console
 
-    return Console().width if sys.stdout.isatty() else PIPE_WIDTH
+    terminal = stream.isatty()
+    return Console(
+        file=stream,
+        force_terminal=terminal,
+        width=None if terminal else PIPE_WIDTH,
+        color_system=None if os.environ.get("NO_COLOR") or not terminal else "auto",
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def sheet() -> RichTable:
+    """An empty table in the house's style."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def one_line(text: str) -> Text:
+    """Text that is cut where its column ends, not wrapped."""
+    from rich.text import Text
+
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, as Python, CUDA, MPS or PyTorch's CPU allocator says it."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 
 
 @contextmanager
@@ -73,11 +109,10 @@ def progress(title: str, total: int | None, quiet: bool) -> Iterator[Callable[[i
     if quiet or not sys.stderr.isatty():
         yield lambda steps: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns: list[Any] = [TextColumn("{task.description}"), BarColumn()]
     columns += [MofNCompleteColumn(), TimeRemainingColumn()] if total else []
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console(sys.stderr), transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda steps: bar.advance(task, steps)

@@ -8,9 +8,11 @@ import typer
 
 from attnscope.cli import options, output
 from attnscope.cli.settings import Settings, gather
+from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+    from rich.text import Text as RichText
 
     from attnscope.tables import Table
 
@@ -61,17 +63,18 @@ def run(settings: Settings) -> int:
     format = output.wanted_format(settings.format)
 
     from attnscope.cli.run import observe_text, report_checks
-    from attnscope.observe import Request
 
-    request = Request(metrics=(), relations=True, top_k=settings.keys_per_query, group=settings.group)  # type: ignore[arg-type]
-    loaded, seen = observe_text(settings, request)
+    loaded, seen = observe_text(
+        settings, metrics=(), relations=True, top_k=settings.keys_per_query, group=settings.group
+    )
     table = seen.relations(settings.min_weight)
     if settings.out:
         from attnscope.cli.export import finish, writable
         from attnscope.tables import save
 
         folder = writable(settings.out)
-        finish(settings, loaded, seen, folder, [save(table, folder / "relations.csv")])
+        with unwinding():
+            finish(settings, loaded, seen, folder, [save(table, folder / "relations.csv")])
     output.emit(table, format, lambda: picture(table, settings.top))
     if format == "table" and len(table) > settings.top:
         output.talk(f"{settings.top} of {len(table)} rows; --top N shows more, a pipe gets all", settings.quiet)
@@ -79,18 +82,18 @@ def run(settings: Settings) -> int:
 
 
 def picture(table: Table, top: int) -> RichTable:
-    """The first rows for a person."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    from attnscope.prompts import visible
-
-    shown = RichTable(*table.columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    """The first rows for a person; where the screen is narrow the tokens are cut, never the numbers."""
+    shown = output.sheet()
+    for name in table.columns:
+        token = name.endswith("_token")
+        shown.add_column(name, no_wrap=not token, min_width=3)
     for row in table.take(range(min(top, len(table)))).rows():
-        shown.add_row(*(Text(_cell(value, visible)) for value in row))
+        shown.add_row(*map(_cell, row))
     return shown
 
 
-def _cell(value: object, visible) -> str:  # type: ignore[no-untyped-def]
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else visible(str(value))
+def _cell(value: object) -> RichText:
+    from attnscope.labels import visible
+
+    shown = "" if value is None else f"{value:.4f}" if isinstance(value, float) else visible(str(value))
+    return output.one_line(shown)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.cli.settings import Settings
+from attnscope.errors import MemoryLimitError
 
 if TYPE_CHECKING:
     from attnscope.models import LoadedModel
@@ -15,21 +15,49 @@ if TYPE_CHECKING:
     from attnscope.prompts import Prompt
 
 
-def observe_text(settings: Settings, request: Request) -> tuple[LoadedModel, Observation]:
-    """Read the text, load the model, run it once. What can be refused is refused before the next costly step."""
+def observe_text(settings: Settings, **wanted: Any) -> tuple[LoadedModel, Observation]:
+    """Read the text, load the model, run it once. What can be refused is refused before the next costly step.
+
+    wanted: the fields of `observe.Request`, which imports torch and is therefore made here, after the model was found.
+    """
     from attnscope.prompts import read_text
 
     text = read_text(settings.text, settings.file)
     output.complain_through_talk(settings.quiet)
-    loaded, prompt = _load(settings, text)
-    from attnscope.observe import observe
+    loaded, prompt = load_prompt(settings, text)
+    from attnscope.observe import Request
 
-    request = replace(request, view=settings.view(chosen_heads(settings, loaded)))
+    request = Request(view=settings.view(chosen_heads(settings, loaded)), **wanted)
     if not settings.quiet:
         output.talk(header(loaded, prompt), settings.quiet)
     with output.progress("forward pass", None, settings.quiet):
-        [seen] = observe(loaded, [prompt], request)
+        seen = _observe(loaded, prompt, request)
     return loaded, seen
+
+
+def _observe(loaded: LoadedModel, prompt: Prompt, request: Request) -> Observation:
+    """The forward pass; a lack of memory that was not foreseen says what would fit."""
+    from attnscope.observe import observe
+
+    try:
+        return observe(loaded, [prompt], request)[0]
+    except (MemoryError, RuntimeError) as error:
+        if not output.is_out_of_memory(error):
+            raise
+        count = len(prompt)
+        raise MemoryLimitError(
+            f"memory ran out on {loaded.device} while {count} tokens were read",
+            f"{tokens_that_should_fit(loaded, count)} tokens fit: shorten the text, or take a smaller model or dtype",
+        ) from error
+
+
+def tokens_that_should_fit(loaded: LoadedModel, failed: int) -> int:
+    """What eager attention has room for; at most half of what just failed, which takes a quarter of the memory."""
+    from attnscope.geometry import tokens_that_fit
+    from attnscope.memory import DTYPE_BYTES, free_memory
+
+    room = tokens_that_fit(loaded.geometry, free_memory(loaded.device), DTYPE_BYTES[loaded.dtype])
+    return max(1, min(room, failed // 2))
 
 
 def chosen_heads(settings: Settings, loaded: LoadedModel) -> Mapping[int, tuple[int, ...]] | None:
@@ -71,7 +99,8 @@ def report_checks(loaded: LoadedModel, seen: Observation, settings: Settings) ->
     return 1 if broken else 0
 
 
-def _load(settings: Settings, text: str) -> tuple[LoadedModel, Prompt]:
+def load_prompt(settings: Settings, text: str) -> tuple[LoadedModel, Prompt]:
+    """The model, and the text as its token ids; refused where eager attention over it does not fit."""
     from attnscope.models import check_eager_fits, load, quiet_libraries
     from attnscope.prompts import from_chat, from_text
 

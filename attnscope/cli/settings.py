@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -94,7 +97,7 @@ class Settings:
         text = str(self.top_k)
         if text == "all":
             return None
-        if not text.isdigit() or int(text) < 1:
+        if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
             raise UsageError(f"--top-k takes a number from 1, or all; {text!r} came", "write --top-k 5, or --top-k all")
         return int(text)
 
@@ -110,7 +113,7 @@ def gather(context: typer.Context, given: Mapping[str, Any]) -> Settings:
 
         for key, value in read_config(given["config"]).items():
             if key in values and context.get_parameter_source(key).name == "DEFAULT":  # type: ignore[union-attr]
-                values[key] = Path(value) if key == "out" else value
+                values[key] = Path(str(value)) if key == "out" else value
         if _given(context, "text") and "file" in values and not _given(context, "file"):
             values["file"] = None  # the flag's text wins over the file's
         if _given(context, "file") and not _given(context, "text"):
@@ -128,10 +131,23 @@ def _given(context: typer.Context, name: str) -> bool:
 def _check(settings: Settings) -> None:
     _ = settings.keys_per_query
     if settings.top < 1:
-        raise UsageError(f"--top takes a number from 1; {settings.top} came", "leave it out for 20")
+        raise UsageError(f"--top takes a number from 1; {settings.top} came", "write --top 20")
+    if settings.min_weight is not None and math.isnan(settings.min_weight):
+        raise UsageError("--min-weight takes a number; nan came", "write --min-weight 0.1")
     if settings.text is not None and settings.file is not None:
         raise UsageError("--text and --file were both given", "give one of them")
     if settings.group and settings.weights == "scores":
         raise UsageError("logits of several keys cannot be summed into one", "use --weights softmax with --group")
     if settings.scale == "log" and settings.weights == "scores":
         raise UsageError("logits can be negative and have no log scale", "use --scale linear with --weights scores")
+    if settings.out is not None:
+        _check_out(settings.out)
+
+
+def _check_out(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, before a model is loaded; make nothing yet."""
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise UsageError(f"cannot write to {folder}: {there} is no folder", "name another folder with --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write to {folder}: {there} is not writable", "name another folder with --out")

@@ -4,6 +4,8 @@ attention.py    weights and output, matrix form        naive.py      the same wi
 masks.py        causal, padding, window, chunks        multihead.py  the layer that learns
 rotary.py, frequencies.py, alibi.py    positions       norms.py      norms of q and k
 latent.py       multi-head latent attention
+reader.py       a layer of a real model, recomputed from its raw weights, by
+                layouts.py (where things are), splits.py (heads) and rules.py (scales, gates)
 """
 
 from attnscope.reference.attention import attention_logits, attention_output, attention_weights

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ import torch
 import attnscope.reference
 from attnscope.reference.frequencies import default_frequencies
 from attnscope.reference.latent import LatentWeights
+from attnscope.reference.layouts import layout_of
 from attnscope.reference.masks import causal_mask, positions
 from attnscope.reference.multihead import MultiHeadAttention
+from attnscope.reference.reader import Given, read
 from attnscope.reference.rotary import cos_sin
 
 FOLDER = Path(attnscope.reference.__file__).parent
@@ -58,7 +61,16 @@ def examples_need():
     """What a reader of an example has at hand."""
     torch.manual_seed(0)
     latent = LatentWeights(2, 4, 3, torch.randn(12, 8), torch.randn(9, 8), torch.randn(5), torch.randn(10, 5))
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = SimpleNamespace(model_type="llama", rope_parameters=rope)
+    layer = SimpleNamespace(index=0, heads=2, kv_heads=1, kind="full", window=None)
+    shapes = {"q_proj": (8, 8), "k_proj": (4, 8), "v_proj": (4, 8), "o_proj": (8, 8)}
+    parameters = {f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    given = Given(layout_of(config), parameters, config, layer, torch.randn(1, 9, 8), torch.arange(9))
     return {
+        "config": config,
+        "given": given,
+        "read": read,
         "torch": torch,
         "attn": MultiHeadAttention(8, 2),
         "x": torch.randn(5, 8),

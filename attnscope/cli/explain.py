@@ -1,0 +1,275 @@
+"""`attnscope explain`: one head, one sentence, every step with its numbers, each held against the model's own."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from attnscope.cli import options, output
+from attnscope.cli.settings import Settings, gather
+from attnscope.cli.signals import unwinding
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from attnscope.explain import Explanation
+    from attnscope.explain.scaling import Spread
+    from attnscope.models import LoadedModel
+    from attnscope.prompts import Prompt
+    from attnscope.tables import Table
+
+EXAMPLES = (
+    'attnscope explain --text "the cat sat on the mat" --head L2H3 --query last --out runs/cat.png',
+    "attnscope explain --toy",
+    "attnscope explain --scaling --out runs/scaling.png",
+)
+PICTURES = (".png", ".svg", ".pdf")
+
+Head = Annotated[str | None, typer.Option("--head", help="The head: L2H3 or 2.3.", metavar="HEAD")]
+Query = Annotated[str, typer.Option("--query", help="The token to follow: its position, or last.", metavar="N|last")]
+Toy = Annotated[bool, typer.Option("--toy", help='"I saw a saw" with tiny numbers, without a model.')]
+Scaling = Annotated[bool, typer.Option("--scaling", help="std(q·k) against d_k on random data, without a model.")]
+Seed = Annotated[int, typer.Option(help="Seed of --scaling's random data.", metavar="N")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Draw into this folder or file.", metavar="DIR|FILE")]
+Format = Annotated[
+    Literal["table", "jsonl"] | None,
+    typer.Option(help="Default: tables on a terminal, JSON lines with every number in a pipe."),
+]
+
+
+def explain(
+    context: typer.Context,
+    text: options.Text = None,
+    file: options.File = None,
+    head: Head = None,
+    query: Query = "last",
+    toy: Toy = False,
+    scaling: Scaling = False,
+    seed: Seed = 0,
+    model: options.Model = "demo",
+    out: Out = None,
+    image: options.Image = "png",
+    chat: options.Chat = False,
+    truncate: options.Truncate = None,
+    format: Format = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    device_map: options.DeviceMap = None,
+    revision: options.Revision = None,
+    offline: options.Offline = False,
+    quantize: options.Quantize = None,
+    trust_remote_code: options.RemoteCode = False,
+    allow_pickle: options.Pickle = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """One head, one sentence, every step of attention with its numbers, each held against the model's own.
+
+    From the hidden states to the output projection, a query token followed. --out draws what the scaling does.
+    Leaves with 1 where a step differs from the model's own value.
+    """
+    check_picture(out)
+    # the other commands' --out is a folder, and is refused where it is a file
+    settings = replace(gather(context, {**locals(), "out": None}), out=out)
+    if toy and scaling:
+        raise UsageError("--toy and --scaling were both given", "give one of them")
+    if (toy or scaling) and (text is not None or file is not None):
+        raise UsageError(f"--{'toy' if toy else 'scaling'} takes no text", "leave out --text and --file")
+    if scaling:
+        return run_scaling(settings, seed)
+    if toy:
+        return run_toy(settings, head, query)
+    return run(settings, head, query)
+
+
+def run(settings: Settings, head: str | None, query: str) -> int:
+    """Explain one head of a model."""
+    if head is None:
+        raise UsageError("no head was named", "name one with --head L2H3; `attnscope heads` lists them")
+    position = read_query(query)
+
+    from attnscope.prompts import read_text
+
+    given = read_text(settings.text, settings.file)
+    output.complain_through_talk(settings.quiet)
+    loaded, prompt = _load(settings, given)
+    layer, number = one_head(head, {layer.index: layer.heads for layer in loaded.geometry.attention_layers})
+    from attnscope.cli.run import header
+    from attnscope.explain import explain_head
+
+    output.talk(header(loaded, prompt), settings.quiet)
+    with output.progress("forward pass", None, settings.quiet):
+        explanation = explain_head(loaded, prompt, layer, number, position)
+    return finish(settings, explanation)
+
+
+def run_toy(settings: Settings, head: str | None, query: str) -> int:
+    """Explain the toy, every number of it."""
+    from attnscope.explain.toy import HEADS, explain_toy
+
+    _, number = one_head(head or "L0H0", {0: HEADS})
+    explanation = explain_toy(number, read_query(query))
+    return finish(settings, explanation, whole=True)
+
+
+def run_scaling(settings: Settings, seed: int) -> int:
+    """Measure std(q . k) against d_k."""
+    from attnscope.explain.scaling import FORMULA, SAMPLES, measure_scaling
+
+    found = measure_scaling(seed=seed)
+    output.emit(spread_table(found), _format(settings), lambda: spread_picture(found))
+    said = f"{SAMPLES} random pairs of q and k for each number, seed {seed}; {FORMULA}"
+    if _format(settings) == "table":
+        output.talk(said, settings.quiet)
+    if settings.out is not None:
+        import numpy as np
+
+        from attnscope.figures.explain import Curve, save_scaling_curves
+
+        curves = [
+            Curve(
+                label, *(np.array([getattr(one, name) for one in group]) for name in ("width", "measured", "predicted"))
+            )
+            for label, group in _by_case(found).items()
+        ]
+        place = picture_path(settings.out, "scaling", settings.image)
+        note = f"points: measured on {SAMPLES} random pairs, seed {seed}; lines: √Var, {FORMULA}"
+        with unwinding():
+            save_scaling_curves(place, curves, note=note, image=_image(place))
+        output.talk(f"wrote {place}", settings.quiet)
+    return 0
+
+
+def finish(settings: Settings, explanation: Explanation, whole: bool = False) -> int:
+    """Print the steps, draw the figure, say which checks do not hold; returns the exit code."""
+    if _format(settings) == "table":
+        from attnscope.cli.steps import picture
+
+        output.show(picture(explanation, whole))
+    else:
+        from attnscope.explain.lines import json_lines
+
+        for line in json_lines(explanation):
+            sys.stdout.write(line + "\n")
+    if settings.out is not None:
+        name = f"{'toy' if whole else 'explain'}-{explanation.head}"
+        output.talk(f"wrote {draw(explanation, picture_path(settings.out, name, settings.image))}", settings.quiet)
+    for line in explanation.failures:
+        output.talk(f"does not hold: {line}", quiet=False)
+    return 1 if explanation.failures else 0
+
+
+def draw(explanation: Explanation, place: Path) -> Path:
+    """The four panels of what scaling does."""
+    from attnscope.explain.steps import divisor
+    from attnscope.figures.explain import save_scaling_effect, scaling_effect
+
+    effect = scaling_effect(explanation.raw_QK, explanation.visible_QK, explanation.scale)
+    extra = sorted({"soft-cap", "position bias"} & {step.name for step in explanation.steps})
+    note = f"Without this model's {' and '.join(extra)}, to show the scaling alone." if extra else ""
+    with unwinding():
+        return save_scaling_effect(
+            place,
+            effect,
+            explanation.labels,
+            head=f"{explanation.head} of {explanation.source}",
+            divisor=divisor(explanation.scale, explanation.head_dim),
+            note=note,
+            image=_image(place),
+        )
+
+
+def one_head(text: str, heads: dict[int, int]) -> tuple[int, int]:
+    """The layer and head that `L2H3` or `2.3` names; UsageError unless it is exactly one."""
+    from attnscope.selection import pairs, select
+
+    found = pairs(select(text, heads))
+    if len(found) != 1:
+        raise UsageError(f"--head {text} names {len(found)} heads, expected one", "write it as L2H3 or 2.3")
+    return found[0]
+
+
+def read_query(text: str) -> int:
+    """`last` is -1; UsageError for what is neither that nor a number."""
+    if text == "last":
+        return -1
+    if not text.isdigit():
+        raise UsageError(f"--query takes a position from 0, or last; {text!r} came", "write --query 5, or --query last")
+    return int(text)
+
+
+def check_picture(out: Path | None) -> None:
+    """UsageError where --out names a file that is no picture."""
+    if out is not None and out.suffix and not out.is_dir() and out.suffix not in PICTURES:
+        raise UsageError(f"cannot draw {out.name}", f"name a folder, or a file in {', '.join(PICTURES)}")
+
+
+def picture_path(out: Path, name: str, image: str) -> Path:
+    """The picture that --out names, or one of this name in the folder that it names."""
+    return out if out.suffix in PICTURES and not out.is_dir() else out / f"{name}.{image}"
+
+
+def spread_table(found: list[Spread]) -> Table:
+    """One row a measurement."""
+    from attnscope.tables import Table
+
+    names = ("mean_q", "std_q", "mean_k", "std_k")
+    return Table(
+        {
+            **{name: [getattr(one.entries, name) for one in found] for name in names},
+            "d_k": [one.width for one in found],
+            "std": [one.measured for one in found],
+            "std_formula": [one.predicted for one in found],
+            "std_scaled": [one.scaled for one in found],
+        }
+    )
+
+
+def spread_picture(found: list[Spread]) -> RichTable:
+    """A row a width, a column a case: std(q . k), and what is left after the division by sqrt(d_k)."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+
+    groups = _by_case(found)
+    shown = RichTable(
+        "d_k", "√d_k", *groups, box=SIMPLE_HEAD, padding=(0, 2, 0, 0), title="std(q·k) → after the division by √d_k"
+    )
+    for rows in zip(*groups.values(), strict=True):
+        cells = [f"{one.measured:.2f} → {one.scaled:.2f}" for one in rows]
+        shown.add_row(str(rows[0].width), f"{rows[0].width ** 0.5:.2f}", *cells)
+    shown.add_section()
+    by_formula = [f"{group[0].predicted / group[0].width ** 0.5:.2f}" for group in groups.values()]
+    shown.add_row("", "formula", *(f"{value}·√d_k → {value}" for value in by_formula))
+    return shown
+
+
+def _by_case(found: list[Spread]) -> dict[str, list[Spread]]:
+    groups: dict[str, list[Spread]] = {}
+    for one in found:
+        groups.setdefault(one.entries.label, []).append(one)
+    return groups
+
+
+def _format(settings: Settings) -> str:
+    return settings.format or ("table" if sys.stdout.isatty() else "jsonl")
+
+
+def _image(place: Path) -> str:
+    return place.suffix.lstrip(".")
+
+
+def _load(settings: Settings, text: str) -> tuple[LoadedModel, Prompt]:
+    from attnscope.models import load, quiet_libraries
+    from attnscope.prompts import from_chat, from_text
+
+    quiet_libraries(settings.verbose)
+    with output.progress(f"loading {settings.model}", None, settings.quiet):
+        loaded = load(settings.load_options())
+    tokenize = from_chat if settings.chat else from_text
+    longest = loaded.geometry.max_positions
+    return loaded, tokenize(loaded.tokenizer, text, max_tokens=longest, truncate=settings.truncate)  # type: ignore[arg-type]

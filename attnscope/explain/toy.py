@@ -1,0 +1,154 @@
+"""Attention on "I saw a saw", small enough to follow with a pencil: 4 tokens, width 4, 2 heads of width 2.
+
+Both "saw" have the same vector and there are no positions: what tells them apart here is the causal mask alone.
+Checked against torch's `scaled_dot_product_attention` and `torch.nn.MultiheadAttention`.
+
+Shapes: H head, T token, Q query, K key, D head width, E model width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attnscope.explain.steps import (
+    Explanation,
+    Numbers,
+    Rules,
+    Step,
+    Theirs,
+    array,
+    attend,
+    check_query,
+    concatenation,
+)
+from attnscope.reference.masks import causal_mask, positions
+
+TOKENS = ("I", "saw", "a", "saw")
+VECTORS = {"I": (1.0, 0.0, 1.0, 0.0), "saw": (0.0, 2.0, 0.0, 1.0), "a": (1.0, 1.0, 0.0, 0.0)}
+W_Q = ((1, 0, 0, 1), (0, 1, 1, 0), (1, 0, 0, 1), (0, 0, 1, 0))
+W_K = ((0, 1, 1, 0), (0, 0, 0, 1), (1, 1, 0, 0), (1, 0, -1, 0))
+W_V = ((2, 0, 0, 1), (0, 1, 1, 0), (0, 0, 0, 2), (0, 1, 0, 1))
+W_O = ((1, 0, 0, 1), (0, 1, 0, 0), (0, 0, 1, 1), (1, 0, 0, 0))
+PROJECTIONS = ("W_Q", "W_K", "W_V")
+HEADS = 2
+TOLERANCE = 1e-12  # float64 on both sides
+
+
+def explain_toy(head: int = 0, query: int = 3) -> Explanation:
+    """Every step of one head of the toy for one query; heads 0 and 1, queries 0 to 3, -1 the last.
+
+    Raises UsageError for a query that is not there.
+
+    >>> explain_toy().failures
+    []
+    """
+    query = check_query(query, len(TOKENS))
+    x_TE = torch.tensor([VECTORS[token] for token in TOKENS], dtype=torch.float64)
+    matrices = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in weight_matrices().items()}
+    q_HTD, k_HTD, v_HTD = (_split(x_TE @ matrices[name]) for name in PROJECTIONS)
+    mask_QK = causal_mask(*positions(len(TOKENS)))
+    theirs = _torch(x_TE, matrices)
+    rules = Rules(scale=q_HTD.shape[-1] ** -0.5, mask=mask_QK[None])
+    attended = attend(q_HTD, k_HTD, v_HTD, rules, (head, query), theirs)
+    steps = [
+        _vectors(x_TE),
+        _projections(x_TE, matrices),
+        _heads((q_HTD, k_HTD, v_HTD), head, theirs),
+        *attended.steps,
+        concatenation(attended.heads_HQV, head, theirs.check("heads", attended.heads_HQV, theirs.heads_HQV)),
+        _output(attended.heads_HQV, x_TE, matrices),
+    ]
+    return Explanation(
+        f"L0H{head}",
+        "the toy",
+        TOKENS,
+        TOKENS,
+        query,
+        tuple(steps),
+        attended.raw_QK,
+        rules.scale,
+        attended.head_dim,
+        attended.visible_QK,
+        attended.weights_QK,
+    )
+
+
+def weight_matrices() -> dict[str, tuple[tuple[int, ...], ...]]:
+    """The toy's weights by name, rows by columns; x is multiplied from the left."""
+    return {"W_Q": W_Q, "W_K": W_K, "W_V": W_V, "W_O": W_O}
+
+
+def _split(x_TE: Tensor) -> Tensor:
+    return x_TE.unflatten(-1, (HEADS, -1)).transpose(0, 1)
+
+
+def _torch(x_TE: Tensor, matrices: dict[str, Tensor]) -> Theirs:
+    """What torch's own functions get; its fused attention gives its weights with the identity as values."""
+    q_HTD, k_HTD, v_HTD = (_split(functional.linear(x_TE, matrices[name].T)) for name in PROJECTIONS)
+    identity_HTT = torch.eye(len(TOKENS), dtype=torch.float64).expand(HEADS, -1, -1)
+    return Theirs(
+        "torch's",
+        TOLERANCE,
+        q_HQD=q_HTD,
+        k_GKD=k_HTD,
+        v_GKV=v_HTD,
+        scale=q_HTD.shape[-1] ** -0.5,
+        weights_HQK=functional.scaled_dot_product_attention(q_HTD, k_HTD, identity_HTT, is_causal=True),
+        heads_HQV=functional.scaled_dot_product_attention(q_HTD, k_HTD, v_HTD, is_causal=True),
+    )
+
+
+def _vectors(x_TE: Tensor) -> Step:
+    return Step(
+        "token vectors",
+        "X   4 tokens × 4 numbers",
+        'Each token is a vector; both "saw" are the same one, for a vector knows its word and not its place.',
+        (Numbers("x", ("token", "dim"), array(x_TE)),),
+    )
+
+
+def _projections(x_TE: Tensor, matrices: dict[str, Tensor]) -> Step:
+    weights = tuple(Numbers(name, ("in", "out"), array(matrices[name])) for name in PROJECTIONS)
+    products = tuple(
+        Numbers(name, ("token", "dim"), array(x_TE @ matrices[f"W_{name.upper()}"])) for name in ("q", "k", "v")
+    )
+    return Step(
+        "projections",
+        "q = x W_Q,  k = x W_K,  v = x W_V   each 4 → 4",
+        "Three matrices make of each token a query (what it looks for), a key (what it is found by) and a value "
+        "(what it hands over).",
+        weights + products,
+    )
+
+
+def _heads(heads: tuple[Tensor, Tensor, Tensor], head: int, theirs: Theirs) -> Step:
+    first = 2 * head
+    others = (theirs.q_HQD, theirs.k_GKD, theirs.v_GKV)
+    return Step(
+        "split into heads",
+        f"head {head} takes numbers {first} and {first + 1} of q, k and v   4 → 2 heads × 2",
+        'Each head attends on its own, with its own share of the numbers. This toy has no positions: both "saw" get '
+        "the same q, k and v, and only the mask will tell them apart.",
+        tuple(Numbers(name, ("token", "dim"), array(x[head])) for name, x in zip("qkv", heads, strict=True)),
+        tuple(check for name, a, b in zip("qkv", heads, others, strict=True) for check in theirs.check(name, a, b)),
+    )
+
+
+def _output(heads_HQV: Tensor, x_TE: Tensor, matrices: dict[str, Tensor]) -> Step:
+    concat_TE = heads_HQV.transpose(0, 1).flatten(-2)
+    output_TE = concat_TE @ matrices["W_O"]
+    attention = nn.MultiheadAttention(4, HEADS, bias=False, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        attention.in_proj_weight.copy_(torch.cat([matrices[name].T for name in PROJECTIONS]))
+        attention.out_proj.weight.copy_(matrices["W_O"].T)
+        hidden_QK = ~causal_mask(*positions(len(TOKENS)))
+        expected_TE, _ = attention(x_TE, x_TE, x_TE, attn_mask=hidden_QK)
+    return Step(
+        "output projection",
+        "y = [head 0; head 1] W_O   4 → 4",
+        "A last matrix mixes what the heads found; this is what attention adds to the token.",
+        (Numbers("W_O", ("in", "out"), array(matrices["W_O"])), Numbers("y", ("token", "dim"), array(output_TE))),
+        Theirs("torch's", TOLERANCE).check("MultiheadAttention", output_TE, expected_TE),
+    )

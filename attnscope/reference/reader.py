@@ -1,0 +1,271 @@
+"""One layer of a real model, recomputed from its raw weights: the oracle.
+
+    read(given)  ->  weights and output
+
+It gets what enters the layer (hidden states, positions), the layer's parameters and what the config says, and does the
+rest itself: projections, split, norms, positions, scale, mask, softmax, values, gates, output projection. It calls
+nothing of the model's, and takes no cos, sin, mask or scale from it.
+
+Shapes: B text, T token, E model width, H head, G kv head, Q query, K key, D width of q and k, V width of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attnscope.reference.attention import attention_output, attention_weights
+from attnscope.reference.frequencies import inverse_frequencies
+from attnscope.reference.layouts import Layout
+from attnscope.reference.masks import causal_mask, chunked_mask, sliding_window_mask
+from attnscope.reference.norms import layer_norm, rms_norm
+from attnscope.reference.rotary import apply_rotary, cos_sin
+from attnscope.reference.rules import ALIBI, FACTORS, GATES, NORM_ON, QUERY_FACTORS, SCALES, setting, turns
+from attnscope.reference.splits import SPLITS
+
+
+class UnreadableError(Exception):
+    """A layer that its layout does not describe: what was expected and what came.
+
+    >>> raise UnreadableError("its layout expects a parameter q_proj.weight, which the module lacks")
+    Traceback (most recent call last):
+    attnscope.reference.reader.UnreadableError: its layout expects a parameter q_proj.weight, which the module lacks
+    """
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the oracle works from, all of it in one dtype.
+
+    layout: how the family builds its attention. parameters: the attention module's own, by name. config: the model's
+    (the text part). layer: index, heads, kv_heads, kind ("sliding" and "chunked" limit the keys to `window`).
+    hidden_BTE: what enters the module. position_T: the tokens' positions. arguments: other tensors that entered it, of
+    which only the layout's residual is read. shared: k (B, G, T, D) and v (B, G, T, V) of an earlier layer, where this
+    one reads those instead of its own (Gemma 3n). model_dtype: what the model runs in, which some families round to.
+
+    >>> given.hidden_BTE.shape, given.layer.heads, given.rope["rope_theta"]
+    (torch.Size([1, 9, 8]), 2, 10000.0)
+    """
+
+    layout: Layout
+    parameters: Mapping[str, Tensor]
+    config: Any
+    layer: Any
+    hidden_BTE: Tensor
+    position_T: Tensor
+    arguments: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: tuple[Tensor, Tensor] | None = None
+    model_dtype: torch.dtype = torch.float32
+
+    @property
+    def rope(self) -> Mapping[str, Any] | None:
+        """The config's rope parameters for this layer, None where it has none."""
+        if self.layout.base is not None:
+            return {"rope_type": "default", "rope_theta": self.layout.base}
+        rope = setting(self.config, "rope_parameters")
+        kinds = setting(self.config, "layer_types")
+        if rope is not None and kinds is not None and kinds[self.layer.index] in rope:
+            return rope[kinds[self.layer.index]]
+        return rope
+
+    @property
+    def eps(self) -> float:
+        """What the layout's norms add under the root."""
+        eps = self.layout.eps
+        return eps if isinstance(eps, float) else setting(self.config, eps)
+
+    def parameter(self, name: str) -> Tensor:
+        """A parameter by name; raises UnreadableError where the module has none of that name."""
+        if name not in self.parameters:
+            raise UnreadableError(f"its layout ({self.layout.name}) expects a parameter {name}, which the module lacks")
+        return self.parameters[name]
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """x through one of the module's projections."""
+        weight = self.parameter(f"{name}.weight")
+        weight = weight.T if self.layout.transposed else weight
+        return functional.linear(x, weight, self.parameters.get(f"{name}.bias"))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the oracle computed: weights, which keys were visible, the heads' outputs, the module's output.
+
+    >>> read(given).visible_QK.sum()
+    tensor(45)
+    """
+
+    weights_BHQK: Tensor
+    visible_QK: Tensor
+    heads_BTHV: Tensor
+    output_BTE: Tensor
+
+
+def read(given: Given) -> Reading:
+    """Recompute one attention layer from raw weights.
+
+    Raises UnreadableError where the module is not what its layout describes.
+
+    >>> read(given).weights_BHQK.shape, read(given).output_BTE.shape
+    (torch.Size([1, 2, 9, 9]), torch.Size([1, 9, 8]))
+    """
+    layout = given.layout
+    q_BHTD, k_BGTD, v_BGTV = queries_keys_values(given)
+    visible_QK = visible(given)
+    softcap, sinks = (
+        setting(given.config, layout.softcap) if layout.softcap else None,
+        given.parameters.get(layout.sinks),
+    )
+    weights_BHQK = attention_weights(
+        q_BHTD,
+        k_BGTD,
+        scale=SCALES[layout.scale](given, q_BHTD.shape[-1]),
+        softcap=softcap,
+        bias=ALIBI[layout.alibi](given).to(q_BHTD)[:, None, :] if layout.alibi else None,
+        mask=visible_QK,
+        sinks=sinks,
+    )
+    heads_BTHV = attention_output(weights_BHQK, v_BGTV).transpose(1, 2)
+    if sinks is not None and not layout.sinks_in_weights:
+        weights_BHQK = weights_BHQK / weights_BHQK.sum(-1, keepdim=True)
+    return Reading(weights_BHQK, visible_QK, heads_BTHV, _after(given, heads_BTHV))
+
+
+def queries_keys_values(given: Given) -> tuple[Tensor, Tensor, Tensor]:
+    """q (B, H, T, D), k (B, G, T, D) and v (B, G, T, V) as they meet: normed, turned, multiplied.
+
+    >>> [part.shape for part in queries_keys_values(given)]
+    [torch.Size([1, 2, 9, 4]), torch.Size([1, 1, 9, 4]), torch.Size([1, 1, 9, 4])]
+    """
+    layout = given.layout
+    q, k, v = SPLITS[layout.split](given)
+    turned = angles(given, q.shape[-1]) if layout.rotary and turns(layout.rotary_on, given) else None
+    q_BHTD = _placed(given, layout.q_norm, q, turned) * _query_factor(given)
+    if given.shared is not None:
+        return q_BHTD, *given.shared
+    k_BGTD = _placed(given, layout.k_norm, k, turned) * _factor(given, layout.key_factor)
+    v = _normed(given, layout.v_norm, v) if layout.v_norm else v
+    return q_BHTD, k_BGTD, _clipped(given, v).transpose(1, 2) * _factor(given, layout.value_factor)
+
+
+def _placed(given: Given, norm: str, x_BTHD: Tensor, turned: tuple[Tensor, Tensor] | None) -> Tensor:
+    """q or k normed, clipped and turned, in the layout's order; (B, H, T, D)."""
+    layout = given.layout
+    normed = layout.norm and NORM_ON[layout.norm_on](given)
+    if normed and layout.norm_at != "rotated":
+        x_BTHD = _normed(given, norm, x_BTHD)
+    x_BHTD = _clipped(given, x_BTHD).transpose(1, 2)
+    if turned is not None:
+        x_BHTD = apply_rotary(x_BHTD, *turned, layout=layout.rotary, part=layout.part, reverse=layout.reverse)
+    return _normed(given, norm, x_BHTD) if normed and layout.norm_at == "rotated" else x_BHTD
+
+
+def _query_factor(given: Given) -> Tensor | float:
+    rule = QUERY_FACTORS.get(given.layout.query_factor)
+    factor = rule(given) if rule else 1.0
+    return factor[:, None].to(given.hidden_BTE) if isinstance(factor, Tensor) else factor
+
+
+def _factor(given: Given, rule: str) -> float:
+    return FACTORS[rule](given.config) if rule in FACTORS else 1.0
+
+
+def angles(given: Given, head_dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin (T, M) of this layer's rotary positions, from the config alone.
+
+    >>> cos_TM, sin_TM = angles(given, head_dim=4)
+    >>> cos_TM.shape
+    torch.Size([9, 2])
+    """
+    rope = given.rope
+    assert rope is not None
+    inv_freq_M, scaling = inverse_frequencies(
+        rope,
+        rotary_dims(given, rope, head_dim),
+        max_position=setting(given.config, "max_position_embeddings"),
+        seq_len=int(given.position_T.max()) + 1,
+    )
+    cos_TM, sin_TM = cos_sin(given.position_T, inv_freq_M.to(given.position_T.device), scaling)
+    return cos_TM.to(given.hidden_BTE), sin_TM.to(given.hidden_BTE)
+
+
+def rotary_dims(given: Given, rope: Mapping[str, Any], head_dim: int) -> int:
+    """How many dims of a head turn.
+
+    >>> rotary_dims(given, {"partial_rotary_factor": 0.5}, head_dim=64)
+    32
+    """
+    if given.layout.split == "latent":
+        return given.config.qk_rope_head_dim
+    if rope.get("rope_type") == "proportional":
+        return head_dim
+    if setting(given.config, "rotary_dim") and "partial_rotary_factor" not in rope:
+        return given.config.rotary_dim
+    return int(head_dim * rope.get("partial_rotary_factor", setting(given.config, "partial_rotary_factor", 1.0)))
+
+
+def visible(given: Given) -> Tensor:
+    """Which keys each query may see, (Q, K) boolean, from the config: causal, and the layer's window or chunk.
+
+    >>> visible(given).sum(-1)
+    tensor([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    """
+    position_T, layer = given.position_T, given.layer
+    mask_QK = causal_mask(position_T, position_T)
+    if given.layout.window and layer.window and layer.kind == "sliding":
+        mask_QK = mask_QK & sliding_window_mask(position_T, position_T, layer.window)
+    if given.layout.window and layer.window and layer.kind == "chunked":
+        mask_QK = mask_QK & chunked_mask(position_T, position_T, layer.window)
+    return mask_QK
+
+
+def _clipped(given: Given, x: Tensor) -> Tensor:
+    limit = setting(given.config, given.layout.clip) if given.layout.clip else None
+    return x.clamp(-limit, limit) if limit else x
+
+
+def _normed(given: Given, name: str, x: Tensor) -> Tensor:
+    """x normed by the parameters of this name, as it came where the module has none; `*` is a norm without weights."""
+    layout = given.layout
+    weight, bias = norm_parameters(given.parameters, name)
+    if weight is None and name != "*":
+        return x
+    shaped = x.flatten(-2) if layout.norm_at == "whole" else x
+    if layout.norm == "layer":
+        return layer_norm(shaped, weight, bias, eps=given.eps).view_as(x)
+    return rms_norm(shaped, weight, eps=given.eps, offset=layout.offset).view_as(x)
+
+
+def norm_parameters(parameters: Mapping[str, Tensor], name: str) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and bias of a norm; StableLM has one for each head, which are stacked to (H, D).
+
+    >>> norm_parameters(given.parameters, "q_norm")
+    (None, None)
+    """
+    first = f"{name}.norms.0"
+    if f"{first}.weight" not in parameters:
+        return parameters.get(f"{name}.weight"), parameters.get(f"{name}.bias")
+    count = sum(key.startswith(f"{name}.norms.") and key.endswith(".weight") for key in parameters)
+    weight = torch.stack([parameters[f"{name}.norms.{head}.weight"] for head in range(count)])
+    if f"{first}.bias" not in parameters:
+        return weight, None
+    return weight, torch.stack([parameters[f"{name}.norms.{head}.bias"] for head in range(count)])
+
+
+def _after(given: Given, heads_BTHV: Tensor) -> Tensor:
+    """From the heads' outputs to the module's: gate, output projection, residual."""
+    layout = given.layout
+    if layout.gate:
+        heads_BTHV = GATES[layout.gate](heads_BTHV, given)
+    output_BTE = heads_BTHV.flatten(-2)
+    output_BTE = given.linear(layout.out, output_BTE) if layout.out else output_BTE
+    if not layout.residual:
+        return output_BTE
+    if layout.residual not in given.arguments:
+        raise UnreadableError(f"its layout ({layout.name}) expects an argument {layout.residual}, which did not come")
+    return output_BTE + given.arguments[layout.residual]

@@ -1,0 +1,65 @@
+"""How long a person waits before anything happens: attnscope against the imports it cannot avoid.
+
+    python benchmarks/startup.py [--runs 7] [--write]
+
+Every pair is run alternately, so that both see the same machine; medians of wall time, processes and all.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from results import update_section
+
+SENTENCE = "the financial bank is located on river bank"
+PAIRS = (  # what is measured, against what, how many times as long it may take
+    ("attnscope --help", ("-m", "attnscope", "--help"), "import typer", 2.5),
+    (
+        "attnscope heads --text ..., table only",
+        ("-m", "attnscope", "heads", "--text", SENTENCE, "--format", "table"),
+        "import torch; from transformers import LlamaForCausalLM",
+        1.5,
+    ),
+)
+
+
+def seconds(arguments: tuple[str, ...], folder: str) -> float:
+    """Wall time of one Python process."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], cwd=folder, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def medians(ours: tuple[str, ...], theirs: tuple[str, ...], runs: int) -> tuple[float, float]:
+    """Both commands in turn, after one run of each that fills the disk's cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        taken = [(seconds(ours, folder), seconds(theirs, folder)) for _ in range(runs + 1)][1:]
+    return statistics.median(pair[0] for pair in taken), statistics.median(pair[1] for pair in taken)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--write", action="store_true", help="update benchmarks/RESULTS.md")
+    options = parser.parse_args()
+    lines = ["| command | seconds | against | seconds | ratio | at most |", "|---|---|---|---|---|---|"]
+    missed = []
+    for name, ours, imports, most in PAIRS:
+        mine, theirs = medians(ours, ("-c", imports), options.runs)
+        lines.append(f"| `{name}` | {mine:.2f} | `{imports}` | {theirs:.2f} | {mine / theirs:.2f} | {most} |")
+        missed += [name] if mine / theirs > most else []
+    text = "\n".join(lines)
+    print(text)
+    if options.write:
+        how = f"`python benchmarks/startup.py`; medians of {options.runs} alternating runs, {os.cpu_count()} cores."
+        update_section("Startup", f"{how}\n\n{text}")
+    if missed:
+        raise SystemExit(f"slower than meant: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

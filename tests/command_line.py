@@ -1,0 +1,102 @@
+"""The command line, called in this process or in one of its own: exit code, data and talk."""
+
+import io
+import logging
+import os
+import pty
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from attnscope.cli import run
+
+SENTENCE = "the financial bank is located on river bank"
+ATTNSCOPE = (sys.executable, "-m", "attnscope")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended: exit code, bytes on stdout, text on stderr."""
+
+    code: int
+    out: bytes
+    err: str
+
+
+class Screen(io.TextIOWrapper):
+    """A stream that says it is a terminal; COLUMNS says how wide."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def call(*arguments: str, stdin: bytes = b"", columns: int | None = None, **environment: str) -> Result:
+    """Run one command in this process, and leave warnings and loggers as they were.
+
+    stdout is a pipe, or a terminal of so many columns.
+    """
+    kind = io.TextIOWrapper if columns is None else Screen
+    out, err = kind(io.BytesIO(), encoding="utf-8"), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    given = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
+    settings = environment if columns is None else {"COLUMNS": str(columns), "TERM": "xterm-256color"} | environment
+    streams = patch.multiple(sys, stdout=out, stderr=err, stdin=given)
+    with patch.dict(os.environ, settings), streams, warnings.catch_warnings(), _logger_kept():
+        code = run(arguments)
+        out.flush()
+        err.flush()
+    return Result(code, out.buffer.getvalue(), err.buffer.getvalue().decode())
+
+
+@contextmanager
+def _logger_kept() -> Iterator[None]:
+    logger = logging.getLogger("attnscope")
+    before = logger.handlers, logger.propagate, logger.level
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate, logger.level = before
+
+
+def spawn(*arguments: str, cwd: Path | None = None, **environment: str) -> Result:
+    """Run one command in a process of its own."""
+    done = subprocess.run(
+        [*ATTNSCOPE, *arguments], cwd=cwd, env=os.environ | environment, capture_output=True, timeout=120
+    )
+    return Result(done.returncode, done.stdout, done.stderr.decode())
+
+
+def on_terminal(arguments: Sequence[str], columns: int, talk: bool = True, **environment: str) -> tuple[int, str]:
+    """Run one command with a terminal for stdout, and for stderr if `talk`; the exit code, and what was sent to it."""
+    import fcntl
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    settings = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
+    settings |= {"TERM": "xterm-256color"} | environment
+    errors = theirs if talk else subprocess.DEVNULL
+    process = subprocess.Popen([*ATTNSCOPE, *arguments], stdin=theirs, stdout=theirs, stderr=errors, env=settings)
+    os.close(theirs)
+    sent = b""
+    while chunk := _read(ours):
+        sent += chunk
+    os.close(ours)
+    return process.wait(timeout=60), sent.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # the other end is closed
+        return b""
+
+
+def tree(folder: Path) -> list[tuple[str, int]]:
+    """Every file and folder below, with its size."""
+    return sorted((str(path.relative_to(folder)), path.lstat().st_size) for path in folder.rglob("*"))

@@ -1,0 +1,56 @@
+"""Every example of every --help is run as it stands."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from attnscope.cli.app import COMMANDS
+from command_line import call
+
+EXAMPLES = [example for _, examples in COMMANDS.values() for example in examples]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_two_examples(command):
+    result = call(command, "--help")
+    assert (result.code, result.err) == (0, "")
+    shown = result.out.decode()
+    examples = COMMANDS[command][1]
+    assert len(examples) >= 2
+    for example in examples:
+        assert f"\n    {example}\n" in shown.replace("\r", "") + "\n"
+        assert f"attnscope {command} " in example + " "
+
+
+@pytest.fixture
+def surroundings(tmp_path):
+    """What the examples find where they are typed: a readme and two small corpora."""
+    lines = ["The river bank is green.", "The old boat lies still."]
+    (tmp_path / "README.md").write_text("\n".join(lines * 80))
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+    (tmp_path / "corpus.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    return tmp_path
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_runs(example, surroundings):
+    line = re.sub(r"(^|\| )attnscope ", rf"\1{sys.executable} -m attnscope ", example)
+    done = subprocess.run(["bash", "-c", line], cwd=surroundings, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    target = re.search(r"(?:--out|>) (\S+)", example)
+    if target is None:
+        assert done.stdout
+        return
+    written = surroundings / target[1]
+    assert any(written.iterdir()) if written.is_dir() else written.stat().st_size > 0
+
+
+def test_the_first_help_lists_the_commands():
+    shown = call("--help").out.decode()
+    for command in COMMANDS:
+        assert f"  {command} " in shown

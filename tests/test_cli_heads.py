@@ -1,0 +1,244 @@
+"""What heads, relations and heatmap give: rows, files and filters, against a second spelling in loops."""
+
+import csv
+import io
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnscope.metrics import METRICS
+from attnscope.prompts import from_text
+from command_line import SENTENCE, call
+
+LAYERS, HEADS, KV_HEADS = 28, 24, 8
+RELATION = ["layer", "head", "kv_head", "query", "query_token", "key", "key_token", "weight"]
+
+
+def table(data):
+    """Rows of a csv as dictionaries."""
+    return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
+
+
+def ran(*arguments):
+    """stdout of a quiet run that went well and said nothing."""
+    result = call(*arguments, "--quiet")
+    assert (result.code, result.err) == (0, "")
+    return result.out
+
+
+@pytest.fixture(scope="module")
+def weights(demo):
+    """The demo's own attention to the sentence, as transformers returns it: {layer: heads x queries x keys}."""
+    ids = torch.tensor([demo.tokenizer(SENTENCE).input_ids])
+    with torch.no_grad():
+        found = demo.model(ids, output_attentions=True, use_cache=False).attentions
+    return {layer: matrix[0] for layer, matrix in enumerate(found)}
+
+
+@pytest.fixture(scope="session")
+def llama_32_3b(tmp_path_factory):
+    """A folder of a Llama with the layers and heads of Llama-3.2-3B, narrow and random, and a token for each word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("llama")
+    words = ["<s>", "<unk>", *dict.fromkeys(SENTENCE.split())]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=HEADS * 4,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+# heads
+
+
+def test_a_pipe_and_the_file_hold_the_same_rows(tmp_path):
+    out = ran("heads", "--text", SENTENCE, "--out", str(tmp_path))
+    assert (tmp_path / "heads.csv").read_bytes() == out
+    rows = table(out)
+    assert list(rows[0]) == ["layer", "head", "kv_head", "role", *METRICS]
+    assert {(int(row["layer"]), int(row["head"])) for row in rows} == {(i, j) for i in range(4) for j in range(6)}
+    assert all(int(row["kv_head"]) == int(row["head"]) // 2 for row in rows)
+    scores = [float(row["focus"]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_out_holds_exactly_the_named_files(tmp_path):
+    ran("heads", "--text", SENTENCE, "--top", "3", "--out", str(tmp_path))
+    best = [(int(row["layer"]), int(row["head"])) for row in table((tmp_path / "heads.csv").read_bytes())][:3]
+    expected = {"heads.csv", "relations.csv", "overview.png", "metrics.png", "manifest.json"}
+    expected |= {f"layers/L0{layer}.png" for layer in range(4)}
+    expected |= {f"heads/L0{layer}H0{head}.png" for layer, head in best}
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == expected
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert set(manifest["files"]) == expected - {"manifest.json"}
+    relations = table((tmp_path / "relations.csv").read_bytes())
+    assert list(relations[0]) == RELATION
+    assert len({(row["layer"], row["head"]) for row in relations}) == 24
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        ("2", {(2, head) for head in range(6)}),
+        ("2.3", {(2, 3)}),
+        ("L2H3", {(2, 3)}),
+        ("0-1.*", {(layer, head) for layer in (0, 1) for head in range(6)}),
+        ("last", {(3, head) for head in range(6)}),
+        ("*.0", {(layer, 0) for layer in range(4)}),
+        ("0.0, L1H2,last.5", {(0, 0), (1, 2), (3, 5)}),
+    ],
+)
+@pytest.mark.parametrize("command", ["heads", "relations"])
+def test_a_selection_filters(command, selection, expected):
+    rows = table(ran(command, "--text", SENTENCE, "--select", selection))
+    assert {(int(row["layer"]), int(row["head"])) for row in rows} == expected
+
+
+def test_a_metric_sorts_and_is_the_mean_of_its_group_by_kv():
+    single = table(ran("heads", "--text", SENTENCE, "--sort", "entropy"))
+    grouped = table(ran("heads", "--text", SENTENCE, "--sort", "entropy", "--by", "kv"))
+    for rows in (single, grouped):
+        scores = [float(row["entropy"]) for row in rows]
+        assert scores == sorted(scores, reverse=True)
+    groups = defaultdict(list)
+    for row in single:
+        groups[row["layer"], row["kv_head"]].append(float(row["entropy"]))
+    assert len(grouped) == len(groups) == 12
+    for row in grouped:
+        assert row["head"] == ""
+        assert float(row["entropy"]) == pytest.approx(sum(groups[row["layer"], row["kv_head"]]) / 2, rel=1e-5)
+
+
+# relations
+
+
+def test_all_pairs_stand_once_and_rows_sum_to_one(weights):
+    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all"))
+    tokens = weights[0].shape[-1]
+    pairs = [tuple(int(row[name]) for name in ("layer", "head", "query", "key")) for row in rows]
+    assert set(pairs) == {
+        (layer, head, query, key)
+        for layer in range(4)
+        for head in range(6)
+        for query in range(tokens)
+        for key in range(query + 1)
+    }
+    assert len(set(pairs)) == len(pairs)
+    sums = defaultdict(float)
+    for (layer, head, query, key), row in zip(pairs, rows, strict=True):
+        assert float(row["weight"]) == pytest.approx(float(weights[layer][head, query, key]), abs=1e-6)
+        sums[layer, head, query] += float(row["weight"])
+    assert all(total == pytest.approx(1, abs=1e-5) for total in sums.values())
+
+
+def test_the_strongest_keys_are_those_of_a_loop(weights, demo):
+    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "2"))
+    tokens = from_text(demo.tokenizer, SENTENCE).tokens
+    found = defaultdict(list)
+    for row in rows:
+        assert (row["query_token"], row["key_token"]) == (tokens[int(row["query"])], tokens[int(row["key"])])
+        found[int(row["layer"]), int(row["head"]), int(row["query"])].append((int(row["key"]), float(row["weight"])))
+    for layer, matrix in weights.items():
+        for head in range(6):
+            for query in range(len(tokens)):
+                row = [float(matrix[head, query, key]) for key in range(query + 1)]
+                best = sorted(range(query + 1), key=lambda key: -row[key])[:2]
+                got = found[layer, head, query]
+                assert [weight for _, weight in got] == pytest.approx([row[key] for key in best], abs=1e-6)
+                assert all(weight == pytest.approx(row[key], abs=1e-6) for key, weight in got)
+
+
+def test_small_entries_are_left_out(weights):
+    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all", "--min-weight", "0.3"))
+    expected = sum(int((matrix >= 0.3).sum()) for matrix in weights.values())
+    assert len(rows) == expected > 0
+    assert min(float(row["weight"]) for row in rows) >= 0.3
+
+
+def test_words_sum_over_keys_and_average_over_queries(weights, demo):
+    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all", "--group", "words", "--select", "1.2"))
+    words = from_text(demo.tokenizer, SENTENCE).words
+    assert {row["query_token"] for row in rows} == {word.name for word in words}
+    seen = {(int(row["query"]), int(row["key"])): float(row["weight"]) for row in rows}
+    for i, query in enumerate(words):
+        for j, key in enumerate(words[: i + 1]):
+            total = 0.0
+            for q in range(query.start, query.stop):
+                for k in range(key.start, min(key.stop, q + 1)):
+                    total += float(weights[1][2, q, k])
+            assert seen[i, j] == pytest.approx(total / (query.stop - query.start), abs=1e-5)
+        assert sum(seen[i, j] for j in range(i + 1)) == pytest.approx(1, abs=1e-5)
+
+
+def test_relations_of_kv_heads_are_means(weights):
+    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all", "--by", "kv", "--select", "2"))
+    assert {row["head"] for row in rows} == {""}
+    assert {row["kv_head"] for row in rows} == {"0", "1", "2"}
+    for row in rows:
+        kv, query, key = (int(row[name]) for name in ("kv_head", "query", "key"))
+        mean = (float(weights[2][2 * kv, query, key]) + float(weights[2][2 * kv + 1, query, key])) / 2
+        assert float(row["weight"]) == pytest.approx(mean, abs=1e-6)
+
+
+def test_scores_are_the_logits_behind_the_weights(weights):
+    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all", "--weights", "scores", "--select", "3.1"))
+    assert [*rows[0]][-1] == "score"
+    logits = defaultdict(dict)
+    for row in rows:
+        logits[int(row["query"])][int(row["key"])] = float(row["score"])
+    for query, scores in logits.items():
+        assert len(scores) == query + 1
+        share = torch.softmax(torch.tensor([scores[key] for key in range(query + 1)]), 0)
+        torch.testing.assert_close(share, weights[3][1, query, : query + 1], rtol=0, atol=1e-5)
+
+
+# heatmap and a model of the shape of Llama-3.2-3B
+
+
+def test_heatmap_prints_the_path_of_every_picture(tmp_path):
+    lines = (
+        ran("heatmap", "--text", SENTENCE, "--select", "0.1,3", "--by", "kv", "--out", str(tmp_path))
+        .decode()
+        .splitlines()
+    )
+    pictures = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png")}
+    assert {Path(line).relative_to(tmp_path).as_posix() for line in lines} == pictures
+    kv = {f"heads/L03KV0{head}.png" for head in range(3)} | {"heads/L00KV00.png"}
+    assert pictures == {"overview.png", "layers/L00.png", "layers/L03.png"} | kv
+
+
+def test_the_shape_of_llama_32_3b(llama_32_3b, tmp_path):
+    import attnscope
+
+    model = attnscope.load(str(llama_32_3b))
+    seen = attnscope.capture(model, SENTENCE)
+    assert [token.strip() for token in seen.prompt.tokens] == ["<s>", *SENTENCE.split()]
+    assert sorted(seen.weights) == list(range(LAYERS))
+    assert {tuple(matrix.shape) for matrix in seen.weights.values()} == {(HEADS, 9, 9)}
+    out = ran("heads", "--text", SENTENCE, "--model", str(llama_32_3b), "--select", "last", "--out", str(tmp_path))
+    assert len(table(out)) == HEADS
+    assert sorted(path.name for path in (tmp_path / "heads").iterdir()) == [f"L27H{h:02d}.png" for h in range(HEADS)]
+    assert sorted(path.name for path in (tmp_path / "layers").iterdir()) == ["L27.png"]
+    rows = table(ran("heads", "--text", SENTENCE, "--model", str(llama_32_3b)))
+    assert len(rows) == LAYERS * HEADS
+    assert all(int(row["kv_head"]) == int(row["head"]) // (HEADS // KV_HEADS) for row in rows)

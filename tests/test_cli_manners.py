@@ -1,0 +1,465 @@
+"""What goes where: data to stdout, talk to stderr, colour to terminals, and a clean end however it comes."""
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from attnscope.cli import heads as heads_command
+from attnscope.cli import signals
+from command_line import ATTNSCOPE, SENTENCE, call, on_terminal, spawn, tree
+
+ESCAPE = "\x1b"
+CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+LONG = "the bank is on the river and the cat sat by it. " * 40
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+
+
+def rows(data):
+    return list(csv.reader(io.StringIO(data.decode(), newline="")))
+
+
+# stdout is data, stderr is talk
+
+
+def test_a_pipe_gets_csv_and_the_talk_goes_to_stderr():
+    result = spawn("heads", "--text", SENTENCE)
+    assert result.code == 0
+    header, *body = rows(result.out)
+    assert header[:4] == ["layer", "head", "kv_head", "role"]
+    assert len(body) == 24
+    assert {len(row) for row in body} == {len(header)}
+    assert result.err.startswith("demo  cpu  float32  4 layers x 6 heads (3 kv)  ")
+    assert ESCAPE not in result.out.decode() + result.err
+
+
+@pytest.mark.parametrize("command", ["heads", "relations"])
+def test_quiet_is_silent(command):
+    result = call(command, "--text", SENTENCE, "--quiet")
+    assert (result.code, result.err) == (0, "")
+    assert rows(result.out)
+
+
+@pytest.mark.parametrize("command", ["heads", "relations"])
+def test_every_format_holds_the_same_table(command):
+    def data(format):
+        return call(command, "--text", SENTENCE, "--format", format).out
+
+    expected = rows(data("csv"))
+    tsv = list(csv.reader(io.StringIO(data("tsv").decode(), newline=""), delimiter="\t"))
+    assert tsv == expected
+    columns, *values = expected
+    for found in (
+        [json.loads(line) for line in data("jsonl").decode().splitlines()],
+        pq.read_table(io.BytesIO(data("parquet"))).to_pylist(),
+        pa.ipc.open_stream(data("arrow")).read_all().to_pylist(),
+    ):
+        assert [list(row) for row in found] == [columns] * len(values)
+        for row, cells in zip(found, values, strict=True):
+            for value, cell in zip(row.values(), cells, strict=True):
+                number = isinstance(value, float)
+                assert (
+                    (float(cell) == pytest.approx(value, rel=1e-6))
+                    if number
+                    else (cell == ("" if value is None else str(value)))
+                )
+
+
+@pytest.mark.parametrize(("format", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_tokens_come_through_exactly(format, delimiter):
+    text = 'say "yes, no",\n\tthen: end'
+    result = call("relations", "--text", text, "--top-k", "1", "--select", "0.0", "--format", format, "-q")
+    header, *body = csv.reader(io.StringIO(result.out.decode(), newline=""), delimiter=delimiter)
+    tokens = [row[header.index("query_token")] for row in body]
+    assert "".join(tokens).removeprefix("<s>") == text
+    assert any("\n" in token for token in tokens)
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"COLORTERM": "truecolor"}], ids=str
+)
+def test_a_table_in_a_pipe_is_plain_text(environment):
+    result = call("heads", "--text", SENTENCE, "--format", "table", **environment)
+    assert result.code == 0
+    assert ESCAPE not in result.out.decode() + result.err
+    assert "→" in result.out.decode()
+
+
+def test_a_locale_without_arrows_still_gets_its_table():
+    result = spawn("heads", "--text", SENTENCE, "--format", "table", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert result.code == 0
+    assert rb"\u2192" in result.out
+
+
+# a terminal
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("heads", "--text", SENTENCE),
+        ("relations", "--text", "an internationalisation of counterrevolutionaries, " * 2, "--group", "words"),
+        ("info", "demo"),
+        ("metrics",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_terminal_gets_a_table_that_fits(command, columns):
+    result = call(*command, columns=columns)
+    assert result.code == 0
+    lines = CODES.sub("", result.out.decode()).splitlines()
+    assert 40 < max(len(line.rstrip()) for line in lines) <= columns
+    if command[0] == "heads":
+        body = [line for line in lines if re.match(r"\s*L\d+H\d+ ", line)]
+        assert len(body) == 20
+        assert all("→" in line for line in body)
+    if command[0] == "relations":
+        body = lines[3:-1]
+        assert len(body) == 40
+        assert all(re.match(r"\s*\d+\s", line) and re.search(r"\d\.\d{4}\s*$", line) for line in body)
+
+
+def test_a_real_terminal_has_a_table_and_progress_bars_that_go_away():
+    code, shown = on_terminal(["heads", "--text", SENTENCE], 100)
+    assert code == 0
+    body = [line for line in CODES.sub("", shown).splitlines() if re.match(r"\s*L\d+H\d+ ", line)]
+    assert len(body) == 20
+    assert max(map(len, body)) <= 100
+    assert COLOUR.search(shown)
+    assert "loading demo" in shown
+    assert "\x1b[2K" in shown
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") > 0
+
+
+def test_a_quiet_terminal_has_no_bars_and_one_without_colour_no_colours():
+    _, shown = on_terminal(["heads", "--text", SENTENCE, "--quiet"], 100, NO_COLOR="1")
+    assert "strongest relation" in shown
+    assert "loading demo" not in shown
+    assert not COLOUR.search(shown)
+
+
+def test_the_noise_of_libraries_needs_verbose():
+    noisy = "import warnings, transformers.utils.logging as t; warnings.warn('noise'); t.get_logger().warning('noise')"
+    script = (
+        "import sys, attnscope.cli as cli, attnscope.models as models\n"
+        "load = models.load\n"
+        f"models.load = lambda options: (exec({noisy!r}), load(options))[1]\n"
+        "cli.main(sys.argv[1:])"
+    )
+
+    def talk(*flags):
+        command = [sys.executable, "-c", script, "heads", "--text", SENTENCE, *flags]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stderr
+
+    assert "noise" not in talk()
+    assert "noise" in talk("--verbose")
+
+
+# readers that leave, disks that are full, streams that are closed
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_head_ends_it_silently(tmp_path, format):
+    (tmp_path / "long.txt").write_text(LONG)
+    attnscope = " ".join(ATTNSCOPE)
+    line = f"{attnscope} relations -f long.txt --truncate right --top-k all -q --format {format} | head -c 50 | wc -c"
+    done = subprocess.run(
+        ["bash", "-c", line + '; echo "${PIPESTATUS[@]}"'], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["50", "0", "0", "0"]
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "out", "err"),
+    [
+        ("metrics >&-", "0", "", ""),
+        ("heads --text 'a bank' -q --select 0.0 2>&-", "0", "layer", ""),
+        ("hedas >&- 2>&-", "2", "", ""),
+        ("metrics >/dev/full", "2", "", "No space left on device"),
+        ("--help >/dev/full", "2", "", "No space left on device"),
+        ("relations --text 'a bank' -q >/dev/full", "2", "", "No space left on device"),
+    ],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full device is a Linux thing")
+def test_streams_that_are_closed_or_full(line, code, out, err):
+    command = ["bash", "-c", f"{' '.join(ATTNSCOPE)} {line}; echo $? >&9"]
+    reading, writing = os.pipe()
+    done = subprocess.run(
+        ["bash", "-c", 'exec 9>&"$1"; shift; "$@"', "bash", str(writing), *command],
+        pass_fds=[writing], capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    os.close(writing)
+    with os.fdopen(reading) as ends:
+        assert ends.read().strip() == code
+    assert done.stdout.startswith(out) if out else done.stdout == ""
+    assert err in done.stderr if err else done.stderr == ""
+    assert done.stderr.count("\n") <= 1
+
+
+# signals
+
+
+def stop(arguments, number, ready, cwd):
+    """Start a command, send it a signal once `ready()` says so; how it ended, and what it said."""
+    process = subprocess.Popen(
+        [*ATTNSCOPE, *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    limit = time.monotonic() + 60
+    while not ready(process) and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    with pytest.raises(ProcessLookupError):  # nobody of its group is left
+        os.killpg(process.pid, 0)
+    return process.returncode, out, err.decode()
+
+
+ENDS = [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+
+
+@pytest.mark.parametrize(("number", "code", "word"), ENDS)
+@pytest.mark.parametrize("seconds", [0.4, 2.0])
+def test_a_signal_while_it_loads(tmp_path, number, code, word, seconds):
+    started = time.monotonic()
+    ended = stop(["heads", "--text", SENTENCE, "-q"], number, lambda _: time.monotonic() > started + seconds, tmp_path)
+    assert ended == (code, b"", f"attnscope: {word}\n")
+
+
+@pytest.mark.parametrize(("number", "code", "word"), ENDS)
+@pytest.mark.parametrize("written", ["heads.csv", "heads/L00H02.svg"])
+def test_a_signal_while_it_writes_leaves_no_half_file(tmp_path, number, code, word, written):
+    arguments = ["heads", "--text", SENTENCE, "-q", "--out", "runs", "--select", "*.*", "--image", "svg"]
+    ended = stop(arguments, number, lambda _: (tmp_path / "runs" / written).exists(), tmp_path)
+    assert ended == (code, b"", f"attnscope: {word}\n")
+    names = [path.name for path in (tmp_path / "runs").rglob("*")]
+    assert written.rpartition("/")[2] in names
+    assert "manifest.json" not in names
+    assert not [name for name in names if name.startswith(".") or name.endswith(".tmp")]
+    for path in (tmp_path / "runs").rglob("*.svg"):
+        assert path.read_text().rstrip().endswith("</svg>")
+
+
+def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
+    def drawing(process):
+        return (tmp_path / "runs" / "heads").exists()
+
+    arguments = [
+        "heads",
+        "--text",
+        LONG,
+        "--truncate",
+        "right",
+        "-q",
+        "--out",
+        "runs",
+        "--select",
+        "*.*",
+        "--image",
+        "svg",
+    ]
+    process = subprocess.Popen(
+        [*ATTNSCOPE, *arguments],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    while not drawing(process) and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=30)[1] == b"attnscope: interrupted\n"
+    assert process.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert not [name for name, _ in tree(tmp_path) if "/." in name or name.endswith(".tmp")]
+
+
+def test_a_signal_that_a_callback_swallowed_comes_again():
+    script = """
+import os, signal, time, weakref
+from attnscope.cli import signals
+
+class Thing: pass
+
+def swallow(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000): pass
+
+signals.listen()
+thing = Thing()
+watched = weakref.ref(thing, swallow)
+try:
+    with signals.unwinding():
+        del thing
+        time.sleep(20)
+except signals.Stopped as stopped:
+    print("stopped", stopped.number)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=15)
+    assert (done.stdout, done.stderr) == ("stopped 15\n", "")
+
+
+def test_an_ignored_interrupt_stays_ignored():
+    script = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "from attnscope.cli import signals; signals.listen()\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN\n"
+        "assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=15).returncode == 0
+
+
+def test_stopped_becomes_the_exit_code(monkeypatch):
+    def stopped(settings):
+        raise signals.Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(heads_command, "run", stopped)
+    result = call("heads", "--text", SENTENCE)
+    assert (result.code, result.err) == (143, "attnscope: terminated\n")
+
+
+# what should not happen
+
+
+def fail(monkeypatch, error):
+    def broken(settings):
+        raise error
+
+    monkeypatch.setattr(heads_command, "run", broken)
+
+
+def test_a_bug_is_one_line_and_verbose_shows_where(monkeypatch):
+    fail(monkeypatch, ZeroDivisionError("a bug\nof two lines"))
+    result = call("heads", "--text", SENTENCE)
+    line = "attnscope: internal error: ZeroDivisionError: a bug; run again with --verbose for the traceback\n"
+    assert (result.code, result.out, result.err) == (70, b"", line)
+    verbose = call("heads", "--text", SENTENCE, "--verbose")
+    assert verbose.code == 70
+    assert verbose.err.startswith("Traceback (most recent call last)")
+    assert verbose.err.endswith(line)
+
+
+@pytest.mark.parametrize(
+    "error", [EOFError("a bug"), KeyError("a"), AssertionError(), TimeoutError("a bug"), SystemError()]
+)
+def test_every_kind_of_bug_is_internal(monkeypatch, error):
+    fail(monkeypatch, error)
+    result = call("heads", "--text", SENTENCE)
+    assert result.code == 70
+    assert type(error).__name__ in result.err
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ],
+)
+def test_out_of_memory_says_what_fits(monkeypatch, error):
+    def full(*_):
+        raise error
+
+    monkeypatch.setattr("attnscope.observe.observe", full)
+    result = call("heads", "--text", SENTENCE, "--quiet")
+    tokens = len(SENTENCE.split())
+    said = re.fullmatch(
+        r"attnscope: memory ran out on cpu while (\d+) tokens were read; (\d+) tokens fit: .*\n", result.err
+    )
+    assert (result.code, result.out) == (5, b"")
+    assert said
+    assert int(said[1]) >= tokens
+    assert int(said[2]) == int(said[1]) // 2
+    fail(monkeypatch, error)
+    assert call("heads", "--text", SENTENCE).code == 5
+
+
+def test_a_text_too_large_is_refused_before_the_forward_pass(monkeypatch):
+    monkeypatch.setattr("attnscope.memory.free_memory", lambda device: 1000)
+    result = call("heads", "--text", SENTENCE)
+    assert (result.code, result.out) == (5, b"")
+    assert re.search(
+        r"eager attention over \d+ tokens takes .* for one layer, and cpu has 1000 bytes free; \d+ tokens fit",
+        result.err,
+    )
+
+
+def test_a_disk_that_fills_up_while_writing(monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError(28, "No space left on device", "heads.csv")
+
+    monkeypatch.setattr("attnscope.tables.os.replace", full)
+    result = call("heads", "--text", SENTENCE, "--quiet", "--out", str(tmp_path / "runs"))
+    assert (result.code, result.out) == (2, b"")
+    assert (
+        result.err
+        == "attnscope: cannot read or write heads.csv: No space left on device; check the path, and the room there\n"
+    )
+    assert [name for name, _ in tree(tmp_path)] == ["runs"]
+
+
+def test_a_folder_whose_name_is_not_utf8(tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    result = call("heatmap", "--text", "a bank", "-q", "--out", folder)
+    assert result.code == 0
+    assert result.out.splitlines()[0] == os.fsencode(folder) + b"/overview.png"
+    assert json.loads((Path(folder) / "manifest.json").read_text())["options"]["out"] == folder
+
+
+# configuration files
+
+
+def test_a_configuration_is_used_and_flags_win(tmp_path):
+    (tmp_path / "run.yaml").write_text(f"text: {SENTENCE}\nselect: '1'\nformat: jsonl\nquiet: true\nsort: entropy\n")
+    config = ("--config", str(tmp_path / "run.yaml"))
+    plain = call("heads", *config)
+    assert plain.err == ""
+    found = [json.loads(line) for line in plain.out.splitlines()]
+    assert {row["layer"] for row in found} == {1}
+    assert [row["entropy"] for row in found] == sorted((row["entropy"] for row in found), reverse=True)
+    flagged = call("heads", *config, "--select", "0.1", "--format", "csv", "--sort", "focus")
+    assert [row[:2] for row in rows(flagged.out)] == [["layer", "head"], ["0", "1"]]
+
+
+def test_the_text_of_a_flag_wins_over_the_file_of_a_configuration(tmp_path):
+    (tmp_path / "absent.yaml").write_text("file: absent.txt\n")
+    assert call("heads", "--config", str(tmp_path / "absent.yaml")).code == 4
+    assert call("heads", "--config", str(tmp_path / "absent.yaml"), "--text", "a bank").code == 0
+    (tmp_path / "text.yaml").write_text("text: a bank\n")
+    result = call("heads", "--config", str(tmp_path / "text.yaml"), "--file", "absent.txt")
+    assert "there is no file absent.txt" in result.err
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_shipped_configurations_run(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text(LONG)
+    on_this_machine = (
+        [] if yaml.safe_load(path.read_text())["model"] == "demo" else ["--model", "demo", "--device", "cpu"]
+    )
+    result = call("heads", "--config", str(path), "-q", "--select", "0.0", "--dtype", "float32", *on_this_machine)
+    assert (result.code, result.err) == (0, "")
+    assert len(rows(result.out)) == 2
+    assert list((tmp_path / "runs").glob("*/manifest.json"))
