@@ -16,7 +16,19 @@ from attnscope.capturing import listen, listening
 from attnscope.errors import ModelError, UsageError
 from families import tiny_model
 
-FAMILIES = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "olmo2", "gpt_oss"]
+FAMILIES = [
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "gpt_neox",
+    "olmo2",
+    "gpt_oss",
+]
 HOOKED = ["gpt_neo", "gptj", "codegen", "bloom", "falcon", "mpt", "xglm"]
 TOKENS = 24  # longer than the tiny windows of 8
 

@@ -1,0 +1,89 @@
+"""Model against oracle: does every layer's attention equal what the papers' equations give for its weights?
+
+    report = check_parity(load(LoadOptions()), ids)     # per layer: level, largest differences, verdict
+    certificate(report, loaded, ids)                    # the same as JSON, with the weights' sha256
+
+Three levels, and a layer says which it reached and why not a higher one. `full`: from the hidden states that enter the
+attention module and its raw weights, to the weights and the module's output. `scores`: from the captured q, k, v and
+extras, to the weights and the heads' output. `none`: heard, but not as numbers that can be recomputed.
+
+A model in half precision is held to the oracle through a copy of each layer's module in float32 on the same hidden
+states (the *implementation*); how far the layer as run is from that copy is its *rounding*, reported and not judged.
+
+Shapes: B text, T token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from attnscope.capturing import listen
+from attnscope.parity.comparing import Comparison, is_quantised
+from attnscope.parity.verdicts import Difference, LayerParity, Level, ParityReport
+from attnscope.selection import everything
+from attnscope.selection import select as selected
+from attnscope.watching import Watcher
+
+if TYPE_CHECKING:
+    from attnscope.models import LoadedModel
+    from attnscope.prompts import Prompt
+
+__all__ = ["ATOL", "TEXT", "Difference", "LayerParity", "Level", "ParityReport", "check_parity", "is_quantised"]
+
+ATOL = 1e-5
+TEXT = (
+    "The financial bank is located on the river bank, and the river runs past the old mill; when the mill wheel turns, "
+    "the people at the bank hear the river, and the financial bank is quiet again."
+)
+
+
+def check_parity(
+    loaded: LoadedModel,
+    prompt: Prompt | Tensor | Sequence[int],
+    *,
+    select: str | None = None,
+    atol: float = ATOL,
+    level: Level = "full",
+) -> ParityReport:
+    """Run the model once over a text and hold every attention layer against the oracle.
+
+    prompt: a prompt, or token ids (T,) or (B, T) without padding. select: heads whose weights are compared, in the
+    grammar of `selection.select` (default: all); outputs are compared for the whole of their layers. atol: what the
+    weights, and the outputs relative to their norm, may differ by. level: go no higher than this.
+    Raises UsageError for a selection that cannot be read, ModelError where a layer that should attend was not heard.
+
+    >>> check_parity(load(LoadOptions()), [1, 2, 3]).holds
+    True
+    """
+    heads = chosen(loaded, select)
+    ids_BT = _ids(prompt, loaded.device)
+    comparison = Comparison(loaded, heads, atol, level)
+    with Watcher(loaded.model, comparison.judge) as watcher:
+        listen(
+            loaded.model,
+            ids_BT,
+            watcher.hear,
+            expected_layers=tuple(layer.index for layer in loaded.geometry.attention_layers),
+            windows={layer.index: layer.window for layer in loaded.geometry.attention_layers},
+        )
+    layers = tuple(sorted(comparison.found, key=lambda one: (one.layer, one.call)))
+    return ParityReport(layers, atol, loaded.dtype, comparison.quantised, ids_BT.shape[-1], select)
+
+
+def chosen(loaded: LoadedModel, expression: str | None) -> dict[int, tuple[int, ...]]:
+    """The heads to compare, by layer.
+
+    >>> chosen(load(LoadOptions()), "0.0-1")
+    {0: (0, 1)}
+    """
+    heads = {layer.index: layer.heads for layer in loaded.geometry.attention_layers}
+    return everything(heads) if expression is None else selected(expression, heads)
+
+
+def _ids(prompt: Prompt | Tensor | Sequence[int], device: str) -> Tensor:
+    ids = torch.as_tensor(getattr(prompt, "ids", prompt), device=device)
+    return ids if ids.dim() == 2 else ids[None]

@@ -1,0 +1,123 @@
+"""What a parity run proves, as JSON: which weights, on which machine, and how far every layer was from the oracle."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.manifest import versions
+from attnscope.parity import ATOL, check_parity
+from attnscope.parity.verdicts import LayerParity, ParityReport
+from attnscope.tables import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.models import LoadedModel
+    from attnscope.prompts import Prompt
+
+
+def certificate(report: ParityReport, loaded: LoadedModel, prompt: Prompt | Tensor | Sequence[int]) -> dict[str, Any]:
+    """The certificate of one parity run.
+
+    Weights are named by the sha256 of each safetensors file in the model's folder; empty for a model made in memory.
+
+    >>> save_json(certificate(report, loaded, prompt), Path("cert.json"))
+    """
+    return {
+        "model": {
+            "name": loaded.name,
+            "revision": loaded.revision,
+            "type": loaded.geometry.model_type,
+            "weights_sha256": weights_sha256(loaded.source_folder),
+        },
+        "device": loaded.device,
+        "dtype": loaded.dtype,
+        "engine": loaded.attention,
+        "quantised": report.quantised,
+        "versions": versions(),
+        "text": {"sha256": getattr(prompt, "sha256", None), "tokens": report.tokens},
+        "select": report.select,
+        "atol": report.atol,
+        "holds": report.holds,
+        "level": report.level,
+        "layers": [asdict(layer) for layer in report.layers],
+    }
+
+
+def weights_sha256(folder: Path | None) -> dict[str, str]:
+    """The sha256 of each safetensors file of a folder, by name.
+
+    >>> weights_sha256(load(LoadOptions()).source_folder).keys()
+    dict_keys(['model.safetensors'])
+    """
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")) if folder else []:
+        with path.open("rb") as stream:
+            found[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return found
+
+
+def verify(loaded: LoadedModel, prompt: Prompt | Tensor | Sequence[int], *, atol: float = ATOL) -> dict[str, Any]:
+    """A parity run in short, for a manifest: whether it held, at which level, the largest difference of each layer.
+
+    >>> verify(load(LoadOptions()), [1, 2, 3])["holds"]
+    True
+    """
+    report = check_parity(loaded, prompt, atol=atol)
+    return {
+        "holds": report.holds,
+        "level": report.level,
+        "atol": atol,
+        "failures": [in_words(layer, report) for layer in report.failures],
+        "largest_difference": {str(layer.layer): _largest(layer) for layer in report.layers},
+    }
+
+
+def in_words(layer: LayerParity, report: ParityReport) -> str:
+    """Why a layer does not hold, in words.
+
+    >>> in_words(report.failures[0], report)
+    'layer 2: weights differ from the oracle by 0.031, output by 0.0057 of its norm (allowed 1e-05)'
+    """
+    if layer.verdict is None:
+        return f"layer {layer.layer}: cannot be checked, {layer.why}"
+    found = layer.implementation
+    parts = [f"weights differ from the oracle by {found.weights:.2g}"] if found.weights is not None else []
+    parts += [f"output by {found.output_relative:.2g} of its norm"] if found.output_relative is not None else []
+    caveat = f"; {layer.why}" if layer.why else ""
+    return f"layer {layer.layer}: {', '.join(parts)} (allowed {report.atol:.2g}){caveat}"
+
+
+def table(report: ParityReport) -> Table:
+    """The report as rows, one an attention call; what could not be measured is missing."""
+    layers = report.layers
+
+    def numbers(of: str, name: str) -> list[float | None]:
+        return [getattr(getattr(layer, of), name) for layer in layers]
+
+    return Table(
+        {
+            "layer": [layer.layer for layer in layers],
+            "call": [layer.call for layer in layers],
+            "level": [layer.level for layer in layers],
+            "holds": [layer.verdict for layer in layers],
+            "weights": numbers("implementation", "weights"),
+            "output": numbers("implementation", "output"),
+            "output_relative": numbers("implementation", "output_relative"),
+            "row_sum_error": [layer.row_sum_error for layer in layers],
+            "masked_weight": [layer.masked_weight for layer in layers],
+            "rounding_weights": numbers("rounding", "weights"),
+            "rounding_output": numbers("rounding", "output"),
+            "rounding_output_relative": numbers("rounding", "output_relative"),
+            "why": [layer.why for layer in layers],
+        }
+    )
+
+
+def _largest(layer: LayerParity) -> float | None:
+    measured = (layer.implementation.weights, layer.implementation.output_relative)
+    return max((value for value in measured if value is not None), default=None)

@@ -1,0 +1,78 @@
+"""What parity costs against a plain forward pass of the same model, at most 10 times at 256 tokens.
+
+Parity is the forward pass that it listens to, the oracle in float64, and the comparison; in half precision also a
+float32 copy of each layer's module. Everything under the model's own eager attention.
+
+    python benchmarks/parity.py [--tokens 256] [--model demo] [--write]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from results import update_section
+
+from attnscope.capturing import listen
+from attnscope.models import LoadedModel, LoadOptions, load, quiet_libraries
+from attnscope.parity import check_parity
+
+TARGET = 10.0
+
+
+def best(work: Callable[[], object], repeats: int) -> float:
+    """Seconds of the fastest of some runs, after one that warms up."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def measure(loaded: LoadedModel, tokens: int, repeats: int) -> dict[str, float]:
+    """Seconds of a forward pass, of one that is listened to, and of parity."""
+    vocabulary = loaded.geometry.vocab_size
+    ids_BT = torch.randint(0, vocabulary, (1, tokens), generator=torch.Generator().manual_seed(0)).to(loaded.device)
+
+    def forward() -> None:
+        with torch.no_grad():
+            loaded.model(ids_BT, use_cache=False)
+
+    return {
+        "forward pass": best(forward, repeats),
+        "listened to": best(lambda: listen(loaded.model, ids_BT, lambda call: None), repeats),
+        "parity": best(lambda: check_parity(loaded, ids_BT), repeats),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--write", action="store_true", help="update benchmarks/RESULTS.md")
+    options = parser.parse_args()
+    quiet_libraries(False)
+    lines = ["| model | what | ms | of the forward pass | at most |", "|---|---|---|---|---|"]
+    slow = []
+    for dtype in options.dtypes.split(","):
+        loaded = load(LoadOptions(model=options.model, dtype=dtype))
+        found = measure(loaded, options.tokens, options.repeats)
+        for what, seconds in found.items():
+            ratio, most = seconds / found["forward pass"], f"{TARGET:.0f}" if what == "parity" else ""
+            lines.append(f"| {loaded.name}, {dtype} | {what} | {1000 * seconds:.1f} | {ratio:.1f} | {most} |")
+        slow += [dtype] if found["parity"] > TARGET * found["forward pass"] else []
+    text = "\n".join(lines)
+    print(text)
+    if options.write:
+        how = f"`python benchmarks/parity.py`; {options.tokens} tokens, best of {options.repeats} runs, "
+        update_section("Parity", f"{how}{torch.get_num_threads()} threads.\n\n{text}")
+    if slow:
+        raise SystemExit(f"slower than meant: {', '.join(slow)}")
+
+
+if __name__ == "__main__":
+    main()
