@@ -83,6 +83,7 @@ class CallCheck:
     value_error: float | None
     sink_logits: bool = False
     keys: int = 0
+    mask: str = "none"  # that the model itself built: boolean or additive, of N x N
 
     def failures(self, dtype: torch.dtype) -> list[str]:
         """What did not hold to what the dtype allows, in words."""
@@ -125,6 +126,9 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
     check = CallCheck(
         call.layer, call.call, call.path, call.P.heads, route, None, None, None, call.takes_rows, call.P.keys
     )
+    mask = call.visible.mask
+    if mask is not None:
+        check.mask = "boolean" if mask.dtype == torch.bool else "additive"
     if call.weights_BHQK is not None:
         check.row_sum_error, check.masked_weight = _matrix_errors(call)
     if call.v_BGKD is not None and call.output_BQHD is not None:
@@ -152,10 +156,11 @@ def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
     P = call.P
     seen_BHQ = call.visible.counts_BHQ.to(P.device) > 0
     row_sum = None if call.takes_rows else float(((P.mass - 1).abs() * seen_BHQ).max())
-    masked = max(
-        float((P.rows(a, b).masked_fill(call.visible.rows(a, b).to(P.device), 0) * seen_BHQ[..., a:b, None]).max())
-        for a, b in P.blocks()
-    )
+    blind = not bool(seen_BHQ.all())  # rows that see nothing are uniform in eager attention
+    masked = 0.0
+    for a, b in P.blocks():
+        hidden = P.rows(a, b).masked_fill(call.visible.rows(a, b).to(P.device), 0)
+        masked = max(masked, float((hidden * seen_BHQ[..., a:b, None] if blind else hidden).max()))
     return row_sum, masked
 
 

@@ -296,6 +296,36 @@ def _extras(model: nn.Module) -> dict[str, Any]:
     return {"output_attentions": True} if family in RETURN_WEIGHTS_WHEN_ASKED else {}
 
 
+def calls_interface(model: nn.Module) -> bool:
+    """Whether the model's attention modules call the interface, where q and k are seen."""
+    family = getattr(getattr(model, "config", None), "model_type", "")
+    return family not in BYPASS_INTERFACE
+
+
+BYPASS_INTERFACE = frozenset(
+    [
+        "big_bird",
+        "bloom",
+        "codegen",
+        "cpmant",
+        "falcon",
+        "git",
+        "gpt_neo",
+        "gpt_neox_japanese",
+        "gptj",
+        "megatron-bert",
+        "mpt",
+        "mvp",
+        "openai-gpt",
+        "prophetnet",
+        "rembert",
+        "roformer",
+        "trocr",
+        "xglm",
+        "xlm",
+        "xlnet",
+    ]
+)
 RETURN_WEIGHTS_WHEN_ASKED = {"falcon", "git", "mvp", "xlm", "openai-gpt", "prophetnet", "trocr", "big_bird"}
 
 

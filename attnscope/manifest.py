@@ -46,7 +46,8 @@ def manifest(loaded: LoadedModel, seen: Observation, options: Mapping[str, Any],
         },
         "device": loaded.device,
         "dtype": loaded.dtype,
-        "engine": loaded.attention,
+        "attention": loaded.attention,
+        **seen.context,
         "versions": versions(),
         "text": {"sha256": seen.prompt.sha256, "tokens": len(seen.prompt), "removed_tokens": seen.prompt.removed},
         "options": dict(options),
@@ -59,7 +60,14 @@ def manifest(loaded: LoadedModel, seen: Observation, options: Mapping[str, Any],
             "unmeasured": unmeasured(seen),
         },
         "calls": [
-            {"layer": check.layer, "call": check.call, "module": check.path, "heads": check.heads, "route": check.route}
+            {
+                "layer": check.layer,
+                "call": check.call,
+                "module": check.path,
+                "heads": check.heads,
+                "route": check.route,
+                "mask": check.mask,
+            }
             for check in checks
         ],
         "files": files,

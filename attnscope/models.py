@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope import checkpoint, hub
+from attnscope.engines import longer
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError
 from attnscope.geometry import Geometry, geometry_of
 from attnscope.memory import check_eager_fits, free_memory
@@ -49,6 +50,7 @@ class LoadOptions:
     trust_remote_code: bool = False
     allow_pickle: bool = False
     attention: str = "eager"
+    positions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class LoadedModel:
     dtype: str
     attention: str
     source_folder: Path | None
+    stretched_from: int | None = None  # the positions it was trained for, where rope scaling stretched them
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,8 @@ def load(options: LoadOptions) -> LoadedModel:
     names = checkpoint.weight_files(source.folder, options.allow_pickle, source.listing)
     device = _device(options)
     config = _config(source, options)
+    trained = geometry_of(config, count=False).max_positions
+    config = longer(config, options.positions)
     geometry = _readable(config, geometry_of(config, count=False))
     if source.snapshot:
         hub.fetch_weights(source.snapshot, names)
@@ -117,7 +122,15 @@ def load(options: LoadOptions) -> LoadedModel:
         dtype=str(model.dtype).removeprefix("torch."),
         attention=model.config._attn_implementation,
         source_folder=source.folder,
+        stretched_from=trained if geometry.max_positions != trained else None,
     )
+
+
+def with_attention(loaded: LoadedModel, attention: str) -> LoadedModel:
+    """The same model under another of transformers' attention implementations, `eager` or `sdpa`."""
+    if loaded.model.config._attn_implementation != attention:
+        loaded.model.set_attn_implementation(attention)
+    return replace(loaded, attention=attention)
 
 
 def load_config(options: LoadOptions) -> Any:
@@ -263,7 +276,7 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             config=config,
             dtype=dtype,
             device_map=place,
-            attn_implementation=options.attention,
+            attn_implementation=_attention(config, options),
             use_safetensors=None if options.allow_pickle else True,
             quantization_config=_quantization(options),
             trust_remote_code=options.trust_remote_code,
@@ -286,6 +299,19 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             "they would be random numbers; download the model again",
         )
     return model.eval().requires_grad_(False)
+
+
+def _attention(config: Any, options: LoadOptions) -> str:
+    """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
+    from transformers import AutoModelForCausalLM
+
+    from attnscope.capturing import BYPASS_INTERFACE
+
+    family = config.model_type
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if family in BYPASS_INTERFACE or not getattr(model_class, "_supports_sdpa", True):
+        return "eager"
+    return options.attention
 
 
 def _quantization(options: LoadOptions) -> Any:

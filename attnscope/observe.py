@@ -103,6 +103,7 @@ class Observation:
     _kv_of: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # layer -> heads, kv heads
     group: str | None = None
     view: View = View()
+    context: dict[str, Any] = field(default_factory=dict)  # what else the manifest is to say of the run
 
     def kept_heads(self) -> list[Head]:
         """The heads that the view keeps, in the model's order."""
@@ -244,7 +245,8 @@ def observe(
         windows={index: layer.window for index, layer in layers.items()},
         answer=engine == "fused" and answer,
     )
-    return [_observation(prompt, row, probes, request, report, kv_of) for row, prompt in enumerate(prompts)]
+    scores = _Scores(probes["scores"], probes["strongest"])
+    return [_observation(prompt, row, scores, probes, request, report, kv_of) for row, prompt in enumerate(prompts)]
 
 
 def _run(probes: Mapping[str, Any], layer: Layer) -> None:
@@ -259,10 +261,11 @@ def _texts(prompts: Sequence[Prompt], device: str) -> Texts:
 
 
 def _probes(prompts: Sequence[Prompt], request: Request) -> dict[str, Any]:
-    probes: dict[str, Any] = {"scores": HeadScores(request.metrics), "strongest": Strongest(request.key_zero)}
+    probes: dict[str, Any] = {"scores": HeadScores(request.metrics)}
     if request.relations:
         groups = _groups(prompts, request.group) if request.group else None
         probes["relations"] = TopKeys(request.top_k, request.view, groups)
+    probes["strongest"] = Strongest(request.key_zero)  # after those that ask for more keys: it reads theirs
     if request.maps:
         view = request.view
         view = View(view.weights, view.by_kv, None) if request.maps == "all" else view
@@ -285,22 +288,33 @@ def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
     return groups_BT
 
 
+class _Scores:
+    """The probes' numbers as Python's own, made once for all texts: asking a tensor for each of them is slow."""
+
+    def __init__(self, scores: HeadScores, strongest: Strongest) -> None:
+        self.of = {layer: {k: v.tolist() for k, v in found.items()} for layer, found in scores.scores.items()}
+        self.even = {layer: {k: v[:, 0].tolist() for k, v in found.items()} for layer, found in scores.even.items()}
+        self.rows = {layer: {k: v[:, 0].tolist() for k, v in found.items()} for layer, found in scores.support.items()}
+        self.strongest = {layer: tuple(part.tolist() for part in found) for layer, found in strongest.found.items()}
+
+
+def _of_text(found: Mapping[int, Mapping[str, list]], row: int) -> dict[int, dict[str, Any]]:
+    """One text's entries; texts that share a mask may share one entry."""
+    return {layer: {k: v[min(row, len(v) - 1)] for k, v in named.items()} for layer, named in found.items()}
+
+
 def _observation(
     prompt: Prompt,
     row: int,
+    scores: _Scores,
     probes: Mapping[str, Any],
     request: Request,
     report: CaptureReport,
     kv_of: Mapping[int, tuple[int, int]],
 ) -> Observation:
-    scores, weights = probes["scores"], probes.get("weights")
-    even = {
-        layer: {k: float(v[min(row, len(v) - 1), 0]) for k, v in found.items()} for layer, found in scores.even.items()
-    }
-    rows = {
-        layer: {k: int(v[min(row, len(v) - 1), 0]) for k, v in found.items()} for layer, found in scores.support.items()
-    }
-    heads = _heads(row, probes, request.view.by_kv, even, rows, kv_of)
+    weights = probes.get("weights")
+    even, rows = _of_text(scores.even, row), _of_text(scores.rows, row)
+    heads = _heads(row, scores, request.view.by_kv, even, rows, kv_of)
     kept = (
         {layer: matrix[row, :, : len(prompt), : len(prompt)] for layer, matrix in weights.weights.items()}
         if weights
@@ -324,31 +338,24 @@ def _observation(
 
 def _heads(
     row: int,
-    probes: Mapping[str, Any],
+    scores: _Scores,
     by_kv: bool,
     even: Mapping[int, Mapping[str, float]],
     support: Mapping[int, Mapping[str, int]],
     kv_of: Mapping[int, tuple[int, int]],
 ) -> list[Head]:
     found = []
-    for layer, score in probes["scores"].scores.items():
+    for layer, score in scores.of.items():
         heads, kv_heads = kv_of[layer]
-        groups = np.array_split(np.arange(heads), kv_heads if by_kv else heads)
-        weight, query, key = (part[row].tolist() for part in probes["strongest"].found[layer])
-        columns = {name: _means(values[row].numpy(), groups) for name, values in score.items()}
-        for place, group in enumerate(groups):
-            means = {name: column[place] for name, column in columns.items()}
+        size = heads // kv_heads if by_kv else 1
+        weight, query, key = (part[row] for part in scores.strongest[layer])
+        columns = {name: values[row] for name, values in score.items()}
+        for head in range(0, heads, size):
+            group = range(head, head + size)
+            means = {name: sum(column[head : head + size]) / size for name, column in columns.items()}
             role = role_of(means, even[layer], support[layer]) if METRICS.keys() <= means.keys() else NONE
-            head = int(group[0])
             known = [one for one in group if not math.isnan(weight[one])]
             best = max(known, key=lambda one: weight[one], default=None)
             relation = None if best is None else Relation(query[best], key[best], weight[best])
             found.append(Head(layer, None if by_kv else head, head * kv_heads // heads, role, means, relation))
     return found
-
-
-def _means(values_H: np.ndarray, groups: Sequence[np.ndarray]) -> list[float]:
-    """The mean of each group of heads; a head by itself keeps its value."""
-    if len(groups) == len(values_H):
-        return [float(value) for value in values_H.tolist()]
-    return [float(values_H[group].mean()) for group in groups]

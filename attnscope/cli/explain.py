@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from attnscope.explain import Explanation
     from attnscope.explain.scaling import Spread
-    from attnscope.models import LoadedModel
-    from attnscope.prompts import Prompt
     from attnscope.tables import Table
 
 EXAMPLES = (
@@ -97,9 +95,11 @@ def run(settings: Settings, head: str | None, query: str) -> int:
 
     given = read_text(settings.text, settings.file)
     output.complain_through_talk(settings.quiet)
-    loaded, prompt = _load(settings, given)
+    from attnscope.cli.single import header, load_prompt
+
+    choice, prompt = load_prompt(settings, given)
+    loaded = choice.loaded
     layer, number = one_head(head, {layer.index: layer.heads for layer in loaded.geometry.attention_layers})
-    from attnscope.cli.run import header
     from attnscope.explain import explain_head
 
     output.talk(header(loaded, prompt), settings.quiet)
@@ -261,15 +261,3 @@ def _format(settings: Settings) -> str:
 
 def _image(place: Path) -> str:
     return place.suffix.lstrip(".")
-
-
-def _load(settings: Settings, text: str) -> tuple[LoadedModel, Prompt]:
-    from attnscope.models import load, quiet_libraries
-    from attnscope.prompts import from_chat, from_text
-
-    quiet_libraries(settings.verbose)
-    with output.progress(f"loading {settings.model}", None, settings.quiet):
-        loaded = load(settings.load_options())
-    tokenize = from_chat if settings.chat else from_text
-    longest = loaded.geometry.max_positions
-    return loaded, tokenize(loaded.tokenizer, text, max_tokens=longest, truncate=settings.truncate)  # type: ignore[arg-type]

@@ -74,6 +74,11 @@ def heads(
     quantize: options.Quantize = None,
     trust_remote_code: options.RemoteCode = False,
     allow_pickle: options.Pickle = False,
+    positions: options.Positions = None,
+    engine: options.Engine = "auto",
+    listen: options.Listen = False,
+    memory: options.Memory = None,
+    verify: options.Verify = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -92,7 +97,7 @@ def run(settings: Settings) -> int:
     known([settings.sort])
     format = output.wanted_format(settings.format)
 
-    from attnscope.cli.run import observe_text, report_checks
+    from attnscope.cli.single import observe_text, report_checks
 
     loaded, seen = observe_text(
         settings,

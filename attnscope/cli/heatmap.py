@@ -43,6 +43,11 @@ def heatmap(
     quantize: options.Quantize = None,
     trust_remote_code: options.RemoteCode = False,
     allow_pickle: options.Pickle = False,
+    positions: options.Positions = None,
+    engine: options.Engine = "auto",
+    listen: options.Listen = False,
+    memory: options.Memory = None,
+    verify: options.Verify = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -60,7 +65,7 @@ def run(settings: Settings) -> int:
     if settings.out is None:
         raise UsageError("nowhere to draw", "name a folder with --out DIR")
 
-    from attnscope.cli.run import observe_text, report_checks
+    from attnscope.cli.single import observe_text, report_checks
 
     loaded, seen = observe_text(
         settings, metrics=(), maps="all", bin_rule=settings.bin, split_sink=settings.sink == "mask"

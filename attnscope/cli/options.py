@@ -20,6 +20,20 @@ Quantize = Annotated[Literal["8bit", "4bit"] | None, typer.Option(help="Load wit
 RemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that the model brings.")]
 Pickle = Annotated[bool, typer.Option("--allow-pickle", help="Read weights that are not safetensors.")]
 
+Positions = Annotated[
+    int | None, typer.Option(help="Extend the model to so many positions, by linear rope scaling.", metavar="N")
+]
+Engine = Annotated[
+    Literal["auto", "eager", "fused"],
+    typer.Option(help="eager: the model's own matrices; fused: none is made; auto: eager where a layer's fit."),
+]
+Listen = Annotated[bool, typer.Option("--listen", help="Fused: keep the model's own attention call, too.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(help="What a layer's matrices may take, e.g. 4GB (default: half of what is free).", metavar="SIZE"),
+]
+Verify = Annotated[bool, typer.Option("--verify", help="Check every layer against the oracle, as `parity` does.")]
+
 Text = Annotated[str | None, typer.Option("--text", "-t", help="The text; - reads stdin.", metavar="TEXT")]
 File = Annotated[str | None, typer.Option("--file", "-f", help="A UTF-8 file; - reads stdin.", metavar="FILE")]
 Chat = Annotated[

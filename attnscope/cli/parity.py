@@ -70,13 +70,14 @@ def run(settings: Settings, atol: float) -> int:
     """Check one model on one text."""
     format = output.wanted_format(settings.format)
 
-    from attnscope.cli.run import chosen_heads, header, load_prompt
+    from attnscope.cli.single import chosen_heads, header, load_prompt
     from attnscope.prompts import read_text
 
     settings = settings if settings.text or settings.file else replace(settings, text=_sentence())
     text = read_text(settings.text, settings.file)
     output.complain_through_talk(settings.quiet)
-    loaded, prompt = load_prompt(settings, text)
+    choice, prompt = load_prompt(settings, text)
+    loaded = choice.loaded
     chosen_heads(settings, loaded)  # refuse a selection that is not there before the forward pass
     output.talk(header(loaded, prompt), settings.quiet)
 

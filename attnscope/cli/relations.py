@@ -47,6 +47,11 @@ def relations(
     quantize: options.Quantize = None,
     trust_remote_code: options.RemoteCode = False,
     allow_pickle: options.Pickle = False,
+    positions: options.Positions = None,
+    engine: options.Engine = "auto",
+    listen: options.Listen = False,
+    memory: options.Memory = None,
+    verify: options.Verify = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -62,7 +67,7 @@ def run(settings: Settings) -> int:
     """Observe one text and list its relations."""
     format = output.wanted_format(settings.format)
 
-    from attnscope.cli.run import observe_text, report_checks
+    from attnscope.cli.single import observe_text, report_checks
 
     loaded, seen = observe_text(
         settings, metrics=(), relations=True, top_k=settings.keys_per_query, group=settings.group

@@ -33,6 +33,11 @@ class Settings:
     quantize: str | None = None
     trust_remote_code: bool = False
     allow_pickle: bool = False
+    positions: int | None = None
+    engine: str = "eager"
+    listen: bool = False
+    memory: str | None = None
+    verify: bool = False
     text: str | None = None
     file: str | None = None
     chat: bool = False
@@ -70,7 +75,8 @@ class Settings:
         from attnscope.models import LoadOptions
 
         names = {field.name for field in fields(LoadOptions)}
-        return LoadOptions(**{key: value for key, value in vars(self).items() if key in names})
+        attention = "eager" if self.engine == "eager" else "sdpa"
+        return LoadOptions(**{key: value for key, value in vars(self).items() if key in names}, attention=attention)
 
     def view(self, heads: Mapping[int, tuple[int, ...]] | None) -> View:
         """How entries are read, and of which heads."""

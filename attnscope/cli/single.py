@@ -10,9 +10,13 @@ from attnscope.cli.settings import Settings
 from attnscope.errors import MemoryLimitError
 
 if TYPE_CHECKING:
+    from attnscope.engines import Choice
     from attnscope.models import LoadedModel
     from attnscope.observe import Observation, Request
     from attnscope.prompts import Prompt
+
+
+EAGER: Mapping[str, Any] = {"engine": "eager"}
 
 
 def observe_text(settings: Settings, **wanted: Any) -> tuple[LoadedModel, Observation]:
@@ -24,23 +28,47 @@ def observe_text(settings: Settings, **wanted: Any) -> tuple[LoadedModel, Observ
 
     text = read_text(settings.text, settings.file)
     output.complain_through_talk(settings.quiet)
-    loaded, prompt = load_prompt(settings, text)
+    choice, prompt = load_prompt(settings, text)
     from attnscope.observe import Request
 
-    request = Request(view=settings.view(chosen_heads(settings, loaded)), **wanted)
-    if not settings.quiet:
-        output.talk(header(loaded, prompt), settings.quiet)
+    request = Request(view=settings.view(chosen_heads(settings, choice.loaded)), **wanted)
+    context = engine_context(choice, prompt, settings)
+    output.talk(header(choice.loaded, prompt, context), settings.quiet)
+    if settings.verify:
+        context["parity"] = _verified(choice.loaded, prompt, settings)
     with output.progress("forward pass", None, settings.quiet):
-        seen = _observe(loaded, prompt, request)
-    return loaded, seen
+        seen = _observe(choice, prompt, request, settings)
+    seen.context |= context
+    return choice.loaded, seen
 
 
-def _observe(loaded: LoadedModel, prompt: Prompt, request: Request) -> Observation:
+def engine_context(choice: Choice, prompt: Prompt, settings: Settings) -> dict[str, Any]:
+    """What the manifest says of the engine: its name, who gave each layer's output, how far it is from the other."""
+    fused = choice.engine == "fused"
+    context: dict[str, Any] = {
+        "engine": choice.engine,
+        "output": "attnscope" if fused and not settings.listen else "model",
+    }
+    if fused:
+        from attnscope.engines import difference
+
+        context["largest_difference_to_eager"] = difference(choice.loaded, prompt)
+    if choice.loaded.stretched_from is not None:
+        context["positions"] = {
+            "trained": choice.loaded.stretched_from,
+            "stretched_to": choice.loaded.geometry.max_positions,
+            "by": "linear rope scaling",
+        }
+    return context
+
+
+def _observe(choice: Choice, prompt: Prompt, request: Request, settings: Settings) -> Observation:
     """The forward pass; a lack of memory that was not foreseen says what would fit."""
     from attnscope.observe import observe
 
+    loaded = choice.loaded
     try:
-        return observe(loaded, [prompt], request)[0]
+        return observe(loaded, [prompt], request, engine=choice.engine, answer=not settings.listen)[0]
     except (MemoryError, RuntimeError) as error:
         if not output.is_out_of_memory(error):
             raise
@@ -49,6 +77,18 @@ def _observe(loaded: LoadedModel, prompt: Prompt, request: Request) -> Observati
             f"memory ran out on {loaded.device} while {count} tokens were read",
             f"{tokens_that_should_fit(loaded, count)} tokens fit: shorten the text, or take a smaller model or dtype",
         ) from error
+
+
+def _verified(loaded: LoadedModel, prompt: Prompt, settings: Settings) -> dict[str, Any]:
+    from attnscope.models import with_attention
+    from attnscope.parity.certificate import verify
+
+    attention = loaded.attention
+    try:
+        with output.progress("oracle", None, settings.quiet):
+            return verify(with_attention(loaded, "eager"), prompt)
+    finally:
+        with_attention(loaded, attention)
 
 
 def tokens_that_should_fit(loaded: LoadedModel, failed: int) -> int:
@@ -69,7 +109,7 @@ def chosen_heads(settings: Settings, loaded: LoadedModel) -> Mapping[int, tuple[
     return select(settings.select, {layer.index: layer.heads for layer in loaded.geometry.attention_layers})
 
 
-def header(loaded: LoadedModel, prompt: Prompt) -> str:
+def header(loaded: LoadedModel, prompt: Prompt, context: Mapping[str, Any] = EAGER) -> str:
     """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine."""
     layers = loaded.geometry.attention_layers
     heads = _one_or_range([layer.heads for layer in layers])
@@ -82,9 +122,20 @@ def header(loaded: LoadedModel, prompt: Prompt) -> str:
         f"{len(layers)} layers x {heads} heads ({kv_heads} kv)"
         + (f", {without} layers without attention" * bool(without)),
         f"{len(prompt)} tokens" + (f" ({prompt.removed} cut off)" * bool(prompt.removed)),
-        f"engine {loaded.attention}",
+        _engine_words(context),
     ]
+    stretch = context.get("positions")
+    if stretch:
+        parts.append(f"positions {stretch['trained']} stretched to {stretch['stretched_to']} by {stretch['by']}")
     return "  ".join(parts)
+
+
+def _engine_words(context: Mapping[str, Any]) -> str:
+    if context["engine"] == "eager":
+        return "engine eager"
+    gap = context.get("largest_difference_to_eager")
+    far = "not compared with eager" if gap is None else f"{gap:.1g} from eager on the first tokens"
+    return f"engine fused (output {context['output']}, {far})"
 
 
 def report_checks(loaded: LoadedModel, seen: Observation, settings: Settings) -> int:
@@ -93,15 +144,16 @@ def report_checks(loaded: LoadedModel, seen: Observation, settings: Settings) ->
 
     for line in unmeasured(seen):
         output.talk(f"not measured: {line}", settings.quiet)
-    broken = failures(loaded, seen)
+    broken = failures(loaded, seen) + seen.context.get("parity", {}).get("failures", [])
     for line in broken:
         output.talk(f"does not hold: {line}", quiet=False)
     return 1 if broken else 0
 
 
-def load_prompt(settings: Settings, text: str) -> tuple[LoadedModel, Prompt]:
-    """The model, and the text as its token ids; refused where eager attention over it does not fit."""
-    from attnscope.models import check_eager_fits, load, quiet_libraries
+def load_prompt(settings: Settings, text: str) -> tuple[Choice, Prompt]:
+    """The model with the engine that reads it, and the text as its token ids; refused where they do not fit."""
+    from attnscope.engines import choose
+    from attnscope.models import load, quiet_libraries
     from attnscope.prompts import from_chat, from_text
 
     quiet_libraries(settings.verbose)
@@ -114,8 +166,7 @@ def load_prompt(settings: Settings, text: str) -> tuple[LoadedModel, Prompt]:
         max_tokens=loaded.geometry.max_positions,
         truncate=settings.truncate,  # type: ignore[arg-type]
     )
-    check_eager_fits(loaded.geometry, len(prompt), loaded.device, loaded.dtype)
-    return loaded, prompt
+    return choose(loaded, len(prompt), settings.engine, settings.memory), prompt
 
 
 def _one_or_range(numbers: list[int]) -> str:

@@ -1,0 +1,332 @@
+"""What inspecting costs beside the plain forward pass: both engines, output_attentions and TransformerLens.
+
+    python benchmarks/engines.py                      # the table at 2,048 and 8,192 tokens
+    python benchmarks/engines.py --tokens 16384 --ways plain,fused --write
+    python benchmarks/engines.py --plot docs/images/engines.png
+
+Each way runs in fresh processes, in turn; the table gives the median of their medians and the peak memory of the
+process. The job: entropy, first-token, previous-token, distance, effective keys, induction, duplicate-token, and the 8
+strongest keys of every query, for every layer and head. The plain forward is the backbone under sdpa, without logits.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from results import update_section
+
+METRICS = ["entropy", "first_token", "previous_token", "distance", "effective_keys", "induction", "duplicate_token"]
+TOP = 8
+WAYS = {
+    "plain": "plain forward, sdpa",
+    "fused": "fused (answers, default)",
+    "fused-statistics": "fused, without top keys",
+    "fused-listening": "fused, the model's own sdpa beside it",
+    "eager": "eager, a layer at a time",
+    "output_attentions": "output_attentions=True, then the same",
+    "transformer_lens": "TransformerLens cache, then the same",
+}
+SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16}
+LARGE = {
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 24,
+    "head_dim": 128,
+}
+
+
+def main() -> None:
+    options = parse()
+    if options.way:
+        print(json.dumps(measure(options.way, options.tokens[0], options.runs, options.device, options.large)))
+        return
+    rows = [row for tokens in options.tokens for row in compare(tokens, options)]
+    text = table(rows, options.device)
+    print(text)
+    if options.write:
+        update_section(f"Engines ({options.device})", text)
+    if options.plot:
+        plot(rows, options.plot)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=lambda text: [int(part) for part in text.split(",")], default=[2048, 8192])
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS))
+    parser.add_argument("--runs", type=int, default=3, help="timed passes in a process, after a first one")
+    parser.add_argument("--processes", type=int, default=2, help="fresh processes a way, in turn")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--large", action="store_true", help="the shape of Llama-3.2-3B in bfloat16")
+    parser.add_argument("--limit", type=float, default=900, help="seconds after which a way is given up")
+    parser.add_argument("--write", action="store_true", help="write the table into RESULTS.md")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def compare(tokens: int, options: argparse.Namespace) -> list[dict]:
+    """Every way at one length, its processes in turn, so that a drifting machine drifts for all."""
+    found: dict[str, list[dict]] = {way: [] for way in options.ways}
+    for _ in range(options.processes):
+        for way in options.ways:
+            if not any("error" in one for one in found[way]):
+                found[way].append(in_process(way, tokens, options))
+    return [summary(way, tokens, runs) for way, runs in found.items()]
+
+
+def in_process(way: str, tokens: int, options: argparse.Namespace) -> dict:
+    command = [sys.executable, __file__, "--way", way, "--tokens", str(tokens), "--runs", str(options.runs)]
+    command += ["--device", options.device] + ["--large"] * options.large
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done in {options.limit:.0f} s"}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["killed: out of memory"])[-1]
+        return {"error": last[:80]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def summary(way: str, tokens: int, runs: list[dict]) -> dict:
+    error = next((run["error"] for run in runs if "error" in run), None)
+    if error:
+        return {"way": way, "tokens": tokens, "error": error}
+    seconds = [run["seconds"] for run in runs]
+    return {
+        "way": way,
+        "tokens": tokens,
+        "seconds": statistics.median(seconds),
+        "spread": (min(seconds), max(seconds)),
+        "memory": max(run["memory"] for run in runs),
+    }
+
+
+def measure(way: str, tokens: int, runs: int, device: str, large: bool) -> dict:
+    """In a process of its own: the median time of a pass, and the process's peak memory in bytes."""
+    import torch
+
+    run = PREPARE.get(way, prepare_attnscope)(way, tokens, device, large)
+    cuda, times = device.startswith("cuda"), []
+    for _ in range(runs + 1):
+        if cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        if cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"seconds": statistics.median(times[1:]), "memory": torch.cuda.max_memory_allocated() if cuda else resident}
+
+
+def build(way: str, tokens: int, device: str, large: bool):  # type: ignore[no-untyped-def]
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    attention = "eager" if way in ("eager", "output_attentions", "transformer_lens") else "sdpa"
+    shape = LARGE if large else SHAPE
+    config = LlamaConfig(
+        vocab_size=2000,
+        num_key_value_heads=8 if large else 4,
+        max_position_embeddings=131072,
+        attn_implementation=attention,
+        **shape,
+    )
+    with torch.device(device):
+        model = LlamaForCausalLM(config)
+    model = model.to(torch.bfloat16 if large else torch.float32).eval().requires_grad_(False)
+    return model, torch.randint(0, 2000, (1, tokens), device=device)
+
+
+def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
+    from attnscope.calls import AttentionCall
+    from attnscope.capturing import listen
+    from attnscope.fused import FusedAttention
+
+    model, ids = build(way, tokens, device, large)
+
+    def hear(call: AttentionCall) -> None:
+        kept = []
+
+        def ask() -> None:
+            kept[:] = job(call.P, ids, with_top=way != "fused-statistics")
+
+        if isinstance(call.P, FusedAttention):
+            with call.P.planning():
+                ask()
+        ask()
+
+    return lambda: listen(model, ids, hear, answer=way in ("fused", "fused-statistics"))
+
+
+def prepare_plain(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
+    import torch
+
+    model, ids = build(way, tokens, device, large)
+
+    def run() -> None:
+        with torch.no_grad():
+            model.model(ids, use_cache=False)
+
+    return run
+
+
+def prepare_output_attentions(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
+    import torch
+
+    model, ids = build(way, tokens, device, large)
+
+    def run() -> None:
+        with torch.no_grad():
+            layers = model.model(ids, use_cache=False, output_attentions=True).attentions
+        for weights_BHQK in layers:
+            dense_job(weights_BHQK, ids)
+
+    return run
+
+
+def prepare_transformer_lens(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
+    import torch
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    shape = LARGE if large else SHAPE
+    heads = shape["num_attention_heads"]
+    model = HookedTransformer(
+        HookedTransformerConfig(
+            n_layers=shape["num_hidden_layers"],
+            d_model=shape["hidden_size"],
+            n_ctx=tokens,
+            d_head=shape.get("head_dim", shape["hidden_size"] // heads),
+            n_heads=heads,
+            n_key_value_heads=8 if large else 4,
+            d_mlp=shape["intermediate_size"],
+            d_vocab=2000,
+            act_fn="silu",
+            gated_mlp=True,
+            normalization_type="RMS",
+            positional_embedding_type="rotary",
+            rotary_dim=shape.get("head_dim", shape["hidden_size"] // heads),
+            device=device,
+        )
+    ).eval()
+    ids = torch.randint(0, 2000, (1, tokens), device=device)
+
+    def run() -> None:
+        with torch.no_grad():
+            _, cache = model.run_with_cache(
+                ids, names_filter=lambda name: name.endswith("hook_pattern"), return_type=None
+            )
+        for name in list(cache.keys()):
+            dense_job(cache[name], ids)
+
+    return run
+
+
+PREPARE = {
+    "plain": prepare_plain,
+    "output_attentions": prepare_output_attentions,
+    "transformer_lens": prepare_transformer_lens,
+}
+
+
+def job(P, ids, with_top: bool) -> list:  # type: ignore[no-untyped-def]
+    import torch
+
+    from attnscope.metrics import Texts, measure
+
+    scores = measure(P, Texts(ids, torch.tensor([ids.shape[1]], device=ids.device)), METRICS)
+    return [scores, P.topk(TOP)] if with_top else [scores]
+
+
+def dense_job(weights_BHQK, ids) -> list:  # type: ignore[no-untyped-def]
+    """The same statistics as a person writes them over a whole matrix."""
+    import torch
+
+    n = ids.shape[1]
+    position = torch.arange(n, device=ids.device, dtype=weights_BHQK.dtype)
+    same = (ids[0, :, None] == ids[0]).tril(-1).to(weights_BHQK.dtype)
+    after = torch.nn.functional.pad(same[:, :-1], (1, 0))
+    return [
+        torch.special.entr(weights_BHQK).sum(-1).mean(-1),
+        weights_BHQK[..., 1:, 0].mean(-1),
+        weights_BHQK.diagonal(-1, -2, -1).mean(-1),
+        (position - weights_BHQK @ position).mean(-1),
+        (1 / weights_BHQK.square().sum(-1)).mean(-1),
+        (weights_BHQK * same).sum(-1).mean(-1),
+        (weights_BHQK * after).sum(-1).mean(-1),
+        weights_BHQK.topk(TOP, dim=-1),
+    ]
+
+
+def table(rows: list[dict], device: str) -> str:
+    """A Markdown table, each row beside the plain forward of its length."""
+    import torch
+    import transformers
+
+    plain = {row["tokens"]: row for row in rows if row["way"] == "plain" and "seconds" in row}
+    lines = [
+        f"{time.strftime('%Y-%m-%d')}, {card(device)}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}.",
+        "",
+        "| tokens | way | seconds (least to most) | times plain | peak memory | times plain |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        base, name = plain.get(row["tokens"]), WAYS[row["way"]]
+        if "error" in row:
+            lines.append(f"| {row['tokens']:,} | {name} | {row['error']} | | | |")
+            continue
+        low, high = row["spread"]
+        ratios = (row["seconds"] / base["seconds"], row["memory"] / base["memory"]) if base else (float("nan"),) * 2
+        lines.append(
+            f"| {row['tokens']:,} | {name} | {row['seconds']:.2f} ({low:.2f} to {high:.2f}) | {ratios[0]:.2f} | "
+            f"{row['memory'] / 1e9:.2f} GB | {ratios[1]:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def card(device: str) -> str:
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    return f"{os.cpu_count()} CPU cores ({platform.machine()})"
+
+
+def plot(rows: list[dict], path: Path) -> None:
+    """Time and memory against the text's length, every way a line."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for axes, key, label in zip(
+        figure.subplots(1, 2), ("seconds", "memory"), ("seconds", "peak memory, GB"), strict=True
+    ):
+        for way in dict.fromkeys(row["way"] for row in rows):
+            points = [
+                (row["tokens"], row[key] / (1e9 if key == "memory" else 1))
+                for row in rows
+                if row["way"] == way and key in row
+            ]
+            axes.plot(*zip(*points, strict=True), marker="o", label=WAYS[way])
+        axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=label)
+        axes.set_xticks(
+            sorted({row["tokens"] for row in rows}), [f"{n:,}" for n in sorted({row["tokens"] for row in rows})]
+        )
+        axes.minorticks_off()
+    axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

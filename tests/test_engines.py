@@ -1,0 +1,154 @@
+"""Choosing an engine: what was asked, what fits, and what the run says of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+from torch.testing import assert_close
+
+from attnscope.capturing import listen
+from attnscope.engines import choose, difference, longer, read_size
+from attnscope.errors import MemoryLimitError, UsageError
+from attnscope.models import LoadedModel, LoadOptions, load
+from attnscope.prompts import from_text
+from command_line import call
+from families import tiny_config, tiny_model
+
+TEXT = "The river is by the bank, and the bank is by the river, and the mill is old. " * 4
+
+
+@pytest.fixture
+def loaded() -> LoadedModel:
+    return load(LoadOptions(attention="sdpa"))
+
+
+def test_auto_takes_eager_while_a_layer_fits_the_budget(loaded: LoadedModel) -> None:
+    assert choose(loaded, 100, "auto").engine == "eager"
+    assert choose(loaded, 100, "auto", "10k").engine == "fused"
+    assert choose(loaded, 10**6, "auto").engine == "fused"
+
+
+def test_the_model_runs_under_the_implementation_that_is_listened_to(loaded: LoadedModel) -> None:
+    assert choose(loaded, 100, "auto").loaded.attention == "eager"
+    assert loaded.model.config._attn_implementation == "eager"
+
+
+def test_eager_that_does_not_fit_says_what_would(loaded: LoadedModel) -> None:
+    with pytest.raises(
+        MemoryLimitError, match=r"1000000 tokens takes .* tokens fit: shorten the text, or use --engine"
+    ):
+        choose(loaded, 10**6, "eager")
+    assert MemoryLimitError.exit_code == 5
+
+
+def test_a_family_outside_the_interface_stays_eager() -> None:
+    model = tiny_model("bloom")
+    bloom = LoadedModel(model, None, load(LoadOptions()).geometry, "bloom", None, "cpu", "float32", "eager", None)
+    assert choose(bloom, 10, "auto").engine == "eager"
+    with pytest.raises(UsageError, match="use --engine eager"):
+        choose(bloom, 10, "fused")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4GB", 4 * 10**9), ("512M", 512 * 10**6), ("1e6", 10**6), ("10 kib", 10**4), ("7", 7)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-4GB", "4 PB", "0", "1.2.3G"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="--memory 4GB"):
+        read_size(text)
+
+
+def test_the_difference_is_measured_in_the_run_s_dtype(loaded: LoadedModel) -> None:
+    prompt = from_text(loaded.tokenizer, TEXT)
+    assert difference(loaded, prompt) < 1e-5
+    assert loaded.model.config._attn_implementation == "sdpa"  # as it was
+    half = load(LoadOptions(attention="sdpa", dtype="bfloat16"))
+    assert 1e-4 < difference(half, prompt) < 5e-2
+
+
+@pytest.mark.parametrize("positions", [None, 100, 512])
+def test_positions_that_are_there_are_left_alone(positions: int | None) -> None:
+    config = tiny_config("llama")
+    assert longer(config, positions).rope_parameters["rope_type"] == "default"
+
+
+def test_positions_are_stretched_linearly() -> None:
+    config = longer(tiny_config("llama"), 5120)
+    assert config.rope_parameters["rope_type"] == "linear"
+    assert config.rope_parameters["factor"] == 10
+    assert config.max_position_embeddings == 5120
+    with pytest.raises(UsageError, match="no rotary positions"):
+        longer(tiny_config("gpt2"), 5120)
+
+
+def test_a_long_text_is_read_in_tiles(tmp_path: Path) -> None:
+    """Beyond the model's positions, fused: tables, a binned heatmap and a manifest that says how."""
+    file = tmp_path / "long.txt"
+    file.write_text("".join(f"On day {day} the river rose and the boats went by. " for day in range(120)))
+    done = call(
+        "heads", "--file", str(file), "--positions", "4096", "--engine", "fused", "--out", str(tmp_path / "out")
+    )
+    assert done.code == 0
+    assert "engine fused (output attnscope" in done.err
+    assert "positions 512 stretched to 4096 by linear rope scaling" in done.err
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["engine"], manifest["output"]) == ("fused", "attnscope")
+    assert manifest["largest_difference_to_eager"] < 1e-5
+    assert manifest["positions"]["trained"] == 512
+    assert {one["mask"] for one in manifest["calls"]} == {"none"}
+    assert {one["route"] for one in manifest["calls"]} == {"answered"}
+    assert (tmp_path / "out" / "overview.png").stat().st_size > 0
+
+
+def test_listening_keeps_the_model_s_own_call(tmp_path: Path) -> None:
+    done = call("heads", "--text", TEXT, "--engine", "fused", "--listen", "--out", str(tmp_path))
+    assert done.code == 0
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["output"] == "model"
+    assert {one["route"] for one in manifest["calls"]} == {"interface"}
+
+
+def test_both_engines_print_the_same_rows() -> None:
+    rows = {}
+    for engine in ("eager", "fused"):
+        done = call("heads", "--text", TEXT, "--engine", engine, "--sort", "previous_token", "--format", "jsonl")
+        rows[engine] = [json.loads(line) for line in done.out.splitlines()]
+    for eager, fused in zip(rows["eager"], rows["fused"], strict=True):
+        assert {name: eager[name] for name in ("layer", "head", "role")} == {
+            name: fused[name] for name in ("layer", "head", "role")
+        }
+        for name in list(eager)[4:]:
+            assert fused[name] == pytest.approx(eager[name], abs=1e-5, rel=1e-5)
+
+
+def test_verify_goes_into_the_manifest(tmp_path: Path) -> None:
+    done = call("heads", "--text", "the river bank", "--verify", "--out", str(tmp_path))
+    assert done.code == 0
+    parity = json.loads((tmp_path / "manifest.json").read_text())["parity"]
+    assert parity["holds"]
+    assert parity["level"] == "full"
+    assert set(parity["largest_difference"]) == {"0", "1", "2", "3"}
+
+
+def test_the_model_s_own_sdpa_takes_no_hidden_matrix() -> None:
+    """A plain causal text passes no mask and runs the flash kernel: forbidding every other changes nothing."""
+    model, ids_BT = tiny_model("llama", attention="sdpa"), torch.randint(6, 30, (1, 40))
+    masks, expected = [], []
+    listen(model, ids_BT, lambda call: (masks.append(call.visible.mask), expected.append(call.output_BQHD)))
+    assert masks == [None] * 4
+    with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        found: list[torch.Tensor] = []
+        listen(model, ids_BT, lambda call: found.append(call.output_BQHD))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_close(ours, theirs, atol=0, rtol=0)
+
+
+def test_masks_that_a_model_builds_are_named() -> None:
+    report = listen(tiny_model("mistral", attention="sdpa"), torch.randint(6, 30, (1, 40)), lambda call: None)
+    assert {check.mask for check in report.calls} == {"boolean"}
