@@ -157,11 +157,11 @@ def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
     seen_BHQ = call.visible.counts_BHQ.to(P.device) > 0
     row_sum = None if call.takes_rows else float(((P.mass - 1).abs() * seen_BHQ).max())
     blind = not bool(seen_BHQ.all())  # rows that see nothing are uniform in eager attention
-    masked = 0.0
+    largest = []
     for a, b in P.blocks():
         hidden = P.rows(a, b).masked_fill(call.visible.rows(a, b).to(P.device), 0)
-        masked = max(masked, float((hidden * seen_BHQ[..., a:b, None] if blind else hidden).max()))
-    return row_sum, masked
+        largest.append((hidden * seen_BHQ[..., a:b, None] if blind else hidden).max())
+    return row_sum, float(torch.stack(largest).max())
 
 
 def _value_error(call: AttentionCall, v_BGKD: Tensor, output_BQHD: Tensor) -> float | None:

@@ -292,15 +292,24 @@ class _Scores:
     """The probes' numbers as Python's own, made once for all texts: asking a tensor for each of them is slow."""
 
     def __init__(self, scores: HeadScores, strongest: Strongest) -> None:
-        self.of = {layer: {k: v.tolist() for k, v in found.items()} for layer, found in scores.scores.items()}
-        self.even = {layer: {k: v[:, 0].tolist() for k, v in found.items()} for layer, found in scores.even.items()}
-        self.rows = {layer: {k: v[:, 0].tolist() for k, v in found.items()} for layer, found in scores.support.items()}
+        self.of = {layer: _listed(found) for layer, found in scores.scores.items()}
+        self.even = {layer: _listed(found) for layer, found in scores.even.items()}
+        self.rows = {layer: _listed(found) for layer, found in scores.support.items()}
         self.strongest = {layer: tuple(part.tolist() for part in found) for layer, found in strongest.found.items()}
 
 
-def _of_text(found: Mapping[int, Mapping[str, list]], row: int) -> dict[int, dict[str, Any]]:
-    """One text's entries; texts that share a mask may share one entry."""
-    return {layer: {k: v[min(row, len(v) - 1)] for k, v in named.items()} for layer, named in found.items()}
+def _listed(found: Mapping[str, torch.Tensor]) -> list[dict[str, list[Any]]]:
+    """{name: (B, H)} -> for each text {name: a number a head}, in one go."""
+    numbers = torch.stack(list(found.values()), 1).tolist() if found else [[]]
+    return [dict(zip(found, of_text, strict=True)) for of_text in numbers]
+
+
+def _of_text(found: Mapping[int, Sequence[Mapping[str, list[Any]]]], row: int) -> dict[int, dict[str, Any]]:
+    """One text's entry of each layer; texts that share a mask may share one entry."""
+    return {
+        layer: {name: value[0] for name, value in texts[min(row, len(texts) - 1)].items()}
+        for layer, texts in found.items()
+    }
 
 
 def _observation(
@@ -349,10 +358,12 @@ def _heads(
         heads, kv_heads = kv_of[layer]
         size = heads // kv_heads if by_kv else 1
         weight, query, key = (part[row] for part in scores.strongest[layer])
-        columns = {name: values[row] for name, values in score.items()}
+        columns = score[min(row, len(score) - 1)]
         for head in range(0, heads, size):
             group = range(head, head + size)
-            means = {name: sum(column[head : head + size]) / size for name, column in columns.items()}
+            means = {name: column[head] for name, column in columns.items()}
+            if size > 1:
+                means = {name: sum(column[head : head + size]) / size for name, column in columns.items()}
             role = role_of(means, even[layer], support[layer]) if METRICS.keys() <= means.keys() else NONE
             known = [one for one in group if not math.isnan(weight[one])]
             best = max(known, key=lambda one: weight[one], default=None)

@@ -1,0 +1,202 @@
+"""What an output folder remembers: its options, who writes to it, and which shards are whole.
+
+The journal is a file of lines, appended and synced one a committed shard, each with a checksum of itself. A shard's
+files lie under their final names before its line is written, so what the journal names is there; what it does not name
+is made again, under the same names.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnscope.batch.reading import Item
+from attnscope.errors import InputError, UsageError
+from attnscope.tables import save_json, whole_file
+
+JOURNAL, OPTIONS, FAILURES, LOCK, PARTIAL = "journal.jsonl", "run.json", "failures.jsonl", ".lock", ".partial"
+
+PART = re.compile(r"part-\d{9}(\.[a-z]+)+")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An item that gave no rows, and why."""
+
+    item: int
+    file: str
+    line: int | None
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One committed shard: items [first, first + items), what was written, and the digest of what was read."""
+
+    first: int
+    items: int
+    texts: int
+    tokens: int
+    digest: str
+    rows: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)  # path in the folder -> bytes
+    failures: tuple[Failure, ...] = ()
+
+
+def digest(items: Iterable[Item]) -> str:
+    """A hash of what was read; a corpus that changed between two runs shows in it."""
+    hashed = hashlib.sha256()
+    for item in items:
+        parts = (item.id, item.text, item.problem or "", json.dumps(item.fields, default=str, sort_keys=True))
+        for part in parts:
+            hashed.update(part.encode(errors="surrogatepass") + b"\0")
+    return hashed.hexdigest()
+
+
+class Journal:
+    """The committed shards of a folder, in the order of their items.
+
+    >>> journal = Journal(folder)
+    >>> journal.append(record)
+    >>> journal.records[record.first]
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / JOURNAL
+        self.folder = folder
+        self.records: dict[int, Record] = {}
+        whole = 0
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        for number, line in enumerate(lines):
+            record = _parsed(line)
+            if record is None and number < len(lines) - 1:
+                raise InputError(f"{self.path} is damaged in line {number + 1}", "name another folder with --out")
+            if record is None:  # the end of a line that a crash cut off
+                break
+            self.records[record.first] = record
+            whole += len(line)
+        if self.path.exists() and whole < self.path.stat().st_size:
+            with open(self.path, "r+b") as stream:
+                stream.truncate(whole)
+
+    def append(self, record: Record) -> None:
+        """Remember a shard; on return it survives a crash of the machine."""
+        line = _line(record)
+        with open(self.path, "ab", buffering=0) as stream:
+            start = stream.tell()
+            try:
+                if stream.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                os.fsync(stream.fileno())
+            except OSError:  # a full disk: half a line must not stay before the next one
+                with suppress(OSError):
+                    os.truncate(self.path, start)
+                raise
+        sync(self.folder)
+        self.records[record.first] = record
+        self._list_failures(record.failures)
+
+    def _list_failures(self, failures: Iterable[Failure]) -> None:
+        with open(self.folder / FAILURES, "ab") as stream:
+            stream.writelines(_failure_line(failure) for failure in failures)
+
+    def rewrite_failures(self) -> None:
+        """failures.jsonl as the journal has it, in the order of the items."""
+        with whole_file(self.folder / FAILURES) as stream:
+            for failure in self.failures():
+                stream.write(_failure_line(failure))
+
+    def failures(self) -> Iterator[Failure]:
+        """Every failed item of the committed shards, in order."""
+        for first in sorted(self.records):
+            yield from self.records[first].failures
+
+    def sweep(self) -> None:
+        """Remove what a run that was cut off left: half-made shards, and whole ones that were not yet committed."""
+        shutil.rmtree(self.folder / PARTIAL, ignore_errors=True)
+        named = {path for record in self.records.values() for path in record.files}
+        for path in self.folder.glob("*/part-*"):
+            if PART.fullmatch(path.name) and path.relative_to(self.folder).as_posix() not in named:
+                path.unlink()
+
+
+def _failure_line(failure: Failure) -> bytes:
+    return (json.dumps(asdict(failure), ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+
+
+def _line(record: Record) -> bytes:
+    body = json.dumps(asdict(record), sort_keys=True)
+    return f"{hashlib.sha256(body.encode()).hexdigest()[:16]} {body}\n".encode()
+
+
+def _parsed(line: bytes) -> Record | None:
+    """The record of a line, None where its checksum does not hold."""
+    checksum, _, body = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or hashlib.sha256(body).hexdigest()[:16].encode() != checksum:
+        return None
+    values = json.loads(body)
+    return Record(**{**values, "failures": tuple(Failure(**one) for one in values["failures"])})
+
+
+def sync(folder: Path) -> None:
+    """Make renames in a folder survive a crash of the machine."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Hold the folder to the options it was begun with; a new folder takes these.
+
+    about: what else run.json says (versions, model), which is not compared. Raises UsageError that names every option
+    that differs.
+    """
+    wanted = json.loads(json.dumps(options, default=str))
+    path = folder / OPTIONS
+    if not path.exists():
+        save_json({"options": wanted, **about}, path)
+        return
+    before = json.loads(path.read_text())["options"]
+    changed = [
+        f"{name} was {before.get(name)!r}, now {wanted.get(name)!r}"
+        for name in sorted({*before, *wanted})
+        if before.get(name) != wanted.get(name)
+    ]
+    if changed:
+        raise UsageError(
+            f"{folder} was begun with other options: {'; '.join(changed)}",
+            "give the same options to go on, or name another folder with --out",
+        )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second run out of the folder while this one writes. Raises UsageError that says who holds it."""
+    with open(folder / LOCK, "a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.seek(0)
+            raise UsageError(
+                f"another run is writing to {folder}: {stream.read().strip() or 'it does not say which'}",
+                "wait for it, or name another folder with --out",
+            ) from error
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        stream.flush()
+        yield

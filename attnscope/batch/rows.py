@@ -1,0 +1,229 @@
+"""Observations -> rows: Arrow tables of texts, heads and relations, and their spelling in CSV and JSON.
+
+Rows go from the observations' arrays to Arrow without a Python object each. Schemas are written down in
+docs/schemas.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from attnscope.batch.journal import Failure
+from attnscope.batch.reading import Item, printable
+from attnscope.metrics import METRICS
+
+if TYPE_CHECKING:
+    from attnscope.observe import Observation
+
+SCHEMA_VERSION = 1
+TABLES = ("heads", "relations")
+FORMATS = ("parquet", "csv", "jsonl")
+TOKEN = pa.dictionary(pa.int32(), pa.string())
+ABOUT = [("item", pa.int64()), ("id", TOKEN)]
+SCHEMAS = {
+    "texts": pa.schema(
+        [
+            ("item", pa.int64()),
+            ("id", pa.string()),
+            ("file", pa.string()),
+            ("line", pa.int64()),
+            ("tokens", pa.int32()),
+            ("removed_tokens", pa.int32()),
+            ("sha256", pa.string()),
+            ("fields", pa.string()),
+        ]
+    ),
+    "heads": pa.schema(
+        [
+            *ABOUT,
+            ("layer", pa.int32()),
+            ("head", pa.int32()),
+            ("kv_head", pa.int32()),
+            ("role", TOKEN),
+            *((name, pa.float64()) for name in METRICS),
+        ]
+    ),
+    "relations": pa.schema(
+        [
+            *ABOUT,
+            ("layer", pa.int32()),
+            ("head", pa.int32()),
+            ("kv_head", pa.int32()),
+            ("query", pa.int32()),
+            ("query_token", TOKEN),
+            ("key", pa.int32()),
+            ("key_token", TOKEN),
+            ("weight", pa.float32()),
+        ]
+    ),
+}
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is written, and how.
+
+    tables: of TABLES; `texts` is always written. spreadsheet: text cells that a spreadsheet would run as a formula
+    begin with an apostrophe. pictures: what to draw of a text (a function of the observation), and `paint` draws it
+    into a folder, in a worker process. about: what each file says of its run.
+    """
+
+    tables: tuple[str, ...] = TABLES
+    format: str = "parquet"
+    min_weight: float | None = None
+    weights: bool = False
+    spreadsheet: bool = False
+    pictures: Callable[[Observation], Any] | None = None
+    paint: Callable[[Any, Path], None] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, with `texts`."""
+        return ("texts", *self.tables)
+
+
+@dataclass
+class Measured:
+    """Some consecutive items, measured: observations in order, and what failed. `items` counts both."""
+
+    items: int
+    seen: list[tuple[Item, Observation]]
+    failures: list[Failure]
+
+
+def arrow_tables(measured: Measured, output: Output) -> dict[str, pa.Table]:
+    """The rows of some items, in order: {table: rows}, as SCHEMAS says.
+
+    >>> arrow_tables(Measured(1, [(item, observation)], []), Output())["relations"]
+    """
+    build = {"texts": _texts, "heads": _heads, "relations": _relations}
+    return {name: build[name](measured.seen, output) for name in output.names}
+
+
+def _texts(seen: Sequence[tuple[Item, Observation]], output: Output) -> pa.Table:
+    rows = [
+        {
+            "item": item.number,
+            "id": item.id,
+            "file": item.file,
+            "line": item.line,
+            "tokens": len(one.prompt),
+            "removed_tokens": one.prompt.removed,
+            "sha256": one.prompt.sha256,
+            "fields": printable(json.dumps(item.fields, ensure_ascii=False, default=str)),
+        }
+        for item, one in seen
+    ]
+    return pa.Table.from_pylist(rows, SCHEMAS["texts"])
+
+
+def _heads(seen: Sequence[tuple[Item, Observation]], output: Output) -> pa.Table:
+    kept = [one.kept_heads() for _, one in seen]
+    heads = list(itertools.chain.from_iterable(kept))
+    columns: dict[str, Any] = {
+        **_about(seen, [len(one) for one in kept]),
+        "layer": np.array([head.layer for head in heads], np.int32),
+        "head": pa.array([head.head for head in heads], pa.int32()),
+        "kv_head": np.array([head.kv_head for head in heads], np.int32),
+        "role": pa.array([head.role for head in heads]).dictionary_encode() if heads else pa.array([], TOKEN),
+    }
+    for name in METRICS:
+        values = np.array([head.score[name] for head in heads], np.float64)
+        columns[name] = pa.array(values, from_pandas=True)  # NaN is null
+    return _table("heads", columns)
+
+
+def _relations(seen: Sequence[tuple[Item, Observation]], output: Output) -> pa.Table:
+    parts = [one.relation_numbers(output.min_weight) for _, one in seen]
+    known: dict[str, int] = {}
+    codes = [np.array([known.setdefault(name, len(known)) for name in one.units()], np.int32) for _, one in seen]
+    words = pa.array(list(known), pa.string())
+    numbers = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
+
+    def tokens(name: str) -> pa.DictionaryArray:
+        index = _joined([code[part[name]] for code, part in zip(codes, parts, strict=True)], np.int32)
+        return pa.DictionaryArray.from_arrays(pa.array(index), words)
+
+    if not parts:
+        return SCHEMAS["relations"].empty_table()
+    head = numbers["head"]
+    columns = {
+        **_about(seen, [len(part["query"]) for part in parts]),
+        **numbers,
+        "head": pa.array(head, mask=head < 0),
+        "query_token": tokens("query"),
+        "key_token": tokens("key"),
+    }
+    return _table("relations", columns)
+
+
+def _joined(arrays: Sequence[np.ndarray], kind: Any) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.empty(0, kind)
+
+
+def _about(seen: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> dict[str, Any]:
+    """Which item each row speaks of."""
+    ids = pa.array([item.id for item, _ in seen], pa.string())
+    index = np.repeat(np.arange(len(seen), dtype=np.int32), counts)
+    numbers = np.repeat(np.array([item.number for item, _ in seen], np.int64), counts)
+    return {"item": numbers, "id": pa.DictionaryArray.from_arrays(pa.array(index), ids)}
+
+
+def _table(name: str, columns: Mapping[str, Any]) -> pa.Table:
+    schema = SCHEMAS[name]
+    arrays = [columns[field.name] for field in schema]
+    return pa.table([one if isinstance(one, pa.Array) else pa.array(one) for one in arrays], schema=schema)
+
+
+def json_rows(table: pa.Table) -> pa.Array:
+    """Each row as one JSON object: numbers at their shortest exact spelling, null for what is missing."""
+    pieces: list[Any] = []
+    for place, name in enumerate(table.column_names):
+        pieces += [("{" if place == 0 else ",") + json.dumps(name) + ":", _json_cells(table[name].combine_chunks())]
+    return pc.binary_join_element_wise(*pieces, "}", "")
+
+
+def _json_cells(column: Any) -> Any:
+    if pa.types.is_dictionary(column.type):
+        return _spelled(column.dictionary).take(column.indices).fill_null("null")
+    if pa.types.is_string(column.type):
+        return _spelled(column).fill_null("null")
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_finite(column), column, None)
+    return column.cast(pa.string()).fill_null("null")
+
+
+def _spelled(strings: Any) -> Any:
+    values = strings.to_pylist()
+    return pa.array([None if one is None else json.dumps(one, ensure_ascii=False) for one in values], pa.string())
+
+
+def plain(table: pa.Table, spreadsheet: bool) -> pa.Table:
+    """Text as strings, for csv; with `spreadsheet`, cells that begin like a formula begin with an apostrophe."""
+    arrays = []
+    for column in table.itercolumns():
+        column = column.combine_chunks()
+        if pa.types.is_dictionary(column.type):
+            column = _tamed(column.dictionary, spreadsheet).take(column.indices)
+        elif pa.types.is_string(column.type):
+            column = _tamed(column, spreadsheet)
+        arrays.append(column)
+    return pa.table(arrays, names=table.column_names)
+
+
+def _tamed(strings: Any, spreadsheet: bool) -> Any:
+    if not spreadsheet:
+        return strings
+    values = strings.to_pylist()
+    return pa.array([f"'{one}" if one and one.lstrip(" \n").startswith(FORMULA_STARTS) else one for one in values])

@@ -1,0 +1,87 @@
+"""Several batches at once on the cores of one machine: threads that share a model's weights.
+
+On a CPU the operators of a small model are too short to be split over cores, so each batch runs on one core and the
+batches run side by side. A batch's numbers do not depend on which twin runs it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from attnscope.models import LoadedModel
+
+MOST = 4
+T = TypeVar("T")
+G = TypeVar("G")
+
+
+class Twins:
+    """A loaded model and copies of it that share its weights, as many as there are cores for.
+
+    >>> Twins(loaded).each(lambda loaded, batch: observe(loaded, batch, request), batches, stop)
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.threads = min(MOST, _cores()) if loaded.device == "cpu" else 1
+        self._free: queue.Queue[LoadedModel] = queue.Queue()
+        self._made = False
+
+    def each(
+        self, work: Callable[[LoadedModel, G], T], groups: Sequence[G], stop: Callable[[], bool]
+    ) -> list[T] | None:
+        """`work` on every group, results in the groups' order; None where `stop` said so before the last began."""
+        if len(groups) < 2 or self.threads < 2:
+            done = []
+            for group in groups:
+                if stop():
+                    return None
+                done.append(work(self.loaded, group))
+            return done
+        self._make()
+
+        def one(group: G) -> T | None:
+            if stop():
+                return None
+            loaded = self._free.get()
+            try:
+                return work(loaded, group)
+            finally:
+                self._free.put(loaded)
+
+        with _one_core_each(self.threads), ThreadPoolExecutor(self.threads) as pool:
+            results = list(pool.map(one, groups))
+        return None if any(result is None for result in results) else [one for one in results if one is not None]
+
+    def _make(self) -> None:
+        if self._made:
+            return
+        self._made = True
+        self._free.put(self.loaded)
+        for _ in range(self.threads - 1):
+            shared = {id(weights): weights for weights in self.loaded.model.parameters()}
+            self._free.put(replace(self.loaded, model=copy.deepcopy(self.loaded.model, shared)))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _one_core_each(threads: int) -> Iterator[None]:
+    """Share the cores between the twins instead of giving all of them to each operator."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // threads))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,253 @@
+"""Shards on disk: tables, weights and pictures under temporary names, renamed together; or rows on standard output.
+
+Each Parquet file carries the name of its schema.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from attnscope._version import __version__
+from attnscope.batch.bucketing import Shard
+from attnscope.batch.journal import PARTIAL, Failure, Record, digest, sync
+from attnscope.batch.reading import Item
+from attnscope.batch.rows import SCHEMA_VERSION, Measured, Output, arrow_tables, json_rows, plain
+
+if TYPE_CHECKING:
+    from attnscope.observe import Observation
+
+
+class _Droppable(io.RawIOBase):
+    """A file that swallows what comes after it was dropped: Parquet's writer always writes an end."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = open(path, "wb")  # noqa: SIM115
+        self.dropped = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return len(memoryview(data)) if self.dropped else self.file.write(data)
+
+
+class _Sheet:
+    """One table of one shard, written piece by piece to a stream."""
+
+    def __init__(self, path: Path, name: str, output: Output) -> None:
+        self.name, self.output, self.rows = name, output, 0
+        self.stream = _Droppable(path)
+        self._writer: Any = None
+
+    def write(self, table: pa.Table) -> None:
+        self.rows += len(table)
+        if self.output.format == "jsonl":
+            lines = json_rows(table).to_pylist()
+            self.stream.write(("\n".join(lines) + "\n" * bool(lines)).encode())
+            return
+        if self.output.format == "csv":
+            table = plain(table, self.output.spreadsheet)
+        self._writer = self._writer or self._open(table.schema)
+        self._writer.write_table(table)
+
+    def _open(self, schema: pa.Schema) -> Any:
+        if self.output.format == "csv":
+            from pyarrow.csv import CSVWriter
+
+            return CSVWriter(self.stream, schema)
+        from pyarrow.parquet import ParquetWriter
+
+        # without Arrow's own schema tokens are dictionaries on disk and strings to every reader
+        writer = ParquetWriter(self.stream, schema, compression="zstd", store_schema=False)
+        writer.add_key_value_metadata(metadata(self.name, self.output.about))
+        return writer
+
+    def close(self) -> None:
+        """Whole and on the disk."""
+        if self._writer is not None:
+            self._writer.close()
+        self.stream.file.flush()
+        os.fsync(self.stream.file.fileno())
+        self.stream.file.close()
+
+    def drop(self) -> None:
+        """Let go of the file; nothing more is written."""
+        self.stream.dropped = True
+        if self._writer is not None:
+            self._writer.close()
+        with suppress(OSError):  # what was buffered may have no room
+            self.stream.file.close()
+
+
+def metadata(table: str, about: Mapping[str, Any]) -> dict[str, str]:
+    """What a Parquet file says of itself: the version of its schema, and of the run."""
+    return {
+        "attnscope.schema": f"{table}/{SCHEMA_VERSION}",
+        "attnscope.version": __version__,
+        "attnscope.run": json.dumps(about, sort_keys=True, default=str),
+    }
+
+
+class ShardWriter:
+    """One shard, under temporary names until `commit`; the names of its files come from its first item alone.
+
+    >>> writer = ShardWriter(folder, shard, output, pool)
+    >>> writer.add(measured)
+    >>> record = writer.commit()
+    """
+
+    def __init__(self, folder: Path, shard: Shard, output: Output, pool: Executor | None = None) -> None:
+        self.folder, self.shard, self.output, self.pool = folder, shard, output, pool
+        self.partial = folder / PARTIAL / f"{shard.first:09d}-{uuid.uuid4().hex[:8]}"
+        self.partial.mkdir(parents=True)
+        self.part = f"part-{shard.first:09d}"
+        self.items = self.texts = self.tokens = 0
+        self.failures: list[Failure] = []
+        self._drawn: list[tuple[int, Future[None]]] = []
+        self._weights: dict[str, Any] = {}
+        self._weights_index: list[dict[str, Any]] = []
+        self._sheets = {name: _Sheet(self.partial / name, name, output) for name in output.names}
+
+    def add(self, measured: Measured) -> None:
+        """Write the rows of some more items; their pictures are begun."""
+        for name, table in arrow_tables(measured, self.output).items():
+            self._sheets[name].write(table)
+        for item, one in measured.seen:
+            self._draw(item, one)
+            self._keep_weights(item, one)
+        self.items += measured.items
+        self.texts += len(measured.seen)
+        self.tokens += sum(len(one.prompt) for _, one in measured.seen)
+        self.failures += measured.failures
+
+    def commit(self) -> Record:
+        """Close, sync and rename everything. What is renamed is not yet a part of the dataset: the journal says so."""
+        for sheet in self._sheets.values():
+            sheet.close()
+        for _, drawing in self._drawn:
+            drawing.result()
+        moves = {f"{name}/{self.part}.{self.output.format}": self.partial / name for name in self._sheets}
+        if self.output.weights:
+            moves |= self._save_weights()
+        files = {}
+        for name, path in moves.items():
+            files[name] = path.stat().st_size
+            target = self.folder / name
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)
+        self._move_pictures()
+        for parent in {(self.folder / name).parent for name in files}:
+            sync(parent)
+        shutil.rmtree(self.partial, ignore_errors=True)
+        items = self.shard.items[: self.items]
+        rows = {name: sheet.rows for name, sheet in self._sheets.items()}
+        first = self.shard.first
+        return Record(first, self.items, self.texts, self.tokens, digest(items), rows, files, tuple(self.failures))
+
+    def abandon(self) -> None:
+        """Leave nothing."""
+        for sheet in self._sheets.values():
+            sheet.drop()
+        for _, drawing in self._drawn:
+            drawing.cancel()
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+    def _draw(self, item: Item, one: Observation) -> None:
+        if self.output.pictures and self.output.paint and self.pool:
+            job = self.output.pictures(one)
+            folder = self.partial / "figures" / f"{item.number:06d}"
+            self._drawn.append((item.number, self.pool.submit(self.output.paint, job, folder)))
+
+    def _move_pictures(self) -> None:
+        for number, _ in self._drawn:
+            target = self.folder / "figures" / f"{number:06d}"
+            target.parent.mkdir(exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(self.partial / "figures" / f"{number:06d}", target)
+
+    def _keep_weights(self, item: Item, one: Observation) -> None:
+        if not self.output.weights:
+            return
+        import torch
+
+        count = len(one.prompt)
+        lower, kept = torch.tril_indices(count, count), one.kept_heads()
+        for layer, weights_HQK in one.weights.items():
+            name = f"{item.number}.{layer}"
+            self._weights[name] = weights_HQK[:, lower[0], lower[1]].half().contiguous()
+            self._weights_index.append(
+                {
+                    "item": item.number,
+                    "id": item.id,
+                    "layer": layer,
+                    "heads": [head.kv_head if head.head is None else head.head for head in kept if head.layer == layer],
+                    "tokens": count,
+                    "file": f"{self.part}.safetensors",
+                    "tensor": name,
+                }
+            )
+
+    def _save_weights(self) -> dict[str, Path]:
+        from safetensors.torch import save_file
+
+        path, index = self.partial / "weights", self.partial / "weights_index"
+        save_file(self._weights, path, {"attnscope.schema": f"weights/{SCHEMA_VERSION}"})
+        index.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._weights_index))
+        for one in (path, index):
+            with open(one, "rb") as stream:
+                os.fsync(stream.fileno())
+        return {f"weights/{self.part}.safetensors": path, f"weights/{self.part}.index.jsonl": index}
+
+
+class StreamWriter:
+    """Rows to a stream, one JSON object a text, in order: what it is, and a list for each table that was asked for.
+
+    >>> StreamWriter(sys.stdout.buffer, shard, Output(tables=("heads",)))
+    """
+
+    def __init__(self, stream: IO[bytes], shard: Shard, output: Output) -> None:
+        self.stream, self.shard, self.output = stream, shard, output
+        self.items = self.texts = self.tokens = 0
+        self.failures: list[Failure] = []
+
+    def add(self, measured: Measured) -> None:
+        """Write some more texts."""
+        tables = arrow_tables(measured, self.output)
+        texts = json_rows(tables["texts"].drop_columns("fields")).to_pylist()
+        fields = tables["texts"]["fields"].to_pylist()
+        rows = {name: _by_item(tables[name]) for name in self.output.tables}
+        for (item, _), text, given in zip(measured.seen, texts, fields, strict=True):
+            lists = (f',"{name}":[{",".join(rows[name].get(item.number, []))}]' for name in rows)
+            self.stream.write(f'{text[:-1]},"fields":{given}{"".join(lists)}}}\n'.encode())
+        self.stream.flush()
+        self.items += measured.items
+        self.texts += len(measured.seen)
+        self.tokens += sum(len(one.prompt) for _, one in measured.seen)
+        self.failures += measured.failures
+
+    def commit(self) -> Record:
+        """What was written; a stream keeps no files."""
+        return Record(self.shard.first, self.items, self.texts, self.tokens, "", failures=tuple(self.failures))
+
+    def abandon(self) -> None:
+        """What is written is written."""
+
+
+def _by_item(table: pa.Table) -> dict[int, list[str]]:
+    """The rows of each item as JSON, without the columns that say which item."""
+    found: dict[int, list[str]] = {}
+    lines = json_rows(table.drop_columns(["item", "id"])).to_pylist()
+    for number, line in zip(table["item"].to_pylist(), lines, strict=True):
+        found.setdefault(number, []).append(line)
+    return found

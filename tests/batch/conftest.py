@@ -1,0 +1,29 @@
+"""A tiny model on disk, shared by the tests of `batch`."""
+
+from pathlib import Path
+
+import pytest
+
+from folders import saved
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random llama with the demo's tokenizer."""
+    return saved(tmp_path_factory.mktemp("tiny") / "llama", "llama", vocab_size=2048)
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: Path):  # type: ignore[no-untyped-def]
+    """The same, loaded."""
+    from attnscope.models import LoadOptions, load
+
+    return load(LoadOptions(model=str(tiny_folder), device="cpu"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Tiny models gain nothing from more, and other tests may be running."""
+    import torch
+
+    torch.set_num_threads(1)

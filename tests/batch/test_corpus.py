@@ -1,0 +1,220 @@
+"""Reading: every good item delivered, every bad one explained, nothing read ahead."""
+
+import csv
+import gzip
+import json
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from attnscope.batch import reading as reading_module
+from attnscope.batch.folders import run_folder
+from attnscope.batch.reading import Item, Reading, find_sources, read_items
+from attnscope.batch.rows import Output
+from attnscope.batch.running import Job
+from attnscope.errors import InputError, UsageError
+from attnscope.models import LoadOptions
+from attnscope.observe import Request
+from batch.corpora import rows, some_texts
+
+
+def read(*sources: object, **how: Any) -> list[Item]:
+    reading = Reading(tuple(map(str, sources)), **how)
+    return list(read_items(reading, find_sources(reading)))
+
+
+GOOD = ["the bank", "a, b", 'say "so"', "日本 😀"]
+
+
+def written(path: Path, form: str) -> Path:
+    if form == "txt":
+        path.write_text("\n".join(GOOD))
+    elif form == "jsonl":
+        path.write_text(
+            "".join(json.dumps({"text": text, "id": f"i{n}", "more": n}) + "\n" for n, text in enumerate(GOOD))
+        )
+    elif form == "csv":
+        with open(path, "w", newline="") as stream:
+            csv.writer(stream).writerows([["text", "id", "more"], *([text, f"i{n}", n] for n, text in enumerate(GOOD))])
+    else:
+        pq.write_table(pa.table({"text": GOOD, "id": [f"i{n}" for n in range(4)], "more": range(4)}), path)
+    return path
+
+
+@pytest.mark.parametrize("form", ["txt", "jsonl", "csv", "parquet"])
+def test_each_format_gives_the_same_texts(tmp_path: Path, form: str) -> None:
+    items = read(written(tmp_path / f"c.{form}", form))
+    assert [item.text for item in items] == GOOD
+    assert [item.number for item in items] == [0, 1, 2, 3]
+    assert [item.problem for item in items] == [None] * 4
+    if form != "txt":
+        assert [item.id for item in items] == ["i0", "i1", "i2", "i3"]
+        assert [int(item.fields["more"]) for item in items] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("form", ["txt", "jsonl", "csv"])
+@pytest.mark.parametrize("pack", [".gz", ".zst"])
+def test_compressed_files_give_the_same(tmp_path: Path, form: str, pack: str) -> None:
+    plain = written(tmp_path / f"c.{form}", form)
+    pressed = tmp_path / f"c.{form}{pack}"
+    data = plain.read_bytes()
+    pressed.write_bytes(gzip.compress(data) if pack == ".gz" else zstandard.compress(data))
+    assert [item.text for item in read(pressed)] == GOOD
+
+
+def test_folders_and_globs_are_read_in_order_and_only_what_is_known(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "deep/c.txt", ".hidden/d.txt", "picture.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert [item.text for item in read(tmp_path)] == ["a.txt", "b.txt", "deep/c.txt"]
+    assert [item.text for item in read(tmp_path / "*.txt")] == ["a.txt", "b.txt"]
+    assert [item.text for item in read(tmp_path, whole=True)] == ["a.txt", "b.txt", "deep/c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("missing.txt", "there is no file"), ("*.nothing", "there is no file"), ("odd.doc", "suffix does not say")],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "odd.doc").write_text("x")
+    with pytest.raises(UsageError, match=words):
+        read(tmp_path / name)
+
+
+def test_chat_messages_come_as_json(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": messages}) + "\n" + json.dumps({"text": "hi"}))
+    assert [item.text for item in read(tmp_path / "c.jsonl", chat=True)] == [json.dumps(messages), "hi"]
+
+
+def test_a_large_file_is_streamed_and_a_giant_line_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "c.txt"
+    path.write_bytes(b"short\n" + b"x" * 30_000_000 + b"\nend\n" + b"a line of text\n" * 100_000)
+    monkeypatch.setattr(reading_module, "ITEM_BYTES", 100_000)
+    reading = Reading((str(path),))
+    tracemalloc.start()
+    items: Iterator[Item] = read_items(reading, find_sources(reading))
+    first = [next(items) for _ in range(3)]
+    count = sum(1 for _ in items)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [item.text for item in first] == ["short", "", "end"]
+    assert first[1].problem == "too long: over 100000 bytes"
+    assert count == 100_000
+    assert peak < 2_000_000
+
+
+def bad_files(folder: Path) -> dict[tuple[str, int | None], str]:
+    """Thirty kinds of bad items, each a place and words of its reason."""
+    folder.mkdir()
+    lines: list[tuple[bytes, str]] = [
+        (b'{"text": "caf\xe9"}', "not UTF-8: byte 0xE9"),
+        (b'{"text": ""}', "empty"),
+        (b'{"text": "   "}', "empty"),
+        (b"", "empty line"),
+        (b'{"text": "cut', "broken JSON"),
+        (b'{"text": "a"} trailing', "broken JSON"),
+        (b"[1, 2]", "expected a JSON object, got list"),
+        (b'"text"', "expected a JSON object, got str"),
+        (b"null", "expected a JSON object, got NoneType"),
+        (b'{"body": "a"}', "no field 'text'; there are 'body'"),
+        (b"{}", "there are none"),
+        (b'{"text": null}', "null"),
+        (b'{"text": 3}', "not text but int"),
+        (b'{"text": ["a"]}', "not text but list"),
+        (b'{"text": "\\ud800"}', "half of a surrogate pair"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "broken JSON"),
+        (b'{"text": "' + b"the bank " * 400 + b'"}', "tokens, the model reads at most"),
+        (b'{"text": "%"}', "NaN in the weights"),
+    ]
+    (folder / "a.jsonl").write_bytes(b"\n".join(line for line, _ in lines) + b"\n")
+    expected: dict[tuple[str, int | None], str] = {("a.jsonl", n): why for n, (_, why) in enumerate(lines, start=1)}
+    (folder / "b.txt").write_bytes(b"caf\xe9\n\n \t \n\xff\xfe\n")
+    expected |= {("b.txt", 1): "not UTF-8", ("b.txt", 2): "empty", ("b.txt", 3): "empty", ("b.txt", 4): "not UTF-8"}
+    (folder / "c.csv").write_bytes(b'id,text\n1\n2,a,b\n3,caf\xe9\n4,""\n')
+    expected |= {("c.csv", 2): "expected 2 cells, got 1", ("c.csv", 3): "expected 2 cells, got 3"}
+    expected |= {("c.csv", 4): "not UTF-8", ("c.csv", 5): "empty"}
+    pq.write_table(pa.table({"body": ["a"]}), folder / "d.parquet")
+    pq.write_table(pa.table({"text": pa.array([None], pa.string())}), folder / "e.parquet")
+    (folder / "f.parquet").write_bytes(b"not parquet at all")
+    (folder / "g.txt.gz").write_bytes(gzip.compress(b"one good line\n" * 9)[:-12])
+    (folder / "h.txt.zst").write_bytes(b"not zstd")
+    (folder / "i.jsonl.gz").write_bytes(b"not gzip")
+    expected |= {("d.parquet", 1): "no field 'text'", ("e.parquet", 1): "null", ("f.parquet", None): "can't be read"}
+    expected |= {("g.txt.gz", None): "can't be read", ("h.txt.zst", None): "can't be read"}
+    expected[("i.jsonl.gz", None)] = "can't be read"
+    return expected
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the model with NaN where % is embedded."""
+    from attnscope.batch import running
+
+    real = running.load
+
+    def load(options: LoadOptions) -> Any:
+        loaded = real(options)
+        token = loaded.tokenizer("%", add_special_tokens=False)["input_ids"][-1]
+        loaded.model.get_input_embeddings().weight[token] = float("nan")
+        return loaded
+
+    monkeypatch.setattr(running, "load", load)
+
+
+def test_thirty_kinds_of_bad_items_among_a_thousand_good_ones(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = bad_files(tmp_path / "bad")
+    assert len(expected) >= 30
+    good = some_texts(1000, longest=9)
+    (tmp_path / "good.txt").write_text("\n".join(good[:500]))
+    (tmp_path / "more.txt").write_text("\n".join(good[500:]))
+    poisoned(monkeypatch)
+    sources = [str(tmp_path / "good.txt"), str(tmp_path / "bad"), str(tmp_path / "more.txt")]
+    job = Job(
+        LoadOptions(model=str(tiny_folder), device="cpu"), Request(metrics=("entropy",)), output=Output(tables=())
+    )
+    _, tally = run_folder(job, Reading(tuple(sources)), tmp_path / "out", {})
+    failures = [json.loads(line) for line in (tmp_path / "out" / "failures.jsonl").read_text().splitlines()]
+    found = {(Path(one["file"]).name, one["line"]): one["reason"] for one in failures}
+    assert found.keys() == expected.keys()
+    assert [key for key, why in expected.items() if why not in found[key]] == []
+    texts = rows(tmp_path / "out", "texts")
+    assert [row["file"] for row in texts if "good.txt" in row["file"] or "more.txt" in row["file"]] == [
+        *[str(tmp_path / "good.txt")] * 500,
+        *[str(tmp_path / "more.txt")] * 500,
+    ]
+    assert tally.texts == len(texts) >= 1000
+    assert tally.failed == len(expected)
+    assert [row["item"] for row in texts] == sorted(row["item"] for row in texts)
+    assert {row["item"] for row in texts}.isdisjoint(one["item"] for one in failures)
+
+
+def test_strict_stops_at_the_first_and_keeps_what_came_before(tmp_path: Path, tiny_folder: Path) -> None:
+    (tmp_path / "c.txt").write_text("good\n\ngood\n")
+    job = Job(LoadOptions(model=str(tiny_folder), device="cpu"), strict=True)
+    with pytest.raises(InputError, match=r"c.txt, line 2: empty"):
+        run_folder(job, Reading((str(tmp_path / "c.txt"),)), tmp_path / "out", {})
+
+
+def test_a_corpus_that_changed_is_refused_and_one_that_grew_is_gone_on_with(tmp_path: Path, tiny_folder: Path) -> None:
+    corpus, out = tmp_path / "c.txt", tmp_path / "out"
+    job, reading = Job(LoadOptions(model=str(tiny_folder), device="cpu")), Reading((str(corpus),))
+    corpus.write_text("one\ntwo\n")
+    run_folder(job, reading, out, {})
+    corpus.write_text("one\ntwo\nthree\n")
+    run_folder(job, reading, out, {})
+    assert [row["id"] for row in rows(out, "texts")] == [f"{corpus}:{line}" for line in (1, 2, 3)]
+    corpus.write_text("one\nother\nthree\n")
+    with pytest.raises(InputError, match="items 0 to 1 are not those that were read before"):
+        run_folder(job, reading, out, {})
+    corpus.write_text("one\ntwo\n")
+    with pytest.raises(InputError, match="item 2 was read before, and now it ends earlier"):
+        run_folder(job, reading, out, {})

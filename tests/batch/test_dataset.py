@@ -1,0 +1,276 @@
+"""What is written: the rows of the single-text commands, in input order, readable by everyone."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+from typer.testing import CliRunner
+
+from attnscope.batch.folders import run_folder
+from attnscope.batch.reading import Item, Reading
+from attnscope.batch.rows import SCHEMAS, Measured, Output, arrow_tables, json_rows, plain
+from attnscope.batch.running import Job, Worker
+from attnscope.cli import run
+from attnscope.cli.app import app
+from attnscope.models import LoadOptions
+from attnscope.observe import Request, observe
+from attnscope.prompts import from_text
+from attnscope.tables import WRITERS
+from batch.corpora import jsonl, rows, some_texts
+
+
+def batch(tmp_path: Path, model: Path, texts: list[str], *flags: str, name: str = "out") -> Path:
+    """Run the command; the output folder."""
+    corpus = jsonl(tmp_path / f"{name}.jsonl", texts)
+    out = tmp_path / name
+    done = CliRunner().invoke(app, ["batch", str(corpus), "--model", str(model), "--out", str(out), "-q", *flags])
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def single(command: str, model: Path, text: str, *flags: str) -> list[dict[str, Any]]:
+    """The rows that `heads` or `relations` prints."""
+    done = CliRunner().invoke(app, [command, "--model", str(model), "-t", text, "-q", "--format", "jsonl", *flags])
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def without_item(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in ("item", "id")} for row in found]
+
+
+FLAGS = [(), ("--by", "kv"), ("--select", "1.*", "--top-k", "2"), ("--min-weight", "0.1", "--top-k", "all")]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_one_text_through_the_single_commands_or_batch_gives_identical_rows(
+    tmp_path: Path, tiny_folder: Path, flags: tuple[str, ...]
+) -> None:
+    text = some_texts(1, seed=4, longest=40)[0]
+    out = batch(tmp_path, tiny_folder, [text], *flags)
+    relations = without_item(rows(out, "relations"))
+    expected = single("relations", tiny_folder, text, *flags)
+    assert [{**row, "weight": None} for row in relations] == [{**row, "weight": None} for row in expected]
+    assert [np.float32(row["weight"]) for row in relations] == [np.float32(row["weight"]) for row in expected]
+    heads = without_item(rows(out, "heads"))
+    ranked = single("heads", tiny_folder, text, *[flag for flag in flags if "min" not in flag and flag != "0.1"])
+    order = sorted(ranked, key=lambda row: (row["layer"], row["kv_head"], row["head"] or 0))
+    assert heads == order
+
+
+def test_groups_of_words_are_the_same_rows_too(tmp_path: Path, tiny_folder: Path) -> None:
+    text = "The bank. The river said so, twice."
+    out = batch(tmp_path, tiny_folder, [text], "--group", "words", "--tables", "relations")
+    expected = single("relations", tiny_folder, text, "--group", "words")
+    found = without_item(rows(out, "relations"))
+    assert [row["query_token"] for row in found] == [row["query_token"] for row in expected]
+    assert [np.float32(row["weight"]) for row in found] == [np.float32(row["weight"]) for row in expected]
+
+
+def test_results_are_in_input_order_and_equal_one_by_one(tmp_path: Path, tiny_folder: Path, tiny: Any) -> None:
+    texts = some_texts(60, seed=1, longest=60)
+    out = batch(tmp_path, tiny_folder, texts, "--batch-tokens", "300")
+    found = {name: rows(out, name) for name in ("texts", "heads", "relations")}
+    assert [row["id"] for row in found["texts"]] == [f"t{i}" for i in range(60)]
+    assert [json.loads(row["fields"]) for row in found["texts"]] == [{"n": i} for i in range(60)]
+    for name in ("heads", "relations"):
+        assert [row["item"] for row in found[name]] == sorted(row["item"] for row in found[name])
+    compared = 0
+    for number, text in enumerate(texts):
+        prompt = from_text(tiny.tokenizer, text)
+        [one] = observe(tiny, [prompt], Request(relations=True))
+        heads = [row for row in found["heads"] if row["item"] == number]
+        for row, head in zip(heads, one.heads, strict=True):
+            ours = [np.nan if row[name] is None else row[name] for name in head.score]
+            assert_close(
+                torch.tensor(ours), torch.tensor(list(head.score.values())), atol=1e-5, rtol=1e-5, equal_nan=True
+            )
+        relations = [row for row in found["relations"] if row["item"] == number]
+        weights = one.relations().columns["weight"]
+        assert_close(torch.tensor([row["weight"] for row in relations]), torch.tensor(weights), atol=1e-5, rtol=0)
+        compared += len(relations)
+    assert compared == len(found["relations"]) > 10_000
+
+
+def test_pandas_polars_and_duckdb_open_the_dataset_as_one(tmp_path: Path, tiny_folder: Path) -> None:
+    texts = some_texts(200, seed=2, longest=60)
+    out = batch(tmp_path, tiny_folder, texts, "--shard-size", "1")
+    parts = sorted((out / "relations").iterdir())
+    assert len(parts) > 1
+    expected = sum(pq.read_metadata(part).num_rows for part in parts)
+    panda = pd.read_parquet(out / "relations")
+    polar = pl.read_parquet(out / "relations" / "*.parquet")
+    duck = duckdb.sql(f"select * from read_parquet('{out}/relations/*.parquet')")
+    assert len(panda) == len(polar) == duck.count("*").fetchall()[0][0] == expected
+    assert list(panda.columns) == polar.columns == duck.columns == SCHEMAS["relations"].names
+    duck_tokens = duckdb.sql(f"select query_token from read_parquet('{out}/relations/*.parquet')").fetchall()
+    tokens = list(panda["query_token"])
+    assert tokens == polar["query_token"].to_list() == [row[0] for row in duck_tokens]
+    assert panda["item"].is_monotonic_increasing
+    metadata = pq.read_schema(parts[0]).metadata
+    assert metadata[b"attnscope.schema"] == b"relations/1"
+    assert json.loads(metadata[b"attnscope.run"])["model"] == str(tiny_folder)
+    assert pq.ParquetFile(parts[0]).metadata.row_group(0).column(6).compression == "ZSTD"
+    assert "RLE_DICTIONARY" in pq.ParquetFile(parts[0]).metadata.row_group(0).column(6).encodings
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_csv_and_jsonl_hold_the_rows_of_parquet(tmp_path: Path, tiny_folder: Path, form: str) -> None:
+    texts = [*some_texts(5), 'a "b",\r\nc\td\n', "\u2028 x"]
+    expected = rows(batch(tmp_path, tiny_folder, texts), "relations")
+    out = batch(tmp_path, tiny_folder, texts, "--format", form, name=form)
+    [path] = (out / "relations").iterdir()
+    with open(path, newline="", encoding="utf-8") as stream:
+        found = list(csv.DictReader(stream)) if form == "csv" else [json.loads(line) for line in stream if line.strip()]
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.float32(ours["weight"]) == np.float32(theirs["weight"])
+        same = {name: str(value) for name, value in theirs.items() if name != "weight"}
+        assert {name: str(value) for name, value in ours.items() if name != "weight"} == same
+    read = pd.read_csv(path, keep_default_na=False) if form == "csv" else pl.read_ndjson(path)
+    assert len(read) == len(expected)
+
+
+def test_a_table_spelled_as_json_is_what_json_says() -> None:
+    tokens = pa.array(['"', "\\", "\n", "😀", "\x00", None]).dictionary_encode()
+    table = pa.table(
+        {"token": tokens, "n": pa.array([1, None, 3, 4, 5, 6]), "x": [0.1, float("nan"), 1e-9, 2.0, -1.5, 3e9]}
+    )
+    found = [json.loads(line) for line in json_rows(table).to_pylist()]
+    plainly = [{**row, "x": None if row["x"] != row["x"] else row["x"]} for row in table.to_pylist()]
+    assert found == plainly
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "＝"])
+def test_spreadsheet_cells_that_look_like_formulas_are_neutralised(start: str) -> None:
+    cells = [f"{start}cmd|'/c calc'!A0", f" {start}1", "plain", None]
+    table = pa.table({"token": pa.array(cells).dictionary_encode(), "text": cells, "n": [-1, 2, 3, 4]})
+    tamed = plain(table, spreadsheet=True).to_pydict()
+    assert tamed["token"] == tamed["text"] == [f"'{cells[0]}", f"'{cells[1]}", "plain", None]
+    assert tamed["n"] == [-1, 2, 3, 4]
+    assert plain(table, spreadsheet=False).to_pydict()["token"] == cells
+
+
+def test_weights_are_the_lower_triangles(tmp_path: Path, tiny_folder: Path, tiny: Any) -> None:
+    texts = some_texts(6, seed=3)
+    out = batch(tmp_path, tiny_folder, texts, "--weights", "--select", "0.1,2.*", "--tables", "heads")
+    index = [json.loads(line) for line in (out / "weights" / "part-000000000.index.jsonl").read_text().splitlines()]
+    stored = load_file(out / "weights" / "part-000000000.safetensors")
+    assert [(row["item"], row["layer"]) for row in index] == [(item, layer) for item in range(6) for layer in (0, 2)]
+    for row in index:
+        [one] = observe(tiny, [from_text(tiny.tokenizer, texts[row["item"]])], Request(weights=True))
+        packed = stored[row["tensor"]]
+        assert packed.dtype == torch.float16
+        for place, head in enumerate(row["heads"]):
+            full, at = one.weights[row["layer"]][head], 0
+            for query in range(row["tokens"]):
+                for key in range(query + 1):
+                    assert abs(float(packed[place, at]) - float(full[query, key])) < 1e-3
+                    at += 1
+            assert at == packed.shape[1]
+
+
+def test_figures_are_those_of_the_single_command_in_numbered_folders(tmp_path: Path, tiny_folder: Path) -> None:
+    text = "../../etc the bank"
+    out = batch(tmp_path, tiny_folder, [text, "river"], "--figures", "overview,heads", "--select", "1.2")
+    files = sorted(path.relative_to(out).as_posix() for path in (out / "figures").rglob("*.png"))
+    assert files == [f"figures/{n:06d}/{name}" for n in range(2) for name in ("heads/L01H02.png", "overview.png")]
+    alone = tmp_path / "alone"
+    arguments = ["heads", "--model", str(tiny_folder), "-t", text, "--select", "1.2", "--out", str(alone), "-q"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    for name in ("overview.png", "heads/L01H02.png"):
+        assert (alone / name).read_bytes() == (out / "figures" / "000000" / name).read_bytes()
+
+
+def test_ids_and_tokens_never_become_paths(tmp_path: Path, tiny_folder: Path) -> None:
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text("".join(json.dumps({"id": bad, "text": bad}) + "\n" for bad in ("../x", "/etc/passwd", "a\x00b")))
+    job = Job(LoadOptions(model=str(tiny_folder), device="cpu"))
+    run_folder(job, Reading((str(corpus),)), tmp_path / "out", {})
+    names = {path.name for path in (tmp_path / "out").rglob("*")}
+    assert names == {
+        *("texts", "heads", "relations", "part-000000000.parquet"),
+        *("journal.jsonl", "failures.jsonl", "run.json", ".lock"),
+    }
+    assert [row["id"] for row in rows(tmp_path / "out", "texts")] == ["../x", "/etc/passwd", "a\x00b"]
+
+
+def test_jsonl_on_stdout_is_one_object_a_text(
+    tmp_path: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    texts = some_texts(5)
+    corpus = jsonl(tmp_path / "c.jsonl", [*texts, ""])
+    assert run(["batch", str(corpus), "--model", str(tiny_folder), "--to-stdout", "jsonl", "-q"]) == 1
+    printed = capfd.readouterr()
+    assert printed.err.splitlines() == ["1 item failed", f"failed: {corpus}, line 6: empty"]
+    found = [json.loads(line) for line in printed.out.splitlines()]
+    out = tmp_path / "out"
+    run_folder(Job(LoadOptions(model=str(tiny_folder), device="cpu")), Reading((str(corpus),)), out, {})
+    for table in ("heads", "relations"):
+        assert [row for one in found for row in one[table]] == [
+            {**row, "weight": pytest.approx(row["weight"])} if table == "relations" else row
+            for row in without_item(rows(out, table))
+        ]
+    assert [one["fields"] for one in found] == [{"n": i} for i in range(5)]
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(tmp_path: Path, tiny_folder: Path) -> None:
+    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(20), ""])
+    arguments = ["batch", str(corpus), "--model", str(tiny_folder), "--out", str(tmp_path / "out"), "--dry-run"]
+    done = CliRunner().invoke(app, arguments)
+    said = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if "about" not in line)
+    assert (said["items"], said["texts"], said["failed"], said["shards"]) == ("21", "20", "1", "1")
+    assert not (tmp_path / "out").exists()
+
+
+def test_changed_options_are_refused_by_the_command(
+    tmp_path: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = batch(tmp_path, tiny_folder, ["the bank"])
+    arguments = ["batch", str(tmp_path / "out.jsonl"), "--model", str(tiny_folder), "--out", str(out), "--top-k", "3"]
+    assert run(arguments) == 2
+    assert "top-k was '5', now '3'" in capfd.readouterr().err
+
+
+def test_an_empty_window_has_the_same_schema(tiny: Any) -> None:
+    tables = arrow_tables(Measured(1, [], []), Output())
+    for name, table in tables.items():
+        assert table.schema == SCHEMAS[name]
+        assert len(table) == 0
+    assert set(WRITERS) >= {"csv", "jsonl", "parquet"}
+
+
+def test_a_worker_measures_what_it_tokenised(tiny: Any) -> None:
+    from attnscope.batch.bucketing import Shard
+
+    shard = Shard((Item(5, "f", 1, "a", "the bank"), Item(6, "f", 2, "b", problem="empty")))
+    worker = Worker(Job(), tiny)
+    [window] = worker.windows(shard)
+    measured = worker.measure(window)
+    assert measured is not None
+    assert [item.number for item, _ in measured.seen] == [5]
+    assert [(one.item, one.reason) for one in measured.failures] == [(6, "empty")]
+
+
+@pytest.mark.parametrize("table", list(SCHEMAS))
+def test_every_column_is_in_the_documentation(table: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "schemas.md").read_text()
+    [section] = [part for part in page.split("\n## ") if part.startswith(f"{table}/1")]
+    listed = [
+        name.strip()
+        for row in section.splitlines()
+        if row.startswith("| ")
+        for name in row[2:].split(" |")[0].split(",")
+    ]
+    assert listed[1:] == SCHEMAS[table].names

@@ -1,0 +1,161 @@
+"""What goes wrong from outside: kills, signals, full disks, closed pipes, a second run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attnscope.batch.folders import run_folder
+from attnscope.batch.journal import locked
+from attnscope.batch.reading import Reading
+from attnscope.batch.running import Job
+from attnscope.errors import UsageError
+from attnscope.models import LoadOptions
+from batch.corpora import content, jsonl, rows, some_texts
+
+KILLS = Path(__file__).with_name("kills.py")
+
+
+def killed(tmp_path: Path, model: Path, kills: int, seed: int) -> None:
+    corpus = jsonl(tmp_path / "corpus.jsonl", [*some_texts(70), ""])
+    command = [sys.executable, str(KILLS), str(model), str(corpus), str(tmp_path), str(kills), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == kills
+    whole = content(tmp_path / "whole")
+    assert sum(name.startswith("relations/") for name in whole) > 4
+    again = [content(folder) for folder in tmp_path.iterdir() if folder.name.isdigit()]
+    assert again
+    for found in again:
+        assert found.keys() == whole.keys()
+        assert [name for name in whole if found[name] != whole[name]] == []
+
+
+def test_killed_at_random_moments_the_dataset_is_the_same_byte_for_byte(tmp_path: Path, tiny_folder: Path) -> None:
+    killed(tmp_path, tiny_folder, kills=5, seed=1)
+
+
+@pytest.mark.slow
+def test_killed_at_fifty_random_moments(tmp_path: Path, tiny_folder: Path) -> None:
+    killed(tmp_path, tiny_folder, kills=50, seed=2)
+
+
+def started(*arguments: object, **options: object) -> subprocess.Popen:
+    command = [sys.executable, "-m", "attnscope", "batch", *map(str, arguments)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_finishes_the_batch_and_the_same_command_goes_on(
+    tmp_path: Path, tiny_folder: Path, number: int, code: int
+) -> None:
+    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(900))
+    arguments = (corpus, "--model", tiny_folder, "--shard-size", 1, "--tables", "heads")
+    run = started(*arguments, "--out", tmp_path / "out")
+    journal = tmp_path / "out" / "journal.jsonl"
+    while not journal.exists() and run.poll() is None:
+        time.sleep(0.02)
+    run.send_signal(number)
+    _, talk = run.communicate(timeout=120)
+    assert run.returncode == code, talk
+    assert b"the same command goes on" in talk
+    before = rows(tmp_path / "out", "texts")
+    assert 0 < len(before) < 900
+    assert [row["item"] for row in before] == list(range(len(before)))
+    again = started(*arguments, "--out", tmp_path / "out")
+    again.communicate(timeout=300)
+    assert again.returncode == 0
+    assert [row["item"] for row in rows(tmp_path / "out", "texts")] == list(range(900))
+    heads = rows(tmp_path / "out", "heads")
+    assert [row["item"] for row in heads] == [item for item in range(900) for _ in range(16)]
+
+
+def test_a_second_run_on_the_same_folder_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
+    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(3))
+    (tmp_path / "out").mkdir()
+    with locked(tmp_path / "out"):
+        with pytest.raises(UsageError, match=f"another run is writing to .*process {os.getpid()} on "):
+            run_folder(Job(LoadOptions(model=str(tiny_folder))), Reading((str(corpus),)), tmp_path / "out", {})
+        assert not (tmp_path / "out" / "journal.jsonl").exists()
+
+
+def test_a_closed_pipe_ends_silently(tmp_path: Path, tiny_folder: Path) -> None:
+    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(600))
+    run = started(
+        corpus, "--model", tiny_folder, "--to-stdout", "jsonl", "--tables", "heads", "-q", stdout=subprocess.PIPE
+    )
+    assert run.stdout is not None
+    assert json.loads(run.stdout.readline())["item"] == 0
+    run.stdout.close()
+    assert run.wait(timeout=120) == 0
+    assert run.stderr is not None
+    assert run.stderr.read() == b""
+
+
+def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(tmp_path: Path, tiny_folder: Path) -> None:
+    """The disk is a small tmpfs where this user may mount one, else a limit on the size of a file."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("this user may not mount a tmpfs")
+    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(120))
+    job = Job(LoadOptions(model=str(tiny_folder), device="cpu"), shard_bytes=60_000)
+    reading = Reading((str(corpus),))
+    try:
+        with pytest.raises(UsageError, match="No space left on device"):
+            run_folder(job, reading, disk / "out", {})
+        subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+        committed = len((disk / "out" / "journal.jsonl").read_bytes().splitlines())
+        assert committed > 0
+        run_folder(job, reading, disk / "out", {})
+        found = content(disk / "out")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    run_folder(job, reading, tmp_path / "whole", {})
+    assert found == content(tmp_path / "whole")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the folder is a read-only mount")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", disk], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("this user may not mount a tmpfs")
+    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(3))
+    try:
+        with pytest.raises(UsageError, match=r"cannot write to .*: Read-only file system"):
+            run_folder(Job(LoadOptions(model=str(tiny_folder))), Reading((str(corpus),)), disk / "out", {})
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_memory_that_runs_out_halves_the_batch_and_fails_only_the_giant(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnscope.batch import running
+
+    real, sizes = running.observe, []
+
+    def small_machine(loaded, prompts, request):  # type: ignore[no-untyped-def]
+        size = len(prompts) * max(map(len, prompts))
+        sizes.append(size)
+        if size > 120:
+            raise MemoryError
+        return real(loaded, prompts, request)
+
+    monkeypatch.setattr(running, "observe", small_machine)
+    texts = [*some_texts(40, longest=8), "the bank " * 100]
+    corpus = jsonl(tmp_path / "corpus.jsonl", texts)
+    job = Job(LoadOptions(model=str(tiny_folder), device="cpu"))
+    journal, tally = run_folder(job, Reading((str(corpus),)), tmp_path / "out", {})
+    assert [(one.item, one.reason) for one in journal.failures()] == [(40, "memory ran out, with this text alone")]
+    assert tally.texts == 40
+    assert [row["item"] for row in rows(tmp_path / "out", "texts")] == list(range(40))
+    assert max(sizes) > 120  # it was tried

@@ -1,0 +1,78 @@
+"""The journal: what is committed survives, what is torn is forgotten, what is damaged is said."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnscope.batch.journal import Failure, Journal, Record, check_options
+from attnscope.errors import InputError, UsageError
+
+RECORDS = [
+    Record(0, 3, 3, 30, "aa", {"heads": 3}, {"heads/part-000000000.parquet": 7}),
+    Record(3, 2, 1, 10, "bb", {"heads": 1}, {}, (Failure(4, "c.txt", 5, "c.txt:5", "empty"),)),
+]
+
+
+def journal_of(folder: Path) -> Journal:
+    journal = Journal(folder)
+    for record in RECORDS:
+        journal.append(record)
+    return journal
+
+
+def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
+    journal_of(tmp_path)
+    assert list(Journal(tmp_path).records.values()) == RECORDS
+
+
+def test_a_line_cut_at_any_byte_is_forgotten_whole(tmp_path: Path) -> None:
+    journal_of(tmp_path)
+    path = tmp_path / "journal.jsonl"
+    data = path.read_bytes()
+    first = data.index(b"\n") + 1
+    for cut in range(len(data)):
+        path.write_bytes(data[:cut])
+        assert list(Journal(tmp_path).records.values()) == RECORDS[: int(cut >= first)], cut
+        assert path.read_bytes() == data[: first if cut >= first else 0]
+
+
+def test_a_flipped_bit_in_the_middle_is_damage(tmp_path: Path) -> None:
+    journal_of(tmp_path)
+    path = tmp_path / "journal.jsonl"
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(InputError, match="is damaged in line 1"):
+        Journal(tmp_path)
+
+
+def test_failures_are_listed_in_the_order_of_the_items(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    late = replace(RECORDS[1], first=9, failures=(Failure(9, "c.txt", None, "x", "empty"),))
+    for record in (late, RECORDS[1]):
+        journal.append(record)
+    journal.rewrite_failures()
+    lines = (tmp_path / "failures.jsonl").read_text().splitlines()
+    assert [json.loads(line)["item"] for line in lines] == [4, 9]
+    assert json.loads(lines[0]) == {"item": 4, "file": "c.txt", "line": 5, "id": "c.txt:5", "reason": "empty"}
+
+
+def test_sweeping_leaves_what_is_committed_and_what_is_not_ours(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path)
+    (tmp_path / "heads").mkdir()
+    for name in ("part-000000000.parquet", "part-000000003.parquet", "notes.txt", "part-one.parquet"):
+        (tmp_path / "heads" / name).touch()
+    (tmp_path / ".partial").mkdir()
+    journal.sweep()
+    left = {path.name for path in (tmp_path / "heads").iterdir()}
+    assert left == {"part-000000000.parquet", "notes.txt", "part-one.parquet"}
+    assert not (tmp_path / ".partial").exists()
+
+
+def test_changed_options_are_named(tmp_path: Path) -> None:
+    check_options(tmp_path, {"model": "a", "top-k": 5, "by": None}, {})
+    check_options(tmp_path, {"model": "a", "top-k": 5, "by": None}, {})
+    with pytest.raises(UsageError, match="begun with other options: model was 'a', now 'b'; top-k was 5, now 6;"):
+        check_options(tmp_path, {"model": "b", "top-k": 6, "by": None}, {})
