@@ -45,6 +45,7 @@ MATRICES_ALIVE = {
     **dict.fromkeys(("megatron-bert", "mpt", "rembert", "roformer"), 3),
     **dict.fromkeys(("bloom", "deepseek_v4", "falcon", "gpt_neox_japanese", "inkling2_text", "xlnet"), 4),
 }
+TILE = 4 * 2**20  # bytes of a tile of the fused engine on a CPU
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
 
 
@@ -130,6 +131,25 @@ def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 
     kinds = {layer.kind for layer in geometry.attention_layers}
     heads = max((layer.heads for layer in geometry.attention_layers), default=0)
     return batch * tokens * tokens * (heads * _entry_bytes(geometry.model_type, dtype_bytes) + len(kinds) * dtype_bytes)
+
+
+def fused_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:
+    """Peak bytes of what the fused engine adds to one layer: q, k, v and its output in float32, and two tiles.
+
+    It grows with the text, not with its square.
+
+    Example:
+        fused_bytes(geometry, 2048)  # 24 heads on 8 kv heads of 128: 4 * 2048 * (2 * 24 + 2 * 2 * 8) * 128 + 2 * TILE
+    """
+    layers = geometry.attention_layers
+    per_token = max(
+        (
+            one.heads * (one.head_dim + one.value_dim) + 2 * one.kv_heads * (one.head_dim + one.value_dim)
+            for one in layers
+        ),
+        default=0,
+    )
+    return 4 * batch * tokens * per_token + 2 * TILE
 
 
 def tokens_that_fit(geometry: Geometry, free_bytes: int, dtype_bytes: int) -> int:

@@ -7,6 +7,7 @@ Special tokens are ranges of their own; white space alone belongs to what follow
 
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 # Scripts that don't put spaces between words: Thai and Lao, Myanmar, Khmer, Han with its radicals, kana.
@@ -112,6 +113,7 @@ def _is_flag_half(char: str) -> bool:
     return "\U0001f1e6" <= char <= "\U0001f1ff"
 
 
+@lru_cache(4096)
 def _spaceless(char: str) -> bool:
     return any(first <= ord(char) <= last for first, last in SPACELESS)
 

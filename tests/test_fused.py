@@ -120,6 +120,18 @@ def test_a_broken_tile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         test_answers_equal_the_matrix("plain")
 
 
+@pytest.mark.parametrize("keys", [7, 40, 513, 1024, 1500, 2048, 2500, 4111, 9000])
+@pytest.mark.parametrize("most", [1, 2, 8, 9])
+def test_the_search_in_chunks_finds_what_a_whole_sort_finds(keys: int, most: int) -> None:
+    logits = torch.randn(2, 5, keys, generator=torch.Generator().manual_seed(keys))
+    logits[..., keys // 2 :] = tiles.HIDDEN
+    values, places = tiles._strongest(logits, most)
+    expected = logits.sort(-1, descending=True).values[..., :most]
+    assert torch.equal(values, expected)
+    assert torch.equal(logits.gather(-1, places), expected)
+    assert all(len(set(row.tolist())) == min(most, keys) for row in places.flatten(0, 1))
+
+
 def test_one_pass_answers_a_whole_plan() -> None:
     _, asked, _ = operators()
     passes: list[int] = []

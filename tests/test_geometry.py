@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers.modeling_utils import AttentionInterface
 
-from attnscope.geometry import Geometry, LayerGeometry, eager_bytes, geometry_of, tokens_that_fit
+from attnscope.geometry import Geometry, LayerGeometry, eager_bytes, fused_bytes, geometry_of, tokens_that_fit
 from families import MODEL_TYPES, WITHOUT_ATTENTION, tiny_config, tiny_model
 
 TOKENS = 12
@@ -226,6 +226,9 @@ def test_eager_bytes_by_hand():
     assert eager_bytes(geometry_with(24), 9, 4) == 9 * 9 * (24 * (4 + 4) + 4)
     assert eager_bytes(geometry_with(24), 9, 2) == 9 * 9 * (24 * (2 + 4 + 4) + 2)
     assert eager_bytes(geometry_with(24, ("full", "sliding", "full")), 9, 4) == 9 * 9 * (24 * 8 + 2 * 4)
+    assert fused_bytes(geometry_with(24), 18) - fused_bytes(geometry_with(24), 9) == fused_bytes(
+        geometry_with(24), 9
+    ) - fused_bytes(geometry_with(24), 0)
     assert eager_bytes(geometry_with(24), 9, 4, batch=3) == 3 * eager_bytes(geometry_with(24), 9, 4)
 
 

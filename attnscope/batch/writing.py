@@ -69,7 +69,8 @@ class _Sheet:
         from pyarrow.parquet import ParquetWriter
 
         # without Arrow's own schema tokens are dictionaries on disk and strings to every reader
-        writer = ParquetWriter(self.stream, schema, compression="zstd", store_schema=False)
+        repeated = [field.name for field in schema if not pa.types.is_floating(field.type)]
+        writer = ParquetWriter(self.stream, schema, compression="zstd", store_schema=False, use_dictionary=repeated)
         writer.add_key_value_metadata(metadata(self.name, self.output.about))
         return writer
 

@@ -53,7 +53,7 @@ def info(
 
 def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[str, Any]:
     """The facts as plain data: sizes in bytes."""
-    from attnscope.geometry import eager_bytes
+    from attnscope.geometry import eager_bytes, fused_bytes
 
     width = 4 if dtype in ("auto", "float32") else 2
     attention = geometry.attention_layers
@@ -80,6 +80,7 @@ def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[s
             {
                 "tokens": length,
                 "eager_bytes": eager_bytes(geometry, length, width),
+                "fused_bytes": fused_bytes(geometry, length),
                 "all_matrices_bytes": sum(layer.heads for layer in attention) * length * length * width,
             }
             for length in lengths
@@ -105,10 +106,15 @@ def _sheet(facts: dict[str, Any]) -> Group:
     for numbers, shape in _runs(facts):
         layers.add_row(numbers, *("" if value is None else str(value) for value in shape))
     costs = output.sheet()
-    for name in ("tokens", "eager, a layer at a time", "all matrices kept"):
+    for name in ("tokens", "eager, a layer at a time", "fused", "all matrices kept"):
         costs.add_column(name, justify="right", no_wrap=True)
     for cost in facts["costs"]:
-        costs.add_row(str(cost["tokens"]), _bytes(cost["eager_bytes"]), _bytes(cost["all_matrices_bytes"]))
+        costs.add_row(
+            str(cost["tokens"]),
+            _bytes(cost["eager_bytes"]),
+            _bytes(cost["fused_bytes"]),
+            _bytes(cost["all_matrices_bytes"]),
+        )
     known = f"{facts['parameters'] / 1e6:,.1f} M parameters" if facts["parameters"] else "parameters not counted"
     positions = f"{facts['positions'] or 'any number of'} positions"
     title = "  ".join([facts["model"], facts["type"], f"{facts['layers']} layers", known, positions])
