@@ -188,6 +188,7 @@ class Maps:
     side: int = MAP_SIDE
     heads: dict[int, list[int]] = field(default_factory=dict)
     values: dict[int, np.ndarray] = field(default_factory=dict)
+    _shown: list[tuple[Visibility, Tensor]] = field(default_factory=list)  # layers that share a mask share it
 
     def __post_init__(self) -> None:
         if self.view.weights == "scores":
@@ -232,7 +233,12 @@ class Maps:
 
     def _visible(self, P: AttentionOperator) -> Tensor:
         """(Q, K) of the map: does any query of the row see any key of the column?"""
-        return torch.cat([self._cells(self._seen(P, a, b).byte(), a, b) for a, b in self._strips(1)]).bool()
+        for visible, shown in self._shown:
+            if visible is P.visible:
+                return shown
+        shown = torch.cat([self._cells(self._seen(P, a, b).byte(), a, b) for a, b in self._strips(1)]).bool()
+        self._shown.append((P.visible, shown))
+        return shown
 
     def _cells(self, values: Tensor, start: int, stop: int) -> Tensor:
         """The largest entry of each cell in a strip of whole rows of cells."""

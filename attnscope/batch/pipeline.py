@@ -72,7 +72,7 @@ class Writing:
 
     def __init__(self, open_writer: Callable[[Shard], Writer], commit: Callable[[Record], None]) -> None:
         self._open, self._commit = open_writer, commit
-        self._queue = queue.Queue[Any](2)
+        self._queue = queue.Queue[Any](1)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._drain, daemon=True)
 

@@ -27,9 +27,9 @@ from attnscope.observe import Observation, Request, observe
 from attnscope.prompts import Prompt, Side, from_chat, from_text
 from attnscope.selection import select
 
-WINDOW_BYTES = 96 * 2**20  # kept results of the texts that are bucketed together
+WINDOW_BYTES = 48 * 2**20  # kept results of the texts that are bucketed together
 WINDOW_TEXTS = 512
-BATCH_BYTES = 24 * 2**20  # of one layer's matrices: beyond a few caches' size a CPU gains nothing
+BATCH_BYTES = 12 * 2**20  # of one layer's matrices: beyond a few caches' size a CPU gains nothing
 LETTERS_A_TOKEN = 3.0  # about; shards are cut before anything is tokenised
 
 
