@@ -379,7 +379,7 @@ def test_every_kind_of_bug_is_internal(monkeypatch, error):
     ],
 )
 def test_out_of_memory_says_what_fits(monkeypatch, error):
-    def full(*_):
+    def full(*_, **__):
         raise error
 
     monkeypatch.setattr("attnscope.observe.observe", full)
@@ -397,11 +397,11 @@ def test_out_of_memory_says_what_fits(monkeypatch, error):
 
 
 def test_a_text_too_large_is_refused_before_the_forward_pass(monkeypatch):
-    monkeypatch.setattr("attnscope.memory.free_memory", lambda device: 1000)
-    result = call("heads", "--text", SENTENCE)
+    monkeypatch.setattr("attnscope.engines.free_memory", lambda device: 1000)
+    result = call("heads", "--text", SENTENCE, "--engine", "eager")
     assert (result.code, result.out) == (5, b"")
     assert re.search(
-        r"eager attention over \d+ tokens takes .* for one layer, and cpu has 1000 bytes free; \d+ tokens fit",
+        r"eager attention over \d+ tokens takes .* for one layer, and cpu has 1000 bytes for it; \d+ tokens fit",
         result.err,
     )
 
