@@ -39,6 +39,16 @@ def check_eager_fits(geometry: Geometry, tokens: int, device: str, dtype: str) -
         )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, as Python, CUDA, MPS or PyTorch's CPU allocator says it, or was foreseen to.
+
+    Example:
+        is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"))  # True
+    """
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError | MemoryLimitError) or any(word in str(error).lower() for word in words)
+
+
 def human_bytes(count: int) -> str:
     """Bytes for people: `human_bytes(3 << 30)` is `3.0 GiB`."""
     size = float(count)

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+from results import update_section
 
 TOKENS = ("the", "financial", "bank", "is", "located", "on", "the", "river", "bank")
 HEADS_A_LAYER = 24
-SECTION = "## Figures: one labelled, annotated 9-token heatmap"
 
 
 def random_layer(layer: int) -> np.ndarray:
@@ -78,15 +78,6 @@ def table(heads: int, ours: float, few: float, notebook: float) -> str:
     )
 
 
-def update(results: Path, text: str) -> None:
-    """Put the table under its heading, in the place of an earlier one."""
-    before = results.read_text(encoding="utf-8") if results.exists() else "# Results\n"
-    head, _, rest = before.partition(SECTION)
-    after = "\n## " + rest.split("\n## ", 1)[1] if "\n## " in rest else "\n"
-    body = f"{SECTION}\n\n`python benchmarks/figures.py`; worker processes and their imports are counted.\n\n{text}\n"
-    results.write_text(f"{head.rstrip()}\n\n{body}{after}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--heads", type=int, default=672)
@@ -100,7 +91,8 @@ def main() -> None:
     text = table(options.heads, ours, few, notebook)
     print(text)
     if options.write:
-        update(Path(__file__).with_name("RESULTS.md"), text)
+        how = "`python benchmarks/figures.py`; worker processes and their imports are counted."
+        update_section("Figures", f"{how}\n\n{text}")
     if notebook / ours < 20:
         raise SystemExit(f"expected at least 20 times the notebook way, got {notebook / ours:.1f}")
 

@@ -18,10 +18,10 @@ from attnscope.batch.pipeline import Ahead, Writer, Writing
 from attnscope.batch.reading import Item
 from attnscope.batch.rows import Measured, Output
 from attnscope.batch.twins import Twins
-from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, ModelError
+from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.geometry import Geometry, eager_bytes
 from attnscope.manifest import failures
-from attnscope.memory import DTYPE_BYTES, check_eager_fits, free_memory
+from attnscope.memory import DTYPE_BYTES, check_eager_fits, free_memory, is_out_of_memory
 from attnscope.models import LoadedModel, LoadOptions, load
 from attnscope.observe import Observation, Request, observe
 from attnscope.prompts import Prompt, Side, from_chat, from_text
@@ -278,12 +278,6 @@ def item_cost(job: Job, geometry: Geometry) -> Callable[[Item], float]:
 def failure(item: Item, reason: str) -> Failure:
     """An item's failure, for failures.jsonl."""
     return Failure(item.number, item.file, item.line, item.id, reason)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, as Python, CUDA, MPS or PyTorch's CPU allocator says it."""
-    words = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, MemoryError | MemoryLimitError) or any(word in str(error).lower() for word in words)
 
 
 def is_fatal(error: BaseException) -> bool:

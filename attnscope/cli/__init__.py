@@ -70,7 +70,7 @@ def _refuse(error: typer.TyperException) -> int:
 
 
 def _internal(error: Exception, arguments: Sequence[str]) -> int:
-    from attnscope.cli.output import is_out_of_memory
+    from attnscope.memory import is_out_of_memory
 
     if is_out_of_memory(error):
         return _say("out of memory; give a shorter text, or a smaller model or dtype", OUT_OF_MEMORY)

@@ -97,12 +97,6 @@ def one_line(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, as Python, CUDA, MPS or PyTorch's CPU allocator says it."""
-    words = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
-
-
 @contextmanager
 def progress(title: str, total: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr while the block runs, only where stderr is a terminal; yields `advance(steps)`."""

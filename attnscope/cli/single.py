@@ -64,13 +64,14 @@ def engine_context(choice: Choice, prompt: Prompt, settings: Settings) -> dict[s
 
 def _observe(choice: Choice, prompt: Prompt, request: Request, settings: Settings) -> Observation:
     """The forward pass; a lack of memory that was not foreseen says what would fit."""
+    from attnscope.memory import is_out_of_memory
     from attnscope.observe import observe
 
     loaded = choice.loaded
     try:
         return observe(loaded, [prompt], request, engine=choice.engine, answer=not settings.listen)[0]
     except (MemoryError, RuntimeError) as error:
-        if not output.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         count = len(prompt)
         raise MemoryLimitError(
