@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.errors import MemoryLimitError, UsageError
-from attnscope.geometry import eager_bytes, tokens_that_fit
-from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes
+from attnscope.errors import UsageError
+from attnscope.geometry import eager_bytes
+from attnscope.memory import DTYPE_BYTES, check_eager_fits, free_memory
 
 if TYPE_CHECKING:
     from attnscope.calls import AttentionCall
@@ -50,13 +50,8 @@ def choose(loaded: LoadedModel, tokens: int, engine: str, memory: str | None = N
     needed = eager_bytes(loaded.geometry, tokens, DTYPE_BYTES[loaded.dtype])
     if engine == "fused" or (engine == "auto" and needed > budget and can_fuse):
         return Choice(loaded, "fused")
-    if needed > budget:
-        fit = tokens_that_fit(loaded.geometry, budget, DTYPE_BYTES[loaded.dtype])
-        raise MemoryLimitError(
-            f"eager attention over {tokens} tokens takes {human_bytes(needed)} for one layer, and {loaded.device} has "
-            f"{human_bytes(budget)} for it",
-            f"{fit} tokens fit: shorten the text" + (", or use --engine fused" if can_fuse else ""),
-        )
+    way_out = ", or use --engine fused" if can_fuse else ""
+    check_eager_fits(loaded.geometry, tokens, loaded.device, loaded.dtype, budget, way_out)
     return Choice(with_attention(loaded, "eager"), "eager")
 
 

@@ -23,19 +23,24 @@ def free_memory(device: str) -> int:
     return min(_free(name.strip()) for name in device.split(","))
 
 
-def check_eager_fits(geometry: Geometry, tokens: int, device: str, dtype: str) -> None:
-    """Raise `MemoryLimitError` when one layer's eager attention over `tokens` exceeds the device's free memory.
+def check_eager_fits(
+    geometry: Geometry, tokens: int, device: str, dtype: str, room: int | None = None, otherwise: str = ""
+) -> None:
+    """Raise `MemoryLimitError` when one layer's eager attention over `tokens` exceeds `room` (free memory if None).
+
+    `otherwise` is a further way out, for the hint.
 
     Example:
         check_eager_fits(loaded.geometry, 200_000, "cpu", "float32")  # MemoryLimitError: ...
     """
     width = DTYPE_BYTES[dtype]
-    needed, free = eager_bytes(geometry, tokens, width), free_memory(device)
-    if needed > free:
+    room = free_memory(device) if room is None else room
+    needed = eager_bytes(geometry, tokens, width)
+    if needed > room:
         raise MemoryLimitError(
             f"eager attention over {tokens} tokens takes {human_bytes(needed)} for one layer, and {device} has "
-            f"{human_bytes(free)} free",
-            f"{tokens_that_fit(geometry, free, width)} tokens fit: shorten the text",
+            f"{human_bytes(room)} for it",
+            f"{tokens_that_fit(geometry, room, width)} tokens fit: shorten the text{otherwise}",
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -125,8 +124,3 @@ def unsupported(support: Mapping[str, int]) -> list[str]:
         f"{', '.join(names)}: {needed} {kinds[rows]} needed, this text has {support[rows]}"
         for (rows, needed), names in short.items()
     ]
-
-
-def is_null(value: float) -> bool:
-    """True for a metric that no row of the text could show."""
-    return math.isnan(value)

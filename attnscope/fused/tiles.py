@@ -13,9 +13,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from attnscope.geometry import TILE
 from attnscope.operators import Logits, Visibility
 
-TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20, "mps": 64 * 2**20}
+TILE_BYTES = {"cpu": TILE, "cuda": 256 * 2**20, "mps": 64 * 2**20}
 TILE_ROWS = {"cpu": 64, "cuda": 1024, "mps": 256}  # the most rows: half of their own square is computed and hidden
 HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
 CHUNK = 16  # keys whose maximum stands for them in the first round of the search for the strongest
