@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import UsageError
+from attnscope.strongest import strongest
 
 ROWS_A_SORT = 32
 BLOCK_BYTES = 64 * 2**20  # the largest temporary that a pass over the rows makes
@@ -226,9 +227,9 @@ class AttentionOperator(ABC):
                 d = min(b, c + ROWS_A_SORT)
                 reach = max(k, int(self.visible.reach_Q2[c:d, 1].max()))
                 part = rows[:, :, c - a : d - a, :reach].masked_fill(~seen[..., c - a : d - a, :reach], -1.0)
-                best = part.max(-1, keepdim=True) if k == 1 else part.topk(k, dim=-1)
-                weights.append(best.values.masked_fill(best.values < 0, torch.nan))
-                keys.append(best.indices)
+                best, place = part.max(-1, keepdim=True) if k == 1 else strongest(part, k)
+                weights.append(best.masked_fill(best < 0, torch.nan))
+                keys.append(place)
         return torch.cat(weights, 2), torch.cat(keys, 2)
 
     def dense(self) -> Tensor:
