@@ -3,12 +3,16 @@
 Shapes: B text, H head, G kv head, Q query, K key, D head dim.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from attnscope.capturing import listen
 from attnscope.fused import FusedAttention, tiles
+from attnscope.fused.questions import Mass
 from attnscope.metrics import METRICS, Texts, measure
 from attnscope.operators import DenseAttention, Logits, Visibility
 from families import MODEL_TYPES, tiny_model
@@ -78,7 +82,23 @@ def tile_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(tiles.TILE_BYTES, "cpu", request.param)
 
 
-@pytest.mark.usefixtures("tile_sizes")
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    with thread_count(request.param):
+        yield
+
+
+@contextmanager
+def thread_count(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("tile_sizes", "threads")
 @pytest.mark.parametrize("case", CASES)
 def test_answers_equal_the_matrix(case: str) -> None:
     dense, asked, v_BGKD = operators(**CASES[case])
@@ -120,16 +140,18 @@ def test_a_broken_tile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         test_answers_equal_the_matrix("plain")
 
 
-@pytest.mark.parametrize("keys", [7, 40, 513, 1024, 1500, 2048, 2500, 4111, 9000])
-@pytest.mark.parametrize("most", [1, 2, 8, 9])
-def test_the_search_in_chunks_finds_what_a_whole_sort_finds(keys: int, most: int) -> None:
-    logits = torch.randn(2, 5, keys, generator=torch.Generator().manual_seed(keys))
-    logits[..., keys // 2 :] = tiles.HIDDEN
-    values, places = tiles._strongest(logits, most)
-    expected = logits.sort(-1, descending=True).values[..., :most]
-    assert torch.equal(values, expected)
-    assert torch.equal(logits.gather(-1, places), expected)
-    assert all(len(set(row.tolist())) == min(most, keys) for row in places.flatten(0, 1))
+def test_an_error_in_a_tile_ends_the_pass() -> None:
+    _, asked, _ = operators(queries=300)
+
+    class Broken(Mass):
+        def visit(self, tile: tiles.Tile) -> None:
+            raise RuntimeError("broken tile")
+
+    with thread_count(3):
+        with pytest.raises(RuntimeError, match="broken tile"):
+            asked.sweep([Broken()])
+        assert torch.get_num_threads() == 3
+        assert_close(asked.mass, torch.ones_like(asked.mass))
 
 
 def test_one_pass_answers_a_whole_plan() -> None:
@@ -160,7 +182,7 @@ def test_no_tensor_grows_with_the_square_of_the_text() -> None:
             return result
 
     _, asked, _ = operators(queries=4096, heads=4, groups=2)
-    with Watch(), asked.planning():
+    with thread_count(1), Watch(), asked.planning():  # the dispatcher is watched in one thread
         asked.entropy()
         asked.topk(8)
     assert largest[0] <= 2 * tiles.TILE_BYTES["cpu"]

@@ -36,7 +36,7 @@ from attnscope.fused.questions import (
     Squares,
     TopK,
 )
-from attnscope.fused.tiles import Tiling
+from attnscope.fused.tiles import TILE_BYTES, Tile, Tiling
 from attnscope.operators import AttentionOperator, Logits
 
 
@@ -166,9 +166,13 @@ class FusedAttention(AttentionOperator):
             return torch.cat([part.expand(G, *part.shape[1:]) for part in parts], -1) if parts else None
 
         most = max((question.wanted for question in top), default=0)
-        for tile in Tiling(self._logits, self.sinks, self.sinks_scale_output, most, heads, columns):
+
+        def visit(tile: Tile) -> None:
             for question in questions:
                 question.visit(tile)
+
+        tile_bytes = TILE_BYTES.get(self.device.type, TILE_BYTES["cpu"])
+        Tiling(self._logits, self.sinks, self.sinks_scale_output, most, heads, columns, tile_bytes).each(visit)
         self._plan.answered += questions
 
 

@@ -38,7 +38,7 @@ class Question:
 
 class Mass(Question):
     def visit(self, tile: Tile) -> None:
-        self.answer[tile.place] = (tile.norm * tile.total)[..., 0]
+        self.answer[tile.answer] = (tile.first + tile.rest) * tile.norm[..., 0]
 
 
 class Entropy(Question):
@@ -46,22 +46,22 @@ class Entropy(Question):
         self.asked, self.skip_first = (skip_first,), skip_first
 
     def visit(self, tile: Tile) -> None:
-        # H = ln sum p - (sum p t) / sum p
-        energy, total = tile.energy_rest, tile.sum_rest[..., 0]
+        # with p = exp t / Z, over any keys: H = ln(Z sum p) - (sum p t) / sum p, and Z = 1 / largest
+        energy, total = tile.energy_rest, tile.rest
         if not self.skip_first:
-            energy, total = energy + tile.energy_first, tile.total[..., 0]
+            energy, total = energy + tile.energy_first, total + tile.first
         total = total.clamp_min(torch.finfo(torch.float32).tiny)
-        self.answer[tile.place] = (total.log() - energy / total).clamp_min(0.0)
+        self.answer[tile.answer] = ((total / tile.largest[..., 0]).log() - energy / total).clamp_min(0.0)
 
 
 class Squares(Question):
     def visit(self, tile: Tile) -> None:
-        self.answer[tile.place] = (torch.linalg.vector_norm(tile.p, dim=-1) / tile.total[..., 0]).square()
+        self.answer[tile.answer] = torch.linalg.vector_norm(tile.p, dim=-1).square()
 
 
 class Largest(Question):
     def visit(self, tile: Tile) -> None:
-        self.answer[tile.place] = tile.norm[..., 0]  # the largest p is exp 0
+        self.answer[tile.answer] = (tile.largest * tile.norm)[..., 0]
 
 
 class At(Question):
@@ -72,7 +72,7 @@ class At(Question):
         key_R1r1 = (self.key_Q[tile.rows].to(tile.p.device) - tile.low)[None, :, None]
         there = (key_R1r1 >= 0) & (key_R1r1 < tile.p.shape[-1])
         index = key_R1r1.clamp(0, tile.p.shape[-1] - 1).expand(*tile.p.shape[:2], 1)
-        self.answer[tile.place] = (tile.p.gather(-1, index) * there * tile.norm)[..., 0]
+        self.answer[tile.answer] = (tile.p.gather(-1, index) * there * tile.norm)[..., 0]
 
 
 class Product(Question):
@@ -99,7 +99,7 @@ class Features(Product):
         return (self.features if self.features.ndim == 2 else self.features[text]).float()[None]
 
     def visit(self, tile: Tile) -> None:
-        self.answer[tile.place] = tile.product[..., self.span]
+        self.answer[tile.answer] = tile.product[..., self.span]
 
 
 class Feature(Question):
@@ -113,9 +113,9 @@ class Feature(Question):
 
     def visit(self, tile: Tile) -> None:
         H, r, n = tile.p.shape
-        feature = self.feature if self.feature.ndim == 2 else self.feature[tile.text]
+        feature = self.feature if self.feature.ndim == 2 else self.feature[tile.place.text]
         found = torch.mv(tile.p.view(H * r, n), feature[tile.low : tile.low + n, 0].to(tile.p.device))
-        self.answer[tile.place] = found.view(H, r, 1) * tile.norm
+        self.answer[tile.answer] = found.view(H, r, 1) * tile.norm
 
 
 class Output(Product):
@@ -132,31 +132,34 @@ class Output(Product):
         return self.v_BGKD[text].float()
 
     def visit(self, tile: Tile) -> None:
-        self.answer[tile.place] = tile.product[..., self.span] * tile.share
+        self.answer[tile.answer] = tile.product[..., self.span] * tile.share
 
 
 class Match(Question):
     def __init__(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> None:
         self.asked = (query_label_BQ, key_label_BK, gap)
-        self._text = -1
+
+    def begin(self, P: AttentionOperator) -> None:
+        """Sorted by label and position, a query's partners are one run of the keys: from first to past."""
+        super().begin(P)
+        query_label_BQ, key_label_BK, gap = self.asked
+        K, self._offset = P.keys, P.keys - P.queries
+        sorted_BK, self._position_BK = (key_label_BK * K + torch.arange(K, device=P.device)).sort()
+        label_BQ = query_label_BQ * K
+        latest_Q = torch.arange(self._offset, K, device=P.device) - gap
+        self._first_BQ = torch.searchsorted(sorted_BK, label_BQ)
+        past_BQ = torch.searchsorted(sorted_BK, label_BQ + latest_Q.clamp_min(-1), right=True)
+        self._count_BQ = (past_BQ - self._first_BQ).clamp_min(0)
 
     def pairs(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """The (row, key) pairs of a tile whose labels are equal.
-
-        Keys are sorted by label and position, so that a query's partners are one run of them.
-        """
-        query_label_BQ, key_label_BK, gap = self.asked
-        Q, K = query_label_BQ.shape[1], key_label_BK.shape[1]
-        if self._text != tile.text:
-            self._sorted, self._position = (key_label_BK[tile.text] * K + torch.arange(K, device=tile.p.device)).sort()
-            self._text = tile.text
-        label = query_label_BQ[tile.text, tile.rows] * K
-        latest = torch.arange(tile.rows.start, tile.rows.stop, device=label.device) + (K - Q) - gap
-        latest = latest.clamp(-1, tile.low + tile.p.shape[-1] - 1)
-        first = torch.searchsorted(self._sorted, label + tile.low)
-        past = torch.searchsorted(self._sorted, label + latest, right=True).maximum(first)
-        row, run = _runs(first, past)
-        return row, self._position[run] - tile.low
+        """The (row, key) pairs of a tile whose labels are equal."""
+        text, keys = tile.place.text, tile.place.keys
+        row, run = _runs(self._first_BQ[text, tile.rows], self._count_BQ[text, tile.rows])
+        key = self._position_BK[text, run]
+        if keys.start == 0 and keys.stop >= tile.rows.stop + self._offset:
+            return row, key
+        inside = (key >= keys.start) & (key < keys.stop)
+        return row[inside], key[inside] - keys.start
 
     def visit(self, tile: Tile) -> None:
         row, column = self.pairs(tile)
@@ -167,7 +170,7 @@ class Match(Question):
             found = (tile.p * same).sum(-1)
         else:
             found = torch.zeros(H, r, device=tile.p.device).index_add_(1, row, tile.p[:, row, column])
-        self.answer[tile.place] = found * tile.norm[..., 0]
+        self.answer[tile.answer] = found * tile.norm[..., 0]
 
 
 class Recent(Question):
@@ -176,12 +179,12 @@ class Recent(Question):
 
     def visit(self, tile: Tile) -> None:
         _, r, n = tile.p.shape
-        first = max(0, tile.start + self.offset - self.width + 1 - tile.low)
+        first = max(0, tile.rows.start + self.offset - self.width + 1 - tile.low)
         near = tile.p[..., first:]
-        query = torch.arange(tile.start, tile.start + r, device=near.device)[:, None] + self.offset
+        query = torch.arange(tile.rows.start, tile.rows.start + r, device=near.device)[:, None] + self.offset
         distance = query - torch.arange(tile.low + first, tile.low + n, device=near.device)
         inside = (distance >= 0) & (distance < self.width)
-        self.answer[tile.place] = (near * inside).sum(-1) * tile.norm[..., 0]
+        self.answer[tile.answer] = (near * inside).sum(-1) * tile.norm[..., 0]
 
 
 class TopK(Question):
@@ -196,6 +199,7 @@ class TopK(Question):
         return self.k + self.skip_first
 
     def begin(self, P: AttentionOperator) -> None:
+        self._every = self.heads == list(range(P.heads))
         shape = (P.batch, len(self.heads), P.queries, self.k)
         self.answer = (
             torch.full(shape, torch.nan, device=P.device),
@@ -203,19 +207,22 @@ class TopK(Question):
         )
 
     def visit(self, tile: Tile) -> None:
-        assert tile.strongest is not None
+        mine = [head for head in tile.among if head in self.heads]
+        if tile.strongest is None or not mine:
+            return
         t, key = tile.strongest
-        if self.among != self.heads:
-            t, key = (part[[self.among.index(head) for head in self.heads]] for part in (t, key))
+        scale, answer = tile.largest * tile.norm, tile.place.heads
+        if not self._every:
+            t, key = (part[[tile.among.index(head) for head in mine]] for part in (t, key))
+            scale = scale[[head - tile.place.heads.start for head in mine]]
+            answer = [self.heads.index(head) for head in mine]
         if self.skip_first:
             t, order = t.masked_fill(key == 0, HIDDEN).sort(-1, descending=True)
             key = key.gather(-1, order)
         t, key = t[..., : self.k], key[..., : self.k]
-        norm = tile.norm if len(self.heads) == len(tile.p) else tile.norm[self.heads]
-        self.answer[0][tile.text, :, tile.rows, : t.shape[-1]] = (t.exp() * norm).masked_fill_(
-            t < HIDDEN / 2, torch.nan
-        )
-        self.answer[1][tile.text, :, tile.rows, : t.shape[-1]] = key
+        weight = (t.exp() * scale).masked_fill_(t < HIDDEN / 2, torch.nan)
+        self.answer[0][tile.place.text][answer, tile.rows, : t.shape[-1]] = weight
+        self.answer[1][tile.place.text][answer, tile.rows, : t.shape[-1]] = key.int()
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -224,9 +231,8 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _runs(first: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-    """[1, 5], [3, 6] -> rows [0, 0, 1] and members [1, 2, 5]: the runs written out."""
-    count = past - first
-    row = torch.repeat_interleave(torch.arange(len(count), device=count.device), count)
-    start = count.cumsum(0) - count
-    return row, torch.arange(len(row), device=count.device) - start[row] + first[row]
+def _runs(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """[1, 5], [2, 1] -> rows [0, 0, 1] and members [1, 2, 5]: the runs written out."""
+    row = torch.repeat_interleave(count)
+    before = count.cumsum(0) - count
+    return row, torch.arange(len(row), device=count.device) + (first - before)[row]

@@ -1,52 +1,64 @@
-"""The tiled pass: exponentiated logits of some rows of all heads, while they are in the cache.
+"""The tiled pass: the softmax of some rows of some heads, while it is in the cache.
 
-Shapes: B text, H head, G kv head, Q query, K key, D head dim, r rows of a tile, n keys of a tile, C columns multiplied
-by the weights.
+Tiles are independent: on a CPU each core takes the next one, instead of every operator being split over the cores.
+
+Shapes: B text, H head of a tile, G kv head of a tile, Q query, K key, D head dim, r rows of a tile, n keys of a tile,
+C columns multiplied by the weights.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from attnscope.geometry import TILE
 from attnscope.operators import Logits, Visibility
+from attnscope.strongest import strongest
 
 TILE_BYTES = {"cpu": TILE, "cuda": 256 * 2**20, "mps": 64 * 2**20}
 TILE_ROWS = {"cpu": 64, "cuda": 1024, "mps": 256}  # the most rows: half of their own square is computed and hidden
+FEWEST_ROWS = 16
+MOST_WORKERS = 8  # more would wait for the interpreter: beyond, each takes several cores
 HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
-CHUNK = 16  # keys whose maximum stands for them in the first round of the search for the strongest
-PARTIAL_SORT = 64  # torch.topk on a CPU has a fast way where it is given this many numbers for each that it keeps
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tile stands: which text, kv heads, heads, rows and keys."""
+
+    text: int
+    groups: slice
+    heads: slice
+    rows: slice
+    keys: slice
 
 
 @dataclass(eq=False)
 class Tile:
-    """Some rows of all heads: weights are p * norm.
+    """Some rows of the heads of some kv heads, (H, r, n) over the keys that any of the rows may see.
 
-    t = logits - their row's maximum, p = exp t, both (H, r, n), over the keys from `low`. norm (H, r, 1) is what makes
-    p a weight: 1 / sum p, times the share that a sink logit leaves; 0 for a row that sees nothing. Valid until the
-    next tile: t and p are buffers that it writes over.
+    t = logits - their row's maximum; p = their softmax over the keys alone. norm (H, r, 1) makes p the row of P: the
+    share that a sink logit leaves, 0 for a row that sees nothing. Valid until the worker's next tile, which writes over
+    t and p.
     """
 
-    text: int
-    start: int
-    low: int
+    place: Place
     t: Tensor
     p: Tensor
-    sum_rest: Tensor  # over the keys but key 0, so that the row without it loses no digits
-    sum_first: Tensor
     norm: Tensor
     share: Tensor  # what a sink logit leaves of the output, (H, r, 1)
-    strongest: tuple[Tensor, Tensor] | None  # t and key of the strongest keys, of the heads that any question wants
+    largest: Tensor  # of p, (H, r, 1): exp 0 over the sum of exp t
+    strongest: tuple[Tensor, Tensor] | None  # t and key of the strongest keys of the heads `among`
+    among: Sequence[int]
     columns_GKC: Tensor | None
-
-    @cached_property
-    def total(self) -> Tensor:
-        return self.sum_rest + self.sum_first
 
     @cached_property
     def product(self) -> Tensor:
@@ -54,28 +66,42 @@ class Tile:
         assert self.columns_GKC is not None
         H, r, n = self.p.shape
         p_GRn = self.p.view(self.columns_GKC.shape[0], -1, n)
-        return (p_GRn @ self.columns_GKC[:, self.low : self.low + n]).view(H, r, -1) * self.norm
+        return (p_GRn @ self.columns_GKC[:, self.place.keys]).view(H, r, -1) * self.norm
+
+    @cached_property
+    def first(self) -> Tensor:
+        """p of key 0, (H, r)."""
+        return self.p[..., 0].clone() if self.low == 0 else torch.zeros_like(self.norm[..., 0])
+
+    @cached_property
+    def rest(self) -> Tensor:
+        """The sum of p over the other keys, (H, r), so that the row without key 0 loses no digits."""
+        return self.p[..., 1:].sum(-1) if self.low == 0 else self.p.sum(-1)
 
     @cached_property
     def energy_first(self) -> Tensor:
         """p t of key 0, (H, r)."""
-        return self.p[..., 0] * self.t[..., 0] if self.low == 0 else torch.zeros_like(self.total[..., 0])
+        return self.first * self.t[..., 0]
 
     @cached_property
     def energy_rest(self) -> Tensor:
-        """Sum of p t over the keys but key 0, (H, r). Destroys t."""
+        """Sum of p t over the other keys, (H, r). Destroys t."""
         first = self.energy_first
-        products = self.t.mul_(self.p)
-        return products.sum(-1) - (first if self.low == 0 else 0)
+        return self.t.mul_(self.p).sum(-1) - first
+
+    @property
+    def low(self) -> int:
+        """The first key."""
+        return self.place.keys.start
 
     @property
     def rows(self) -> slice:
-        return slice(self.start, self.start + self.p.shape[1])
+        return self.place.rows
 
     @property
-    def place(self) -> tuple[int, slice, slice]:
+    def answer(self) -> tuple[int, slice, slice]:
         """Where this tile's rows lie in a (B, H, Q) answer."""
-        return self.text, slice(None), self.rows
+        return self.place.text, self.place.heads, self.place.rows
 
 
 @dataclass(eq=False)
@@ -83,7 +109,8 @@ class Tiling:
     """One pass over a call's attention: how its logits are made, and what every tile brings with it.
 
     sinks: (B or 1, H, Q or 1) sink logits or None; with `sinks_scale_output` they leave the rows alone. most: how many
-    strongest keys are wanted, of `heads`. columns(text): (G, K, C) to multiply by, or None.
+    strongest keys are wanted, of `heads`. columns(text): (G, K, C) to multiply by, or None. tile_bytes: the most that a
+    worker's t or p take.
     """
 
     logits: Logits
@@ -92,120 +119,176 @@ class Tiling:
     most: int
     heads: Sequence[int]
     columns: Callable[[int], Tensor | None]
+    tile_bytes: int
 
-    def __iter__(self) -> Iterator[Tile]:
-        B, self.n_heads, self.queries, D = self.logits.q_BHQD.shape
-        G, self.keys = self.logits.k_BGKD.shape[1:3]
-        self._buffers = [torch.empty(0, device=self.logits.q_BHQD.device)] * 2
-        for text in range(B):
-            q_HQD = self.logits.q_BHQD[text].float() * self.logits.scale
-            k_GDK = self.logits.k_BGKD[text].float().mT.contiguous()
-            columns_GKC = self.columns(text)
-            for rows, keys in self.ranges():
-                logits = self._buffer(0, rows, keys)
-                q_GRD = q_HQD[:, rows].reshape(G, -1, D)  # the heads of a group stacked as rows: k is not repeated
-                torch.bmm(q_GRD, k_GDK[..., keys], out=logits.view(G, -1, logits.shape[-1]))
-                yield self._tile(self._shaped(logits, text, rows, keys), text, rows, keys, columns_GKC)
+    def each(self, visit: Callable[[Tile], None]) -> None:
+        """Call `visit` with every tile, on as many cores as PyTorch may use; from several threads on a CPU."""
+        device, cores = self.logits.q_BHQD.device, torch.get_num_threads()
+        workers = min(cores, MOST_WORKERS) if device.type == "cpu" else 1
+        places = _Places(self._places())
+        if workers == 1:
+            self._work(places, visit)
+            return
+        try:
+            working = [_pool(workers, cores, os.getpid()).submit(self._work, places, visit) for _ in range(workers)]
+            for one in working:
+                one.result()
+        finally:
+            places.close()
+            torch.set_num_threads(cores)  # a worker's own number is what later threads would begin with
 
-    def ranges(self) -> Iterator[tuple[slice, slice]]:
-        """Rows, and the keys that any of them may see."""
-        device = self.logits.q_BHQD.device
-        most_rows = TILE_ROWS.get(device.type, TILE_ROWS["cpu"])
-        budget = TILE_BYTES.get(device.type, TILE_BYTES["cpu"]) // (4 * self.n_heads)
-        start = 0
-        while start < self.queries:
-            low, high = self._reach(start, min(self.queries, start + 16))
-            stop = min(self.queries, start + max(16, min(most_rows, budget // max(1, high - low) // 8 * 8)))
+    def _places(self) -> Iterator[tuple[Place, _Text]]:
+        """Every tile's place: rows of as many kv heads as fit."""
+        B, H = self.logits.q_BHQD.shape[:2]
+        G, numbers = self.logits.k_BGKD.shape[1], self.tile_bytes // 4
+        for number in range(B):
+            text = self._text(number)
+            for rows, keys in self._ranges(numbers // (H // G)):
+                per_group = (H // G) * (rows.stop - rows.start) * (keys.stop - keys.start)
+                step = max(1, numbers // per_group)
+                for first in range(0, G, step):
+                    groups = slice(first, min(G, first + step))
+                    heads = slice(groups.start * (H // G), groups.stop * (H // G))
+                    yield Place(number, groups, heads, rows, keys), text
+
+    def _ranges(self, numbers: int) -> Iterator[tuple[slice, slice]]:
+        """Rows, and the keys that any of them may see; at most so many numbers a head, if that leaves rows enough."""
+        device, start, queries = self.logits.q_BHQD.device.type, 0, self.logits.q_BHQD.shape[2]
+        while start < queries:
+            low, high = self._reach(start, min(queries, start + FEWEST_ROWS))
+            most = min(TILE_ROWS.get(device, TILE_ROWS["cpu"]), numbers // max(1, high - low))
+            stop = min(queries, start + max(FEWEST_ROWS, most // FEWEST_ROWS * FEWEST_ROWS))
             yield slice(start, stop), slice(*self._reach(start, stop))
             start = stop
 
     def _reach(self, start: int, stop: int) -> tuple[int, int]:
         """The keys that some of these rows may see."""
-        visible, offset = self._visible, self.keys - self.queries
+        visible, keys = self._visible, self.logits.k_BGKD.shape[2]
+        offset = keys - self.logits.q_BHQD.shape[2]
         if visible.mask is not None:
             reach_2 = visible.reach_Q2[start:stop]
             return int(reach_2[:, 0].min()), int(reach_2[:, 1].max())
         low = max(0, start + offset - visible.window + 1) if visible.window and visible.causal else 0
-        return low, min(self.keys, stop + offset) if visible.causal else self.keys
+        return low, min(keys, stop + offset) if visible.causal else keys
+
+    def _text(self, number: int) -> _Text:
+        q_HQD = self.logits.q_BHQD[number].float() * self.logits.scale
+        return _Text(q_HQD, self.logits.k_BGKD[number].float().mT, self.columns(number))
 
     @property
     def _visible(self) -> Visibility:
         assert self.logits.visible is not None
         return self.logits.visible
 
-    def _buffer(self, number: int, rows: slice, keys: slice) -> Tensor:
-        """Room that is used again from tile to tile: fresh memory costs more than the arithmetic."""
-        shape = self.n_heads, rows.stop - rows.start, keys.stop - keys.start
-        size = shape[0] * shape[1] * shape[2]
-        if self._buffers[number].numel() < size:
-            self._buffers[number] = torch.empty(size, device=self.logits.q_BHQD.device)
-        return self._buffers[number][:size].view(shape)
+    def _work(self, places: _Places, visit: Callable[[Tile], None]) -> None:
+        """Take place after place, until none is left."""
+        rooms = _Room(), _Room()
+        try:
+            with torch.no_grad():  # which threads do not inherit
+                for place, text in places:
+                    visit(self._tile(place, text, rooms))
+        except BaseException:
+            places.close()
+            raise
 
-    def _shaped(self, logits: Tensor, text: int, rows: slice, keys: slice) -> Tensor:
+    def _tile(self, place: Place, text: _Text, rooms: tuple[_Room, _Room]) -> Tile:
+        q_HrD, k_GDn = text.q_HQD[place.heads, place.rows], text.k_GDK[place.groups, :, place.keys]
+        G, n = len(k_GDn), k_GDn.shape[-1]
+        logits = rooms[0].of((*q_HrD.shape[:2], n), q_HrD.device)
+        # the heads of a group stacked as rows: k is not repeated
+        torch.bmm(q_HrD.reshape(G, -1, q_HrD.shape[-1]), k_GDn, out=logits.view(G, -1, n))
+        logits = self._shaped(logits, place)
+        among = [head for head in self.heads if place.heads.start <= head < place.heads.stop]
+        peak = logits.amax(-1, keepdim=True)
+        sees = (peak > HIDDEN / 2) | (peak < HIDDEN * 2)  # a row that an additive mask hides whole is uniform
+        best = self._strongest(logits, peak, among, place) if among else None
+        t = logits.sub_(peak)
+        p = torch.softmax(t, -1, out=rooms[1].of(t.shape, t.device))
+        largest = p.amax(-1, keepdim=True)
+        norm, share = sees.float(), torch.ones_like(peak)
+        if self.sinks is not None:
+            share = torch.sigmoid(peak - largest.log() - _part(self.sinks[..., None], place).float())
+            if not self.sinks_scale_output:
+                norm, share = norm * share, torch.ones_like(share)
+        columns = text.columns_GKC
+        columns = columns[place.groups] if columns is not None else None
+        return Tile(place, t, p, norm, share, largest, best, among, columns)
+
+    def _strongest(self, logits: Tensor, peak: Tensor, among: Sequence[int], place: Place) -> tuple[Tensor, Tensor]:
+        if len(among) < len(logits):
+            within = [head - place.heads.start for head in among]
+            logits, peak = logits[within], peak[within]
+        best, key = strongest(logits, self.most)
+        return (best - peak).masked_fill_(best < HIDDEN / 2, HIDDEN), key + place.keys.start
+
+    def _shaped(self, logits: Tensor, place: Place) -> Tensor:
         """Soft-cap, position bias, mask, in the families' own order."""
         spec, visible = self.logits, self._visible
         if spec.softcap is not None:
             logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
         if spec.bias is not None:
-            logits = logits.add_(_part(spec.bias, text, rows, keys))
+            logits = logits.add_(_part(spec.bias, place))
         if visible.mask is None:
-            return _hide_future(logits, rows.start + self.keys - self.queries, keys.start, visible)
-        mask = _part(visible.mask, text, rows, keys)
-        return logits.masked_fill_(~mask, HIDDEN) if mask.dtype == torch.bool else logits.add_(mask)
-
-    def _tile(self, logits: Tensor, text: int, rows: slice, keys: slice, columns_GKC: Tensor | None) -> Tile:
-        every = len(self.heads) == self.n_heads
-        strongest = _strongest(logits if every else logits[list(self.heads)], self.most) if self.most else None
-        peak = strongest[0][..., :1] if every and strongest is not None else logits.amax(-1, keepdim=True)
-        sees = (peak > HIDDEN / 2) | (peak < HIDDEN * 2)  # a row that an additive mask hides whole is uniform
-        if strongest is not None:
-            hidden = strongest[0] < HIDDEN / 2
-            t_best = strongest[0] - (peak if every else peak[list(self.heads)])
-            strongest = t_best.masked_fill_(hidden, HIDDEN), strongest[1] + keys.start
-        t = logits.sub_(peak)
-        p = torch.exp(t, out=self._buffer(1, rows, keys))
-        first = 1 if keys.start == 0 else 0
-        sum_first = p[..., :1].clone() if first else torch.zeros_like(peak)
-        sum_rest = p[..., first:].sum(-1, keepdim=True)
-        norm, share = sees.float() / (sum_rest + sum_first), torch.ones_like(sum_rest)
-        if self.sinks is not None:
-            sink_Hr1 = _part(self.sinks[..., None], text, rows, keys).float()
-            share = torch.sigmoid(peak + (sum_rest + sum_first).log() - sink_Hr1)
-            if not self.sinks_scale_output:
-                norm, share = norm * share, torch.ones_like(share)
-        return Tile(text, rows.start, keys.start, t, p, sum_rest, sum_first, norm, share, strongest, columns_GKC)
+            offset = spec.k_BGKD.shape[2] - spec.q_BHQD.shape[2]
+            return _hide_future(logits, place.rows.start + offset, place.keys.start, visible)
+        mask = _part(visible.mask, place)
+        if mask.dtype == torch.bool:
+            return logits.masked_fill_(~mask, HIDDEN)
+        return logits.add_(mask).clamp_(min=torch.finfo(torch.float32).min)
 
 
-def _strongest(logits: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """The `most` largest logits of each row and their places, largest first, searched in chunks of keys."""
-    n = logits.shape[-1]
-    most = min(most, n)
-    size = 1 << (n // (PARTIAL_SORT * most)).bit_length() - 1 if n >= 4 * PARTIAL_SORT * most else CHUNK
-    whole = n // size
-    if whole <= 2 * most:
-        best = logits.topk(most, dim=-1)
-        return best.values, best.indices
-    # a chunk is every `whole`-th key, so that its maximum is taken over contiguous rows
-    chunks = logits[..., : whole * size].unflatten(-1, (size, whole))
-    # a row's `most` largest lie in the `most` chunks with the largest maxima
-    chunk = chunks.amax(-2).topk(most, dim=-1, sorted=False).indices
-    found = chunks.gather(-1, chunk[..., None, :].expand(*chunk.shape[:-1], size, most)).flatten(-2)
-    if n % size:
-        found = torch.cat([found, logits[..., whole * size :]], -1)
-    best = found.topk(most, dim=-1)
-    step = torch.div(best.indices, most, rounding_mode="floor")
-    place = step * whole + chunk.gather(-1, best.indices - step * most)
-    if n % size:
-        past = best.indices - size * most
-        place = torch.where(past >= 0, past + whole * size, place)
-    return best.values, place
+class _Text:
+    """What the tiles of one text read: scaled queries, keys and columns in float32."""
+
+    def __init__(self, q_HQD: Tensor, k_GDK: Tensor, columns_GKC: Tensor | None) -> None:
+        self.q_HQD, self.k_GDK, self.columns_GKC = q_HQD, k_GDK, columns_GKC
 
 
-def _part(tensor: Tensor, text: int, rows: slice, keys: slice) -> Tensor:
+class _Room:
+    """Memory that a worker uses again from tile to tile: fresh memory costs more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._numbers = torch.empty(0)
+
+    def of(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        size = math.prod(shape)
+        if self._numbers.numel() < size:
+            self._numbers = torch.empty(size, device=device)
+        return self._numbers[:size].view(*shape)
+
+
+class _Places:
+    """An iterator that several threads take from."""
+
+    def __init__(self, source: Iterator[tuple[Place, _Text]]) -> None:
+        self._source, self._lock, self._closed = source, threading.Lock(), False
+
+    def __iter__(self) -> _Places:
+        return self
+
+    def __next__(self) -> tuple[Place, _Text]:
+        with self._lock:
+            if self._closed:
+                raise StopIteration
+            return next(self._source)
+
+    def close(self) -> None:
+        """No more, for anybody."""
+        self._closed = True
+
+
+@lru_cache(maxsize=1)
+def _pool(workers: int, cores: int, process: int) -> ThreadPoolExecutor:
+    """Threads that stay from layer to layer, each with its share of the cores; a forked process makes its own."""
+    return ThreadPoolExecutor(workers, "tiles", torch.set_num_threads, (cores // workers,))
+
+
+def _part(tensor: Tensor, place: Place) -> Tensor:
     """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a tile stands on: (H or 1, r or 1, n or 1)."""
-    tensor = tensor[text if tensor.shape[0] > 1 else 0]
-    tensor = tensor[:, rows] if tensor.shape[1] > 1 else tensor
-    return tensor[..., keys] if tensor.shape[-1] > 1 else tensor
+    tensor = tensor[place.text if tensor.shape[0] > 1 else 0]
+    tensor = tensor[place.heads] if tensor.shape[0] > 1 else tensor
+    tensor = tensor[:, place.rows] if tensor.shape[1] > 1 else tensor
+    return tensor[..., place.keys] if tensor.shape[-1] > 1 else tensor
 
 
 def _hide_future(logits: Tensor, query: int, low: int, visible: Visibility) -> Tensor:
