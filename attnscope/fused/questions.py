@@ -169,7 +169,8 @@ class Match(Question):
             same[row, column] = 1.0
             found = (tile.p * same).sum(-1)
         else:
-            found = torch.zeros(H, r, device=tile.p.device).index_add_(1, row, tile.p[:, row, column])
+            weights = tile.p.view(H, r * n).index_select(1, row * n + column)
+            found = torch.zeros(H, r, device=tile.p.device).index_add_(1, row, weights)
         self.answer[tile.answer] = found * tile.norm[..., 0]
 
 
@@ -210,19 +211,20 @@ class TopK(Question):
         mine = [head for head in tile.among if head in self.heads]
         if tile.strongest is None or not mine:
             return
-        t, key = tile.strongest
-        scale, answer = tile.largest * tile.norm, tile.place.heads
+        (logit, place), p, norm = tile.strongest, tile.p, tile.norm
+        answer: slice | list[int] = tile.place.heads
         if not self._every:
-            t, key = (part[[tile.among.index(head) for head in mine]] for part in (t, key))
-            scale = scale[[head - tile.place.heads.start for head in mine]]
-            answer = [self.heads.index(head) for head in mine]
-        if self.skip_first:
-            t, order = t.masked_fill(key == 0, HIDDEN).sort(-1, descending=True)
-            key = key.gather(-1, order)
-        t, key = t[..., : self.k], key[..., : self.k]
-        weight = (t.exp() * scale).masked_fill_(t < HIDDEN / 2, torch.nan)
-        self.answer[0][tile.place.text][answer, tile.rows, : t.shape[-1]] = weight
-        self.answer[1][tile.place.text][answer, tile.rows, : t.shape[-1]] = key.int()
+            within = [head - tile.place.heads.start for head in mine]
+            logit, place = (part[[tile.among.index(head) for head in mine]] for part in (logit, place))
+            p, norm, answer = p[within], norm[within], [self.heads.index(head) for head in mine]
+        if self.skip_first and tile.low == 0:
+            logit, order = logit.masked_fill(place == 0, HIDDEN).sort(dim=-1, descending=True, stable=True)
+            place = place.gather(-1, order)
+        logit, place = logit[..., : self.k], place[..., : self.k]
+        weight = (p.gather(-1, place) * norm).masked_fill_(logit < HIDDEN / 2, torch.nan)
+        text, columns = tile.place.text, slice(0, place.shape[-1])
+        self.answer[0][text][answer, tile.rows, columns] = weight
+        self.answer[1][text][answer, tile.rows, columns] = (place + tile.low).int()
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -56,7 +56,7 @@ class Tile:
     norm: Tensor
     share: Tensor  # what a sink logit leaves of the output, (H, r, 1)
     largest: Tensor  # of p, (H, r, 1): exp 0 over the sum of exp t
-    strongest: tuple[Tensor, Tensor] | None  # t and key of the strongest keys of the heads `among`
+    strongest: tuple[Tensor, Tensor] | None  # logits of the strongest keys of the heads `among`, and places in the tile
     among: Sequence[int]
     columns_GKC: Tensor | None
 
@@ -143,7 +143,8 @@ class Tiling:
         G, numbers = self.logits.k_BGKD.shape[1], self.tile_bytes // 4
         for number in range(B):
             text = self._text(number)
-            for rows, keys in self._ranges(numbers // (H // G)):
+            # the largest first: they end together, and their memory is enough for the others
+            for rows, keys in reversed(list(self._ranges(numbers // (H // G)))):
                 per_group = (H // G) * (rows.stop - rows.start) * (keys.stop - keys.start)
                 step = max(1, numbers // per_group)
                 for first in range(0, G, step):
@@ -199,12 +200,13 @@ class Tiling:
         torch.bmm(q_HrD.reshape(G, -1, q_HrD.shape[-1]), k_GDn, out=logits.view(G, -1, n))
         logits = self._shaped(logits, place)
         among = [head for head in self.heads if place.heads.start <= head < place.heads.stop]
-        peak = logits.amax(-1, keepdim=True)
+        best = self._strongest(logits, among, place) if among else None
+        known = best if len(among) == len(logits) else None  # the first of a row's strongest is its maximum
+        peak = known[0][..., :1] if known else logits.amax(-1, keepdim=True)
         sees = (peak > HIDDEN / 2) | (peak < HIDDEN * 2)  # a row that an additive mask hides whole is uniform
-        best = self._strongest(logits, peak, among, place) if among else None
         t = logits.sub_(peak)
         p = torch.softmax(t, -1, out=rooms[1].of(t.shape, t.device))
-        largest = p.amax(-1, keepdim=True)
+        largest = p.gather(-1, known[1][..., :1]) if known else p.amax(-1, keepdim=True)
         norm, share = sees.float(), torch.ones_like(peak)
         if self.sinks is not None:
             share = torch.sigmoid(peak - largest.log() - _part(self.sinks[..., None], place).float())
@@ -214,12 +216,10 @@ class Tiling:
         columns = columns[place.groups] if columns is not None else None
         return Tile(place, t, p, norm, share, largest, best, among, columns)
 
-    def _strongest(self, logits: Tensor, peak: Tensor, among: Sequence[int], place: Place) -> tuple[Tensor, Tensor]:
+    def _strongest(self, logits: Tensor, among: Sequence[int], place: Place) -> tuple[Tensor, Tensor]:
         if len(among) < len(logits):
-            within = [head - place.heads.start for head in among]
-            logits, peak = logits[within], peak[within]
-        best, key = strongest(logits, self.most)
-        return (best - peak).masked_fill_(best < HIDDEN / 2, HIDDEN), key + place.keys.start
+            logits = logits[[head - place.heads.start for head in among]]
+        return strongest(logits, self.most)
 
     def _shaped(self, logits: Tensor, place: Place) -> Tensor:
         """Soft-cap, position bias, mask, in the families' own order."""
