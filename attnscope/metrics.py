@@ -279,13 +279,15 @@ def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str,
     import torch
 
     texts = texts.to(P.device)
-    scores = {}
-    for name in ids:
-        metric = METRICS[name]
-        rows_BHQ = ROWS[metric.rows][1](P, texts) & texts.real_BT[:, None]
-        values_BHQ = torch.where(rows_BHQ, metric.values(P, texts), 0.0)
-        scores[name] = values_BHQ.sum(-1, dtype=torch.float64) / rows_BHQ.sum(-1)
-    return scores
+    scores: dict[str, Tensor] = {}
+    for kind, (_, rule) in ROWS.items():
+        names = [name for name in ids if METRICS[name].rows == kind]
+        if names:
+            rows_BHQ = rule(P, texts) & texts.real_BT[:, None]
+            values = torch.stack(torch.broadcast_tensors(*(METRICS[name].values(P, texts) for name in names)))
+            sums = torch.where(rows_BHQ, values, 0.0).sum(-1, dtype=torch.float64) / rows_BHQ.sum(-1)
+            scores.update(zip(names, sums, strict=True))
+    return {name: scores[name] for name in ids}
 
 
 def support(P: AttentionOperator, texts: Texts) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from attnscope.fused import FusedAttention
 from attnscope.metrics import METRICS, Texts
 from attnscope.probes import HeadScores, Layer, Maps, Strongest, TopKeys, View, Weights
 from attnscope.roles import NONE, role_of
+from attnscope.rollout import Rollout, RolloutProbe, bins
 from attnscope.tables import Table
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class Request:
     view: how entries are read, and of which heads relations and maps are kept. metrics: ids to measure. key_zero:
     lets key 0 into a head's strongest relation. relations: whether to keep the `top_k` strongest keys of every query
     (None: all), of `group`s if given. maps: the heads to draw ("all", "kept" or None), binned by `bin_rule`,
-    with key 0 in a column of its own if `split_sink`. weights: keep whole matrices.
+    with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. rollout: the units whose attention
+    is rolled out; `bins` are at most MAP_SIDE runs of tokens.
     """
 
     view: View = View()
@@ -52,6 +54,7 @@ class Request:
     bin_rule: Literal["sum", "max"] = "sum"
     split_sink: bool = False
     weights: bool = False
+    rollout: Literal["bins", "tokens", "words", "sentences"] | None = None
 
     def __post_init__(self) -> None:
         if self.group and self.view.weights == "scores":
@@ -104,6 +107,7 @@ class Observation:
     group: str | None = None
     view: View = View()
     context: dict[str, Any] = field(default_factory=dict)  # what else the manifest is to say of the run
+    rollout: Rollout | None = None
 
     def kept_heads(self) -> list[Head]:
         """The heads that the view keeps, in the model's order."""
@@ -149,9 +153,17 @@ class Observation:
         parts = list(self._relation_parts(min_weight))
         kinds = {name: np.float32 if name == "weight" else np.int32 for name in RELATION}
         return {
-            name: np.concatenate([part[name] for part in parts]).astype(kind) if parts else np.empty(0, kind)
+            name: np.concatenate([part[name] for part in parts], dtype=kind, casting="same_kind")
+            if parts
+            else np.empty(0, kind)
             for name, kind in kinds.items()
         }
+
+    @property
+    def most_relations(self) -> int:
+        """How many rows `relations` can have."""
+        weights = self._top.weight.values() if self._top else ()
+        return sum(len(self.prompt) * weight.shape[1] * weight.shape[-1] for weight in weights)
 
     @property
     def _by_kv(self) -> bool:
@@ -171,11 +183,12 @@ class Observation:
             keep = ~np.isnan(weight_HQk) & (key_HQk < count)
             if min_weight is not None:
                 keep &= weight_HQk >= min_weight
-            at_head, query, _ = np.nonzero(keep)
-            head = np.array(names)[at_head]
+            kept_HQ = keep.sum(-1)
+            head = np.repeat(np.array(names, np.int32), kept_HQ.sum(-1))
+            query = np.repeat(np.tile(np.arange(count, dtype=np.int32), len(names)), kept_HQ.ravel())
             yield {
-                "layer": np.full(head.shape, layer),
-                "head": np.full(head.shape, -1) if self._by_kv else head,
+                "layer": np.full(head.shape, layer, np.int32),
+                "head": np.full(head.shape, -1, np.int32) if self._by_kv else head,
                 "kv_head": head if self._by_kv else self.kv_head(layer, head),
                 "query": query,
                 "key": key_HQk[keep],
@@ -272,15 +285,19 @@ def _probes(prompts: Sequence[Prompt], request: Request) -> dict[str, Any]:
         probes["maps"] = Maps(len(prompts[0]), view, request.bin_rule, request.split_sink)
     if request.weights:
         probes["weights"] = Weights(request.view)
+    if request.rollout:
+        probes["rollout"] = RolloutProbe(_groups(prompts, request.rollout))
     return probes
 
 
 def _spans(prompt: Prompt, group: str) -> Sequence[Span]:
+    if group in ("bins", "tokens"):
+        return bins(prompt) if group == "bins" else bins(prompt, len(prompt))
     return prompt.words if group == "words" else prompt.sentences
 
 
 def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
-    """The number of each token's word or sentence, (B, T); -1 for padding."""
+    """The number of each token's group, (B, T); -1 for padding."""
     groups_BT = torch.full((len(prompts), max(len(prompt) for prompt in prompts)), -1)
     for row, prompt in enumerate(prompts):
         for number, span in enumerate(_spans(prompt, group)):
@@ -342,6 +359,7 @@ def _observation(
         kv_of,
         request.group,
         request.view,
+        rollout=probes["rollout"].rolled(row, _spans(prompt, request.rollout)) if request.rollout else None,
     )
 
 
@@ -359,12 +377,13 @@ def _heads(
         size = heads // kv_heads if by_kv else 1
         weight, query, key = (part[row] for part in scores.strongest[layer])
         columns = score[min(row, len(score) - 1)]
+        named = METRICS.keys() <= columns.keys()
         for head in range(0, heads, size):
             group = range(head, head + size)
             means = {name: column[head] for name, column in columns.items()}
             if size > 1:
                 means = {name: sum(column[head : head + size]) / size for name, column in columns.items()}
-            role = role_of(means, even[layer], support[layer]) if METRICS.keys() <= means.keys() else NONE
+            role = role_of(means, even[layer], support[layer]) if named else NONE
             known = [one for one in group if not math.isnan(weight[one])]
             best = max(known, key=lambda one: weight[one], default=None)
             relation = None if best is None else Relation(query[best], key[best], weight[best])

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.even import EvenAttention
 from attnscope.metrics import METRICS, Texts, measure, support
-from attnscope.operators import BLOCK_BYTES, AttentionOperator, EvenAttention, Visibility
+from attnscope.operators import BLOCK_BYTES, AttentionOperator, Visibility, indicator
 
 MAP_SIDE = 200  # the most rows and columns of a drawn map; longer texts are binned
 
@@ -161,14 +162,12 @@ class GroupMass:
         heads = self.view.kept(layer.index, layer.P, layer.kv_heads)
         if not heads:
             return
-        P = layer.P
-        keys_BT = self.groups_BT if self.key_groups_BT is None else self.key_groups_BT
-        query_BTG, key_BTG = _indicator(self.groups_BT.to(P.device)), _indicator(keys_BT.to(P.device))
-        mass_BHQG = P @ key_BTG
+        P, keys_BT = layer.P, self.groups_BT if self.key_groups_BT is None else self.key_groups_BT
+        mass_BHGG = P.group_mass(self.groups_BT.to(P.device), keys_BT.to(P.device))
         if self.view.by_kv:
-            mass_BHQG = mass_BHQG.view(P.batch, layer.kv_heads, -1, *mass_BHQG.shape[2:]).mean(2)
-        size_BG = query_BTG.sum(1).clamp_min(1)
-        mass_BHGG = torch.einsum("btg,bhtm->bhgm", query_BTG, mass_BHQG[:, heads]) / size_BG[:, None, :, None]
+            mass_BHGG = mass_BHGG.view(P.batch, layer.kv_heads, -1, *mass_BHGG.shape[2:]).mean(2)
+        size_BG = indicator(self.groups_BT.to(P.device)).sum(1).clamp_min(1)
+        mass_BHGG = mass_BHGG[:, heads] / size_BG[:, None, :, None]
         self.heads[layer.index], self.mass[layer.index] = heads, mass_BHGG.cpu()
 
 
@@ -233,10 +232,12 @@ class Maps:
 
     def _visible(self, P: AttentionOperator) -> Tensor:
         """(Q, K) of the map: does any query of the row see any key of the column?"""
-        for visible, shown in self._shown:
+        for visible, known in self._shown:
             if visible is P.visible:
-                return shown
-        shown = torch.cat([self._cells(self._seen(P, a, b).byte(), a, b) for a, b in self._strips(1)]).bool()
+                return known
+        shown = P.visible.cells(self.rows, self.columns)
+        if shown is None:
+            shown = torch.cat([self._cells(self._seen(P, a, b).byte(), a, b) for a, b in self._strips(1)]).bool()
         self._shown.append((P.visible, shown))
         return shown
 
@@ -271,12 +272,6 @@ class Weights:
         if heads:
             self.heads[layer.index] = heads
             self.weights[layer.index] = self.view.rows(layer.P, heads, layer.kv_heads, 0, layer.P.queries).cpu()
-
-
-def _indicator(groups_BT: Tensor) -> Tensor:
-    """One column a group, (B, T, G) of zeros and ones; a token of group -1 is in none."""
-    count = int(groups_BT.max()) + 1
-    return (groups_BT[..., None] == torch.arange(count, device=groups_BT.device)).float()
 
 
 def _runs(sizes: Sequence[int]) -> Tensor:

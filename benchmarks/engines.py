@@ -196,37 +196,20 @@ def prepare_output_attentions(way: str, tokens: int, device: str, large: bool) -
 
 
 def prepare_transformer_lens(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
+    """The same model behind a TransformerLens bridge: the patterns cached, no other hook, one row of logits."""
     import torch
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
 
-    shape = LARGE if large else SHAPE
-    heads = shape["num_attention_heads"]
-    model = HookedTransformer(
-        HookedTransformerConfig(
-            n_layers=shape["num_hidden_layers"],
-            d_model=shape["hidden_size"],
-            n_ctx=tokens,
-            d_head=shape.get("head_dim", shape["hidden_size"] // heads),
-            n_heads=heads,
-            n_key_value_heads=8 if large else 4,
-            d_mlp=shape["intermediate_size"],
-            d_vocab=2000,
-            act_fn="silu",
-            gated_mlp=True,
-            normalization_type="RMS",
-            positional_embedding_type="rotary",
-            rotary_dim=shape.get("head_dim", shape["hidden_size"] // heads),
-            device=device,
-        )
-    ).eval()
-    ids = torch.randint(0, 2000, (1, tokens), device=device)
+    model, ids = build(way, tokens, device, large)
+    bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
+    patterns = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.config.num_hidden_layers)]
 
     def run() -> None:
         with torch.no_grad():
-            _, cache = model.run_with_cache(
-                ids, names_filter=lambda name: name.endswith("hook_pattern"), return_type=None
+            _, cache = bridge.run_with_cache(
+                ids, names_filter=patterns, return_type=None, use_cache=False, logits_to_keep=1
             )
-        for name in list(cache.keys()):
+        for name in patterns:
             dense_job(cache[name], ids)
 
     return run

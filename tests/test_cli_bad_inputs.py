@@ -19,7 +19,6 @@ USAGE, MODEL, INPUT = 2, 3, 4
 # what is typed after `attnscope`, the exit code, and a part of the message
 CASES = [
     # commands and flags
-    ((), USAGE, "Missing command"),
     (("hedas",), USAGE, "No such command 'hedas'. Did you mean 'heads'?"),
     (("heads", "--txt", "a"), USAGE, "No such option: --txt"),
     (("heads", "--text"), USAGE, "'--text' requires an argument"),
@@ -46,6 +45,8 @@ CASES = [
     (("heads", *TEXT, "--image", "gif"), USAGE, "'gif' is not one of 'png', 'svg', 'pdf'"),
     (("heads", *TEXT, "--truncate", "middle"), USAGE, "'middle' is not one of 'left', 'right'"),
     (("heatmap", *TEXT), USAGE, "nowhere to draw; name a folder with --out"),
+    (("rollout", *TEXT, "--group", "lines"), USAGE, "'lines' is not one of 'tokens', 'words', 'sentences'"),
+    (("rollout", *TEXT, "--select", "0"), USAGE, "No such option: --select"),
     # selections
     (("heads", *TEXT, "--select", "27"), USAGE, "'27' names layer 27, but this model has layers 0 to 1"),
     (("heads", *TEXT, "--select", "0.9"), USAGE, "'0.9' names head 9, but layer 0 has heads 0 to 3"),
@@ -183,7 +184,8 @@ def _models(folder: Path) -> None:
 def typed(arguments, place):
     """The arguments with their folders; commands that load a model read the tiny one unless they name another."""
     words = [word.format(files=place / "files", models=place / "models") for word in arguments]
-    names_model = {"--model", "--config"} & set(words) or not words or words[0] not in ("heads", "relations", "heatmap")
+    loads = words[0] in ("heads", "relations", "heatmap", "rollout")
+    names_model = {"--model", "--config"} & set(words) or not loads
     return words if names_model else [words[0], "--model", str(place / "models" / "good"), *words[1:]]
 
 
@@ -239,6 +241,13 @@ def test_a_folder_without_permission(place, tmp_path):
     result = call("heads", *TEXT, "--model", str(place / "models" / "good"), "--out", str(tmp_path / "runs"))
     assert result.code == 2
     assert "is not writable" in result.err
+
+
+def test_no_command_gets_the_help():
+    result, asked = call(), call("--help")
+    assert (result.code, result.out) == (USAGE, b"")
+    assert result.err == asked.out.decode()
+    assert "  heads " in result.err
 
 
 def test_the_tiny_model_itself_is_good(place):

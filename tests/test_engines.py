@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnscope.calls import CHECKED_ROWS
 from attnscope.capturing import listen
 from attnscope.engines import choose, difference, longer, read_size
 from attnscope.errors import MemoryLimitError, UsageError
@@ -15,6 +17,7 @@ from attnscope.models import LoadedModel, LoadOptions, load
 from attnscope.prompts import from_text
 from command_line import call
 from families import tiny_config, tiny_model
+from folders import saved
 
 TEXT = "The river is by the bank, and the bank is by the river, and the mill is old. " * 4
 
@@ -149,6 +152,72 @@ def test_the_model_s_own_sdpa_takes_no_hidden_matrix() -> None:
         assert_close(ours, theirs, atol=0, rtol=0)
 
 
+class Kernels(TorchDispatchMode):
+    """Notes the queries of every call of the flash kernel, and every result that ends in heads x tokens x tokens."""
+
+    def __init__(self, heads: int, tokens: int) -> None:
+        super().__init__()
+        self.matrix = (heads, tokens, tokens)
+        self.flash: list[int] = []
+        self.made: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if func.name() == "aten::_scaled_dot_product_flash_attention_for_cpu":
+            self.flash.append(args[0].shape[-2])
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.shape[-3:] == self.matrix:
+                self.made.append(func.name())
+        return result
+
+
+@pytest.mark.parametrize("answer", [True, False], ids=["answering", "listening"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "deepseek_v3"])
+def test_which_kernel_ran(family: str, answer: bool) -> None:
+    """Answering, the model's own attention runs over the sampled rows alone; listening, over all of them."""
+    model, ids_BT = tiny_model(family, attention="sdpa"), torch.randint(6, 30, (1, 200))
+    with Kernels(4, 200) as ran:
+        listen(model, ids_BT, lambda call: call.P.topk(2), answer=answer)
+    if family == "deepseek_v3":  # no flash kernel takes values of another width: listening, its own sdpa makes matrices
+        assert ran.flash == []
+        assert bool(ran.made) is not answer
+        return
+    assert ran.flash == [CHECKED_ROWS if answer else 200] * 4
+    assert ran.made == []
+
+
+def test_a_matrix_of_every_head_would_be_noticed() -> None:
+    model, ids_BT = tiny_model("llama", attention="sdpa"), torch.randint(6, 30, (1, 200))
+    with Kernels(4, 200) as ran, torch.nn.attention.sdpa_kernel(SDPBackend.MATH):
+        listen(model, ids_BT, lambda call: None)
+    assert ran.flash == []
+    assert len(ran.made) >= 4
+
+
 def test_masks_that_a_model_builds_are_named() -> None:
-    report = listen(tiny_model("mistral", attention="sdpa"), torch.randint(6, 30, (1, 40)), lambda call: None)
-    assert {check.mask for check in report.calls} == {"boolean"}
+    ids_BT = torch.randint(6, 30, (2, 40))
+    padding_BT = torch.ones_like(ids_BT).index_fill(1, torch.arange(30, 40), 0)
+    for answer in (True, False):
+        windowed = listen(tiny_model("mistral", attention="sdpa"), ids_BT, lambda call: None, answer=answer)
+        assert [check.mask for check in windowed.calls] == ["boolean"] * 4
+        model = tiny_model("llama", attention="sdpa")
+        padded = listen(model, ids_BT, lambda call: None, answer=answer, attention_mask=padding_BT)
+        assert [check.mask for check in padded.calls] == ["boolean"] * 4
+        assert [check.mask for check in listen(model, ids_BT, lambda call: None, answer=answer).calls] == ["none"] * 4
+
+
+@pytest.mark.parametrize("listening", [[], ["--listen"]], ids=["answering", "listening"])
+@pytest.mark.parametrize(
+    ("family", "masks"),
+    [("llama", ["none"] * 4), ("mistral", ["boolean"] * 4), ("gemma3_text", ["boolean"] * 3 + ["none"])],
+)
+def test_the_manifest_names_the_layers_with_masks(tmp_path: Path, family: str, masks: list, listening: list) -> None:
+    folder = saved(tmp_path / "model", family, vocab_size=2000)
+    out = tmp_path / "out"
+    done = call(
+        "relations", "--model", str(folder), "--text", TEXT, "--engine", "fused", "--out", str(out), "-q", *listening
+    )
+    assert (done.code, done.err) == (0, "")
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert [(one["layer"], one["mask"]) for one in manifest["calls"]] == list(enumerate(masks))
+    assert manifest["output"] == ("model" if listening else "attnscope")

@@ -451,6 +451,15 @@ def test_toy_and_scaling_need_no_model(tmp_path: Path) -> None:
     assert "Var(q·k) = d ((σq² + μq²)(σk² + μk²) − μq² μk²)" in printed.err
 
 
+@pytest.mark.parametrize("what", ["--toy", "--scaling"])
+def test_nothing_is_printed_where_the_picture_cannot_be_written(tmp_path: Path, what: str) -> None:
+    (tmp_path / "taken").write_text("")
+    done = call("explain", what, "--out", str(tmp_path / "taken" / "runs"))
+    assert (done.code, done.out) == (2, b"")
+    assert done.err.startswith("attnscope: ")
+    assert done.err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -107,6 +107,7 @@ def test_only_parity_and_explain_know_both_sides():
     [
         ("import attnscope", "torch transformers numpy rich typer"),
         ("import attnscope.cli as cli; cli.run(['--help'])", "torch transformers numpy rich pyarrow matplotlib yaml"),
+        ("import attnscope.cli as cli; cli.run([])", "torch transformers numpy rich pyarrow matplotlib yaml"),
         ("import attnscope.cli as cli; cli.run(['heads', '--help'])", "torch transformers numpy rich pyarrow yaml"),
         ("import attnscope.cli as cli; cli.run(['--version'])", "torch transformers numpy rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--sort', 'x'])", "torch transformers numpy rich"),

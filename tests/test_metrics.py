@@ -11,8 +11,9 @@ import torch
 
 from attnscope.capturing import listen
 from attnscope.errors import UsageError
+from attnscope.even import EvenAttention
 from attnscope.metrics import METRICS, Texts, known, measure, support
-from attnscope.operators import DenseAttention, EvenAttention, RowAttention, Visibility
+from attnscope.operators import DenseAttention, RowAttention, Visibility
 from families import tiny_model
 
 Row = list[float]

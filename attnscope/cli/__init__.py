@@ -62,7 +62,11 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _refuse(error: typer.TyperException) -> int:
-    """What typer itself refuses, in one line."""
+    """What typer itself refuses, in one line; no command at all gets the help, on stderr and with the same code."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # typer shows the class to nobody
+        with suppress(OSError):
+            print(error.format_message(), file=sys.stderr)  # noqa: T201
+        return error.exit_code
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "attnscope"
     message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")

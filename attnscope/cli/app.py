@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from attnscope._version import __version__
-from attnscope.cli import batch, explain, heads, heatmap, info, metrics, parity, relations
+from attnscope.cli import batch, explain, heads, heatmap, info, metrics, parity, relations, rollout
 
 app = typer.Typer(
     name="attnscope",
     help="See, measure and verify what every attention head of a pretrained decoder attends to.",
+    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -25,14 +26,18 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "relations": (relations.relations, relations.EXAMPLES),
     "batch": (batch.batch, batch.EXAMPLES),
     "heatmap": (heatmap.heatmap, heatmap.EXAMPLES),
+    "rollout": (rollout.rollout, rollout.EXAMPLES),
     "info": (info.info, info.EXAMPLES),
     "metrics": (metrics.metrics, metrics.EXAMPLES),
     "explain": (explain.explain, explain.EXAMPLES),
     "parity": (parity.parity, parity.EXAMPLES),
 }
 
+PARSERS = {"batch": batch.BatchCommand}
+
 for name, (command, examples) in COMMANDS.items():
-    app.command(name, epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples))(command)
+    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+    app.command(name, cls=PARSERS.get(name), epilog=epilog)(command)
 
 
 def _version(asked: bool) -> None:

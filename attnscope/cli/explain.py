@@ -122,10 +122,6 @@ def run_scaling(settings: Settings, seed: int) -> int:
     from attnscope.explain.scaling import FORMULA, SAMPLES, measure_scaling
 
     found = measure_scaling(seed=seed)
-    output.emit(spread_table(found), _format(settings), lambda: spread_picture(found))
-    said = f"{SAMPLES} random pairs of q and k for each number, seed {seed}; {FORMULA}"
-    if _format(settings) == "table":
-        output.talk(said, settings.quiet)
     if settings.out is not None:
         import numpy as np
 
@@ -142,11 +138,17 @@ def run_scaling(settings: Settings, seed: int) -> int:
         with unwinding():
             save_scaling_curves(place, curves, note=note, image=_image(place))
         output.talk(f"wrote {place}", settings.quiet)
+    output.emit(spread_table(found), _format(settings), lambda: spread_picture(found))
+    if _format(settings) == "table":
+        output.talk(f"{SAMPLES} random pairs of q and k for each number, seed {seed}; {FORMULA}", settings.quiet)
     return 0
 
 
 def finish(settings: Settings, explanation: Explanation, whole: bool = False) -> int:
-    """Print the steps, draw the figure, say which checks do not hold; returns the exit code."""
+    """Draw the figure, print the steps, say which checks do not hold; returns the exit code."""
+    if settings.out is not None:
+        name = f"{'toy' if whole else 'explain'}-{explanation.head}"
+        output.talk(f"wrote {draw(explanation, picture_path(settings.out, name, settings.image))}", settings.quiet)
     if _format(settings) == "table":
         from attnscope.cli.steps import picture
 
@@ -156,9 +158,6 @@ def finish(settings: Settings, explanation: Explanation, whole: bool = False) ->
 
         for line in json_lines(explanation):
             sys.stdout.write(line + "\n")
-    if settings.out is not None:
-        name = f"{'toy' if whole else 'explain'}-{explanation.head}"
-        output.talk(f"wrote {draw(explanation, picture_path(settings.out, name, settings.image))}", settings.quiet)
     for line in explanation.failures:
         output.talk(f"does not hold: {line}", quiet=False)
     return 1 if explanation.failures else 0

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from attnscope.fused.questions import (
     At,
+    Between,
     Entropy,
     Feature,
     Features,
@@ -136,6 +137,9 @@ class FusedAttention(AttentionOperator):
     def recent_mass(self, width: int) -> Tensor:
         return self._ask(Recent(width, self.keys - self.queries))
 
+    def group_mass(self, query_group_BQ: Tensor, key_group_BK: Tensor) -> Tensor:
+        return self._ask(Between(query_group_BQ, key_group_BK))
+
     def topk(self, k: int, heads: Sequence[int] | None = None, skip_first: bool = False) -> tuple[Tensor, Tensor]:
         return self._ask(TopK(min(k, self.keys), range(self.heads) if heads is None else heads, skip_first))
 
@@ -173,6 +177,8 @@ class FusedAttention(AttentionOperator):
 
         tile_bytes = TILE_BYTES.get(self.device.type, TILE_BYTES["cpu"])
         Tiling(self._logits, self.sinks, self.sinks_scale_output, most, heads, columns, tile_bytes).each(visit)
+        for question in questions:
+            question.end()
         self._plan.answered += questions
 
 

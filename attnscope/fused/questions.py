@@ -35,6 +35,9 @@ class Question:
         """Read one tile."""
         raise NotImplementedError
 
+    def end(self) -> None:
+        """After the last tile."""
+
 
 class Mass(Question):
     def visit(self, tile: Tile) -> None:
@@ -186,6 +189,35 @@ class Recent(Question):
         distance = query - torch.arange(tile.low + first, tile.low + n, device=near.device)
         inside = (distance >= 0) & (distance < self.width)
         self.answer[tile.answer] = (near * inside).sum(-1) * tile.norm[..., 0]
+
+
+class Between(Question):
+    """The mass between groups of queries and groups of keys: rows are added up first, keys in what is left."""
+
+    def __init__(self, query_group_BQ: Tensor, key_group_BK: Tensor) -> None:
+        self.asked = query_group_BQ, key_group_BK
+        self.groups = int(query_group_BQ.max()) + 1, int(key_group_BK.max()) + 1
+
+    def begin(self, P: AttentionOperator) -> None:
+        self.answer = torch.zeros(P.batch, P.heads, *self.groups, device=P.device)
+        self._parts: dict[tuple[int, int, int], tuple[slice, Tensor, Tensor]] = {}
+
+    def visit(self, tile: Tile) -> None:
+        (query_group_BQ, key_group_BK), place = self.asked, tile.place
+        group_g, member_r = query_group_BQ[place.text, place.rows].unique(return_inverse=True)
+        member_gr = (member_r == torch.arange(len(group_g), device=member_r.device)[:, None]).float()
+        rows_Hgn = (member_gr * tile.norm.mT) @ tile.p
+        column_n = key_group_BK[place.text, place.keys] % (self.groups[1] + 1)  # -1 becomes one more column
+        mass_Hgm = torch.zeros(*rows_Hgn.shape[:2], self.groups[1] + 1, device=rows_Hgn.device)
+        mass_Hgm.scatter_add_(-1, column_n.expand_as(rows_Hgn), rows_Hgn)
+        known = group_g >= 0
+        self._parts[place.text, place.heads.start, place.rows.start] = place.heads, group_g[known], mass_Hgm[:, known]
+
+    def end(self) -> None:
+        """Tiles that share a group are added in their own order, whichever came first."""
+        for (text, _, _), (heads, group_g, mass_Hgm) in sorted(self._parts.items()):
+            self.answer[text, heads].index_add_(1, group_g, mass_Hgm[..., :-1])
+        del self._parts
 
 
 class TopK(Question):
