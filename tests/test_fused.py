@@ -11,6 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from attnscope.capturing import listen
+from attnscope.errors import MemoryLimitError
 from attnscope.fused import FusedAttention, tiles
 from attnscope.fused.questions import Mass
 from attnscope.metrics import METRICS, Texts, measure
@@ -155,6 +156,29 @@ def test_an_error_in_a_tile_ends_the_pass() -> None:
             asked.sweep([Broken()])
         assert torch.get_num_threads() == 3
         assert_close(asked.mass, torch.ones_like(asked.mass))
+
+
+@pytest.mark.parametrize("room", [2**18, 2**10])
+def test_memory_that_runs_out_makes_tiles_smaller(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """As many halvings as it takes, then the whole layer again; or one clear error."""
+    dense, asked, _ = operators(queries=300)
+    taken: list[int] = []
+    make = tiles.Tiling._tile
+
+    def tight(tiling: tiles.Tiling, *rest: object) -> tiles.Tile:
+        taken.append(tiling.tile_bytes)
+        if tiling.tile_bytes > room and len(taken) % 3 == 0:  # some tiles were answered before
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return make(tiling, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tiles.Tiling, "_tile", tight)
+    monkeypatch.setitem(tiles.TILE_BYTES, "cpu", 2**20)
+    if room < 2**16:
+        with pytest.raises(MemoryLimitError, match="memory ran out over 300 tokens"):
+            asked.entropy()
+        return
+    assert_close(asked.entropy(), dense.entropy(), atol=1e-5, rtol=1e-5)
+    assert list(dict.fromkeys(taken)) == [2**20, 2**19, 2**18]
 
 
 def test_one_pass_answers_a_whole_plan() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.errors import MemoryLimitError
 from attnscope.fused.questions import (
     At,
     Between,
@@ -38,7 +39,10 @@ from attnscope.fused.questions import (
     TopK,
 )
 from attnscope.fused.tiles import TILE_BYTES, Tile, Tiling
+from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.operators import AttentionOperator, Logits
+
+LEAST_TILE = 2**16  # bytes: smaller ones would not save what is missing
 
 
 @dataclass
@@ -155,13 +159,53 @@ class FusedAttention(AttentionOperator):
         return question.answer
 
     def sweep(self, questions: Sequence[Question]) -> None:
-        """Answer the questions in one pass over the tiles."""
-        for question in questions:
-            question.begin(self)
+        """Answer the questions in one pass over the tiles; smaller tiles where memory runs out.
+
+        Raises MemoryLimitError where the smallest do not fit either.
+        """
+        tile_bytes = _tile_bytes(self.device)
+        while not self._pass(questions, tile_bytes):
+            tile_bytes //= 2
+            if tile_bytes < LEAST_TILE:
+                device = str(self.device)
+                raise MemoryLimitError(
+                    f"memory ran out over {self.keys} tokens: one layer takes {human_bytes(self._bytes)} beside the "
+                    f"model, and {device} has {human_bytes(free_memory(device))} left",
+                    "shorten the text, ask for fewer keys or heads, or free memory on the device",
+                )
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        self._plan.answered += questions
+
+    @property
+    def _bytes(self) -> int:
+        """Of q, k, v and the output in float32."""
+        q, k, v = self._logits.q_BHQD, self._logits.k_BGKD, self.v_BGKD
+        return 4 * sum(2 * part.numel() for part in (q, k, k if v is None else v))
+
+    def _pass(self, questions: Sequence[Question], tile_bytes: int) -> bool:
+        """Whether a pass with tiles of this size found the memory that it takes."""
+
+        def visit(tile: Tile) -> None:
+            for question in questions:
+                question.visit(tile)
+
+        try:
+            for question in questions:
+                question.begin(self)
+            self._tiling(questions, tile_bytes).each(visit)
+            for question in questions:
+                question.end()
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                return False
+            raise
+        return True
+
+    def _tiling(self, questions: Sequence[Question], tile_bytes: int) -> Tiling:
         top = [question for question in questions if isinstance(question, TopK)]
         heads = sorted({head for question in top for head in question.heads})
-        for question in top:
-            question.among = heads
+        most = max((question.wanted for question in top), default=0)
         products = _side_by_side(questions)
         G = self._logits.k_BGKD.shape[1]
 
@@ -169,17 +213,13 @@ class FusedAttention(AttentionOperator):
             parts = [product.columns(text).to(self.device) for product in products]
             return torch.cat([part.expand(G, *part.shape[1:]) for part in parts], -1) if parts else None
 
-        most = max((question.wanted for question in top), default=0)
+        return Tiling(self._logits, self.sinks, self.sinks_scale_output, most, heads, columns, tile_bytes)
 
-        def visit(tile: Tile) -> None:
-            for question in questions:
-                question.visit(tile)
 
-        tile_bytes = TILE_BYTES.get(self.device.type, TILE_BYTES["cpu"])
-        Tiling(self._logits, self.sinks, self.sinks_scale_output, most, heads, columns, tile_bytes).each(visit)
-        for question in questions:
-            question.end()
-        self._plan.answered += questions
+def _tile_bytes(device: torch.device) -> int:
+    """A tile's size: what suits the device, at most an eighth of what is free on it."""
+    wanted = TILE_BYTES.get(device.type, TILE_BYTES["cpu"])
+    return min(wanted, max(LEAST_TILE, free_memory(str(device)) // 8)) if device.type == "cuda" else wanted
 
 
 def _side_by_side(questions: Sequence[Question]) -> list[Product]:

@@ -224,7 +224,6 @@ class TopK(Question):
     def __init__(self, k: int, heads: Sequence[int], skip_first: bool) -> None:
         self.asked = (k, tuple(heads), skip_first)
         self.k, self.heads, self.skip_first = k, list(heads), skip_first
-        self.among = self.heads  # the heads that a pass finds the strongest keys of
 
     @property
     def wanted(self) -> int:
