@@ -1,8 +1,8 @@
 """What inspecting costs beside the plain forward pass: both engines, output_attentions and TransformerLens.
 
     python benchmarks/engines.py                      # the table at 2,048 and 8,192 tokens
-    python benchmarks/engines.py --tokens 16384 --ways plain,fused --write
-    python benchmarks/engines.py --plot docs/images/engines.png
+    python benchmarks/engines.py --tokens 16384 --ways plain,fused --runs 1 --rows rows.json
+    python benchmarks/engines.py --rows rows.json --tokens "" --write --plot docs/images/engines.png
 
 Each way runs in fresh processes, in turn; the table gives the median of their medians and the peak memory of the
 process. The job: entropy, first-token, previous-token, distance, effective keys, induction, duplicate-token, and the 8
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from results import update_section
@@ -49,7 +50,7 @@ def main() -> None:
     if options.way:
         print(json.dumps(measure(options.way, options.tokens[0], options.runs, options.device, options.large)))
         return
-    rows = [row for tokens in options.tokens for row in compare(tokens, options)]
+    rows = kept(options.rows, [row for tokens in options.tokens for row in compare(tokens, options)])
     text = table(rows, options.device)
     print(text)
     if options.write:
@@ -60,17 +61,36 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=lambda text: [int(part) for part in text.split(",")], default=[2048, 8192])
+    parser.add_argument(
+        "--tokens", type=lambda text: [int(part) for part in text.split(",") if part], default=[2048, 8192]
+    )
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS))
     parser.add_argument("--runs", type=int, default=3, help="timed passes in a process, after a first one")
     parser.add_argument("--processes", type=int, default=2, help="fresh processes a way, in turn")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--large", action="store_true", help="the shape of Llama-3.2-3B in bfloat16")
     parser.add_argument("--limit", type=float, default=900, help="seconds after which a way is given up")
+    parser.add_argument("--rows", type=Path, help="a file that gathers what several calls measure")
     parser.add_argument("--write", action="store_true", help="write the table into RESULTS.md")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def lengths(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def kept(path: Path | None, rows: list[dict]) -> list[dict]:
+    """These rows and those that earlier calls left in the file, by length."""
+    if path is None:
+        return rows
+    known = {(row["tokens"], row["way"]): row for row in (json.loads(path.read_text()) if path.exists() else [])}
+    known |= {(row["tokens"], row["way"]): row for row in rows}
+    order = list(WAYS)
+    found = sorted(known.values(), key=lambda row: (row["tokens"], order.index(row["way"])))
+    path.write_text(json.dumps(found, indent=1))
+    return found
 
 
 def compare(tokens: int, options: argparse.Namespace) -> list[dict]:
@@ -91,8 +111,8 @@ def in_process(way: str, tokens: int, options: argparse.Namespace) -> dict:
     except subprocess.TimeoutExpired:
         return {"error": f"not done in {options.limit:.0f} s"}
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["killed: out of memory"])[-1]
-        return {"error": last[:80]}
+        last = (done.stderr.strip().splitlines() or ["killed"])[-1]
+        return {"error": "out of memory" if "memory" in last.lower() else last[:80]}
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -114,6 +134,8 @@ def measure(way: str, tokens: int, runs: int, device: str, large: bool) -> dict:
     """In a process of its own: the median time of a pass, and the process's peak memory in bytes."""
     import torch
 
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_DATA, (memory * 9 // 10,) * 2)  # what needs more fails, and alone
     run = PREPARE.get(way, prepare_attnscope)(way, tokens, device, large)
     cuda, times = device.startswith("cuda"), []
     for _ in range(runs + 1):
@@ -259,7 +281,7 @@ def table(rows: list[dict], device: str) -> str:
     plain = {row["tokens"]: row for row in rows if row["way"] == "plain" and "seconds" in row}
     lines = [
         f"{time.strftime('%Y-%m-%d')}, {card(device)}, torch {torch.__version__}, "
-        f"transformers {transformers.__version__}.",
+        f"transformers {transformers.__version__}{lens()}.",
         "",
         "| tokens | way | seconds (least to most) | times plain | peak memory | times plain |",
         "|---|---|---|---|---|---|",
@@ -276,6 +298,13 @@ def table(rows: list[dict], device: str) -> str:
             f"{row['memory'] / 1e9:.2f} GB | {ratios[1]:.2f} |"
         )
     return "\n".join(lines)
+
+
+def lens() -> str:
+    try:
+        return f", TransformerLens {version('transformer_lens')}"
+    except PackageNotFoundError:
+        return ""
 
 
 def card(device: str) -> str:
