@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import uuid
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -22,10 +23,12 @@ from attnscope._version import __version__
 from attnscope.batch.bucketing import Shard
 from attnscope.batch.journal import PARTIAL, Failure, Record, digest, sync
 from attnscope.batch.reading import Item
-from attnscope.batch.rows import SCHEMA_VERSION, Measured, Output, arrow_tables, json_rows, plain
+from attnscope.batch.rows import SCHEMA_VERSION, Measured, Output, arrow_tables, json_rows, pieces, plain
 
 if TYPE_CHECKING:
     from attnscope.observe import Observation
+
+MOST_WAITING = 8  # texts whose maps are kept because no painter has come to them yet
 
 
 class _Droppable(io.RawIOBase):
@@ -70,7 +73,14 @@ class _Sheet:
 
         # without Arrow's own schema tokens are dictionaries on disk and strings to every reader
         repeated = [field.name for field in schema if not pa.types.is_floating(field.type)]
-        writer = ParquetWriter(self.stream, schema, compression="zstd", store_schema=False, use_dictionary=repeated)
+        writer = ParquetWriter(
+            self.stream,
+            schema,
+            compression="zstd",
+            store_schema=False,
+            use_dictionary=repeated,
+            write_statistics=[field.name for field in schema if pa.types.is_integer(field.type)],  # others find nothing
+        )
         writer.add_key_value_metadata(metadata(self.name, self.output.about))
         return writer
 
@@ -111,19 +121,21 @@ class ShardWriter:
     def __init__(self, folder: Path, shard: Shard, output: Output, pool: Executor | None = None) -> None:
         self.folder, self.shard, self.output, self.pool = folder, shard, output, pool
         self.partial = folder / PARTIAL / f"{shard.first:09d}-{uuid.uuid4().hex[:8]}"
-        self.partial.mkdir(parents=True)
+        self.partial.mkdir()  # not its parent: what outlives its run, on another machine, finds no place to write
         self.part = f"part-{shard.first:09d}"
         self.items = self.texts = self.tokens = 0
         self.failures: list[Failure] = []
-        self._drawn: list[tuple[int, Future[None]]] = []
+        self._drawn: list[int] = []
+        self._waiting: deque[Future[None]] = deque()
         self._weights: dict[str, Any] = {}
         self._weights_index: list[dict[str, Any]] = []
         self._sheets = {name: _Sheet(self.partial / name, name, output) for name in output.names}
 
     def add(self, measured: Measured) -> None:
         """Write the rows of some more items; their pictures are begun."""
-        for name, table in arrow_tables(measured, self.output).items():
-            self._sheets[name].write(table)
+        for piece in pieces(measured):
+            for name, table in arrow_tables(piece, self.output).items():
+                self._sheets[name].write(table)
         for item, one in measured.seen:
             self._draw(item, one)
             self._keep_weights(item, one)
@@ -136,8 +148,7 @@ class ShardWriter:
         """Close, sync and rename everything. What is renamed is not yet a part of the dataset: the journal says so."""
         for sheet in self._sheets.values():
             sheet.close()
-        for _, drawing in self._drawn:
-            drawing.result()
+        self._wait_for_painters(0)
         moves = {f"{name}/{self.part}.{self.output.format}": self.partial / name for name in self._sheets}
         if self.output.weights:
             moves |= self._save_weights()
@@ -160,22 +171,35 @@ class ShardWriter:
         """Leave nothing."""
         for sheet in self._sheets.values():
             sheet.drop()
-        for _, drawing in self._drawn:
+        for drawing in self._waiting:
             drawing.cancel()
         shutil.rmtree(self.partial, ignore_errors=True)
 
     def _draw(self, item: Item, one: Observation) -> None:
         if self.output.pictures and self.output.paint and self.pool:
-            job = self.output.pictures(one)
+            self._wait_for_painters(MOST_WAITING - 1)
             folder = self.partial / "figures" / f"{item.number:06d}"
-            self._drawn.append((item.number, self.pool.submit(self.output.paint, job, folder)))
+            self._waiting.append(self.pool.submit(self.output.paint, self.output.pictures(one), folder))
+            self._drawn.append(item.number)
+
+    def _wait_for_painters(self, most: int) -> None:
+        """Until no more than `most` texts wait for their pictures; a picture that failed is raised here."""
+        while len(self._waiting) > most:
+            self._waiting.popleft().result()
 
     def _move_pictures(self) -> None:
-        for number, _ in self._drawn:
-            target = self.folder / "figures" / f"{number:06d}"
-            target.parent.mkdir(exist_ok=True)
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(self.partial / "figures" / f"{number:06d}", target)
+        """Picture by picture: another attempt at this shard draws the same ones, and none is missing in between."""
+        for number in self._drawn:
+            drawn = self.partial / "figures" / f"{number:06d}"
+            for path in sorted(drawn.rglob("*")):
+                target = self.folder / "figures" / f"{number:06d}" / path.relative_to(drawn)
+                if path.is_dir():
+                    target.mkdir(parents=True, exist_ok=True)
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "rb") as stream:
+                    os.fsync(stream.fileno())
+                os.replace(path, target)
 
     def _keep_weights(self, item: Item, one: Observation) -> None:
         if not self.output.weights:

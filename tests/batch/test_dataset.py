@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from attnscope.batch.folders import run_folder
 from attnscope.batch.reading import Item, Reading
-from attnscope.batch.rows import SCHEMAS, Measured, Output, arrow_tables, json_rows, plain
+from attnscope.batch.rows import SCHEMAS, Measured, Output, arrow_tables, json_rows, pieces, plain
 from attnscope.batch.running import Job, Worker
 from attnscope.cli import run
 from attnscope.cli.app import app
@@ -249,6 +249,27 @@ def test_an_empty_window_has_the_same_schema(tiny: Any) -> None:
         assert table.schema == SCHEMAS[name]
         assert len(table) == 0
     assert set(WRITERS) >= {"csv", "jsonl", "parquet"}
+
+
+def test_pieces_are_the_same_rows_in_the_same_order(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnscope.batch.bucketing import Shard
+
+    texts = ["the bank", "a", "the river bank is the bank", "one two three", "the"]
+    worker = Worker(Job(), tiny)
+    [window] = worker.windows(Shard(tuple(Item(n, "f", n, str(n), text) for n, text in enumerate(texts))))
+    measured = worker.measure(window)
+    assert measured is not None
+    whole = arrow_tables(measured, Output())
+    assert len(list(pieces(measured))) == 1
+    most = [one.most_relations for _, one in measured.seen]
+    monkeypatch.setattr("attnscope.batch.rows.ROWS_A_PIECE", most[0] + 1)
+    parts = list(pieces(measured))
+    assert 1 < len(parts) < len(texts)
+    assert [item.number for part in parts for item, _ in part.seen] == list(range(len(texts)))
+    for name, table in whole.items():
+        rows = [row for part in parts for row in arrow_tables(part, Output())[name].to_pylist()]
+        assert rows == table.to_pylist()
+    assert len(whole["relations"]) <= sum(most)
 
 
 def test_a_worker_measures_what_it_tokenised(tiny: Any) -> None:
