@@ -159,7 +159,7 @@ def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
     blind = not bool(seen_BHQ.all())  # rows that see nothing are uniform in eager attention
     largest = []
     for a, b in P.blocks():
-        hidden = P.rows(a, b).masked_fill(call.visible.rows(a, b).to(P.device), 0)
+        hidden = P.rows(a, b) * (~call.visible.rows(a, b).to(P.device)).float()  # several times as fast as a fill
         largest.append((hidden * seen_BHQ[..., a:b, None] if blind else hidden).max())
     return row_sum, float(torch.stack(largest).max())
 

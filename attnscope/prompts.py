@@ -4,7 +4,8 @@ import hashlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from attnscope.chat import Bounds, Message, Render, read_messages, token_turns, turn_bounds, turn_ranges
@@ -39,10 +40,17 @@ class Prompt:
     tokens: tuple[str, ...]
     labels: tuple[str, ...]
     special: tuple[bool, ...]
-    words: tuple[Span, ...]
-    sentences: tuple[Span, ...]
+    plain: tuple[str, ...] = field(repr=False)
     turns: tuple[Span, ...]
     removed: int = 0
+
+    @cached_property
+    def words(self) -> tuple[Span, ...]:
+        return _named(word_ranges(self.plain, self.special), self.plain, self.tokens)
+
+    @cached_property
+    def sentences(self) -> tuple[Span, ...]:
+        return _named(sentence_ranges(self.plain, self.special), self.plain, self.tokens)
 
     @property
     def sha256(self) -> str:
@@ -169,8 +177,7 @@ def _prompt(
         tokens=tuple(exact),
         labels=tuple(readings[place].label for place in kept),
         special=tuple(special),
-        words=_named(word_ranges(plain, special), plain, exact),
-        sentences=_named(sentence_ranges(plain, special), plain, exact),
+        plain=tuple(plain),
         turns=tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turn_ranges([turns[i] for i in kept])),
         removed=len(ids) - len(kept),
     )

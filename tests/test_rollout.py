@@ -210,7 +210,7 @@ def test_a_long_text_makes_no_matrix() -> None:
 
 def units(count: int) -> tuple:
     text = " a" * count
-    prompt = Prompt(text, (0,) * count, (" a",) * count, ("·a",) * count, (False,) * count, (), (), ())
+    prompt = Prompt(text, (0,) * count, (" a",) * count, ("·a",) * count, (False,) * count, (), ())
     return tuple(bins(prompt, count))
 
 
