@@ -42,14 +42,26 @@ def listen(
     expected_layers: layers that must call; ModelError names those that did not. answer: attnscope computes each
     layer's output itself, in the pass that answers the questions about it, and the model's own attention does not run;
     some rows of every call are checked against it.
-    No logits are computed. Raises UsageError for a model in training mode (its weights would be after dropout).
+    No logits are computed, and once a whole pass has shown which call is the model's last, later passes end there:
+    nobody reads what comes behind it.
+    Raises UsageError for a model in training mode (its weights would be after dropout).
 
         >>> report = listen(model, ids, lambda call: print(call.layer, call.weights_BHQK.shape))
     """
     if model.training:
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
-    with _model_lock(model), listening(model, hear, windows, answer) as report, torch.no_grad(), _uncompiled():
-        _backbone(model)(ids_BT, use_cache=False, **_extras(model), **inputs)
+    bare = _bare(model)
+    with _model_lock(model), _listening(model, hear, windows, answer) as listener, torch.no_grad(), _uncompiled():
+        modules, end = _ends.get(bare, (0, None))
+        listener.end = end if modules == len(listener.paths) and not inputs else None
+        try:
+            _backbone(model)(ids_BT, use_cache=False, **_extras(model), **inputs)
+        except _LastCall:
+            pass
+        else:
+            if not inputs and listener.all_by_interface and not _is_dispatched(bare):
+                _ends[bare] = len(listener.paths), [check.path for check in listener.report.calls]
+    report = listener.report
     report.tokens = ids_BT.shape[1]
     missing = sorted(set(expected_layers or ()) - set(report.layers))
     if missing:
@@ -71,12 +83,20 @@ def listening(
 
     For callers who run the model themselves (generation, a custom forward). The report fills as the calls come.
     """
+    with _listening(model, hear, windows, answer) as listener:
+        yield listener.report
+
+
+@contextmanager
+def _listening(
+    model: nn.Module, hear: Callable[[AttentionCall], None], windows: dict[int, int | None] | None, answer: bool
+) -> Iterator[_Listener]:
     listener = _Listener(_bare(model), hear, windows or {}, answer)
     thread = threading.get_ident()
     handles = listener.hook_modules()
     _install(thread, listener)
     try:
-        yield listener.report
+        yield listener
     finally:
         _remove(thread, listener)
         for handle in handles:
@@ -90,6 +110,8 @@ ARGUMENTS = ("query", "key", "value", "attention_mask", "scaling", "dropout")  #
 _lock = threading.Lock()
 _listeners: dict[int, list[_Listener]] = {}
 _original: Callable[..., Any] | None = None
+# How many modules a model had in a whole pass, and which of them called, in order.
+_ends: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[str]]] = weakref.WeakKeyDictionary()
 _model_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
 
@@ -140,6 +162,15 @@ def _model_lock(model: nn.Module) -> Iterator[None]:
         yield
 
 
+class _LastCall(BaseException):
+    """Ends a forward pass whose last attention was heard."""
+
+
+def _is_dispatched(model: nn.Module) -> bool:
+    """Whether accelerate moves weights around every module's forward, which must then come to its end."""
+    return any(hasattr(module, "_hf_hook") for module in model.modules())
+
+
 class _Listener:
     """Turns raw attention calls of one model into AttentionCalls, and keeps the report."""
 
@@ -155,6 +186,7 @@ class _Listener:
         self.windows = windows
         self.answer = answer
         self.report = CaptureReport()
+        self.end: list[str] | None = None  # the calls of a whole pass, where they are known
         self._calls: dict[int, int] = {}
         self._by_interface: set[nn.Module] = set()
         self._visible: dict[Any, tuple[Any, Visibility]] = {}
@@ -179,10 +211,17 @@ class _Listener:
             check = check_call(call, "answered")
             check.value_error = self._answer_error(call, attend, given, output)
             self.report.calls.append(check)
-            return output, None
-        output, weights = attend(module, *args, **kwargs)
-        self._hear(self._call(module, given, weights, output), "interface")
+        else:
+            output, weights = attend(module, *args, **kwargs)
+            self._hear(self._call(module, given, weights, output), "interface")
+        if self.end is not None and [check.path for check in self.report.calls] == self.end:
+            raise _LastCall
         return output, None  # the layer's matrix is freed here
+
+    @property
+    def all_by_interface(self) -> bool:
+        """Whether every call came through the interface."""
+        return all(check.route != "hook" for check in self.report.calls)
 
     def _call(self, module: nn.Module, given: dict[str, Any], weights: Tensor | None, output: Any) -> AttentionCall:
         q, k = given["query"], given["key"]

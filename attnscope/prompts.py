@@ -31,8 +31,9 @@ class Prompt:
     joined they give the text back, except that the pieces of a character split over several tokens are numbered
     (`日·1/3`), that SentencePiece's space before the text shows, and that special tokens stand as their names.
     `labels` are the same for pictures, with visible spaces, and a token unknown to the model is marked (`日<unk>`).
-    `words` and `sentences` cover every token once; `turns` are the messages of a chat, without the begin token and
-    without a system prompt that the template adds of its own. `removed` tokens were cut off.
+    `words` and `sentences` cover every token once, cut by `plain`, the text that each token shows; `turns` are the
+    messages of a chat, without the begin token and without a system prompt that the template adds of its own. `removed`
+    tokens were cut off.
     """
 
     text: str

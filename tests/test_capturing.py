@@ -211,6 +211,41 @@ def test_no_logits_are_computed() -> None:
     assert projected == []
 
 
+@pytest.mark.parametrize("answer", [False, True])
+def test_a_later_pass_ends_with_the_last_attention(answer: bool) -> None:
+    """What comes behind it is not run, and nothing that is read changes; the model itself runs on as ever."""
+    model = tiny_model("llama", attention="sdpa" if answer else "eager")
+    ran: list[int] = []
+    model.model.norm.register_forward_hook(lambda *call: ran.append(1))
+    first, second = ([], [])
+    logits = model(some_ids()).logits
+    ran.clear()
+    for found in (first, second):
+        report = listen(model, some_ids(), lambda call, found=found: found.append(call.P.dense()), answer=answer)
+        assert len(report.calls) == len(found) == model.config.num_hidden_layers
+    assert len(ran) == 1
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert torch.equal(model(some_ids()).logits, logits)
+    assert len(ran) == 2
+
+
+def test_a_model_that_is_moved_layer_by_layer_runs_whole() -> None:
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    model = tiny_model("llama")
+    after: list[int] = []
+
+    class Moved(ModelHook):
+        def post_forward(self, module, output):  # type: ignore[no-untyped-def]
+            after.append(1)
+            return output
+
+    add_hook_to_module(model.model.layers[-1], Moved())
+    for _ in range(2):
+        listen(model, some_ids(), lambda call: None)
+    assert len(after) == 2
+
+
 def test_a_layer_that_is_not_heard_is_named() -> None:
     with pytest.raises(ModelError, match="layers 4, 5"):
         listen(tiny_model("llama"), some_ids(), lambda call: None, expected_layers=(0, 1, 2, 3, 4, 5))
