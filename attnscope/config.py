@@ -1,10 +1,12 @@
-"""A YAML file of a whole run: the options of `attnscope heads`, with underscores for hyphens.
+"""A YAML file of a whole run: the options of `attnscope heads` or `batch`, with underscores for hyphens.
 
-`KEYS` is the one table of what may stand in such a file; the command line's long options are the same names.
+`KEYS` and `BATCH_KEYS` are the one table of what may stand in such a file; the command line's long options are the same
+names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,20 +17,23 @@ from attnscope.errors import UsageError
 
 @dataclass(frozen=True)
 class Key:
-    """What a key of a configuration holds: one of `kinds`, and if it is text and `choices` are named, one of them."""
+    """What a key of a configuration holds: one of `kinds`, of at least `least`; text is one of `choices`, if any."""
 
     kinds: tuple[type, ...]
     choices: tuple[str, ...] = ()
+    least: float | None = None
 
     @property
     def expected(self) -> str:
-        """For people: `true or false`, `a number`, `8bit or 4bit`."""
+        """For people: `true or false`, `a number`, `a whole number from 1`, `8bit or 4bit`."""
         names = [NAMES[kind] for kind in self.kinds if not (kind is str and self.choices)]
-        return " or ".join([*names, *self.choices])
+        return " or ".join([*names, *self.choices]) + ("" if self.least is None else f" from {self.least}")
 
     def accepts(self, value: object) -> bool:
         # A YAML true is an int in Python, and nobody means `top: true`.
         if type(value) not in self.kinds and not (type(value) is int and float in self.kinds):
+            return False
+        if self.least is not None and isinstance(value, int | float) and not value >= self.least:
             return False
         return not (isinstance(value, str) and self.choices) or value in self.choices
 
@@ -75,12 +80,38 @@ KEYS: dict[str, Key] = {
     "verbose": SWITCH,
 }
 
+SHARED_WITH_BATCH = (
+    *("model", "device", "dtype", "device_map", "revision", "offline", "quantize", "trust_remote_code", "allow_pickle"),
+    *("chat", "truncate", "select", "out", "image", "top_k", "min_weight", "group", "by", "quiet", "verbose"),
+)
+FROM_1 = Key((int,), least=1)
 
-def read_config(path: Path | str) -> dict[str, object]:
+BATCH_KEYS: dict[str, Key] = {name: KEYS[name] for name in SHARED_WITH_BATCH} | {
+    "tables": TEXT,
+    "format": Key((str,), ("parquet", "csv", "jsonl")),
+    "to_stdout": Key((str,), ("jsonl",)),
+    "input_format": Key((str,), ("txt", "jsonl", "csv", "parquet")),
+    "whole": SWITCH,
+    "text_field": TEXT,
+    "id_field": TEXT,
+    "weights": SWITCH,
+    "figures": TEXT,
+    "spreadsheet": SWITCH,
+    "batch_tokens": FROM_1,
+    "shard_size": FROM_1,
+    "strict": SWITCH,
+    "dry_run": SWITCH,
+    "ray": Key((bool, str)),
+    "num_actors": FROM_1,
+    "num_gpus_per_actor": Key((float,), least=0),
+}
+
+
+def read_config(path: Path | str, keys: Mapping[str, Key] = KEYS) -> dict[str, object]:
     """The options of a configuration file, by name; keys that say nothing (null) are left out.
 
-    Raises `UsageError`: no such file, not YAML (with the line), an unknown key (with the nearest valid one), a value of
-    another type or outside the choices.
+    keys: what may stand in it, KEYS or BATCH_KEYS. Raises `UsageError`: no such file, not YAML (with the line), an
+    unknown key (with the nearest valid one), a value of another type or outside the choices.
 
     Example:
         read_config("configs/demo.yaml")["model"]  # "demo"
@@ -91,7 +122,7 @@ def read_config(path: Path | str) -> dict[str, object]:
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds a {type(content).__name__}, expected options", "write them as key: value")
     for name, value in content.items():
-        _check(path, name, value)
+        _check(path, name, value, keys)
     return {name: value for name, value in content.items() if value is not None}
 
 
@@ -132,11 +163,11 @@ def _unique_keys() -> type:
     return Loader
 
 
-def _check(path: Path | str, name: object, value: object) -> None:
-    if name not in KEYS:
-        close = get_close_matches(str(name).replace("-", "_"), KEYS, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(KEYS)}"
+def _check(path: Path | str, name: object, value: object, keys: Mapping[str, Key]) -> None:
+    if name not in keys:
+        close = get_close_matches(str(name).replace("-", "_"), keys, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(keys)}"
         raise UsageError(f"{path}: unknown key {name!r}", hint)
-    key = KEYS[str(name)]
+    key = keys[str(name)]
     if value is not None and not key.accepts(value):
         raise UsageError(f"{path}: {name}: expected {key.expected}, got {value!r}", "correct the value")

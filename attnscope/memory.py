@@ -9,6 +9,7 @@ from pathlib import Path
 from attnscope.errors import MemoryLimitError
 from attnscope.geometry import Geometry, eager_bytes, tokens_that_fit
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -52,6 +53,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     words = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, MemoryError | MemoryLimitError) or any(word in str(error).lower() for word in words)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed blocks for the next ones, for work that frees and takes the same megabytes again.
+
+    Otherwise every large block is fresh pages, which the kernel zeroes: a sixth of the time of a batch run. glibc only;
+    elsewhere nothing happens.
+
+    Example:
+        keep_freed_memory()
+    """
+    import ctypes
+
+    try:
+        tune = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    tune(M_MMAP_THRESHOLD, 32 * 2**20)
+    tune(M_TRIM_THRESHOLD, 64 * 2**20)
 
 
 def human_bytes(count: int) -> str:

@@ -123,3 +123,18 @@ def test_the_deadline_bounds_what_has_no_timeout_of_its_own():
     assert time.monotonic() - started < 2
     assert hub._within(5, lambda: "answer") == "answer"
     assert hub.DEADLINE_SECONDS < 20
+
+
+def test_a_hub_model_is_identified_by_its_commit_without_its_weights(folder, tmp_path):
+    script = """
+import sys
+from attnscope.models import LoadOptions, identify
+words, options = identify(LoadOptions(model="owner/tiny"))
+print(words, options.revision, "torch" in sys.modules)
+"""
+    with serve(folder) as fake:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        environment |= {"HF_ENDPOINT": fake.url, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        assert done.stdout.split() == ["commit", COMMIT[:12], COMMIT, "False"], done.stderr
+        assert not any("safetensors" in line for line in fake.requests)

@@ -10,15 +10,20 @@ Corpus and output folder must be where every node sees them.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attnscope import errors
 from attnscope.batch.bucketing import Shard
-from attnscope.batch.folders import unfinished
+from attnscope.batch.folders import painting, unfinished
 from attnscope.batch.journal import Journal, Record
 from attnscope.batch.reading import STDIN, Reading, Source, read_items
 from attnscope.batch.running import Job, Tally, Worker, item_cost, run_shards
@@ -27,14 +32,19 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.geometry import geometry_of
 from attnscope.models import load_config
 
-LOCAL = "local"
+CONNECT_SECONDS = 5.0
+PAINTERS = 1  # processes an actor draws in
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where and how widely: a Ray address (`local` starts one here, `auto` finds one), and its actors."""
+    """Where and how widely: a Ray address, and its actors.
 
-    address: str = LOCAL
+    address: `local` starts a cluster here, `auto` finds one; empty is Ray's own default, which is RAY_ADDRESS, a
+    cluster that runs here, or a new one.
+    """
+
+    address: str = ""
     actors: int = 1
     gpus_per_actor: float = 0.0
 
@@ -67,6 +77,7 @@ class ShardActor:
     def __init__(self, job: Job, folder: str) -> None:
         self.folder = Path(folder)
         self.output = job.output
+        self.pool = painting(PAINTERS if job.output.pictures else 0).__enter__()  # for as long as the actor lives
         try:
             self.worker: Worker | Trouble = Worker(job)
         except AttnscopeError as error:
@@ -82,7 +93,9 @@ class ShardActor:
             return self.worker
         records: list[Record] = []
         try:
-            run_shards(self.worker, [shard], lambda one: ShardWriter(self.folder, one, self.output), records.append)
+            run_shards(
+                self.worker, [shard], lambda one: ShardWriter(self.folder, one, self.output, self.pool), records.append
+            )
         except (AttnscopeError, OSError) as error:
             return Trouble.of(error)
         return records[0]
@@ -104,11 +117,28 @@ def run_on_ray(
     """
     if any(source.path == STDIN for source in sources):
         raise UsageError("a cluster cannot read standard input", "write it to a file that every node sees")
-    if job.output.pictures:
-        raise UsageError("figures are drawn on one machine only", "leave --figures or --ray out")
     ray = started(cluster)
-    tally = Tally()
-    for row in _dataset(ray, job, reading, sources, folder, journal, cluster).iter_rows():
+    tally, whole_before = Tally(), -1
+    while len(journal.records) > whole_before:
+        whole_before = len(journal.records)
+        try:
+            rows = _dataset(ray, job, reading, sources, folder, journal, cluster).iter_rows()
+            _commit(rows, journal, tally, stop, note)
+            return tally
+        except ray.exceptions.RayError as error:  # more died at once than Ray itself replaces: what is left, once more
+            last = error
+    why = (str(last).strip().splitlines() or [type(last).__name__])[-1]
+    raise AttnscopeError(f"the Ray cluster fails: {why}", "see that its nodes are well; the same command goes on")
+
+
+def _commit(
+    rows: Iterable[Mapping[str, Any]],
+    journal: Journal,
+    tally: Tally,
+    stop: Callable[[], bool],
+    note: Callable[[Tally], None],
+) -> None:
+    for row in rows:
         record = pickle.loads(row["record"])
         if isinstance(record, Trouble):
             raise record.error()
@@ -118,26 +148,67 @@ def run_on_ray(
             note(tally)
         if stop():
             tally.stopped = True
-            break
-    return tally
+            return
 
 
 def started(cluster: Cluster) -> Any:
     """Ray, connected to the cluster. Raises UsageError where it is not installed or there is no cluster."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side else writes to stderr what it then mends
     try:
         import ray
         import ray.data
     except ImportError as error:
         raise UsageError("Ray is not installed", "pip install 'attnscope[ray]'") from error
-    address = None if cluster.address == LOCAL else cluster.address
+    address = cluster.address or os.environ.get("RAY_ADDRESS")
+    missing = UsageError(f"there is no Ray cluster at {address}", "start one, or give --ray local")
+    if not _answers(address):
+        raise missing
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
+        with _hushed():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except ConnectionError as error:
-        raise UsageError(f"there is no Ray cluster at {cluster.address}", "start one, or give --ray local") from error
+        raise missing from error
+    except (ImportError, RuntimeError, ValueError) as error:  # no ray[client], or another version of Ray or Python
+        why = str(error).strip().partition("\n")[0]
+        raise UsageError(f"Ray does not take {address or 'the cluster it finds'}: {why}", "see --help") from error
+    finally:
+        _give_back(handler)
     ray.data.DataContext.get_current().enable_progress_bars = False
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return ray
+
+
+def _answers(address: str | None) -> bool:
+    """Whether anything listens at HOST:PORT; Ray itself waits there for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return True
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Without stderr: Ray's C++ side says there that it was told to be quiet."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _give_back(handler: Any) -> None:
+    """Ray takes SIGTERM for itself; the run is to end after the batch at hand."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _dataset(

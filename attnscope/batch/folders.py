@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.batch.bucketing import Shard, shards
-from attnscope.batch.journal import Journal, Record, check_options, digest, locked
+from attnscope.batch.journal import PARTIAL, Journal, Record, check_options, check_ours, digest, locked
 from attnscope.batch.reading import Item, Progress, Reading, Source, find_sources, read_items
 from attnscope.errors import InputError, UsageError
 
@@ -47,7 +47,6 @@ def run_folder(
         else:
             tally = _run_here(job, reading, sources, folder, journal, workers, stop, note)
         journal.rewrite_failures()
-        journal.sweep()  # what actors that died on other machines left half made
         return journal, tally
 
 
@@ -67,20 +66,36 @@ def _run_here(
     worker = Worker(job)
     items = read_items(reading, sources, Progress())
     pending = unfinished(items, item_cost(job, worker.loaded.geometry), job.shard_bytes, journal.records)
-    with _painters(workers) as pool:
+    with painting(workers) as pool:
         return run_shards(
             worker, pending, lambda shard: ShardWriter(folder, shard, job.output, pool), journal.append, stop, note
         )
 
 
-def _painters(workers: int) -> AbstractContextManager[Executor | None]:
+def painting(workers: int) -> AbstractContextManager[Executor | None]:
     """Processes for figures: fresh ones, not forks of a process that holds torch's threads."""
     if not workers:
         return nullcontext()
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """A painter whose run was killed would wait for work for ever, and draw into a folder that is no longer its own."""
+    import multiprocessing
+    import os
+    import threading
+
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def unfinished(
@@ -110,11 +125,16 @@ def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
     """The folder's journal, with the folder locked, held to its options and swept."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_ours(folder)
         with locked(folder):
             check_options(folder, options, {"about": "written by attnscope batch; docs/schemas.md says what is here"})
             journal = Journal(folder)
             journal.sweep()
-            yield journal
+            (folder / PARTIAL).mkdir(exist_ok=True)
+            try:
+                yield journal
+            finally:
+                journal.sweep()  # what actors that died on other machines left half made
     except OSError as error:
         if error.strerror is None:
             raise

@@ -16,6 +16,7 @@ import re
 import shutil
 import socket
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,7 @@ from attnscope.tables import save_json, whole_file
 JOURNAL, OPTIONS, FAILURES, LOCK, PARTIAL = "journal.jsonl", "run.json", "failures.jsonl", ".lock", ".partial"
 
 PART = re.compile(r"part-\d{9}(\.[a-z]+)+")
+SWEEPS, PAUSE_SECONDS = 20, 0.1
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,30 @@ class Journal:
 
     def sweep(self) -> None:
         """Remove what a run that was cut off left: half-made shards, and whole ones that were not yet committed."""
-        shutil.rmtree(self.folder / PARTIAL, ignore_errors=True)
+        _remove(self.folder / PARTIAL)
         named = {path for record in self.records.values() for path in record.files}
         for path in self.folder.glob("*/part-*"):
             if PART.fullmatch(path.name) and path.relative_to(self.folder).as_posix() not in named:
-                path.unlink()
+                path.unlink(missing_ok=True)
+        for path in self.folder.glob("figures/*"):
+            if path.name.isdecimal() and self._shard_of(int(path.name)) is None:
+                _remove(path)
+
+    def _shard_of(self, item: int) -> Record | None:
+        """The committed shard that holds an item."""
+        firsts = sorted(self.records)
+        place = bisect_right(firsts, item) - 1
+        record = self.records[firsts[place]] if place >= 0 else None
+        return record if record and item < record.first + record.items else None
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder in which a process that is about to die, on another machine, may still be writing."""
+    for _ in range(SWEEPS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(PAUSE_SECONDS)
 
 
 def _failure_line(failure: Failure) -> bytes:
@@ -171,7 +192,7 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
     if not path.exists():
         save_json({"options": wanted, **about}, path)
         return
-    before = json.loads(path.read_text())["options"]
+    before = _options(path)
     changed = [
         f"{name} was {before.get(name)!r}, now {wanted.get(name)!r}"
         for name in sorted({*before, *wanted})
@@ -182,6 +203,30 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
             f"{folder} was begun with other options: {'; '.join(changed)}",
             "give the same options to go on, or name another folder with --out",
         )
+
+
+def check_ours(folder: Path) -> None:
+    """Refuse a folder with files that no run of ours left. Raises UsageError that names one."""
+    if (folder / OPTIONS).exists():
+        _options(folder / OPTIONS)
+        return
+    others = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and path.name != "lost+found"]
+    if others:
+        raise UsageError(
+            f"{folder} holds {others[0].name}, which is not of a dataset of attnscope batch",
+            "name a new or an empty folder with --out",
+        )
+
+
+def _options(path: Path) -> dict[str, Any]:
+    """The options in a run.json. Raises UsageError where it is another program's, or damaged."""
+    try:
+        options = json.loads(path.read_text(encoding="utf-8"))["options"]
+    except (ValueError, KeyError, TypeError):
+        options = None
+    if not isinstance(options, dict):
+        raise UsageError(f"{path} is not of attnscope batch, or damaged", "name another folder with --out")
+    return options
 
 
 @contextmanager

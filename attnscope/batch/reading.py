@@ -121,7 +121,10 @@ def _expand(name: str) -> list[str]:
         return [name]
     if path.is_dir():
         files = [one for one in sorted(path.rglob("*")) if one.is_file() and _suffix(one.name) in FORMATS]
-        return [str(one) for one in files if not any(part.startswith(".") for part in one.relative_to(path).parts)]
+        seen = [str(one) for one in files if not any(part.startswith(".") for part in one.relative_to(path).parts)]
+        if not seen:
+            raise UsageError(f"{name} holds no file that ends in .{', .'.join(FORMATS)}", "name another folder or file")
+        return seen
     matches = sorted(one for one in glob.glob(name, recursive=True) if Path(one).is_file())
     if not matches:
         raise UsageError(f"there is no file {name}", "check the path; quote a glob")
@@ -140,6 +143,13 @@ def _format(path: str, reading: Reading) -> str:
         raise UsageError(
             f"{path}: its suffix does not say what it is", "give --input-format txt, jsonl, csv or parquet"
         )
+    if path == STDIN and sys.stdin is not None and sys.stdin.isatty():
+        raise UsageError("standard input is a terminal", "pipe a corpus into it, or name a file")
+    if path.endswith(".zst"):
+        import pyarrow as pa
+
+        if not pa.Codec.is_available("zstd"):
+            raise UsageError(f"{path}: this pyarrow reads no zstd", "pip install -U pyarrow, or unpack the file")
     if kind == "parquet" and (path == STDIN or path.endswith(PACKED)):
         raise UsageError(f"{path}: Parquet is read from its end", "give it as an uncompressed file")
     return kind

@@ -21,7 +21,7 @@ from attnscope.batch.twins import Twins
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.geometry import Geometry, eager_bytes
 from attnscope.manifest import failures
-from attnscope.memory import DTYPE_BYTES, check_eager_fits, free_memory, is_out_of_memory
+from attnscope.memory import DTYPE_BYTES, check_eager_fits, free_memory, is_out_of_memory, keep_freed_memory
 from attnscope.models import LoadedModel, LoadOptions, load
 from attnscope.observe import Observation, Request, observe
 from attnscope.prompts import Prompt, Side, from_chat, from_text
@@ -91,6 +91,7 @@ class Worker:
 
     def __init__(self, job: Job, loaded: LoadedModel | None = None) -> None:
         self.job = job
+        keep_freed_memory()
         self.loaded = loaded or load(job.load)
         self.request = job.request
         if job.select is not None:

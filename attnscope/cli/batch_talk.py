@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
+from attnscope.errors import InputError
 
 if TYPE_CHECKING:
+    from attnscope.batch.journal import Failure
     from attnscope.batch.reading import Reading
     from attnscope.batch.running import Job, Tally
     from attnscope.cli.settings import Settings
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 INTERRUPTED, TERMINATED = 130, 143
 A_MINUTE = 60.0
 SAMPLE_TEXTS = 8
+STDIN = "-"
 
 
 class Stopper:
@@ -110,20 +115,47 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def ending(tally: Tally, failed: int, stop: Stopper, settings: Settings) -> int:
-    """Say how it went; the exit code."""
+@dataclass(frozen=True)
+class Outcome:
+    """How it went: what this run did, and, of a folder over all its runs, how many items failed, and the first."""
+
+    tally: Tally
+    items: int
+    failed: int
+    first: Sequence[Failure]
+
+
+def ending(outcome: Outcome, reading: Reading, stop: Stopper, settings: Settings) -> int:
+    """Say how it went; the exit code. Raises InputError where there was nothing to read."""
+    tally = outcome.tally
+    if not tally.stopped:
+        check_items(outcome.items, reading)
     where = f" in {settings.out}" if settings.out else ""
-    output.talk(f"{tally.texts:,} texts, {tally.tokens:,} tokens measured{where}", settings.quiet)
-    if failed:
-        listed = f"; {settings.out}/failures.jsonl says why" if settings.out else ""
-        output.talk(f"{failed:,} item{'s' * (failed != 1)} failed{listed}", False)
-        if not settings.out:
-            for one in tally.first_failures:
-                output.talk(f"failed: {one.file}, line {one.line}: {one.reason}", False)
+    output.talk(f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}", settings.quiet)
+    reasons = [f"{one.file}{f', line {one.line}' * (one.line is not None)}: {one.reason}" for one in outcome.first]
+    if outcome.failed and settings.out:
+        listed = f"the first {reasons[0]}; all in {settings.out}/failures.jsonl"
+        output.talk(f"{several(outcome.failed, 'item')} failed, {listed}", False)
+    elif outcome.failed:
+        output.talk(f"{several(outcome.failed, 'item')} failed", False)
+        for reason in reasons:
+            output.talk(f"failed: {reason}", False)
     if tally.stopped:
         output.talk("stopped; the same command goes on from here", settings.quiet)
         return TERMINATED if stop.signal == signal.SIGTERM else INTERRUPTED
-    return 1 if failed else 0
+    return 1 if outcome.failed else 0
+
+
+def check_items(items: int, reading: Reading) -> None:
+    """Raise InputError where a corpus has no item: a pipe that broke before us, or the wrong file."""
+    if not items:
+        names = ", ".join("standard input" if name == STDIN else name for name in reading.sources)
+        raise InputError(f"there is no text in {names}", "give a corpus with at least one line")
+
+
+def several(number: int, name: str) -> str:
+    """`1 text`, `1,200 texts`."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def dry_run(job: Job, reading: Reading) -> int:
@@ -147,6 +179,7 @@ def dry_run(job: Job, reading: Reading) -> int:
             counted["failed"] += len(window.failures)
             counted["tokens"] += sum(len(prompt) for _, prompt in window.prompts)
             sample = sample or [prompt for _, prompt in window.prompts[:SAMPLE_TEXTS]]
+    check_items(counted["items"], reading)
     seconds = _seconds_a_token(worker, sample) * counted["tokens"]
     lines = {
         "model": worker.loaded.name,

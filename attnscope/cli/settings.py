@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope.config import KEYS, Key, read_config
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,18 +114,32 @@ def gather(context: typer.Context, given: Mapping[str, Any]) -> Settings:
 
     given: the command's parameters by name. Raises UsageError for what cannot be meant.
     """
-    values = {key: value for key, value in given.items() if key in Settings.__dataclass_fields__}
-    if given.get("config") is not None:
-        from attnscope.config import read_config
+    return settings_of(configured(context, given, KEYS))
 
-        for key, value in read_config(given["config"]).items():
-            if key in values and context.get_parameter_source(key).name == "DEFAULT":  # type: ignore[union-attr]
-                values[key] = Path(str(value)) if key == "out" else value
-        if _given(context, "text") and "file" in values and not _given(context, "file"):
-            values["file"] = None  # the flag's text wins over the file's
-        if _given(context, "file") and not _given(context, "text"):
-            values["text"] = None
-    settings = Settings(**values)
+
+def configured(context: typer.Context, given: Mapping[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
+    """The command's parameters by name, those that no flag gave as the configuration file has them.
+
+    keys: what may stand in the file; of these, what the command has no option for is left out.
+    """
+    values = dict(given)
+    if given.get("config") is None:
+        return values
+    parameters = {max(one.opts, key=len).lstrip("-").replace("-", "_"): one.name for one in context.command.params}
+    for key, value in read_config(given["config"], keys).items():
+        name = parameters.get(key)
+        if name in values and context.get_parameter_source(name).name == "DEFAULT":  # type: ignore[union-attr]
+            values[name] = Path(str(value)) if key == "out" else value
+    if _given(context, "text") and "file" in values and not _given(context, "file"):
+        values["file"] = None  # the flag's text wins over the file's
+    if _given(context, "file") and not _given(context, "text"):
+        values["text"] = None
+    return values
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """The settings among a command's parameters. Raises UsageError for what cannot be meant."""
+    settings = Settings(**{key: value for key, value in values.items() if key in Settings.__dataclass_fields__})
     _check(settings)
     return settings
 

@@ -6,14 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Executor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from attnscope.batch.bucketing import Shard
 from attnscope.batch.folders import run_folder
 from attnscope.batch.journal import locked
-from attnscope.batch.reading import Reading
-from attnscope.batch.running import Job
+from attnscope.batch.reading import Item, Reading
+from attnscope.batch.rows import Output
+from attnscope.batch.running import Job, Worker
+from attnscope.batch.writing import MOST_WAITING, ShardWriter
 from attnscope.errors import UsageError
 from attnscope.models import LoadOptions
 from batch.corpora import content, jsonl, rows, some_texts
@@ -73,6 +78,107 @@ def test_a_signal_finishes_the_batch_and_the_same_command_goes_on(
     assert [row["item"] for row in rows(tmp_path / "out", "texts")] == list(range(900))
     heads = rows(tmp_path / "out", "heads")
     assert [row["item"] for row in heads] == [item for item in range(900) for _ in range(16)]
+
+
+PAINTING = """
+import os, signal, sys, time
+from attnscope.batch.folders import painting
+
+if __name__ == "__main__":
+    with painting(1) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_painter_ends_with_the_run_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(PAINTING)
+    done = subprocess.run([sys.executable, tmp_path / "run.py"], stdout=subprocess.PIPE, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    painter, deadline = int(done.stdout), time.monotonic() + 20
+    while Path(f"/proc/{painter}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{painter}").exists()
+
+
+class Lazy(Executor):
+    """Draws nothing until it is asked for a result; counts what waits."""
+
+    def __init__(self) -> None:
+        self.waiting = self.most = self.drawn = 0
+
+    def submit(self, paint, job, folder):  # type: ignore[no-untyped-def]
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        return SimpleNamespace(result=lambda: self._draw(folder))
+
+    def _draw(self, folder: Path) -> None:
+        self.waiting -= 1
+        self.drawn += 1
+        folder.mkdir(parents=True)
+        (folder / "overview.png").touch()
+
+
+def test_few_texts_wait_for_slow_painters(tmp_path: Path, tiny) -> None:  # type: ignore[no-untyped-def]
+    items = tuple(Item(n, "f", n + 1, str(n), "the bank") for n in range(3 * MOST_WAITING))
+    output = Output(tables=("heads",), pictures=lambda seen: None, paint=lambda job, folder: None)
+    worker = Worker(Job(output=output), tiny)
+    [window] = worker.windows(Shard(items))
+    measured = worker.measure(window)
+    assert measured is not None
+    (tmp_path / ".partial").mkdir()
+    pool = Lazy()
+    writer = ShardWriter(tmp_path, Shard(items), output, pool)
+    writer.add(measured)
+    assert (pool.most, pool.drawn) == (MOST_WAITING, len(items) - MOST_WAITING)
+    writer.commit()
+    assert (pool.waiting, pool.drawn) == (0, len(items))
+    assert len(list((tmp_path / "figures").glob("*/overview.png"))) == len(items)
+
+
+def test_a_shard_that_is_written_after_its_run_has_ended_finds_no_place(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ShardWriter(tmp_path, Shard((Item(0, "f", 1, "0", "a"),)), Output())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_are_replaced_one_by_one_by_another_attempt(  # type: ignore[no-untyped-def]
+    tmp_path: Path, tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that dies half way through its renames leaves every picture of the attempt before."""
+    shard = Shard((Item(7, "f", 1, "7", "the bank"),))
+    output = Output(tables=(), pictures=lambda seen: None, paint=lambda job, folder: None)
+    worker = Worker(Job(output=output), tiny)
+    [window] = worker.windows(shard)
+    (tmp_path / ".partial").mkdir()
+
+    def attempt(content: str) -> ShardWriter:
+        writer = ShardWriter(tmp_path, shard, output, Lazy())
+        writer.add(worker.measure(window))
+        writer._wait_for_painters(0)
+        for name in ("a.png", "heads/b.png"):
+            path = writer.partial / "figures" / "000007" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content)
+        return writer
+
+    attempt("first").commit()
+    second, real, moved = attempt("second"), os.replace, []
+
+    def dies(source: Path, target: Path) -> None:
+        moved.append(target)
+        if len(moved) > 2:  # texts, a.png
+            raise OSError("died")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", dies)
+    with pytest.raises(OSError, match="died"):
+        second.commit()
+    drawn = tmp_path / "figures" / "000007"
+    assert {path.name: path.read_text() for path in drawn.rglob("*.png") if path.name != "overview.png"} == {
+        "a.png": "second",
+        "b.png": "first",
+    }
 
 
 def test_a_second_run_on_the_same_folder_is_refused(tmp_path: Path, tiny_folder: Path) -> None:

@@ -1,6 +1,9 @@
 """The journal: what is committed survives, what is torn is forgotten, what is damaged is said."""
 
 import json
+import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +72,35 @@ def test_sweeping_leaves_what_is_committed_and_what_is_not_ours(tmp_path: Path) 
     left = {path.name for path in (tmp_path / "heads").iterdir()}
     assert left == {"part-000000000.parquet", "notes.txt", "part-one.parquet"}
     assert not (tmp_path / ".partial").exists()
+
+
+def test_pictures_of_items_that_no_shard_holds_are_swept(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path)  # items 0 to 4
+    for name in ("000000", "000004", "000005", "123456789", "notes"):
+        (tmp_path / "figures" / name / "heads").mkdir(parents=True)
+    journal.sweep()
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["000000", "000004", "notes"]
+
+
+def test_a_folder_that_is_still_written_to_is_swept_all_the_same(tmp_path: Path) -> None:
+    partial = tmp_path / ".partial"
+    partial.mkdir()
+
+    def write() -> None:
+        number, until = 0, time.monotonic() + 0.5
+        while time.monotonic() < until:
+            with suppress(OSError):
+                (partial / str(number)).mkdir()  # as a shard is begun
+            number += 1
+            time.sleep(0.002)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not any(partial.iterdir()):
+        time.sleep(0.01)
+    Journal(tmp_path).sweep()
+    writer.join()
+    assert not partial.exists()
 
 
 def test_changed_options_are_named(tmp_path: Path) -> None:

@@ -1,23 +1,28 @@
 """Every block of docs/pipelines.md runs, where its programs are there."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from batch.corpora import jsonl
+from attnscope.cli import run
+from batch.corpora import jsonl, rows
 
-PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "pipelines.md").read_text()
+SCHEMAS = (DOCS / "schemas.md").read_text()
 PROGRAMS = ("jq", "zstd", "xargs", "parallel", "duckdb")
 TEXTS = ["the bank is on the river", "the quick fox", "said the fox", "a b c d a b c d"]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def blocks(language: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,10 @@ def test_shell_block(place: Path, block: str) -> None:
         assert len(done.stdout.splitlines()) == 4
     elif "xargs" in block:
         assert sorted(path.name for path in (place / "runs").iterdir()) == ["one", "two"]
+    elif "--config" in block:
+        assert sorted(path.name for path in (place / "runs" / "from-file" / "figures" / "000003").iterdir()) == [
+            "metrics.svg"
+        ]
 
 
 def test_python_block(place: Path) -> None:
@@ -56,3 +65,24 @@ def test_python_block(place: Path) -> None:
     done = subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("here") == 10
+
+
+@pytest.mark.parametrize("block", blocks("python", SCHEMAS), ids=["duckdb", "pandas"])
+def test_the_other_fields_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    fields = [{"source": "b", "meta": {"year": 2001}}, {"source": "a", "meta": {"year": 1999}}] * 2
+    lines = [{"id": str(n), "text": text, **more} for n, (text, more) in enumerate(zip(TEXTS, fields, strict=True))]
+    Path("corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(["batch", "corpus.jsonl", "--tables", "heads", "--out", "runs/corpus", "-q"]) == 0
+    entropies: dict[tuple[str, int], list[float]] = {}
+    for row in rows(Path("runs/corpus"), "heads"):
+        key = fields[row["item"]]["source"], fields[row["item"]]["meta"]["year"]
+        if row["entropy"] is not None:
+            entropies.setdefault(key, []).append(row["entropy"])
+    names: dict[str, Any] = {}
+    exec(block, names)
+    found = names["by_source"]
+    pairs = found if isinstance(found, list) else [(*key, value) for key, value in found.items()]
+    assert [(source, year) for source, year, _ in pairs] == [("a", 1999), ("b", 2001)]
+    for source, year, mean in pairs:
+        assert mean == pytest.approx(sum(entropies[source, year]) / len(entropies[source, year]))

@@ -1,25 +1,31 @@
 """The same run on Ray: the same files as on one machine, also when workers and nodes die."""
 
 import os
+import pickle
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from attnscope.batch.folders import run_folder
-from attnscope.batch.reading import Reading
+from attnscope.batch.journal import Journal, Record, digest
+from attnscope.batch.reading import Item, Reading
 from attnscope.batch.running import Job
-from attnscope.errors import InputError, UsageError
+from attnscope.cli.batch_figures import Pictures
+from attnscope.cli.settings import Settings
+from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.models import LoadOptions
 from batch.corpora import content, jsonl, rows, some_texts
 
 ray = pytest.importorskip("ray")
-from attnscope.batch.cluster import Cluster  # noqa: E402
+from attnscope.batch.cluster import Cluster, started  # noqa: E402
 
 ONE_THREAD = {"env_vars": {"OMP_NUM_THREADS": "1"}}
 
@@ -39,17 +45,121 @@ def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, stopp
     corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(40), ""])
     job, reading = job_of(tiny_folder, 40_000), Reading((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))
     assert (tally.texts, tally.failed) == (40, 1)
     assert len(journal.records) > 3
-    here, there = content(tmp_path / "here"), content(tmp_path / "ray")
-    assert here.keys() == there.keys()
-    assert [name for name in here if here[name] != there[name] and name != "journal.jsonl"] == []
+    assert same(tmp_path / "here", tmp_path / "ray")
     again = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))[1]
     assert again.texts == 0  # nothing twice
     with pytest.raises(InputError, match="line 41: empty"):
         run_folder(replace(job, strict=True), reading, tmp_path / "strict", {}, cluster=Cluster(actors=1))
+
+
+def drawing_job(model: Path, shard_bytes: int) -> Job:
+    """A job that draws every text, as `--figures overview,heads --select 1.*` makes it."""
+    pictures = Pictures(("overview", "heads"), Settings())
+    job = job_of(model, shard_bytes)
+    output = replace(job.output, tables=("heads",), pictures=pictures, paint=pictures.paint)
+    return replace(job, request=replace(job.request, relations=False, maps="all"), output=output, select="1.*")
+
+
+def same(here: Path, there: Path) -> bool:
+    """Whether two folders hold the same files, the journals the same shards in any order."""
+    ours, theirs = content(here), content(there)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name] and name != "journal.jsonl"] == []
+    shards, others = (sorted(one["journal.jsonl"].splitlines()) for one in (ours, theirs))
+    return shards == others
+
+
+def test_figures_are_drawn_by_the_actors(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
+    corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(3, longest=4), ""])
+    job, reading = drawing_job(tiny_folder, 2_000), Reading((str(corpus),))
+    run_folder(job, reading, tmp_path / "here", {}, workers=1)
+    assert len(list((tmp_path / "here" / "figures").rglob("*.png"))) == 3 * (1 + 4)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
+    run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster())
+    assert same(tmp_path / "here", tmp_path / "ray")
+
+
+@pytest.mark.slow
+def test_an_actor_is_killed_while_it_draws(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
+    corpus = jsonl(tmp_path / "c.jsonl", some_texts(40, longest=4))
+    job, reading = drawing_job(tiny_folder, 6_000), Reading((str(corpus),))
+    run_folder(job, reading, tmp_path / "here", {}, workers=1)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
+    killed: list[int] = []
+    painters: list[int] = []
+
+    def disturb() -> None:
+        partial = tmp_path / "ray" / ".partial"
+        dead: set[Path] = set()  # attempts of actors that were killed; they lie there until the run ends
+        for _ in range(2):
+            while not any(path for path in partial.glob("*/figures/*/*.png") if path.parents[2] not in dead):
+                time.sleep(0.01)
+            [actor] = set(children("ray::MapWorker")) - {*killed}
+            painters.extend(one for one in children("spawn_main") if actor in ancestors(one))
+            os.kill(actor, signal.SIGKILL)
+            killed.append(actor)
+            dead = set(partial.iterdir())
+
+    trouble = threading.Thread(target=disturb, daemon=True)
+    trouble.start()
+    run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster())
+    trouble.join(timeout=10)
+    assert len(killed) == 2
+    assert same(tmp_path / "here", tmp_path / "ray")
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{one}").exists() for one in painters) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert len(painters) >= 2
+    assert [one for one in painters if Path(f"/proc/{one}").exists()] == []  # painters end with their actor
+
+
+def test_what_ray_cannot_mend_is_begun_again_and_given_up_without_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnscope.batch import cluster
+
+    texts = [Item(n, "f", n + 1, str(n), "a") for n in range(3)]
+    done = [Record(n, 1, 1, 1, digest([texts[n]])) for n in range(3)]
+    runs: list[list[Record]] = [done[:1], done[:2], [], [], done]
+
+    class Rows:
+        def iter_rows(self) -> Iterator[dict[str, bytes]]:
+            for record in runs.pop(0):
+                yield {"record": pickle.dumps(record)}
+            raise ray.exceptions.RayActorError
+
+    monkeypatch.setattr(cluster, "_dataset", lambda *arguments: Rows())
+    monkeypatch.setattr(cluster, "started", lambda where: ray)
+    journal = Journal(tmp_path)
+    with pytest.raises(AttnscopeError, match=r"the Ray cluster fails: .*; see that its nodes are well"):
+        cluster.run_on_ray(Job(), Reading(()), [], tmp_path, journal, Cluster(), lambda: False, lambda tally: None)
+    assert list(journal.records) == [0, 1]  # once each
+    assert len(runs) == 2  # the third attempt was the first without progress
+
+
+def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path: Path, tiny_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UsageError, match=f"there is no Ray cluster at {address}; start one"):
+            started(Cluster(address))
+
+
+def test_what_ray_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def init(**options: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray's own does
+        raise RuntimeError("Version mismatch: the cluster was started with\nRay: 2.9")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UsageError, match="Ray does not take auto: Version mismatch: the cluster was started with; see"):
+        started(Cluster("auto"))
+    assert signal.getsignal(signal.SIGTERM) == handler
 
 
 def test_a_cluster_does_not_read_standard_input(tmp_path: Path, tiny_folder: Path) -> None:
@@ -58,7 +168,7 @@ def test_a_cluster_does_not_read_standard_input(tmp_path: Path, tiny_folder: Pat
 
 
 def children(name: str) -> list[int]:
-    """Processes whose title holds the name."""
+    """The processes below this one whose title holds the name: another run on this machine has workers too."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -66,9 +176,19 @@ def children(name: str) -> list[int]:
                 title = (folder / "cmdline").read_bytes()
             except OSError:
                 continue
-            if name.encode() in title:
+            if name.encode() in title and os.getpid() in ancestors(int(folder.name)):
                 found.append(int(folder.name))
     return found
+
+
+def ancestors(process: int) -> Iterator[int]:
+    """The parent's process id, its parent's, and so on."""
+    while process > 1:
+        try:
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return
+        yield process
 
 
 @pytest.mark.slow
@@ -80,7 +200,6 @@ def test_a_worker_and_then_a_node_are_killed_and_nothing_is_lost_or_doubled(
     corpus = jsonl(tmp_path / "c.jsonl", some_texts(1000))
     job, reading = job_of(tiny_folder, 200_000), Reading((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
-    before = set(children("ray::"))
     nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     second = nodes.add_node(num_cpus=2)
     ray.init(address=nodes.address, log_to_driver=False, runtime_env=ONE_THREAD)
@@ -92,7 +211,8 @@ def test_a_worker_and_then_a_node_are_killed_and_nothing_is_lost_or_doubled(
             while not journal.exists() or len(journal.read_bytes().splitlines()) < wanted:
                 time.sleep(0.05)
             if what == "worker":
-                busy = [one for one in children("ray::MapWorker") if one not in before]
+                while not (busy := children("ray::MapWorker")):
+                    time.sleep(0.05)
                 os.kill(busy[0], signal.SIGKILL)
             else:
                 nodes.remove_node(second, allow_graceful=False)
@@ -108,8 +228,27 @@ def test_a_worker_and_then_a_node_are_killed_and_nothing_is_lost_or_doubled(
         nodes.shutdown()
     assert done == ["worker", "node"]
     assert tally.texts == 1000
-    here: dict[str, Any] = content(tmp_path / "here")
-    there = content(tmp_path / "ray")
-    assert here.keys() == there.keys()
-    assert [name for name in here if here[name] != there[name] and name != "journal.jsonl"] == []
+    assert same(tmp_path / "here", tmp_path / "ray")
     assert [row["item"] for row in rows(tmp_path / "ray", "texts")] == list(range(1000))
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_run_on_ray_and_the_same_command_goes_on(tmp_path: Path, tiny_folder: Path) -> None:
+    corpus, out = jsonl(tmp_path / "c.jsonl", some_texts(3000, longest=60)), tmp_path / "out"
+    command = [sys.executable, "-m", "attnscope", "batch", str(corpus), "--model", str(tiny_folder), "--out", str(out)]
+    command += ["--ray", "local", "--shard-size", "1", "--device", "cpu"]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | ONE_THREAD["env_vars"])
+    while not (out / "journal.jsonl").exists() or (out / "journal.jsonl").stat().st_size == 0:
+        assert run.poll() is None
+        time.sleep(0.05)
+    run.terminate()
+    said = run.communicate(timeout=120)[1].splitlines()
+    assert run.returncode == 143, said
+    assert said[0] == "stopping after the batch at hand; once more stops at once"
+    assert said[-1] == "stopped; the same command goes on from here"
+    assert len(said) == 3  # nothing of Ray's own
+    assert not (out / ".partial").exists()
+    assert 0 < len(rows(out, "texts")) < 3000
+    again = subprocess.run([*command, "-q"], stderr=subprocess.PIPE, env=os.environ | ONE_THREAD["env_vars"])
+    assert (again.returncode, again.stderr) == (0, b"")
+    assert [row["item"] for row in rows(out, "texts")] == list(range(3000))

@@ -1,0 +1,291 @@
+"""`attnscope batch` as a person types it: options with and without a value, YAML files, and everything mistyped."""
+
+import gzip
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from attnscope.batch import cluster as on_ray
+from attnscope.batch.cluster import Cluster
+from attnscope.batch.running import Tally
+from attnscope.checkpoint import _samples, digest
+from attnscope.cli import run
+from attnscope.cli.app import app
+from attnscope.cli.batch_ray import with_value
+from attnscope.config import BATCH_KEYS, read_config
+from attnscope.errors import UsageError
+from batch.corpora import jsonl, rows
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with a corpus of two texts."""
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path / "corpus.jsonl", ["the bank", "the river"])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("c.jsonl --ray", "c.jsonl --ray="),
+        ("--ray c.jsonl --out x", "--ray= c.jsonl --out x"),
+        ("--ray --num-actors 2 c.jsonl", "--ray= --num-actors 2 c.jsonl"),
+        ("--ray auto c.jsonl", "--ray=auto c.jsonl"),
+        ("--ray local", "--ray=local"),
+        ("--ray head:6379 c.jsonl", "--ray=head:6379 c.jsonl"),
+        ("--ray 10.0.0.1:6379", "--ray=10.0.0.1:6379"),
+        ("--ray [::1]:6379", "--ray=[::1]:6379"),
+        ("--ray ray://head:10001 c.jsonl", "--ray=ray://head:10001 c.jsonl"),
+        ("--ray=head:6379 c.jsonl", "--ray=head:6379 c.jsonl"),
+        ("--ray --ray auto", "--ray= --ray=auto"),
+        ("--ray -- --ray", "--ray= -- --ray"),
+        ("--ray corpus:part", "--ray= corpus:part"),
+        ("--ray autos", "--ray= autos"),
+    ],
+)
+def test_an_address_follows_ray_or_the_next_argument_is_a_source(typed: str, read: str) -> None:
+    assert list(with_value(typed.split())) == read.split()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["corpus.jsonl", "--ray"], Cluster("", 1, 0)),
+        (["--ray", "corpus.jsonl", "--num-actors", "3"], Cluster("", 3, 0)),
+        (["--ray", "auto", "corpus.jsonl", "--num-gpus-per-actor", "0.5"], Cluster("auto", 1, 0.5)),
+        (["corpus.jsonl", "--ray=head:6379"], Cluster("head:6379", 1, 0)),
+        (["corpus.jsonl", "--config", "ray.yaml"], Cluster("", 2, 0)),
+        (["corpus.jsonl", "--config", "ray.yaml", "--ray", "local"], Cluster("local", 2, 0)),
+    ],
+)
+def test_ray_reaches_the_cluster_with_its_address(
+    place: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], expected: Cluster
+) -> None:
+    (place / "ray.yaml").write_text("ray: true\nnum_actors: 2\n")
+    asked: list[Any] = []
+
+    def pretend(job: Any, reading: Any, sources: Any, folder: Any, journal: Any, cluster: Any, *more: Any) -> Tally:
+        asked.append((cluster, reading.sources))
+        return Tally(stopped=True)
+
+    monkeypatch.setattr(on_ray, "run_on_ray", pretend)
+    run(["batch", *typed, "--out", "out", "-q"])
+    assert asked == [(expected, ("corpus.jsonl",))]
+
+
+def test_help_shows_that_the_address_may_be_left_out() -> None:
+    assert "--ray [ADDRESS]" in CliRunner().invoke(app, ["batch", "--help"]).stdout
+
+
+def test_the_keys_of_a_batch_file_are_the_options_of_batch() -> None:
+    command = get_command(app).commands["batch"]  # type: ignore[attr-defined]
+    options = {max(one.opts, key=len).lstrip("-").replace("-", "_") for one in command.params}
+    assert set(BATCH_KEYS) == options - {"sources", "config", "help"}
+
+
+def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder: Path) -> None:
+    (place / "run.yaml").write_text(
+        f"model: {tiny_folder}\ntables: relations\nformat: jsonl\nbatch_tokens: 64\nshard_size: 3\n"
+        "figures: overview\nimage: svg\nweights: true\ntop_k: 2\nquiet: true\n"
+    )
+    assert run(["batch", "corpus.jsonl", "--config", "run.yaml", "--out", "out", "--format", "csv"]) == 0
+    assert sorted(one.name for one in (place / "out").iterdir() if one.is_dir()) == [
+        *("figures", "relations", "texts", "weights")
+    ]
+    assert [one.name for one in (place / "out" / "relations").iterdir()] == ["part-000000000.csv"]
+    assert [one.name for one in (place / "out" / "figures" / "000001").iterdir()] == ["overview.svg"]
+    held = json.loads((place / "out" / "run.json").read_text())["options"]
+    assert (held["shard-size"], held["top-k"], held["weights"]) == (3, "2", True)
+    spelled = [
+        "--model",
+        str(tiny_folder),
+        "--tables",
+        "relations",
+        "--format",
+        "csv",
+        "--shard-size",
+        "3",
+        "--weights",
+    ]
+    spelled += ["--figures", "overview", "--image", "svg", "--top-k", "2", "-q"]
+    assert run(["batch", "corpus.jsonl", "--out", "out", *spelled]) == 0  # the same run, in flags
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("batch_token: 5", "unknown key 'batch_token'; did you mean 'batch_tokens'?"),
+        ("shard-size: 5", "unknown key 'shard-size'; did you mean 'shard_size'?"),
+        ("sink: mask", "unknown key 'sink'"),
+        ("batch_tokens: 0", "batch_tokens: expected a whole number from 1, got 0"),
+        ("num_actors: true", "num_actors: expected a whole number from 1, got True"),
+        ("num_gpus_per_actor: -1", "num_gpus_per_actor: expected a number from 0, got -1"),
+        ("num_gpus_per_actor: .nan", "expected a number from 0, got nan"),
+        ("format: arrow", "format: expected parquet or csv or jsonl, got 'arrow'"),
+        ("weights: softmax", "weights: expected true or false, got 'softmax'"),
+    ],
+)
+def test_what_a_batch_file_cannot_say(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(UsageError) as refusal:
+        read_config(tmp_path / "run.yaml", BATCH_KEYS)
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+WRONG = [
+    ("nofile.jsonl --out o", 2, "there is no file nofile.jsonl; check the path"),
+    ("empty --out o", 2, "empty holds no file that ends in .txt, .jsonl, .csv, .parquet; name another"),
+    ("corpus.jsonl", 2, "expected one place to write to; give --out DIR"),
+    ("corpus.jsonl --out afile", 2, "cannot write to afile: afile is no folder; name another folder"),
+    ("corpus.jsonl --out other", 2, "other holds heads, which is not of a dataset of attnscope batch; name a new"),
+    ("corpus.jsonl --out another", 2, "another/run.json is not of attnscope batch, or damaged; name another"),
+    ("corpus.jsonl --out o --batch-tokens 0", 2, "'--batch-tokens': Input should be greater than or equal to 1"),
+    ("corpus.jsonl --out o --ray --num-actors 0", 2, "'--num-actors': Input should be greater than or equal to 1"),
+    ("corpus.jsonl --out o --top-k 0", 2, "--top-k takes a number from 1, or all"),
+    ("corpus.jsonl --out o --tables head", 2, "--tables knows heads, relations; 'head' came"),
+    ("corpus.jsonl --out o --figures all", 2, "--figures knows overview, layers, heads, metrics; 'all' came"),
+    ("corpus.jsonl --out o --select 99", 2, "'99' names layer 99, but this model has layers 0 to 3"),
+    ("corpus.jsonl --out o --config c.yaml", 2, "c.yaml cannot be read: No such file or directory"),
+    ("corpus.jsonl --out o --ray=here", 2, "--ray takes auto, local, ray://HOST:PORT or HOST:PORT; 'here' came"),
+    ("corpus.jsonl --to-stdout jsonl --ray", 2, "--to-stdout prints rows alone"),
+    ("corpus.jsonl --out o --spreadsheet", 2, "--spreadsheet is about csv; add --format csv"),
+    ("corpus.odd --out o", 2, "corpus.odd: its suffix does not say what it is; give --input-format"),
+    ("corpus.jsonl --out o --model ./no", 3, "there is no folder ./no; check the path"),
+    ("void.txt --out o", 4, "there is no text in void.txt; give a corpus"),
+    ("void.txt --to-stdout jsonl", 4, "there is no text in void.txt; give a corpus"),
+    ("void.txt --dry-run", 4, "there is no text in void.txt; give a corpus"),
+    (
+        "corpus.jsonl --out o -q --text-field body",
+        1,
+        "2 items failed, the first corpus.jsonl, line 1: no field 'body'",
+    ),
+    ("broken.txt.gz --out o -q", 1, "1 item failed, the first broken.txt.gz: the file can't be read: Not a gzipped"),
+    ("cut.txt.gz --out o -q", 1, "the file can't be read: Compressed file ended before the end-of-stream"),
+    ("corpus.jsonl --out o -q --text-field n", 1, "line 1: field 'n' is not text but int; all in o/failures.jsonl"),
+    ("corpus.jsonl --out o --strict --id-field x", 4, "corpus.jsonl, line 1: no field 'x'; mend it, or leave --strict"),
+]
+
+
+@pytest.mark.parametrize(("typed", "code", "says"), WRONG, ids=[line for line, _, _ in WRONG])
+def test_what_is_wrong_is_one_line_with_the_next_step_and_its_exit_code(
+    place: Path, capfd: pytest.CaptureFixture[str], typed: str, code: int, says: str
+) -> None:
+    for name in ("empty", "other/heads", "another"):
+        (place / name).mkdir(parents=True)
+    for name in ("afile", "void.txt", "other/heads/part-000000000.parquet", "corpus.odd"):
+        (place / name).touch()
+    (place / "another" / "run.json").write_text("{}")
+    (place / "broken.txt.gz").write_text("not gzip")
+    (place / "cut.txt.gz").write_bytes(gzip.compress(b"one line\n")[:20])
+    assert run(["batch", *typed.split()]) == code
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert says in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert (place / "other" / "heads" / "part-000000000.parquet").exists()  # not swept: it is not ours
+
+
+def test_standard_input_that_is_a_terminal_is_not_waited_for(place: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "attnscope", "batch", "-", "--out", "o"]
+    done = subprocess.run(command, stdin=follower, capture_output=True, text=True, timeout=120)
+    os.close(leader)
+    os.close(follower)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "standard input is a terminal; pipe a corpus into it, or name a file" in done.stderr
+
+
+def test_zst_without_its_codec(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    import pyarrow as pa
+
+    class Poor(pa.Codec):  # a pyarrow that was built without zstd
+        @staticmethod
+        def is_available(name: str) -> bool:
+            return False
+
+    (place / "corpus.txt.zst").write_bytes(b"")
+    monkeypatch.setattr(pa, "Codec", Poor)
+    assert run(["batch", "corpus.txt.zst", "--out", "o"]) == 2
+    assert "corpus.txt.zst: this pyarrow reads no zstd; pip install -U pyarrow" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--group", "words"),
+        ("--group", "sentences", "--by", "kv", "--select", "1.0,last"),
+        ("--min-weight", "0.2", "--top-k", "all"),
+        ("--truncate", "left", "--figures", "overview,metrics", "--by", "kv"),
+    ],
+    ids=" ".join,
+)
+def test_the_options_of_one_text_together(place: Path, tiny_folder: Path, flags: tuple[str, ...]) -> None:
+    assert run(["batch", "corpus.jsonl", "--model", str(tiny_folder), "--out", "out", "-q", *flags]) == 0
+    found = rows(place / "out", "relations")
+    assert {row["item"] for row in found} == {0, 1}
+    assert all(row["weight"] >= (0.2 if "--min-weight" in flags else 0) for row in found)
+    assert all((row["head"] is None) == ("--by" in flags) for row in found)
+
+
+def test_chat_records(place: Path) -> None:
+    turns = [{"role": "user", "content": "the bank"}]
+    lines = [{"messages": turns}, {"messages": "the bank"}, {"messages": [{"role": "user"}]}, {"text": "a river"}]
+    (place / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(["batch", "chat.jsonl", "--chat", "--out", "out", "-q"]) == 1
+    found = rows(place / "out", "texts")
+    assert [row["line"] for row in found] == [1, 2, 4]
+    assert found[0]["sha256"] == found[1]["sha256"]
+    [failed] = [json.loads(line) for line in (place / "out" / "failures.jsonl").read_text().splitlines()]
+    assert failed["line"] == 3
+    assert "content" in failed["reason"]
+
+
+@pytest.mark.parametrize("changed", ["weights", "tokenizer", "config"])
+def test_a_checkpoint_that_changed_under_its_name_is_refused(
+    place: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str], changed: str
+) -> None:
+    model = place / "model"
+    shutil.copytree(tiny_folder, model)
+    arguments = ["batch", "corpus.jsonl", "--model", str(model), "--out", "out", "-q"]
+    assert run(arguments) == 0
+    shutil.copytree(model, place / "moved")  # the same files, made later: the same checkpoint
+    shutil.rmtree(model)
+    (place / "moved").rename(model)
+    assert run(arguments) == 0
+    if changed == "weights":  # one more step of training: the same names, shapes and sizes
+        data = bytearray((model / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (model / "model.safetensors").write_bytes(bytes(data))
+    else:
+        name = {"tokenizer": "tokenizer.json", "config": "config.json"}[changed]
+        (model / name).write_text((model / name).read_text() + "\n")
+    assert run(arguments) == 2
+    said = capfd.readouterr().err
+    assert f"out was begun with other options: model was '{model} (files " in said
+    assert said.count("was '") == said.count("\n") == 1
+
+
+def test_more_training_shows_in_the_digest_of_a_large_file_that_is_not_read_whole(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    (tmp_path / "config.json").write_text("{}")
+    path = tmp_path / "model.safetensors"
+    weights = {f"layer.{n}": torch.randn(256, 1024) for n in range(12)}
+    save_file(weights, path)
+    before = digest(tmp_path)
+    assert digest(tmp_path) == before
+    assert sum(map(len, _samples(path))) < path.stat().st_size / 8
+    save_file(weights | {"layer.7": weights["layer.7"] * 1.001}, path)  # as merging an adapter does
+    assert digest(tmp_path) != before
