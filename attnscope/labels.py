@@ -117,6 +117,7 @@ def _commonest_style(vocabulary: dict[str | bytes, int]) -> Style:
 
 
 @lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 16)
 def piece_bytes(name: str, style: Style) -> bytes:
     """The bytes one entry of the vocabulary stands for, in UTF-8.
 
@@ -159,14 +160,18 @@ def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[Reading]:
     for start, stop in _runs(pieces):
         run = pieces[start:stop]
         ends = [piece.span for piece in run if piece.span and piece.span[0] < piece.span[1]]
-        first, last = (min(a for a, _ in ends), max(b for _, b in ends)) if ends else (reached, reached)
+        if len(ends) == 1:
+            first, last = ends[0]
+        else:
+            first, last = (min(a for a, _ in ends), max(b for _, b in ends)) if ends else (reached, reached)
         pairs = _read_run(run, text, text[first:last])
-        space = any(char.isspace() for char in text[reached:first])
+        space = first > reached and any(map(str.isspace, text[reached:first]))
         for place, (piece, (exact, plain)) in enumerate(zip(run, pairs, strict=True)):
             gap = (piece.gap or (space and place == 0)) and not plain[:1].isspace()
             readings.append(Reading(exact, _label(piece, exact), " " + plain if gap else plain))
-        # An empty span still says where it is: behind the space that was trimmed from it.
-        reached = max(reached, last, *(piece.span[1] for piece in run if piece.span))
+            if piece.span and piece.span[1] > last:  # an empty span says where it is: behind the space trimmed from it
+                last = piece.span[1]
+        reached = max(reached, last)
     return readings
 
 

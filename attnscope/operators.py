@@ -20,7 +20,7 @@ from torch import Tensor
 from attnscope.errors import UsageError
 from attnscope.strongest import strongest
 
-ROWS_A_SORT = 32
+ROWS_A_SORT = 64
 TINY = torch.finfo(torch.float32).tiny
 KEPT_BYTES = 4 * 2**20  # of a mask that is worth keeping from layer to layer
 BLOCK_BYTES = 64 * 2**20  # the largest temporary that a pass over the rows makes

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import torch
+from results import update_section
 
 from attnscope.batch.folders import run_folder
 from attnscope.batch.reading import Reading
@@ -193,6 +196,8 @@ def one_way(way: str, path: Path, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--texts", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="write the table into RESULTS.md")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--way", choices=["ours", "naive"])
     parser.add_argument("--corpus", type=Path)
@@ -209,12 +214,34 @@ def main() -> None:
                 print(f"{count:6} texts  {count / wall:6.1f} texts/s  peak {peak:6.0f} MiB")
             return
         path = corpus(base / "corpus.jsonl", given.texts)
-        results = {way: timed(way, path, base / way) for way in ("naive", "ours")}
-        for way, (wall, cpu, peak) in results.items():
-            print(f"{way:6} {given.texts / wall:7.1f} texts/s  {wall:6.1f} s  {cpu:6.1f} cpu s  peak {peak:5.0f} MiB")
-        wall, cpu = (results["naive"][place] / results["ours"][place] for place in (0, 1))
-        print(f"ratio  {wall:.2f} (of processor time {cpu:.2f})")
-        print(f"largest difference {compare(base / 'ours', base / 'naive'):.1e}")
+        found: dict[str, list[tuple[float, float, float]]] = {"naive": [], "ours": []}
+        for number in range(given.rounds):  # in turn, so that a drifting machine drifts for both
+            for way, runs in found.items():
+                runs.append(timed(way, path, base / f"{way}{number}"))
+        text = table(found, given.texts, compare(base / "ours0", base / "naive0"))
+        print(text)
+        if given.write:
+            update_section("Batch", text)
+
+
+def table(found: dict[str, list[tuple[float, float, float]]], texts: int, difference: float) -> str:
+    """Medians as a Markdown table."""
+    medians = {way: [statistics.median(column) for column in zip(*runs, strict=True)] for way, runs in found.items()}
+    lines = [
+        f"`python benchmarks/batch.py`; {texts:,} texts of 5 to 200 tokens, {os.cpu_count()} cores, medians of "
+        f"{len(found['ours'])} runs in turn; largest difference of a number {difference:.0e}.",
+        "",
+        "| way | texts/s | seconds (least to most) | processor seconds | peak memory | times as fast |",
+        "|---|---|---|---|---|---|",
+    ]
+    for way, name in (("naive", "loop over output_attentions"), ("ours", "attnscope batch")):
+        wall, cpu, peak = medians[way]
+        walls = [run[0] for run in found[way]]
+        lines.append(
+            f"| {name} | {texts / wall:.1f} | {wall:.1f} ({min(walls):.1f} to {max(walls):.1f}) | {cpu:.1f} | "
+            f"{peak:.0f} MiB | {medians['naive'][0] / wall:.2f} |"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

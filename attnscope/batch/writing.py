@@ -71,15 +71,17 @@ class _Sheet:
             return CSVWriter(self.stream, schema)
         from pyarrow.parquet import ParquetWriter
 
+        numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
+        floats = [field.name for field in schema if pa.types.is_floating(field.type)]
         # without Arrow's own schema tokens are dictionaries on disk and strings to every reader
-        repeated = [field.name for field in schema if not pa.types.is_floating(field.type)]
         writer = ParquetWriter(
             self.stream,
             schema,
-            compression="zstd",
+            compression={name: "none" if name in floats else "zstd" for name in schema.names},  # they hardly shrink
             store_schema=False,
-            use_dictionary=repeated,
-            write_statistics=[field.name for field in schema if pa.types.is_integer(field.type)],  # others find nothing
+            use_dictionary=[name for name in schema.names if name not in numbers + floats],
+            column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+            write_statistics=numbers,  # others find nothing
         )
         writer.add_key_value_metadata(metadata(self.name, self.output.about))
         return writer
