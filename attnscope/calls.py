@@ -84,6 +84,7 @@ class CallCheck:
     sink_logits: bool = False
     keys: int = 0
     mask: str = "none"  # that the model itself built: boolean or additive, of N x N
+    kernel: str = "eager"  # that gave the layer's output; eager and math make N x N a head
 
     def failures(self, dtype: torch.dtype) -> list[str]:
         """What did not hold to what the dtype allows, in words."""
@@ -134,6 +135,16 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
     if call.v_BGKD is not None and call.output_BQHD is not None:
         check.value_error = _value_error(call, call.v_BGKD, call.output_BQHD)
     return check
+
+
+def sdpa_kernel(call: AttentionCall) -> str:
+    """The kernel that PyTorch's own attention takes for a call: flash, efficient, cudnn, or math, which makes N x N."""
+    assert call.logits is not None
+    assert call.v_BGKD is not None
+    q, k, mask = call.logits.q_BHQD, call.logits.k_BGKD, call.visible.mask
+    causal, shared = mask is None and call.visible.causal, q.shape[1] != k.shape[1]
+    choice = torch._fused_sdp_choice(q, k, call.v_BGKD, mask, 0.0, causal, scale=call.logits.scale, enable_gqa=shared)
+    return {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}.get(choice, "unknown")
 
 
 def sampled_rows(queries: int) -> Tensor:

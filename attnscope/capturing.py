@@ -21,7 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.calls import CHECKED_ROWS, AttentionCall, CaptureReport, check_call, relative_error, sampled_rows
+from attnscope.calls import (
+    CHECKED_ROWS,
+    AttentionCall,
+    CaptureReport,
+    check_call,
+    relative_error,
+    sampled_rows,
+    sdpa_kernel,
+)
 from attnscope.errors import ModelError, UsageError
 from attnscope.operators import Logits, Visibility
 
@@ -209,11 +217,15 @@ class _Listener:
             self.hear(call)
             output = call.P.output()  # type: ignore[attr-defined]
             check = check_call(call, "answered")
+            check.kernel = "attnscope"
             check.value_error = self._answer_error(call, attend, given, output)
             self.report.calls.append(check)
         else:
             output, weights = attend(module, *args, **kwargs)
-            self._hear(self._call(module, given, weights, output), "interface")
+            call = self._call(module, given, weights, output)
+            self._hear(call, "interface")
+            if weights is None and attend.__name__.startswith("sdpa"):
+                self.report.calls[-1].kernel = sdpa_kernel(call)
         if self.end is not None and [check.path for check in self.report.calls] == self.end:
             raise _LastCall
         return output, None  # the layer's matrix is freed here

@@ -67,6 +67,7 @@ def manifest(loaded: LoadedModel, seen: Observation, options: Mapping[str, Any],
                 "heads": check.heads,
                 "route": check.route,
                 "mask": check.mask,
+                "kernel": check.kernel,
             }
             for check in checks
         ],

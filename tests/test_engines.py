@@ -177,7 +177,9 @@ def test_which_kernel_ran(family: str, answer: bool) -> None:
     """Answering, the model's own attention runs over the sampled rows alone; listening, over all of them."""
     model, ids_BT = tiny_model(family, attention="sdpa"), torch.randint(6, 30, (1, 200))
     with Kernels(4, 200) as ran:
-        listen(model, ids_BT, lambda call: call.P.topk(2), answer=answer)
+        report = listen(model, ids_BT, lambda call: call.P.topk(2), answer=answer)
+    kernel = "attnscope" if answer else "math" if family == "deepseek_v3" else "flash"
+    assert [check.kernel for check in report.calls] == [kernel] * 4
     if family == "deepseek_v3":  # no flash kernel takes values of another width: listening, its own sdpa makes matrices
         assert ran.flash == []
         assert bool(ran.made) is not answer

@@ -52,3 +52,21 @@ def test_no_cgroup_no_limit(tmp_path):
 
 def test_free_memory_is_of_this_machine():
     assert 1 << 20 < free_memory("cpu") < 1 << 50
+
+
+def test_keeping_freed_memory_is_a_wish_that_only_glibc_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ctypes
+
+    heard: list[tuple[int, int]] = []
+
+    class Library:
+        @staticmethod
+        def mallopt(parameter: int, value: int) -> int:
+            heard.append((parameter, value))
+            return 1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library)
+    memory.keep_freed_memory()
+    assert dict(heard) == {-3: 32 * 2**20, -1: 64 * 2**20}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of <malloc.h>
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    memory.keep_freed_memory()

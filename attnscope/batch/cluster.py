@@ -26,7 +26,8 @@ from attnscope.batch.bucketing import Shard
 from attnscope.batch.folders import painting, unfinished
 from attnscope.batch.journal import Journal, Record
 from attnscope.batch.reading import STDIN, Reading, Source, read_items
-from attnscope.batch.running import Job, Tally, Worker, item_cost, run_shards
+from attnscope.batch.running import Job, Tally, Worker, run_shards
+from attnscope.batch.sizes import item_cost
 from attnscope.batch.writing import ShardWriter
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.geometry import geometry_of

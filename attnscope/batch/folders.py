@@ -60,7 +60,8 @@ def _run_here(
     stop: Callable[[], bool],
     note: Callable[[Tally], None],
 ) -> Tally:
-    from attnscope.batch.running import Worker, item_cost, run_shards
+    from attnscope.batch.running import Worker, run_shards
+    from attnscope.batch.sizes import item_cost
     from attnscope.batch.writing import ShardWriter
 
     worker = Worker(job)

@@ -127,7 +127,8 @@ def _to_stdout(
 ) -> Outcome:
     from attnscope.batch.bucketing import shards
     from attnscope.batch.reading import find_sources, read_items
-    from attnscope.batch.running import Worker, item_cost, run_shards
+    from attnscope.batch.running import Worker, run_shards
+    from attnscope.batch.sizes import item_cost
     from attnscope.batch.writing import StreamWriter
     from attnscope.cli.batch_talk import Outcome
 

@@ -162,7 +162,8 @@ def dry_run(job: Job, reading: Reading) -> int:
     """Print what would be done and what it would take: the corpus is read and tokenised, a few texts are measured."""
     from attnscope.batch.bucketing import shards
     from attnscope.batch.reading import find_sources, read_items
-    from attnscope.batch.running import Worker, item_cost
+    from attnscope.batch.running import Worker
+    from attnscope.batch.sizes import item_cost
 
     sources = find_sources(reading)
     worker = Worker(job)
