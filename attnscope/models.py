@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope import checkpoint, hub
-from attnscope.engines import longer
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError
 from attnscope.geometry import Geometry, geometry_of
 from attnscope.memory import check_eager_fits, free_memory
+from attnscope.positions import longer
 from attnscope.quiet import quiet_libraries
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ class Visibility:
     causal: bool = True
     window: int | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    _matches: list[tuple[Tensor, Tensor, int, int, int, Tensor]] = field(default_factory=list)
+    _matches: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Boolean (B or 1, H or 1, stop - start, K): True where the query may look."""
@@ -86,16 +86,16 @@ class Visibility:
 
     def matches(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int, start: int, stop: int) -> Tensor:
         """(B, stop - start, K) float: 1 on the keys j <= i - gap whose label equals the query's; layers share it."""
-        for *asked, found in self._matches:
-            if all(one is other for one, other in zip(asked, (query_label_BQ, key_label_BK), strict=False)) and (
-                asked[2:] == [gap, start, stop]
-            ):
-                return found
+        asked = id(query_label_BQ), id(key_label_BK), gap, start, stop
+        if asked in self._matches:
+            return self._matches[asked][-1]
         same_BQK = query_label_BQ[:, start:stop, None] == key_label_BK[:, None, :]
         latest_Q = self._position_Q[start:stop, None].to(same_BQK.device) - gap
         found = (same_BQK & (torch.arange(self.keys, device=same_BQK.device) <= latest_Q)).float()
         if 4 * found.numel() <= KEPT_BYTES:
-            self._matches = [*self._matches[-3:], (query_label_BQ, key_label_BK, gap, start, stop, found)]
+            while len(self._matches) >= 4:
+                del self._matches[next(iter(self._matches))]
+            self._matches[asked] = query_label_BQ, key_label_BK, found  # holding the labels keeps their ids their own
         return found
 
     def cells(self, row_sizes: Sequence[int], column_sizes: Sequence[int]) -> Tensor | None:

@@ -29,8 +29,8 @@ import torch
 from results import update_section
 
 from attnscope.batch.folders import run_folder
+from attnscope.batch.job import Job
 from attnscope.batch.reading import Reading
-from attnscope.batch.running import Job
 from attnscope.models import DEMO_FOLDER, LoadedModel, LoadOptions, load
 from attnscope.roles import role_of
 

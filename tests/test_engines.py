@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.calls import CHECKED_ROWS
 from attnscope.capturing import listen
-from attnscope.engines import choose, difference, longer, read_size
+from attnscope.engines import choose, difference, read_size
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.models import LoadedModel, LoadOptions, load
+from attnscope.positions import longer
 from attnscope.prompts import from_text
 from command_line import call
 from families import tiny_config, tiny_model

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnscope.batch.folders import run_folder
+    from attnscope.batch.job import Job
     from attnscope.batch.reading import Reading
-    from attnscope.batch.running import Job
 
 __all__ = ["Job", "Reading", "run_folder"]
 

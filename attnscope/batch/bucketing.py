@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from attnscope.batch.journal import Record, digest
 from attnscope.batch.reading import Item
+from attnscope.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -103,3 +105,25 @@ def shards(
             taken, total = [], 0.0
     if taken:
         yield Shard(tuple(taken))
+
+
+def unfinished(
+    items: Iterable[Item], cost: Callable[[Item], float], limit: float, records: Mapping[int, Record]
+) -> Iterator[Shard]:
+    """The shards of a corpus that no record covers. Raises InputError where the corpus differs from a record."""
+    before = dict(records)
+    for shard in shards(items, cost, limit, {first: record.items for first, record in before.items()}):
+        record = before.pop(shard.first, None)
+        if record is None:
+            yield shard
+        elif digest(shard.items) != record.digest:
+            last = shard.first + len(shard.items) - 1
+            raise InputError(
+                f"the corpus has changed: items {shard.first} to {last} are not those that were read before",
+                "name another folder with --out",
+            )
+    if before:
+        raise InputError(
+            f"the corpus has changed: item {min(before)} was read before, and now it ends earlier",
+            "name another folder with --out",
+        )

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from attnscope import errors
-from attnscope.batch.bucketing import Shard
-from attnscope.batch.folders import painting, unfinished
+from attnscope.batch.bucketing import Shard, unfinished
+from attnscope.batch.job import Job
 from attnscope.batch.journal import Journal, Record
+from attnscope.batch.painters import painting
 from attnscope.batch.reading import STDIN, Reading, Source, read_items
-from attnscope.batch.running import Job, Tally, Worker, run_shards
+from attnscope.batch.running import Tally, Worker, run_shards
 from attnscope.batch.sizes import item_cost
 from attnscope.batch.writing import ShardWriter
 from attnscope.errors import AttnscopeError, UsageError

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.batch.bucketing import Shard, shards
-from attnscope.batch.journal import PARTIAL, Journal, Record, check_options, check_ours, digest, locked
-from attnscope.batch.reading import Item, Progress, Reading, Source, find_sources, read_items
-from attnscope.errors import InputError, UsageError
+from attnscope.batch.bucketing import unfinished
+from attnscope.batch.journal import PARTIAL, Journal, check_options, check_ours, locked
+from attnscope.batch.painters import painting
+from attnscope.batch.reading import Progress, Reading, Source, find_sources, read_items
+from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
-    from attnscope.batch.running import Job, Tally
+    from attnscope.batch.job import Job
+    from attnscope.batch.running import Tally
 
 
 def run_folder(
@@ -70,54 +71,6 @@ def _run_here(
     with painting(workers) as pool:
         return run_shards(
             worker, pending, lambda shard: ShardWriter(folder, shard, job.output, pool), journal.append, stop, note
-        )
-
-
-def painting(workers: int) -> AbstractContextManager[Executor | None]:
-    """Processes for figures: fresh ones, not forks of a process that holds torch's threads."""
-    if not workers:
-        return nullcontext()
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with_parent)
-
-
-def _end_with_parent() -> None:
-    """A painter whose run was killed would wait for work for ever, and draw into a folder that is no longer its own."""
-    import multiprocessing
-    import os
-    import threading
-
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def unfinished(
-    items: Iterable[Item], cost: Callable[[Item], float], limit: float, records: Mapping[int, Record]
-) -> Iterator[Shard]:
-    """The shards of a corpus that no record covers. Raises InputError where the corpus differs from a record."""
-    before = dict(records)
-    for shard in shards(items, cost, limit, {first: record.items for first, record in before.items()}):
-        record = before.pop(shard.first, None)
-        if record is None:
-            yield shard
-        elif digest(shard.items) != record.digest:
-            last = shard.first + len(shard.items) - 1
-            raise InputError(
-                f"the corpus has changed: items {shard.first} to {last} are not those that were read before",
-                "name another folder with --out",
-            )
-    if before:
-        raise InputError(
-            f"the corpus has changed: item {min(before)} was read before, and now it ends earlier",
-            "name another folder with --out",
         )
 
 

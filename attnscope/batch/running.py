@@ -13,43 +13,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from attnscope.batch.bucketing import Shard, batches, pads_exactly, settle_rotary
+from attnscope.batch.job import Job
 from attnscope.batch.journal import Failure, Record
 from attnscope.batch.pipeline import Ahead, Writer, Writing
 from attnscope.batch.reading import Item
-from attnscope.batch.rows import Measured, Output
+from attnscope.batch.rows import Measured
 from attnscope.batch.sizes import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, kept_bytes
 from attnscope.batch.twins import Twins
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.manifest import failures
 from attnscope.memory import check_eager_fits, is_out_of_memory, keep_freed_memory
-from attnscope.models import LoadedModel, LoadOptions, load
-from attnscope.observe import Observation, Request, observe
-from attnscope.prompts import Prompt, Side, from_chat, from_text
+from attnscope.models import LoadedModel, load
+from attnscope.observe import Observation, observe
+from attnscope.prompts import Prompt, from_chat, from_text
 from attnscope.selection import select
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to do with every text; a worker on another machine needs no more than this.
-
-    batch_tokens: the most tokens of a padded batch, None to choose by memory. shard_bytes: about what one shard's files
-    hold. one_by_one: a batch of one text each (figures are drawn from those).
-    """
-
-    load: LoadOptions = LoadOptions()
-    request: Request = Request(relations=True)
-    select: str | None = None
-    output: Output = Output()
-    chat: bool = False
-    truncate: Side | None = None
-    batch_tokens: int | None = None
-    shard_bytes: int = 64 * 2**20
-    strict: bool = False
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether every text is a batch of its own: maps are kept of one text at a time."""
-        return self.request.maps is not None
 
 
 @dataclass

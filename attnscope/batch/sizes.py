@@ -9,8 +9,8 @@ from attnscope.geometry import Geometry, eager_bytes
 from attnscope.memory import DTYPE_BYTES, free_memory
 
 if TYPE_CHECKING:
+    from attnscope.batch.job import Job
     from attnscope.batch.reading import Item
-    from attnscope.batch.running import Job
     from attnscope.models import LoadedModel
 
 WINDOW_BYTES = 48 * 2**20  # kept results of the texts that are bucketed together

@@ -15,8 +15,8 @@ from attnscope.cli.settings import Settings, configured, settings_of
 from attnscope.config import BATCH_KEYS
 
 if TYPE_CHECKING:
+    from attnscope.batch.job import Job
     from attnscope.batch.reading import Reading
-    from attnscope.batch.running import Job
     from attnscope.cli.batch_talk import Outcome, Stopper
 
 __all__ = ["EXAMPLES", "BatchCommand", "batch"]

@@ -12,8 +12,8 @@ from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
+    from attnscope.batch.job import Job
     from attnscope.batch.reading import Reading
-    from attnscope.batch.running import Job
 
 TABLES = ("heads", "relations")
 FIGURES = ("overview", "layers", "heads", "metrics")
@@ -33,8 +33,8 @@ def check(settings: Settings, given: Mapping[str, Any]) -> None:
 
 def make_job(settings: Settings, given: Mapping[str, Any]) -> Job:
     """What a worker needs to know."""
+    from attnscope.batch.job import Job
     from attnscope.batch.rows import Output
-    from attnscope.batch.running import Job
     from attnscope.observe import Request
 
     tables, drawn = names(given["tables"], TABLES, "--tables"), names(given["figures"], FIGURES, "--figures")

@@ -14,9 +14,10 @@ from attnscope.cli import output
 from attnscope.errors import InputError
 
 if TYPE_CHECKING:
+    from attnscope.batch.job import Job
     from attnscope.batch.journal import Failure
     from attnscope.batch.reading import Reading
-    from attnscope.batch.running import Job, Tally
+    from attnscope.batch.running import Tally
     from attnscope.cli.settings import Settings
     from attnscope.prompts import Prompt
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from attnscope.batch.folders import run_folder
+from attnscope.batch.job import Job
 from attnscope.batch.reading import Reading
 from attnscope.batch.rows import Output
-from attnscope.batch.running import Job
 from attnscope.models import LoadOptions
 from attnscope.observe import Request
 

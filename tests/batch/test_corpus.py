@@ -15,9 +15,9 @@ import zstandard
 
 from attnscope.batch import reading as reading_module
 from attnscope.batch.folders import run_folder
+from attnscope.batch.job import Job
 from attnscope.batch.reading import Item, Reading, find_sources, read_items
 from attnscope.batch.rows import Output
-from attnscope.batch.running import Job
 from attnscope.errors import InputError, UsageError
 from attnscope.models import LoadOptions
 from attnscope.observe import Request

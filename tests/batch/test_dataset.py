@@ -18,9 +18,10 @@ from torch.testing import assert_close
 from typer.testing import CliRunner
 
 from attnscope.batch.folders import run_folder
+from attnscope.batch.job import Job
 from attnscope.batch.reading import Item, Reading
 from attnscope.batch.rows import SCHEMAS, Measured, Output, arrow_tables, json_rows, pieces, plain
-from attnscope.batch.running import Job, Worker
+from attnscope.batch.running import Worker
 from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.models import LoadOptions

@@ -14,10 +14,11 @@ import pytest
 
 from attnscope.batch.bucketing import Shard
 from attnscope.batch.folders import run_folder
+from attnscope.batch.job import Job
 from attnscope.batch.journal import locked
 from attnscope.batch.reading import Item, Reading
 from attnscope.batch.rows import Output
-from attnscope.batch.running import Job, Worker
+from attnscope.batch.running import Worker
 from attnscope.batch.writing import MOST_WAITING, ShardWriter
 from attnscope.errors import UsageError
 from attnscope.models import LoadOptions

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from attnscope.batch.folders import run_folder
+from attnscope.batch.job import Job
 from attnscope.batch.journal import Journal, Record, digest
 from attnscope.batch.reading import Item, Reading
-from attnscope.batch.running import Job
 from attnscope.cli.batch_figures import Pictures
 from attnscope.cli.settings import Settings
 from attnscope.errors import AttnscopeError, InputError, UsageError
