@@ -318,24 +318,25 @@ def card(device: str) -> str:
 def plot(rows: list[dict], path: Path) -> None:
     """Time and memory against the text's length, every way a line."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    for axes, key, label in zip(
-        figure.subplots(1, 2), ("seconds", "memory"), ("seconds", "peak memory, GB"), strict=True
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    panels = figure.subplots(1, 2)
+    lengths = sorted({row["tokens"] for row in rows})
+    for axes, key, label, unit in zip(
+        panels, ("seconds", "memory"), ("seconds", "peak memory, GB"), (1, 1e9), strict=True
     ):
-        for way in dict.fromkeys(row["way"] for row in rows):
-            points = [
-                (row["tokens"], row[key] / (1e9 if key == "memory" else 1))
-                for row in rows
-                if row["way"] == way and key in row
-            ]
-            axes.plot(*zip(*points, strict=True), marker="o", label=WAYS[way])
+        for way, name in WAYS.items():
+            points = [(row["tokens"], row[key] / unit) for row in rows if row["way"] == way and key in row]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", label=name)
         axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=label)
-        axes.set_xticks(
-            sorted({row["tokens"] for row in rows}), [f"{n:,}" for n in sorted({row["tokens"] for row in rows})]
-        )
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.minorticks_off()
-    axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
