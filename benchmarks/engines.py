@@ -30,6 +30,7 @@ WAYS = {
     "plain": "plain forward, sdpa",
     "fused": "fused (answers, default)",
     "fused-statistics": "fused, without top keys",
+    "fused-24-heads": "fused, top keys of 24 heads",
     "fused-listening": "fused, the model's own sdpa beside it",
     "eager": "eager, a layer at a time",
     "output_attentions": "output_attentions=True, then the same",
@@ -181,14 +182,14 @@ def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callab
         kept = []
 
         def ask() -> None:
-            kept[:] = job(call.P, ids, with_top=way != "fused-statistics")
+            kept[:] = job(call.P, ids, top_heads(way, call))
 
         if isinstance(call.P, FusedAttention):
             with call.P.planning():
                 ask()
         ask()
 
-    return lambda: listen(model, ids, hear, answer=way in ("fused", "fused-statistics"))
+    return lambda: listen(model, ids, hear, answer=way.startswith("fused") and way != "fused-listening")
 
 
 def prepare_plain(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
@@ -244,13 +245,20 @@ PREPARE = {
 }
 
 
-def job(P, ids, with_top: bool) -> list:  # type: ignore[no-untyped-def]
+def top_heads(way, call):  # type: ignore[no-untyped-def]
+    """The heads of a layer whose strongest keys are asked for: all, none, or the first head of 24 layers."""
+    if way == "fused-24-heads":
+        return [0] if call.layer < 24 else []
+    return [] if way == "fused-statistics" else range(call.P.heads)
+
+
+def job(P, ids, heads) -> list:  # type: ignore[no-untyped-def]
     import torch
 
     from attnscope.metrics import Texts, measure
 
     scores = measure(P, Texts(ids, torch.tensor([ids.shape[1]], device=ids.device)), METRICS)
-    return [scores, P.topk(TOP)] if with_top else [scores]
+    return [scores, P.topk(TOP, heads)] if len(heads) else [scores]
 
 
 def dense_job(weights_BHQK, ids) -> list:  # type: ignore[no-untyped-def]
