@@ -42,6 +42,7 @@ def listen(
     expected_layers: tuple[int, ...] | None = None,
     windows: dict[int, int | None] | None = None,
     answer: bool = False,
+    whole: bool = True,
     **inputs: Any,
 ) -> CaptureReport:
     """Run the model's backbone once over token ids and hand every attention call to `hear`, one by one.
@@ -49,9 +50,9 @@ def listen(
     ids_BT: (texts, tokens) integer ids; texts of different length are padded on the right, without a mask.
     expected_layers: layers that must call; ModelError names those that did not. answer: attnscope computes each
     layer's output itself, in the pass that answers the questions about it, and the model's own attention does not run;
-    some rows of every call are checked against it.
-    No logits are computed, and once a whole pass has shown which call is the model's last, later passes end there:
-    nobody reads what comes behind it.
+    some rows of every call are checked against it. whole: run the backbone to its end; without, once a whole pass has
+    shown which call is the model's last, later passes end there, for callers who read nothing behind it.
+    No logits are computed.
     Raises UsageError for a model in training mode (its weights would be after dropout).
 
         >>> report = listen(model, ids, lambda call: print(call.layer, call.weights_BHQK.shape))
@@ -61,7 +62,7 @@ def listen(
     bare = _bare(model)
     with _model_lock(model), _listening(model, hear, windows, answer) as listener, torch.no_grad(), _uncompiled():
         modules, end = _ends.get(bare, (0, None))
-        listener.end = end if modules == len(listener.paths) and not inputs else None
+        listener.end = end if modules == len(listener.paths) and not (whole or inputs) else None
         try:
             _backbone(model)(ids_BT, use_cache=False, **_extras(model), **inputs)
         except _LastCall:

@@ -257,6 +257,7 @@ def observe(
         expected_layers=tuple(layers),
         windows={index: layer.window for index, layer in layers.items()},
         answer=engine == "fused" and answer,
+        whole=False,
     )
     scores = _Scores(probes["scores"], probes["strongest"])
     return [_observation(prompt, row, scores, probes, request, report, kv_of) for row, prompt in enumerate(prompts)]

@@ -189,7 +189,7 @@ def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callab
                 ask()
         ask()
 
-    return lambda: listen(model, ids, hear, answer=way.startswith("fused") and way != "fused-listening")
+    return lambda: listen(model, ids, hear, answer=way.startswith("fused") and way != "fused-listening", whole=False)
 
 
 def prepare_plain(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:

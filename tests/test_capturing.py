@@ -221,12 +221,15 @@ def test_a_later_pass_ends_with_the_last_attention(answer: bool) -> None:
     logits = model(some_ids()).logits
     ran.clear()
     for found in (first, second):
-        report = listen(model, some_ids(), lambda call, found=found: found.append(call.P.dense()), answer=answer)
+        report = listen(
+            model, some_ids(), lambda call, found=found: found.append(call.P.dense()), answer=answer, whole=False
+        )
         assert len(report.calls) == len(found) == model.config.num_hidden_layers
     assert len(ran) == 1
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert torch.equal(model(some_ids()).logits, logits)
-    assert len(ran) == 2
+    listen(model, some_ids(), lambda call: None, answer=answer)
+    assert len(ran) == 3  # who does not ask for less gets a whole pass
 
 
 def test_a_model_that_is_moved_layer_by_layer_runs_whole() -> None:
@@ -242,7 +245,7 @@ def test_a_model_that_is_moved_layer_by_layer_runs_whole() -> None:
 
     add_hook_to_module(model.model.layers[-1], Moved())
     for _ in range(2):
-        listen(model, some_ids(), lambda call: None)
+        listen(model, some_ids(), lambda call: None, whole=False)
     assert len(after) == 2
 
 

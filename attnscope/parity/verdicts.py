@@ -60,8 +60,8 @@ class ParityReport:
 
     @property
     def holds(self) -> bool:
-        """Whether no layer failed: quantised weights are not judged, a layer that cannot be checked fails."""
-        return not self.failures
+        """Whether layers were compared and none failed: quantised ones are not judged, what cannot be checked fails."""
+        return bool(self.layers) and not self.failures
 
     @property
     def level(self) -> Level:
