@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from attnscope.errors import ModelError
 from attnscope.fused import FusedAttention
-from attnscope.operators import AttentionOperator, DenseAttention, Logits, Visibility
+from attnscope.operators import AttentionOperator, DenseAttention
+from attnscope.visibility import Logits, Visibility
 
 CHECKED_ROWS = 64  # rows of P V compared with the call's own output, each call
 

@@ -31,7 +31,7 @@ from attnscope.calls import (
     sdpa_kernel,
 )
 from attnscope.errors import ModelError, UsageError
-from attnscope.operators import Logits, Visibility
+from attnscope.visibility import Logits, Visibility
 
 
 def listen(

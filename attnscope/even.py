@@ -10,7 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attnscope.operators import RowAttention, Visibility
+from attnscope.operators import RowAttention
+from attnscope.visibility import Visibility
 
 
 class EvenAttention(RowAttention):

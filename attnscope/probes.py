@@ -18,7 +18,8 @@ from torch import Tensor
 
 from attnscope.even import EvenAttention
 from attnscope.metrics import METRICS, Texts, measure, support
-from attnscope.operators import BLOCK_BYTES, AttentionOperator, Visibility, indicator
+from attnscope.operators import AttentionOperator, indicator
+from attnscope.visibility import BLOCK_BYTES, Visibility
 
 MAP_SIDE = 200  # the most rows and columns of a drawn map; longer texts are binned
 

@@ -6,7 +6,8 @@ from torch.testing import assert_close
 
 from attnscope.even import EvenAttention
 from attnscope.metrics import METRICS, Texts, measure
-from attnscope.operators import DenseAttention, Visibility
+from attnscope.operators import DenseAttention
+from attnscope.visibility import Visibility
 
 VISIBLE = {
     "causal": Visibility(40, 40),

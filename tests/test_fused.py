@@ -15,7 +15,8 @@ from attnscope.errors import MemoryLimitError
 from attnscope.fused import FusedAttention, tiles
 from attnscope.fused.questions import Mass
 from attnscope.metrics import METRICS, Texts, measure
-from attnscope.operators import DenseAttention, Logits, Visibility
+from attnscope.operators import DenseAttention
+from attnscope.visibility import Logits, Visibility
 from families import MODEL_TYPES, tiny_model
 
 TOKENS = 24

@@ -13,7 +13,8 @@ from attnscope.capturing import listen
 from attnscope.errors import UsageError
 from attnscope.even import EvenAttention
 from attnscope.metrics import METRICS, Texts, known, measure, support
-from attnscope.operators import DenseAttention, RowAttention, Visibility
+from attnscope.operators import DenseAttention, RowAttention
+from attnscope.visibility import Visibility
 from families import tiny_model
 
 Row = list[float]

@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from attnscope import operators
-from attnscope.operators import DenseAttention, Visibility
+from attnscope import visibility
+from attnscope.operators import DenseAttention
+from attnscope.visibility import Visibility
 
 
 def random_attention(queries: int, keys: int, causal: bool = True) -> DenseAttention:
@@ -24,7 +25,7 @@ def random_attention(queries: int, keys: int, causal: bool = True) -> DenseAtten
 @pytest.fixture(params=[64 * 2**20, 900, 1])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """All rows in one block, some, one."""
-    monkeypatch.setattr(operators, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(visibility, "BLOCK_BYTES", request.param)
     return int(request.param)
 
 

@@ -19,10 +19,11 @@ from attnscope.geometry import geometry_of
 from attnscope.metrics import Texts
 from attnscope.models import LoadedModel, LoadOptions, load
 from attnscope.observe import Observation, Request, observe
-from attnscope.operators import DenseAttention, Visibility
+from attnscope.operators import DenseAttention
 from attnscope.probes import Layer
 from attnscope.prompts import Prompt, from_text
 from attnscope.rollout import Rollout, RolloutProbe, bins
+from attnscope.visibility import Visibility
 from command_line import call
 from families import tiny_model
 from folders import saved

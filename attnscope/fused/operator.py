@@ -40,7 +40,8 @@ from attnscope.fused.questions import (
 )
 from attnscope.fused.tiles import TILE_BYTES, Tile, Tiling
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
-from attnscope.operators import AttentionOperator, Logits
+from attnscope.operators import AttentionOperator
+from attnscope.visibility import Logits
 
 LEAST_TILE = 2**16  # bytes: smaller ones would not save what is missing
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from attnscope.geometry import TILE
-from attnscope.operators import Logits, Visibility
 from attnscope.strongest import strongest
+from attnscope.visibility import Logits, Visibility
 
 TILE_BYTES = {"cpu": TILE, "cuda": 256 * 2**20, "mps": 64 * 2**20}
 TILE_ROWS = {"cpu": 64, "cuda": 1024, "mps": 256}  # the most rows: half of their own square is computed and hidden

@@ -1,0 +1,159 @@
+"""What a call's attention is made of: which keys each query may see, and its logits.
+
+Shapes: B text, H head, G kv head, Q query, K key, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+KEPT_BYTES = 4 * 2**20  # of a mask that is worth keeping from layer to layer
+BLOCK_BYTES = 64 * 2**20  # the largest temporary that a pass over the rows makes
+
+
+@dataclass(eq=False)
+class Visibility:
+    """Which keys each query may see, counted from the mask that the model itself used.
+
+    mask: None, boolean (True = attend) or additive, broadcastable to (B, H, Q, K). With None, `causal` decides, and
+    `window` keeps the last `window` keys, the query's own included.
+    """
+
+    queries: int
+    keys: int
+    mask: Tensor | None = None
+    causal: bool = True
+    window: int | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    _matches: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Boolean (B or 1, H or 1, stop - start, K): True where the query may look."""
+        if self.mask is not None:
+            block = self.mask[..., start:stop, : self.keys]
+            return block if block.dtype == torch.bool else block > torch.finfo(block.dtype).min / 2
+        query_position = self._position_Q[start:stop, None]
+        key_position = torch.arange(self.keys, device=self.device)
+        distance_QK = query_position - key_position
+        visible_QK = distance_QK >= 0 if self.causal else torch.ones_like(distance_QK, dtype=torch.bool)
+        if self.window is not None:
+            visible_QK &= distance_QK < self.window
+        return visible_QK[None, None]
+
+    def at(self, key_Q: Tensor) -> Tensor:
+        """Boolean (B or 1, H or 1, Q): may query i see key `key_Q[i]`? False where the key does not exist."""
+        exists_Q = (key_Q >= 0) & (key_Q < self.keys)
+        if self.mask is None:
+            distance_Q = self._position_Q - key_Q
+            seen_Q = distance_Q >= 0 if self.causal else torch.ones_like(exists_Q)
+            return (exists_Q & seen_Q if self.window is None else exists_Q & seen_Q & (distance_Q < self.window))[
+                None, None
+            ]
+        safe_Q = key_Q.clamp(0, self.keys - 1)
+        lead = self.mask.shape[:2]
+        blocks = [
+            self.rows(a, b).gather(-1, safe_Q[a:b, None].expand(*lead, b - a, 1))[..., 0]
+            for a, b in row_blocks(self.queries, self.keys)
+        ]
+        return torch.cat(blocks, dim=-1) & exists_Q
+
+    @cached_property
+    def counts_BHQ(self) -> Tensor:
+        """How many keys each query may see, (B or 1, H or 1, Q) integers."""
+        if self.mask is None and self.causal:
+            return (self._position_Q + 1).clamp(max=self.keys if self.window is None else self.window)[None, None]
+        return torch.cat([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys)], dim=-1)
+
+    @property
+    def _position_Q(self) -> Tensor:
+        """Each query's position among the keys."""
+        return torch.arange(self.queries, device=self.device) + (self.keys - self.queries)
+
+    def matches(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int, start: int, stop: int) -> Tensor:
+        """(B, stop - start, K) float: 1 on the keys j <= i - gap whose label equals the query's; layers share it."""
+        asked = id(query_label_BQ), id(key_label_BK), gap, start, stop
+        if asked in self._matches:
+            return self._matches[asked][-1]
+        same_BQK = query_label_BQ[:, start:stop, None] == key_label_BK[:, None, :]
+        latest_Q = self._position_Q[start:stop, None].to(same_BQK.device) - gap
+        found = (same_BQK & (torch.arange(self.keys, device=same_BQK.device) <= latest_Q)).float()
+        if 4 * found.numel() <= KEPT_BYTES:
+            while len(self._matches) >= 4:
+                del self._matches[next(iter(self._matches))]
+            self._matches[asked] = query_label_BQ, key_label_BK, found  # holding the labels keeps their ids their own
+        return found
+
+    def cells(self, row_sizes: Sequence[int], column_sizes: Sequence[int]) -> Tensor | None:
+        """(rows, columns) boolean: does any query of a run of queries see any key of a run? None with a mask."""
+        if self.mask is not None:
+            return None
+        size_R, size_C = (torch.tensor(list(sizes), device=self.device) for sizes in (row_sizes, column_sizes))
+        past_R1, past_C = (size_R.cumsum(0) + self.keys - self.queries)[:, None], size_C.cumsum(0)
+        seen = torch.ones(len(size_R), len(size_C), dtype=torch.bool, device=self.device)
+        if self.causal:
+            seen &= past_R1 - 1 >= past_C - size_C  # the last query and the first key
+        if self.window is not None:
+            seen &= past_R1 - size_R[:, None] - (past_C - 1) < self.window  # the first query and the last key
+        return seen
+
+    @cached_property
+    def reach_Q2(self) -> Tensor:
+        """The first visible key of each query and the one after its last, over all texts and heads, on the CPU.
+
+        A row that an additive mask hides whole is uniform in a softmax: it reaches every key.
+        """
+        reaches = []
+        for a, b in row_blocks(self.queries, self.keys):
+            seen_QK = self.rows(a, b).flatten(0, 1).any(0)
+            if self.mask is not None and self.mask.dtype != torch.bool:
+                seen_QK = seen_QK | ~self.rows(a, b).any(-1).flatten(0, 1).all(0)[:, None]
+            first_Q, last_Q = seen_QK.byte().argmax(-1), seen_QK.flip(-1).byte().argmax(-1)
+            reaches.append(torch.stack([first_Q, self.keys - last_Q], -1))
+        return torch.cat(reaches).cpu()
+
+
+@dataclass(eq=False)
+class Logits:
+    """What a call's logits are made of: scale * q.k, soft-cap, position bias, mask, in this order.
+
+    q_BHQD and k_BGKD are as the model passed them, after position encoding; H is a multiple of G.
+    """
+
+    q_BHQD: Tensor
+    k_BGKD: Tensor
+    scale: float
+    softcap: float | None = None
+    bias: Tensor | None = None
+    visible: Visibility | None = None
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Logits (pre-softmax) of a block of queries, fp32 (B, H, stop - start, K); -inf where a mask blanks."""
+        B, H, _, D = self.q_BHQD.shape
+        G = self.k_BGKD.shape[1]
+        q_BGRD = self.q_BHQD[:, :, start:stop].float().reshape(B, G, -1, D)  # the group's heads stacked as rows
+        logits = (q_BGRD @ self.k_BGKD.float().mT).view(B, H, stop - start, -1) * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        if self.bias is not None:
+            logits = logits + self.bias[..., start:stop, :].float()
+        return self._masked(logits, start, stop)
+
+    def _masked(self, logits: Tensor, start: int, stop: int) -> Tensor:
+        if self.visible is None:
+            return logits
+        mask = self.visible.mask
+        if mask is not None and mask.dtype != torch.bool:  # may carry finite bias; finfo.min stays additive
+            return logits + mask[..., start:stop, : logits.shape[-1]].float()
+        return logits.masked_fill(~self.visible.rows(start, stop), float("-inf"))
+
+
+def row_blocks(queries: int, row_items: int) -> Iterator[tuple[int, int]]:
+    """Split `queries` rows of `row_items` fp32 numbers each into ranges of at most BLOCK_BYTES."""
+    step = max(1, BLOCK_BYTES // max(1, 4 * row_items))
+    for start in range(0, queries, step):
+        yield start, min(queries, start + step)
