@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -142,8 +143,8 @@ def draw(settings: Settings, seen: Observation, rolled: Rollout, folder: Path) -
     rule = "sum over keys, mean over queries"
     maps = Maps(rolled.layers[-1], (0,), values_GG[None], shown, shown, run, rule if run > 1 else "")
     title = f"Rollout of {len(rolled.layers)} layers" + f", {step} {settings.group} a cell" * (step > 1)
-    path = folder / f"rollout.{settings.image}"
-    [written] = save_head_maps([(path, maps, 0)], settings.style(), title=lambda maps, index: title)
+    path, style = folder / f"rollout.{settings.image}", replace(settings.style(), weights="rollout")
+    [written] = save_head_maps([(path, maps, 0)], style, title=lambda maps, index: title)
     return written
 
 

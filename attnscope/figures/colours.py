@@ -127,6 +127,8 @@ def quantity(style: Style) -> str:
     """What the colours mean."""
     if style.weights == "scores":
         return "logit"
+    if style.weights == "rollout":
+        return "share, log scale" if style.scale == "log" else "share of the token"
     return "weight, log scale" if style.scale == "log" else "attention weight"
 
 

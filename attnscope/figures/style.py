@@ -33,7 +33,7 @@ class Style:
     scale: Literal["linear", "log"] = "linear"
     sink: Literal["keep", "mask"] = "keep"
     per_head_scale: bool = False
-    weights: Literal["softmax", "scores"] = "softmax"
+    weights: Literal["softmax", "scores", "rollout"] = "softmax"
     image: Literal["png", "svg", "pdf"] = "png"
     cmap: str = "viridis"
     annotate: bool | None = None
