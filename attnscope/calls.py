@@ -16,7 +16,8 @@ from attnscope.fused import FusedAttention
 from attnscope.operators import AttentionOperator, DenseAttention
 from attnscope.visibility import Logits, Visibility
 
-CHECKED_ROWS = 64  # rows of P V compared with the call's own output, each call
+CHECKED_ROWS = 64  # rows of an answer compared with what the model's own attention gives, each call
+REPEATED_ROWS = 16  # rows of P V compared with the output that the model made of the same P
 
 
 @dataclass(eq=False)
@@ -148,10 +149,10 @@ def sdpa_kernel(call: AttentionCall) -> str:
     return {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}.get(choice, "unknown")
 
 
-def sampled_rows(queries: int) -> Tensor:
-    """CHECKED_ROWS rows spread over all, in four runs; all of them where there are fewer."""
-    run = CHECKED_ROWS // 4
-    if queries <= CHECKED_ROWS:
+def sampled_rows(queries: int, count: int = CHECKED_ROWS) -> Tensor:
+    """So many rows spread over all, in four runs; all of them where there are fewer."""
+    run = count // 4
+    if queries <= count:
         return torch.arange(queries)
     starts = torch.linspace(0, queries - run, 4).long()
     return (starts[:, None] + torch.arange(run)).flatten()
@@ -181,8 +182,8 @@ def _value_error(call: AttentionCall, v_BGKD: Tensor, output_BQHD: Tensor) -> fl
     P, G = call.P, v_BGKD.shape[1]
     if call.sinks_scale_output or output_BQHD.shape != (P.batch, P.queries, P.heads, v_BGKD.shape[-1]):
         return None
-    row_R = sampled_rows(P.queries)
-    runs = row_R.split(CHECKED_ROWS // 4)
+    row_R = sampled_rows(P.queries, REPEATED_ROWS)
+    runs = row_R.split(REPEATED_ROWS // 4)
     weights_BHRK = torch.cat([P.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
     expected_BGRD = weights_BHRK.reshape(P.batch, G, -1, P.keys) @ v_BGKD.float()
     expected_BHRD = expected_BGRD.view(P.batch, P.heads, len(row_R), -1)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from attnscope.batch.reading import Item
     from attnscope.models import LoadedModel
 
-WINDOW_BYTES = 48 * 2**20  # kept results of the texts that are bucketed together
+WINDOW_BYTES = 96 * 2**20  # kept results of the texts that are bucketed together
 WINDOW_TEXTS = 512
 BATCH_BYTES = 12 * 2**20  # of one layer's matrices: beyond a few caches' size a CPU gains nothing
 LETTERS_A_TOKEN = 3.0  # about; shards are cut before anything is tokenised
