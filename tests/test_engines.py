@@ -17,6 +17,7 @@ from attnscope.models import LoadedModel, LoadOptions, load
 from attnscope.positions import longer
 from attnscope.prompts import from_text
 from command_line import call
+from dispatched import thread_count
 from families import tiny_config, tiny_model
 from folders import saved
 
@@ -177,7 +178,7 @@ class Kernels(TorchDispatchMode):
 def test_which_kernel_ran(family: str, answer: bool) -> None:
     """Answering, the model's own attention runs over the sampled rows alone; listening, over all of them."""
     model, ids_BT = tiny_model(family, attention="sdpa"), torch.randint(6, 30, (1, 200))
-    with Kernels(4, 200) as ran:
+    with thread_count(1), Kernels(4, 200) as ran:
         report = listen(model, ids_BT, lambda call: call.P.topk(2), answer=answer)
     kernel = "attnscope" if answer else "math" if family == "deepseek_v3" else "flash"
     assert [check.kernel for check in report.calls] == [kernel] * 4

@@ -4,7 +4,6 @@ Shapes: B text, H head, G kv head, Q query, K key, D head dim.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from attnscope.fused.questions import Mass
 from attnscope.metrics import METRICS, Texts, measure
 from attnscope.operators import DenseAttention
 from attnscope.visibility import Logits, Visibility
+from dispatched import largest_tensor, thread_count
 from families import MODEL_TYPES, tiny_model
 
 TOKENS = 24
@@ -88,16 +88,6 @@ def tile_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     with thread_count(request.param):
         yield
-
-
-@contextmanager
-def thread_count(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("tile_sizes", "threads")
@@ -197,20 +187,8 @@ def test_one_pass_answers_a_whole_plan() -> None:
 
 def test_no_tensor_grows_with_the_square_of_the_text() -> None:
     """The largest tensor that a pass makes, watched through the dispatcher, stays far below N x N."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = [0]
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            result = func(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, tuple | list) else (result,):
-                if isinstance(tensor, torch.Tensor):
-                    largest[0] = max(largest[0], tensor.untyped_storage().nbytes())
-            return result
-
     _, asked, _ = operators(queries=4096, heads=4, groups=2)
-    with thread_count(1), Watch(), asked.planning():  # the dispatcher is watched in one thread
+    with largest_tensor() as largest, asked.planning():
         asked.entropy()
         asked.topk(8)
     assert largest[0] <= 2 * tiles.TILE_BYTES["cpu"]

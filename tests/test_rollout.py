@@ -25,6 +25,7 @@ from attnscope.prompts import Prompt, from_text
 from attnscope.rollout import Rollout, RolloutProbe, bins
 from attnscope.visibility import Visibility
 from command_line import call
+from dispatched import largest_tensor
 from families import tiny_model
 from folders import saved
 
@@ -184,25 +185,13 @@ def test_a_matrix_that_does_not_fit_is_refused(loaded_as, demo, monkeypatch) -> 
 
 def test_a_long_text_makes_no_matrix() -> None:
     """The largest tensor of a fused rollout, watched through the dispatcher, is tokens x heads x groups."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = [0]
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            result = func(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, tuple | list) else (result,):
-                if isinstance(tensor, torch.Tensor):
-                    largest[0] = max(largest[0], tensor.numel())
-            return result
-
     loaded = load(LoadOptions(attention="sdpa", positions=4096))
     prompt = from_text(loaded.tokenizer, "The river rose and the boats went by. " * 300)
-    with Watch():
+    with largest_tensor() as largest:
         [seen] = observe(loaded, [prompt], Request(metrics=(), rollout="bins"), engine="fused")
     assert len(prompt) > 2500
     assert len(seen.rollout.units) <= 200
-    assert largest[0] <= max(6 * len(prompt) * 200, 2**20) < len(prompt) ** 2
+    assert largest[0] <= 4 * 6 * len(prompt) * (200 + 32) < 4 * 6 * len(prompt) ** 2
     assert seen.rollout.row_sum_error < 1e-5
 
 
