@@ -1,0 +1,318 @@
+"""Known faults that a review found: each test asserts what is right, and is an expected failure until it is mended.
+
+The marks are strict: whoever mends a fault is told by the test that now passes, and takes its mark away. Only a failed
+assertion is expected; a test that fails in another way is broken.
+
+Shapes: H head, G kv head, Q query, K key, T token.
+"""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
+from transformers.models.llama import modeling_llama
+
+from attnscope.observe import Observation, Request, observe
+from attnscope.parity import ParityReport, check_parity
+from attnscope.probes import View
+from attnscope.prompts import Prompt
+from command_line import Result, call
+from parity_models import as_loaded, ids_for, in_half, rouse, roused_model
+
+WORDS = [f"w{i}" for i in range(128)]  # a word is a token
+
+
+def fault(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
+def ids(tokens: int, seed: int = 0) -> list[int]:
+    return ids_for("llama", seed, tokens)[0].tolist()
+
+
+def prompt(ids_T: list[int]) -> Prompt:
+    words = tuple(WORDS[i] for i in ids_T)
+    plain = (words[0], *(" " + word for word in words[1:]))
+    return Prompt(" ".join(words), tuple(ids_T), words, words, (False,) * len(words), plain, ())
+
+
+def text(tokens: int) -> str:
+    return prompt(ids(tokens)).text
+
+
+def folder_of(model: Any, folder: Path) -> str:
+    """The model saved, with a tokenizer of its 128 words."""
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=WORDS[0]).save_pretrained(folder)
+    return str(folder)
+
+
+def parity_of(model: Any, tokens: int = 24, seed: int = 0) -> ParityReport:
+    return check_parity(as_loaded(model), ids_for("llama", seed, tokens))
+
+
+def last_line(result: Result) -> str:
+    return result.err.strip().splitlines()[-1]
+
+
+def rows_of(result: Result) -> list[dict[str, str]]:
+    return list(csv.DictReader(result.out.decode().splitlines()))
+
+
+def multiply_logits(model: Any, factor: float) -> Any:
+    """Every layer's queries and keys so many times as large."""
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.mul_(factor)
+        layer.self_attn.k_proj.weight.mul_(factor)
+    return model
+
+
+# Half precision: what the model does there itself.
+
+
+def eager_in_half(monkeypatch: pytest.MonkeyPatch, change: Callable[..., tuple[torch.Tensor, float]]) -> None:
+    """llama's attention with another mask and scale, in half precision only; the float32 copy stays right."""
+    original = modeling_llama.eager_attention_forward
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
+        if query.dtype != torch.float32:
+            mask, scaling = change(mask, scaling)
+        return original(module, query, key, value, mask, scaling=scaling, **kwargs)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", attend)
+
+
+def without_mask(mask: torch.Tensor, scaling: float) -> tuple[torch.Tensor, float]:
+    return torch.zeros_like(mask), scaling
+
+
+def with_scale_zero(mask: torch.Tensor, scaling: float) -> tuple[torch.Tensor, float]:
+    return mask, 0.0
+
+
+@fault("parity judges a float32 copy of each layer, and not what the model does in half precision")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("change", [without_mask, with_scale_zero])
+def test_parity_sees_another_attention_in_half_precision(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any], dtype: torch.dtype
+) -> None:
+    eager_in_half(monkeypatch, change)
+    assert not parity_of(in_half(roused_model("llama"), dtype)).holds
+
+
+@fault("the float32 copy is put in eval mode, so dropout in the model's own run goes unseen")
+def test_parity_sees_live_dropout_in_half_precision() -> None:
+    model = in_half(roused_model("llama"))
+    attention = model.model.layers[1].self_attn
+    attention.attention_dropout, attention.training = 0.5, True
+    assert not parity_of(model).holds
+
+
+@fault("masked weight is measured on the float32 copy")
+def test_masked_weight_in_half_precision_is_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager_in_half(monkeypatch, without_mask)
+    report = parity_of(in_half(roused_model("llama")))
+    assert max(layer.masked_weight for layer in report.layers) > 0.1
+
+
+@fault("weights that overflow float16 are NaN in the model, and parity holds")
+def test_parity_sees_weights_that_are_nan_in_half_precision(tmp_path: Path) -> None:
+    model = roused_model("llama")
+    attention = model.model.layers[-1].self_attn
+    attention.q_proj.weight.mul_(150)
+    attention.k_proj.weight.mul_(150)
+    done = call("parity", "--model", folder_of(model, tmp_path), "--text", text(24), "--dtype", "float16")
+    assert last_line(done).startswith("parity does not hold")
+    assert done.code == 1
+
+
+# Masks that differ from head to head.
+
+
+def seen_and_attention(model_type: str, wanted: Request) -> tuple[Observation, np.ndarray]:
+    """40 tokens observed, and the model's own weights (layer, H, Q, K)."""
+    model, ids_T = roused_model(model_type), ids(40)
+    [seen] = observe(as_loaded(model), [prompt(ids_T)], wanted)
+    with torch.no_grad():
+        layers = model(torch.tensor([ids_T]), output_attentions=True, use_cache=False).attentions
+    return seen, torch.stack(layers)[:, 0].numpy()
+
+
+FAMILIES_WITH_A_MASK_A_HEAD = pytest.mark.parametrize("model_type", ["doge", "minimax_m3_vl_text"])
+
+
+@fault("the keys listed with --weights scores are those of head 0's mask")
+@FAMILIES_WITH_A_MASK_A_HEAD
+def test_scores_are_of_the_keys_that_each_head_sees(model_type: str) -> None:
+    wanted = Request(view=View(weights="scores"), metrics=(), relations=True, top_k=None)
+    seen, expected = seen_and_attention(model_type, wanted)
+    columns = seen.relation_numbers()
+    listed = np.zeros(expected.shape, bool)
+    listed[columns["layer"], columns["head"], columns["query"], columns["key"]] = True
+    assert listed[expected > 0].all()
+    assert columns["weight"].min() > -1e30
+
+
+@fault("the keys listed with --by kv are those of head 0's mask")
+@FAMILIES_WITH_A_MASK_A_HEAD
+def test_the_mean_of_kv_heads_is_over_the_keys_that_each_head_sees(model_type: str) -> None:
+    wanted = Request(view=View(by_kv=True), metrics=(), relations=True, top_k=None)
+    seen, weights = seen_and_attention(model_type, wanted)
+    columns = seen.relation_numbers()
+    expected = weights.reshape(len(weights), columns["kv_head"].max() + 1, -1, 40, 40).mean(2)
+    found = np.zeros(expected.shape)
+    found[columns["layer"], columns["kv_head"], columns["query"], columns["key"]] = columns["weight"]
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+@fault("the cells that a heatmap leaves blank are those of head 0's mask")
+@FAMILIES_WITH_A_MASK_A_HEAD
+def test_a_heatmap_shows_the_keys_that_each_head_sees(model_type: str) -> None:
+    seen, expected = seen_and_attention(model_type, Request(metrics=(), maps="all"))
+    for layer, values_HQK in seen.maps.values.items():
+        np.testing.assert_allclose(np.nan_to_num(values_HQK), expected[layer], atol=1e-5, rtol=0)
+
+
+# MiniMax-Text: its linear layers (1 and 3) return a state where others return weights.
+
+
+@pytest.fixture(scope="module")
+def minimax(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return folder_of(roused_model("minimax"), tmp_path_factory.mktemp("minimax"))
+
+
+@fault("the state of a linear layer is judged as attention weights, and does not hold")
+def test_heads_of_minimax_hold(minimax: str) -> None:
+    done = call("heads", "--model", minimax, "--text", text(24), "--format", "csv")
+    assert {row["layer"] for row in rows_of(done)} == {"0", "2"}
+    assert "does not hold" not in done.err
+    assert done.code == 0
+
+
+@fault("on a text of head_dim tokens the state of a linear layer is tabled as attention")
+def test_a_linear_layer_of_minimax_is_not_tabled(minimax: str) -> None:
+    done = call("heads", "--model", minimax, "--text", text(16), "--format", "csv")
+    assert {row["layer"] for row in rows_of(done)} == {"0", "2"}
+
+
+@fault("every text fails, by the state of a linear layer")
+def test_a_batch_of_minimax_gives_rows(minimax: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(text(tokens) for tokens in (5, 9)))
+    done = call("batch", str(texts), "--model", minimax, "--to-stdout", "jsonl")
+    assert [len(json.loads(line)["heads"]) for line in done.out.splitlines()] == [8, 8]
+    assert done.code == 0
+
+
+# DeepSeek-V4: keys that are not tokens, of as many layers as the text is long enough for.
+
+
+@pytest.fixture(scope="module")
+def deepseek_v4(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return folder_of(roused_model("deepseek_v4"), tmp_path_factory.mktemp("deepseek_v4"))
+
+
+@fault("which layers have rows depends on the padded length, and nothing says so")
+def test_a_batch_of_deepseek_v4_gives_each_text_the_rows_it_has_alone(deepseek_v4: str, tmp_path: Path) -> None:
+    """Or says why it failed."""
+    lengths = (3, 20, 150)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(text(tokens) for tokens in lengths))
+    done = call("batch", str(texts), "--model", deepseek_v4, "--to-stdout", "jsonl", "--batch-tokens", "4000")
+    objects = [json.loads(line) for line in done.out.splitlines()]
+    together = {one["tokens"]: len(one["heads"]) for one in objects if "heads" in one}
+    for line, tokens in enumerate(lengths, start=1):
+        alone = call("heads", "--model", deepseek_v4, "--text", text(tokens), "--format", "csv")
+        failed = "failed: " in done.err and f"line {line}: " in done.err
+        assert failed or together.get(tokens) == len(rows_of(alone))
+
+
+@fault("a text on which no layer can be tabled ends in an internal error")
+@pytest.mark.parametrize("how", [("heads", "--format", "table"), ("heads", "--out"), ("heatmap", "--out")])
+def test_a_long_text_of_deepseek_v4_is_no_internal_error(
+    deepseek_v4: str, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    where = (str(tmp_path / "out"),) if how[-1] == "--out" else ()
+    done = call(*how, *where, "--model", deepseek_v4, "--text", text(150))
+    assert "internal error" not in done.err
+    assert done.code != 70
+
+
+# Batches: a text has the results that it has alone.
+
+
+@fault("equal scores are chosen from by the padded length, so padding changes which keys are seen")
+@pytest.mark.parametrize("model_type", ["doge", "deepseek_v32", "axk2", "hy_v4"])
+def test_padding_does_not_change_which_keys_are_chosen(model_type: str) -> None:
+    """On a text of 37 tokens that repeats nine, beside one of 120; not every model's scores tie."""
+    wanted, model = Request(metrics=(), weights=True), roused_model(model_type)
+    for seed in range(4):
+        rouse(model, 60 + seed)
+        repeating, long = prompt((ids(9, seed) * 5)[:37]), prompt(ids(120, 90 + seed))
+        [alone] = observe(as_loaded(model), [repeating], wanted)
+        beside, _ = observe(as_loaded(model), [repeating, long], wanted)
+        for layer, weights_HQK in alone.weights.items():
+            torch.testing.assert_close(beside.weights[layer], weights_HQK, atol=1e-4, rtol=0)
+
+
+@fault("distances are centred on half the padded length, which leaves a short text few digits")
+def test_distance_does_not_depend_on_the_longest_text_of_a_batch() -> None:
+    loaded = as_loaded(roused_model("llama", max_position_embeddings=4096, num_hidden_layers=1))
+    short, long = prompt(ids(5, 1)), prompt(ids(4000, 2))
+    wanted = Request(metrics=("distance",))
+    [alone] = observe(loaded, [short], wanted)
+    beside, _ = observe(loaded, [short, long], wanted)
+    found = [[head.score["distance"] for head in seen.heads] for seen in (beside, alone)]
+    np.testing.assert_allclose(*found, atol=1e-5, rtol=0)
+
+
+# Parity: correct models hold, and what a text cannot show is said.
+
+
+@fault("an absolute 1e-5 is below what float32 rounds logits as large as these to")
+def test_parity_holds_for_large_logits_in_float32() -> None:
+    model = multiply_logits(roused_model("llama"), 20)
+    assert all(parity_of(model, seed=seed).holds for seed in range(3))
+
+
+@fault("an absolute 1e-5 is below what float32 rounds logits of gemma4 to")
+def test_parity_holds_for_a_long_text_of_gemma4() -> None:
+    model = roused_model("gemma4_text")
+    assert all(parity_of(model, tokens).holds for tokens in (200, 400))
+
+
+@fault("every weight of one token is 1, whatever the model computes, and the verdict is a plain full")
+def test_parity_says_that_one_token_shows_nothing(tmp_path: Path) -> None:
+    done = call("parity", "--model", folder_of(roused_model("llama"), tmp_path), "--text", WORDS[7])
+    said = last_line(done)
+    assert "one token" in said or "1 token" in said or "level full" not in said
+
+
+@fault("a text no longer than the window cannot tell how long the window is, and the verdict is a plain full")
+def test_parity_says_that_the_window_was_not_reached(tmp_path: Path) -> None:
+    model = roused_model("mistral", sliding_window=8)
+    done = call("parity", "--model", folder_of(model, tmp_path), "--text", text(8))
+    said = last_line(done)
+    assert "window" in said or "level full" not in said
+
+
+@fault("focus divides by the keys without key 0 also where a window hides key 0")
+def test_focus_is_from_0_to_1_in_a_window() -> None:
+    model = roused_model("mistral", sliding_window=3)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.zero_()  # attention is even
+    [seen] = observe(as_loaded(model), [prompt(ids(60))], Request(metrics=("focus",)))
+    focus = np.array([head.score["focus"] for head in seen.heads])
+    assert (focus > -1e-6).all()
+    assert (focus < 1 + 1e-6).all()
