@@ -15,7 +15,7 @@ from attnscope._version import __version__
 
 if TYPE_CHECKING:
     from attnscope.api import capture, load
-    from attnscope.capturing import listen
+    from attnscope.capture.seam import listen
     from attnscope.errors import AttnscopeError
 
 __all__ = ["AttnscopeError", "__version__", "capture", "listen", "load"]
@@ -23,7 +23,7 @@ __all__ = ["AttnscopeError", "__version__", "capture", "listen", "load"]
 _HOMES = {
     "AttnscopeError": "attnscope.errors",
     "capture": "attnscope.api",
-    "listen": "attnscope.capturing",
+    "listen": "attnscope.capture.seam",
     "load": "attnscope.api",
 }
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnscope.models import LoadOptions
-from attnscope.models import load as load_model
+from attnscope.measure.probes import View
+from attnscope.model.loading import LoadOptions
+from attnscope.model.loading import load as load_model
 from attnscope.observe import Observation, Request, observe
-from attnscope.probes import View
-from attnscope.prompts import Prompt, from_text
 from attnscope.selection import select
+from attnscope.text.prompt import Prompt, from_text
 
 if TYPE_CHECKING:
-    from attnscope.models import LoadedModel
+    from attnscope.model.loading import LoadedModel
 
 
 def load(model: str = "demo", **options: Any) -> LoadedModel:
     """Load a decoder with its tokenizer: the embedded `demo`, a folder, or a hub id.
 
-    options: the other fields of `attnscope.models.LoadOptions` (device, dtype, revision, offline, ...). Raises
+    options: the other fields of `attnscope.model.loading.LoadOptions` (device, dtype, revision, offline, ...). Raises
     ModelError when it cannot be found or read.
 
         >>> model = attnscope.load("demo")

@@ -11,7 +11,7 @@ from attnscope._version import __version__
 if TYPE_CHECKING:
     import torch
 
-    from attnscope.models import LoadedModel
+    from attnscope.model.loading import LoadedModel
     from attnscope.observe import Observation
 
 

@@ -1,4 +1,4 @@
-"""How much memory there is, and whether eager attention fits into it."""
+"""How much memory there is, in bytes and in words."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from attnscope.errors import MemoryLimitError
-from attnscope.geometry import Geometry, eager_bytes, tokens_that_fit
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+TILE = 4 * 2**20  # bytes of a tile of the tiled engine on a CPU
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -22,27 +22,6 @@ def free_memory(device: str) -> int:
         free_memory("cpu")  # 24_018_821_120
     """
     return min(_free(name.strip()) for name in device.split(","))
-
-
-def check_eager_fits(
-    geometry: Geometry, tokens: int, device: str, dtype: str, room: int | None = None, otherwise: str = ""
-) -> None:
-    """Raise `MemoryLimitError` when one layer's eager attention over `tokens` exceeds `room` (free memory if None).
-
-    `otherwise` is a further way out, for the hint.
-
-    Example:
-        check_eager_fits(loaded.geometry, 200_000, "cpu", "float32")  # MemoryLimitError: ...
-    """
-    width = DTYPE_BYTES[dtype]
-    room = free_memory(device) if room is None else room
-    needed = eager_bytes(geometry, tokens, width)
-    if needed > room:
-        raise MemoryLimitError(
-            f"eager attention over {tokens} tokens takes {human_bytes(needed)} for one layer, and {device} has "
-            f"{human_bytes(room)} for it",
-            f"{tokens_that_fit(geometry, room, width)} tokens fit: shorten the text{otherwise}",
-        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from attnscope.calls import AttentionCall, CaptureReport
-from attnscope.capturing import listen
+from attnscope.attention.tiled import TiledAttention
+from attnscope.capture.call import AttentionCall, CaptureReport
+from attnscope.capture.seam import listen
 from attnscope.errors import UsageError
-from attnscope.fused import FusedAttention
-from attnscope.metrics import METRICS, Texts
-from attnscope.probes import HeadScores, Layer, Maps, Strongest, TopKeys, View, Weights
-from attnscope.roles import NONE, role_of
-from attnscope.rollout import Rollout, RolloutProbe, bins
+from attnscope.measure.metrics import METRICS, Texts
+from attnscope.measure.probes import HeadScores, Layer, Maps, Strongest, TopKeys, View, Weights
+from attnscope.measure.roles import NONE, role_of
+from attnscope.measure.rollout import Rollout, RolloutProbe, bins
 from attnscope.tables import Table
 
 if TYPE_CHECKING:
-    from attnscope.models import LoadedModel
-    from attnscope.prompts import Prompt, Span
+    from attnscope.model.loading import LoadedModel
+    from attnscope.text.prompt import Prompt, Span
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def observe(
         kv_heads = call.logits.k_BGKD.shape[1] if call.logits else known.kv_heads if known else P.heads
         kv_of[call.layer] = (P.heads, kv_heads)
         layer = Layer(call.layer, P, kv_heads, texts)
-        if isinstance(P, FusedAttention):  # every question of every probe, answered in one pass
+        if isinstance(P, TiledAttention):  # every question of every probe, answered in one pass
             with P.planning():
                 _run(probes, layer)
         _run(probes, layer)

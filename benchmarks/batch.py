@@ -31,8 +31,8 @@ from results import update_section
 from attnscope.batch.folders import run_folder
 from attnscope.batch.job import Job
 from attnscope.batch.reading import Reading
-from attnscope.models import DEMO_FOLDER, LoadedModel, LoadOptions, load
-from attnscope.roles import role_of
+from attnscope.measure.roles import role_of
+from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, load
 
 LOAD = LoadOptions(device="cpu")
 CHUNK = 200  # texts whose rows the loop holds before it writes them
@@ -40,7 +40,7 @@ CHUNK = 200  # texts whose rows the loop holds before it writes them
 
 def corpus(path: Path, texts: int) -> Path:
     """Texts of 5 to 200 tokens, uniformly, of words of the demo's own card."""
-    from attnscope.models import load as load_model
+    from attnscope.model.loading import load as load_model
 
     tokenizer = load_model(LOAD).tokenizer
     pick = random.Random(0)

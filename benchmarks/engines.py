@@ -172,9 +172,9 @@ def build(way: str, tokens: int, device: str, large: bool):  # type: ignore[no-u
 
 
 def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
-    from attnscope.calls import AttentionCall
-    from attnscope.capturing import listen
-    from attnscope.fused import FusedAttention
+    from attnscope.attention.tiled import TiledAttention
+    from attnscope.capture.call import AttentionCall
+    from attnscope.capture.seam import listen
 
     model, ids = build(way, tokens, device, large)
 
@@ -184,7 +184,7 @@ def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callab
         def ask() -> None:
             kept[:] = job(call.P, ids, top_heads(way, call))
 
-        if isinstance(call.P, FusedAttention):
+        if isinstance(call.P, TiledAttention):
             with call.P.planning():
                 ask()
         ask()
@@ -255,7 +255,7 @@ def top_heads(way, call):  # type: ignore[no-untyped-def]
 def job(P, ids, heads) -> list:  # type: ignore[no-untyped-def]
     import torch
 
-    from attnscope.metrics import Texts, measure
+    from attnscope.measure.metrics import Texts, measure
 
     scores = measure(P, Texts(ids, torch.tensor([ids.shape[1]], device=ids.device)), METRICS)
     return [scores, P.topk(TOP, heads)] if len(heads) else [scores]

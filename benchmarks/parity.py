@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from results import update_section
 
-from attnscope.capturing import listen
-from attnscope.models import LoadedModel, LoadOptions, load, quiet_libraries
+from attnscope.capture.seam import listen
+from attnscope.model.libraries import silence_libraries
+from attnscope.model.loading import LoadedModel, LoadOptions, load
 from attnscope.parity import check_parity
 
 TARGET = 10.0
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--write", action="store_true", help="update benchmarks/RESULTS.md")
     options = parser.parse_args()
-    quiet_libraries(False)
+    silence_libraries(False)
     lines = ["| model | what | ms | of the forward pass | at most |", "|---|---|---|---|---|"]
     slow = []
     for dtype in options.dtypes.split(","):

@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from families_table import document  # noqa: E402
+from helpers.families_table import document  # noqa: E402
 
 target = ROOT / "docs" / "families.md"
 target.parent.mkdir(exist_ok=True)

@@ -13,7 +13,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "models"
 @pytest.fixture(scope="session")
 def demo():  # type: ignore[no-untyped-def]
     """The embedded model."""
-    from attnscope.models import LoadOptions, load
+    from attnscope.model.loading import LoadOptions, load
 
     return load(LoadOptions())
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from command_line import ATTNSCOPE, call, spawn, tree
-from folders import TOKENIZER_FILES, edit_config, saved
+from helpers.command_line import ATTNSCOPE, call, spawn, tree
+from helpers.folders import TOKENIZER_FILES, edit_config, saved
 
 TEXT = ("--text", "the river bank")
 LONG = " ".join(["the river bank is green"] * 8)
@@ -221,7 +221,7 @@ def test_a_process_of_its_own_says_the_same(place, index):
 
 
 def test_binary_tables_are_refused_on_a_terminal(place):
-    from command_line import on_terminal
+    from helpers.command_line import on_terminal
 
     for format in ("parquet", "arrow"):
         code, shown = on_terminal(["heads", *TEXT, "--format", format], 100)

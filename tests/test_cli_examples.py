@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from attnscope.cli.app import COMMANDS
-from command_line import call
+from helpers.command_line import call
 
 EXAMPLES = [example for _, examples in COMMANDS.values() for example in examples]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnscope.metrics import METRICS
-from attnscope.prompts import from_text
-from command_line import SENTENCE, call
+from attnscope.measure.metrics import METRICS
+from attnscope.text.prompt import from_text
+from helpers.command_line import SENTENCE, call
 
 LAYERS, HEADS, KV_HEADS = 28, 24, 8
 RELATION = ["layer", "head", "kv_head", "query", "query_token", "key", "key_token", "weight"]

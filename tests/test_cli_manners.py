@@ -18,7 +18,7 @@ import yaml
 
 from attnscope.cli import heads as heads_command
 from attnscope.cli import signals
-from command_line import ATTNSCOPE, SENTENCE, call, on_terminal, spawn, tree
+from helpers.command_line import ATTNSCOPE, SENTENCE, call, on_terminal, spawn, tree
 
 ESCAPE = "\x1b"
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -154,7 +154,7 @@ def test_a_quiet_terminal_has_no_bars_and_one_without_colour_no_colours():
 def test_the_noise_of_libraries_needs_verbose():
     noisy = "import warnings, transformers.utils.logging as t; warnings.warn('noise'); t.get_logger().warning('noise')"
     script = (
-        "import sys, attnscope.cli as cli, attnscope.models as models\n"
+        "import sys, attnscope.cli as cli, attnscope.model.loading as models\n"
         "load = models.load\n"
         f"models.load = lambda options: (exec({noisy!r}), load(options))[1]\n"
         "cli.main(sys.argv[1:])"
@@ -397,7 +397,7 @@ def test_out_of_memory_says_what_fits(monkeypatch, error):
 
 
 def test_a_text_too_large_is_refused_before_the_forward_pass(monkeypatch):
-    monkeypatch.setattr("attnscope.engines.free_memory", lambda device: 1000)
+    monkeypatch.setattr("attnscope.capture.engines.free_memory", lambda device: 1000)
     result = call("heads", "--text", SENTENCE, "--engine", "eager")
     assert (result.code, result.out) == (5, b"")
     assert re.search(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.config import KEYS, read_config
+from attnscope.cli.config import KEYS, read_config
 from attnscope.errors import UsageError
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))

@@ -9,17 +9,17 @@ from torch.nn.attention import SDPBackend
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnscope.calls import CHECKED_ROWS
-from attnscope.capturing import listen
-from attnscope.engines import choose, difference, read_size
+from attnscope.capture.call import CHECKED_ROWS
+from attnscope.capture.engines import choose, difference, read_size
+from attnscope.capture.seam import listen
 from attnscope.errors import MemoryLimitError, UsageError
-from attnscope.models import LoadedModel, LoadOptions, load
-from attnscope.positions import longer
-from attnscope.prompts import from_text
-from command_line import call
-from dispatched import thread_count
-from families import tiny_config, tiny_model
-from folders import saved
+from attnscope.model.geometry import longer
+from attnscope.model.loading import LoadedModel, LoadOptions, load
+from attnscope.text.prompt import from_text
+from helpers.command_line import call
+from helpers.dispatched import thread_count
+from helpers.families import tiny_config, tiny_model
+from helpers.folders import saved
 
 TEXT = "The river is by the bank, and the bank is by the river, and the mill is old. " * 4
 

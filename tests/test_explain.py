@@ -24,11 +24,11 @@ from attnscope.explain.scaling import CASES, Entries, measure_scaling
 from attnscope.figures.explain import Curve, curves_figure, effect_figure, scaling_effect
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.writer import drawing
-from attnscope.geometry import geometry_of
-from attnscope.models import LoadedModel
-from attnscope.prompts import from_text
-from command_line import call, on_terminal
-from families import tiny_model
+from attnscope.model.geometry import geometry_of
+from attnscope.model.loading import LoadedModel
+from attnscope.text.prompt import from_text
+from helpers.command_line import call, on_terminal
+from helpers.families import tiny_model
 
 SENTENCE = "the financial bank is located on river bank"
 IDS = (3, 17, 5, 9, 17, 5, 44, 60, 2, 31, 17, 8)
@@ -157,7 +157,7 @@ def test_every_head_of_the_demo_equals_the_models_own(demo: LoadedModel) -> None
 
 
 def test_real_weights_hold(real_model_folder: Path) -> None:
-    from attnscope.models import LoadOptions, load
+    from attnscope.model.loading import LoadOptions, load
 
     loaded = load(LoadOptions(model=str(real_model_folder)))
     explanation = explain_head(loaded, from_text(loaded.tokenizer, "Once upon a time"), 3, 5, query=2)
@@ -166,7 +166,7 @@ def test_real_weights_hold(real_model_folder: Path) -> None:
 
 
 def test_half_precision_is_held_to_a_float32_copy(demo: LoadedModel) -> None:
-    from attnscope.models import LoadOptions, load
+    from attnscope.model.loading import LoadOptions, load
 
     half = load(LoadOptions(dtype="bfloat16"))
     explanation = explain_head(half, from_text(half.tokenizer, SENTENCE), 1, 2)
@@ -416,7 +416,7 @@ def test_the_command_explains_in_a_pipe_and_draws(tmp_path: Path) -> None:
 
 
 def test_the_command_leaves_with_1_where_a_check_fails(monkeypatch: Any, demo: LoadedModel) -> None:
-    monkeypatch.setattr("attnscope.models.load", lambda options: demo)
+    monkeypatch.setattr("attnscope.model.loading.load", lambda options: demo)
     handle = bent(demo.model.model.layers[2].self_attn.o_proj, lambda y: y * 1.01)
     try:
         broken = call("explain", "--text", "the river", "--head", "L2H3", "--format", "table", "-q")

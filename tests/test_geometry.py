@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers.modeling_utils import AttentionInterface
 
-from attnscope.geometry import Geometry, LayerGeometry, eager_bytes, fused_bytes, geometry_of, tokens_that_fit
-from families import MODEL_TYPES, WITHOUT_ATTENTION, tiny_config, tiny_model
+from attnscope.model.geometry import Geometry, LayerGeometry, eager_bytes, fused_bytes, geometry_of, tokens_that_fit
+from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, tiny_config, tiny_model
 
 TOKENS = 12
 SHARED_LAYERS = ("zamba", "zamba2")  # one attention module serves several layers and knows no index

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from attnscope import hub
-from fake_hub import COMMIT, serve
-from folders import edit_config, saved
+from attnscope.model import hub
+from helpers.fake_hub import COMMIT, serve
+from helpers.folders import edit_config, saved
 
 
 @pytest.fixture
@@ -22,12 +22,13 @@ def folder(tmp_path):
 
 SCRIPT = """
 import sys, json
-from attnscope import hub
+from attnscope.model import hub
 from attnscope.errors import AttnscopeError
-from attnscope.models import LoadOptions, load, quiet_libraries
+from attnscope.model.libraries import silence_libraries
+from attnscope.model.loading import LoadOptions, load
 options = json.loads(sys.argv[1])
 hub.ANSWER_SECONDS = options.pop("answer", hub.ANSWER_SECONDS)
-quiet_libraries(False)
+silence_libraries(False)
 try:
     loaded = load(LoadOptions(**options))
     print("loaded", loaded.revision, "torch" in sys.modules)
@@ -128,7 +129,7 @@ def test_the_deadline_bounds_what_has_no_timeout_of_its_own():
 def test_a_hub_model_is_identified_by_its_commit_without_its_weights(folder, tmp_path):
     script = """
 import sys
-from attnscope.models import LoadOptions, identify
+from attnscope.model.loading import LoadOptions, identify
 words, options = identify(LoadOptions(model="owner/tiny"))
 print(words, options.revision, "torch" in sys.modules)
 """

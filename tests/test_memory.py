@@ -4,8 +4,8 @@ import pytest
 
 from attnscope import memory
 from attnscope.errors import MemoryLimitError
-from attnscope.geometry import eager_bytes
-from attnscope.models import check_eager_fits, free_memory
+from attnscope.memory import free_memory
+from attnscope.model.geometry import check_eager_fits, eager_bytes
 
 
 def test_a_text_too_large_for_eager_is_refused_with_what_fits(demo, monkeypatch):

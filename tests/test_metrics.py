@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from attnscope.capturing import listen
+from attnscope.attention.operator import DenseAttention, RowAttention
+from attnscope.attention.uniform import UniformAttention
+from attnscope.attention.visibility import Visibility
+from attnscope.capture.seam import listen
 from attnscope.errors import UsageError
-from attnscope.even import EvenAttention
-from attnscope.metrics import METRICS, Texts, known, measure, support
-from attnscope.operators import DenseAttention, RowAttention
-from attnscope.visibility import Visibility
-from families import tiny_model
+from attnscope.measure.metrics import METRICS, Texts, known, measure, support
+from helpers.families import tiny_model
 
 Row = list[float]
 
@@ -120,7 +120,7 @@ def test_heads_whose_answer_is_known() -> None:
 
 
 def test_even_attention_scores_what_evenness_means() -> None:
-    even = scores_of(EvenAttention(Visibility(4, 4)), [1, 2, 3, 4])
+    even = scores_of(UniformAttention(Visibility(4, 4)), [1, 2, 3, 4])
     assert even["entropy_normalised"] == pytest.approx(1)
     assert even["focus"] == pytest.approx(0, abs=1e-6)
     assert even["previous_token"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
@@ -131,7 +131,7 @@ def test_even_attention_scores_what_evenness_means() -> None:
 def test_even_attention_equals_its_matrix(window: int | None) -> None:
     """What is known from the counts alone is what the even matrix gives."""
     visible, tokens = Visibility(40, 40, window=window), [1, 2, 3, 4] * 10
-    even = EvenAttention(visible)
+    even = UniformAttention(visible)
     dense = DenseAttention(even.dense(), visible)
     assert_equals_loops(even, tokens)
     assert scores_of(even, tokens) == pytest.approx(scores_of(dense, tokens), abs=1e-6)

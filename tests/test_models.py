@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attnscope import hub
 from attnscope.errors import AttnscopeError, ModelError, UsageError
-from attnscope.models import DEMO_FOLDER, LoadOptions, load, load_config
-from families import tiny_model
-from folders import TOKENIZER_FILES, edit_config, saved
+from attnscope.model import hub
+from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load, load_config
+from helpers.families import tiny_model
+from helpers.folders import TOKENIZER_FILES, edit_config, saved
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.models import LoadOptions, load
+from attnscope.measure.probes import Maps, View
+from attnscope.model.loading import LoadOptions, load
 from attnscope.observe import Observation, Request, observe
-from attnscope.probes import Maps, View
-from attnscope.prompts import Prompt, from_text
+from attnscope.text.prompt import Prompt, from_text
 
 TEXT = "The bank is by the river. The river is by the bank, and the bank is wide. We sat there and read."
 

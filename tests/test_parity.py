@@ -18,13 +18,13 @@ import torch
 
 from attnscope.cli import run
 from attnscope.errors import UsageError
-from attnscope.models import LoadOptions, load
+from attnscope.model.loading import LoadOptions, load
 from attnscope.parity import ParityReport, check_parity
 from attnscope.parity.certificate import certificate, in_words, table, verify, weights_sha256
-from attnscope.prompts import from_text
 from attnscope.tables import save_json
-from families import tiny_config
-from parity_models import as_loaded, ids_for, in_half, roused_model
+from attnscope.text.prompt import from_text
+from helpers.families import tiny_config
+from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 BROKEN = 2  # the layer that is corrupted

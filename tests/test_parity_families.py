@@ -17,10 +17,10 @@ import attnscope.parity.comparing
 from attnscope.parity import ATOL, check_parity
 from attnscope.reference import reader
 from attnscope.reference.layouts import FAMILIES, UNREAD, VARIANTS, Layout, layout_of
-from families import WITHOUT_ATTENTION, tiny_config
-from families_table import document, figures_of, measure_case, rows_without_figures
-from parity_cases import CASES
-from parity_models import NOT_MADE, TYPES, Measured, as_loaded, ids_for, in_half, measure, roused_model
+from helpers.families import WITHOUT_ATTENTION, tiny_config
+from helpers.families_table import document, figures_of, measure_case, rows_without_figures
+from helpers.parity_cases import CASES
+from helpers.parity_models import NOT_MADE, TYPES, Measured, as_loaded, ids_for, in_half, measure, roused_model
 
 
 def words(text: str) -> list[str]:

@@ -17,9 +17,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.tokenization_python import PythonBackend
 
 from attnscope.errors import InputError, UsageError
-from attnscope.labels import BYTES, visible
-from attnscope.prompts import Prompt, decode_utf8, from_chat, from_ids, from_text, read_text
-from attnscope.spans import sentence_ranges, word_ranges
+from attnscope.text.labels import BYTES, visible
+from attnscope.text.prompt import Prompt, decode_utf8, from_chat, from_ids, from_text, read_text
+from attnscope.text.spans import sentence_ranges, word_ranges
 
 SHARED = Path(__file__).parents[2] / "shared" / "models"
 LINES = ["the financial bank is located on river bank", "don't stop. 3.14", "def f(x):\n\treturn x\n"]

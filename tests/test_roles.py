@@ -3,10 +3,10 @@
 import torch
 from torch.testing import assert_close
 
-from attnscope.metrics import METRICS
+from attnscope.measure.metrics import METRICS
+from attnscope.measure.roles import ROLES, role_of, unsupported
 from attnscope.observe import Request, observe
-from attnscope.prompts import from_text
-from attnscope.roles import ROLES, role_of, unsupported
+from attnscope.text.prompt import from_text
 from test_metrics import by_loops
 
 PASSAGE = (

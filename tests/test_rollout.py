@@ -13,21 +13,21 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope import rollout
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.visibility import Visibility
 from attnscope.errors import MemoryLimitError, ModelError
-from attnscope.geometry import geometry_of
-from attnscope.metrics import Texts
-from attnscope.models import LoadedModel, LoadOptions, load
+from attnscope.measure import rollout
+from attnscope.measure.metrics import Texts
+from attnscope.measure.probes import Layer
+from attnscope.measure.rollout import Rollout, RolloutProbe, bins
+from attnscope.model.geometry import geometry_of
+from attnscope.model.loading import LoadedModel, LoadOptions, load
 from attnscope.observe import Observation, Request, observe
-from attnscope.operators import DenseAttention
-from attnscope.probes import Layer
-from attnscope.prompts import Prompt, from_text
-from attnscope.rollout import Rollout, RolloutProbe, bins
-from attnscope.visibility import Visibility
-from command_line import call
-from dispatched import largest_tensor
-from families import tiny_model
-from folders import saved
+from attnscope.text.prompt import Prompt, from_text
+from helpers.command_line import call
+from helpers.dispatched import largest_tensor
+from helpers.families import tiny_model
+from helpers.folders import saved
 
 TEXT = "The bank is by the river. The river is by the bank, and the bank is wide. We sat there and read."
 SHARP = {"initializer_range": 0.5}  # so that attention is far from even

@@ -21,12 +21,12 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama import modeling_llama
 
+from attnscope.measure.probes import View
 from attnscope.observe import Observation, Request, observe
 from attnscope.parity import ParityReport, check_parity
-from attnscope.probes import View
-from attnscope.prompts import Prompt
-from command_line import Result, call
-from parity_models import as_loaded, ids_for, in_half, rouse, roused_model
+from attnscope.text.prompt import Prompt
+from helpers.command_line import Result, call
+from helpers.parity_models import as_loaded, ids_for, in_half, rouse, roused_model
 
 WORDS = [f"w{i}" for i in range(128)]  # a word is a token
 

@@ -31,8 +31,8 @@ from attnscope.batch.running import Tally, Worker, run_shards
 from attnscope.batch.sizes import item_cost
 from attnscope.batch.writing import ShardWriter
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.geometry import geometry_of
-from attnscope.models import load_config
+from attnscope.model.geometry import geometry_of
+from attnscope.model.loading import load_config
 
 CONNECT_SECONDS = 5.0
 PAINTERS = 1  # processes an actor draws in

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attnscope.batch.rows import Output
-from attnscope.models import LoadOptions
+from attnscope.model.loading import LoadOptions
 from attnscope.observe import Request
-from attnscope.prompts import Side
+from attnscope.text.prompt import Side
 
 
 @dataclass(frozen=True)

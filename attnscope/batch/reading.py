@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from attnscope.errors import InputError, UsageError
-from attnscope.prompts import decode_utf8
+from attnscope.text.prompt import decode_utf8
 
 ITEM_BYTES = 64 * 2**20
 FORMATS = ("txt", "jsonl", "csv", "parquet")

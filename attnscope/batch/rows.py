@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from attnscope.batch.journal import Failure
 from attnscope.batch.reading import Item, printable
-from attnscope.metrics import METRICS
+from attnscope.measure.metrics import METRICS
 
 if TYPE_CHECKING:
     from attnscope.observe import Observation

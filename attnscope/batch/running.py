@@ -22,11 +22,12 @@ from attnscope.batch.sizes import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, kept_
 from attnscope.batch.twins import Twins
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.manifest import failures
-from attnscope.memory import check_eager_fits, is_out_of_memory, keep_freed_memory
-from attnscope.models import LoadedModel, load
+from attnscope.memory import is_out_of_memory, keep_freed_memory
+from attnscope.model.geometry import check_eager_fits
+from attnscope.model.loading import LoadedModel, load
 from attnscope.observe import Observation, observe
-from attnscope.prompts import Prompt, from_chat, from_text
 from attnscope.selection import select
+from attnscope.text.prompt import Prompt, from_chat, from_text
 
 
 @dataclass

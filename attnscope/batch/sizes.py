@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attnscope.geometry import Geometry, eager_bytes
 from attnscope.memory import DTYPE_BYTES, free_memory
+from attnscope.model.geometry import Geometry, eager_bytes
 
 if TYPE_CHECKING:
     from attnscope.batch.job import Job
     from attnscope.batch.reading import Item
-    from attnscope.models import LoadedModel
+    from attnscope.model.loading import LoadedModel
 
 WINDOW_BYTES = 96 * 2**20  # kept results of the texts that are bucketed together
 WINDOW_TEXTS = 512

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 
-from attnscope.models import LoadedModel
+from attnscope.model.loading import LoadedModel
 
 MOST = 4
 T = TypeVar("T")

@@ -11,8 +11,8 @@ import typer
 from attnscope.cli import options, output
 from attnscope.cli.batch_job import check, cluster, held, make_job, make_reading, painters
 from attnscope.cli.batch_ray import BatchCommand
+from attnscope.cli.config import BATCH_KEYS
 from attnscope.cli.settings import Settings, configured, settings_of
-from attnscope.config import BATCH_KEYS
 
 if TYPE_CHECKING:
     from attnscope.batch.job import Job
@@ -93,9 +93,9 @@ def batch(
 def run(settings: Settings, given: Mapping[str, Any]) -> int:
     """Read, measure, write; say how it went."""
     from attnscope.cli import batch_talk
-    from attnscope.quiet import quiet_libraries
+    from attnscope.model.libraries import silence_libraries
 
-    quiet_libraries(settings.verbose)
+    silence_libraries(settings.verbose)
     output.complain_through_talk(settings.quiet)
     reading, job = make_reading(settings, given), make_job(settings, given)
     if given["dry_run"]:

@@ -96,7 +96,7 @@ def fingerprint(settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def held(settings: Settings, given: Mapping[str, Any], job: Job) -> tuple[dict[str, Any], Job]:
     """What an output folder is held to: the options and the checkpoint; and the job that loads just this one."""
-    from attnscope.models import identify
+    from attnscope.model.loading import identify
 
     identity, load = identify(job.load)
     options = fingerprint(settings, given) | {"model": f"{settings.model} ({identity})"}

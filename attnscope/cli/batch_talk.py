@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from attnscope.batch.reading import Reading
     from attnscope.batch.running import Tally
     from attnscope.cli.settings import Settings
-    from attnscope.prompts import Prompt
+    from attnscope.text.prompt import Prompt
 
 INTERRUPTED, TERMINATED = 130, 143
 A_MINUTE = 60.0

@@ -91,7 +91,7 @@ def run(settings: Settings, head: str | None, query: str) -> int:
         raise UsageError("no head was named", "name one with --head L2H3; `attnscope heads` lists them")
     position = read_query(query)
 
-    from attnscope.prompts import read_text
+    from attnscope.text.prompt import read_text
 
     given = read_text(settings.text, settings.file)
     output.complain_through_talk(settings.quiet)

@@ -16,7 +16,7 @@ from attnscope.tables import save, save_json
 
 if TYPE_CHECKING:
     from attnscope.cli.settings import Settings
-    from attnscope.models import LoadedModel
+    from attnscope.model.loading import LoadedModel
     from attnscope.observe import Head, Observation
 
 

@@ -92,7 +92,7 @@ def heads(
 
 def run(settings: Settings) -> int:
     """Observe one text and say what its heads do."""
-    from attnscope.metrics import known
+    from attnscope.measure.metrics import known
 
     known([settings.sort])
     format = output.wanted_format(settings.format)
@@ -167,7 +167,7 @@ def strongest(seen: Observation, head: Head) -> str:
 
 def missing_support(seen: Observation) -> list[str]:
     """Why heads have no role, where the text is too short or repeats too little to show it."""
-    from attnscope.roles import unsupported
+    from attnscope.measure.roles import unsupported
 
     first = next(iter(seen.support.values()), None)
     return [f"no role without support: {line}" for line in unsupported(first)] if first else []

@@ -38,10 +38,11 @@ def info(
     settings = gather(context, locals())
     lengths = _lengths(tokens)
 
-    from attnscope.geometry import geometry_of
-    from attnscope.models import load_config, quiet_libraries
+    from attnscope.model.geometry import geometry_of
+    from attnscope.model.libraries import silence_libraries
+    from attnscope.model.loading import load_config
 
-    quiet_libraries(verbose)
+    silence_libraries(verbose)
     geometry = geometry_of(load_config(settings.load_options()))
     facts = describe(model, geometry, lengths, dtype)
     if (format or ("table" if sys.stdout.isatty() else "json")) == "json":
@@ -53,7 +54,7 @@ def info(
 
 def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[str, Any]:
     """The facts as plain data: sizes in bytes."""
-    from attnscope.geometry import eager_bytes, fused_bytes
+    from attnscope.model.geometry import eager_bytes, fused_bytes
 
     width = 4 if dtype in ("auto", "float32") else 2
     attention = geometry.attention_layers

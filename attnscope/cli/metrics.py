@@ -19,7 +19,7 @@ def metrics(
     format: options.Format = None,
 ) -> int:
     """What each metric is: formula, rows, unit, range, source; and the rules that name a head's role."""
-    from attnscope.metrics import METRICS, ROWS, known
+    from attnscope.measure.metrics import METRICS, ROWS, known
     from attnscope.tables import Table
 
     chosen = [METRICS[name] for name in (known([id]) if id else METRICS)]
@@ -35,7 +35,7 @@ def _sheet(columns: dict[str, list[str]], with_roles: bool) -> RichTable:
     from rich.table import Table
     from rich.text import Text
 
-    from attnscope.roles import ROLES
+    from attnscope.measure.roles import ROLES
 
     sheet = Table.grid(padding=(0, 1))
     sheet.add_column(no_wrap=True)

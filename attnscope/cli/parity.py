@@ -16,10 +16,10 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from attnscope.models import LoadedModel
+    from attnscope.model.loading import LoadedModel
     from attnscope.parity import ParityReport
-    from attnscope.prompts import Prompt
     from attnscope.tables import Table
+    from attnscope.text.prompt import Prompt
 
 EXAMPLES = (
     "attnscope parity --out certificate.json",
@@ -71,7 +71,7 @@ def run(settings: Settings, atol: float) -> int:
     format = output.wanted_format(settings.format)
 
     from attnscope.cli.single import chosen_heads, header, load_prompt
-    from attnscope.prompts import read_text
+    from attnscope.text.prompt import read_text
 
     settings = settings if settings.text or settings.file else replace(settings, text=_sentence())
     text = read_text(settings.text, settings.file)

@@ -98,7 +98,7 @@ def picture(table: Table, top: int) -> RichTable:
 
 
 def _cell(value: object) -> RichText:
-    from attnscope.labels import visible
+    from attnscope.text.labels import visible
 
     shown = "" if value is None else f"{value:.4f}" if isinstance(value, float) else visible(str(value))
     return output.one_line(shown)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from attnscope.models import LoadedModel
+    from attnscope.measure.rollout import Rollout
+    from attnscope.model.loading import LoadedModel
     from attnscope.observe import Observation
-    from attnscope.prompts import Prompt, Span
-    from attnscope.rollout import Rollout
+    from attnscope.text.prompt import Prompt, Span
 
 EXAMPLES = (
     'attnscope rollout --text "the cat sat on the mat" --top-k 3 --out runs/rolled',

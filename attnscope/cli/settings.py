@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.config import KEYS, Key, read_config
+from attnscope.cli.config import KEYS, Key, read_config
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     import typer
 
     from attnscope.figures import Style
-    from attnscope.models import LoadOptions
-    from attnscope.probes import View
+    from attnscope.measure.probes import View
+    from attnscope.model.loading import LoadOptions
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Settings:
 
     def load_options(self) -> LoadOptions:
         """How the model is to be loaded."""
-        from attnscope.models import LoadOptions
+        from attnscope.model.loading import LoadOptions
 
         names = {field.name for field in fields(LoadOptions)}
         attention = "eager" if self.engine == "eager" else "sdpa"
@@ -81,7 +81,7 @@ class Settings:
 
     def view(self, heads: Mapping[int, tuple[int, ...]] | None) -> View:
         """How entries are read, and of which heads."""
-        from attnscope.probes import View
+        from attnscope.measure.probes import View
 
         return View("scores" if self.weights == "scores" else "softmax", self.by == "kv", heads)
 

@@ -10,10 +10,10 @@ from attnscope.cli.settings import Settings
 from attnscope.errors import MemoryLimitError
 
 if TYPE_CHECKING:
-    from attnscope.engines import Choice
-    from attnscope.models import LoadedModel
+    from attnscope.capture.engines import Choice
+    from attnscope.model.loading import LoadedModel
     from attnscope.observe import Observation, Request
-    from attnscope.prompts import Prompt
+    from attnscope.text.prompt import Prompt
 
 
 EAGER: Mapping[str, Any] = {"engine": "eager"}
@@ -24,7 +24,7 @@ def observe_text(settings: Settings, **wanted: Any) -> tuple[LoadedModel, Observ
 
     wanted: the fields of `observe.Request`, which imports torch and is therefore made here, after the model was found.
     """
-    from attnscope.prompts import read_text
+    from attnscope.text.prompt import read_text
 
     text = read_text(settings.text, settings.file)
     output.complain_through_talk(settings.quiet)
@@ -50,7 +50,7 @@ def engine_context(choice: Choice, prompt: Prompt, settings: Settings) -> dict[s
         "output": "attnscope" if fused and not settings.listen else "model",
     }
     if fused:
-        from attnscope.engines import difference
+        from attnscope.capture.engines import difference
 
         context["largest_difference_to_eager"] = difference(choice.loaded, prompt)
     if choice.loaded.stretched_from is not None:
@@ -81,7 +81,7 @@ def _observe(choice: Choice, prompt: Prompt, request: Request, settings: Setting
 
 
 def _verified(loaded: LoadedModel, prompt: Prompt, settings: Settings) -> dict[str, Any]:
-    from attnscope.models import with_attention
+    from attnscope.model.loading import with_attention
     from attnscope.parity.certificate import verify
 
     attention = loaded.attention
@@ -94,8 +94,8 @@ def _verified(loaded: LoadedModel, prompt: Prompt, settings: Settings) -> dict[s
 
 def tokens_that_should_fit(loaded: LoadedModel, failed: int) -> int:
     """What eager attention has room for; at most half of what just failed, which takes a quarter of the memory."""
-    from attnscope.geometry import tokens_that_fit
     from attnscope.memory import DTYPE_BYTES, free_memory
+    from attnscope.model.geometry import tokens_that_fit
 
     room = tokens_that_fit(loaded.geometry, free_memory(loaded.device), DTYPE_BYTES[loaded.dtype])
     return max(1, min(room, failed // 2))
@@ -153,11 +153,12 @@ def report_checks(loaded: LoadedModel, seen: Observation, settings: Settings) ->
 
 def load_prompt(settings: Settings, text: str) -> tuple[Choice, Prompt]:
     """The model with the engine that reads it, and the text as its token ids; refused where they do not fit."""
-    from attnscope.engines import choose
-    from attnscope.models import load, quiet_libraries
-    from attnscope.prompts import from_chat, from_text
+    from attnscope.capture.engines import choose
+    from attnscope.model.libraries import silence_libraries
+    from attnscope.model.loading import load
+    from attnscope.text.prompt import from_chat, from_text
 
-    quiet_libraries(settings.verbose)
+    silence_libraries(settings.verbose)
     with output.progress(f"loading {settings.model}", None, settings.quiet):
         loaded = load(settings.load_options())
     tokenize = from_chat if settings.chat else from_text

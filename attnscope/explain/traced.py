@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.capturing import AttentionCall, listen
+from attnscope.capture.modules import ModuleRun, Watcher
+from attnscope.capture.seam import AttentionCall, listen
 from attnscope.errors import ModelError, UsageError
 from attnscope.explain import layer_steps
 from attnscope.explain.steps import (
@@ -32,11 +33,10 @@ from attnscope.explain.steps import (
 from attnscope.parity import is_quantised
 from attnscope.reference.layouts import layout_of
 from attnscope.reference.reader import Given, UnreadableError
-from attnscope.watching import ModuleRun, Watcher
 
 if TYPE_CHECKING:
-    from attnscope.models import LoadedModel
-    from attnscope.prompts import Prompt
+    from attnscope.model.loading import LoadedModel
+    from attnscope.text.prompt import Prompt
 
 TOLERANCE = 1e-5  # of the largest number: what float32 does to the model's own values
 HALF_TOLERANCE = 5e-2  # quantised weights cannot be copied to float32, and are compared as they ran

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from attnscope.figures import layout
 from attnscope.figures.colours import find_limits
 from attnscope.figures.fonts import fonts_for, shown_label
-from attnscope.figures.heads import sink_mean, sink_note
+from attnscope.figures.jobs import sink_mean, sink_note
 from attnscope.figures.mosaic import (
     BAR_PX,
     LONGEST_BAR_PX,

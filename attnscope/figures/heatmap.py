@@ -32,7 +32,7 @@ from attnscope.figures.colours import (
     quantity,
     sink_limits,
 )
-from attnscope.figures.heads import Head
+from attnscope.figures.jobs import Head
 from attnscope.figures.png import encode
 from attnscope.figures.stamps import Stamps
 from attnscope.figures.style import Style

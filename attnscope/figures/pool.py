@@ -12,21 +12,24 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 from attnscope.errors import AttnscopeError
 from attnscope.figures.fonts import Fonts
-from attnscope.figures.heads import Head, draw_heads
+from attnscope.figures.jobs import Head
 from attnscope.figures.style import Style
 
 HEAD_SECONDS, CELL_SECONDS, VECTOR_FACTOR = 0.012, 1e-6, 6  # measured on one core of 2025, to a factor of two
 START_SECONDS = 1.5
 MOST_WORKERS = 16
 
-_START = "import sys; sys.path[:] = {path!r}; from attnscope.figures.pool import serve; serve()"
+_START = (
+    "import sys; sys.path[:] = {path!r}; from attnscope.figures.heads import draw_heads; "
+    "from attnscope.figures.pool import serve; serve(draw_heads)"
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def _drive(worker: Worker, work: Any, events: queue.Queue[Any]) -> None:
         events.put(RuntimeError(f"a figure worker ended early: {told[-1] if told else 'it said nothing'}"))
 
 
-def serve() -> None:
+def serve(draw: Callable[[Sequence[Head], Style, Fonts], Iterable[Path]]) -> None:
     """A worker's main: one share on stdin, one pickled path (or the error) a file on stdout."""
     # stopped by the parent, it still removes the file it is writing
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -116,7 +119,7 @@ def serve() -> None:
     os.dup2(2, 1)
     heads, style, fonts = pickle.load(sys.stdin.buffer)
     try:
-        for path in draw_heads(heads, style, fonts):
+        for path in draw(heads, style, fonts):
             _report(reports, path)
     except Exception as error:
         known = isinstance(error, AttnscopeError)

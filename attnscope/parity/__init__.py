@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnscope.capturing import listen
+from attnscope.capture.modules import Watcher
+from attnscope.capture.seam import listen
 from attnscope.parity.comparing import Comparison, is_quantised
 from attnscope.parity.verdicts import Difference, LayerParity, Level, ParityReport
 from attnscope.selection import everything
 from attnscope.selection import select as selected
-from attnscope.watching import Watcher
 
 if TYPE_CHECKING:
-    from attnscope.models import LoadedModel
-    from attnscope.prompts import Prompt
+    from attnscope.model.loading import LoadedModel
+    from attnscope.text.prompt import Prompt
 
 __all__ = ["ATOL", "TEXT", "Difference", "LayerParity", "Level", "ParityReport", "check_parity", "is_quantised"]
 

@@ -16,8 +16,8 @@ from attnscope.tables import Table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.models import LoadedModel
-    from attnscope.prompts import Prompt
+    from attnscope.model.loading import LoadedModel
+    from attnscope.text.prompt import Prompt
 
 
 def certificate(report: ParityReport, loaded: LoadedModel, prompt: Prompt | Tensor | Sequence[int]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from folders import saved
+from helpers.folders import saved
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +16,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_folder: Path):  # type: ignore[no-untyped-def]
     """The same, loaded."""
-    from attnscope.models import LoadOptions, load
+    from attnscope.model.loading import LoadOptions, load
 
     return load(LoadOptions(model=str(tiny_folder), device="cpu"))
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from attnscope.batch.bucketing import batches, pads_exactly, settle_rotary, shards
 from attnscope.batch.reading import Item
-from families import tiny_model
+from helpers.families import tiny_model
 
 ROTARY = {
     "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},

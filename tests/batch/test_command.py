@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from attnscope.batch import cluster as on_ray
 from attnscope.batch.cluster import Cluster
 from attnscope.batch.running import Tally
-from attnscope.checkpoint import _samples, digest
 from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.cli.batch_ray import with_value
-from attnscope.config import BATCH_KEYS, read_config
+from attnscope.cli.config import BATCH_KEYS, read_config
 from attnscope.errors import UsageError
-from batch.corpora import jsonl, rows
+from attnscope.model.checkpoint import _samples, digest
+from helpers.corpora import jsonl, rows
 
 
 @pytest.fixture

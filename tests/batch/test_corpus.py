@@ -19,9 +19,9 @@ from attnscope.batch.job import Job
 from attnscope.batch.reading import Item, Reading, find_sources, read_items
 from attnscope.batch.rows import Output
 from attnscope.errors import InputError, UsageError
-from attnscope.models import LoadOptions
+from attnscope.model.loading import LoadOptions
 from attnscope.observe import Request
-from batch.corpora import rows, some_texts
+from helpers.corpora import rows, some_texts
 
 
 def read(*sources: object, **how: Any) -> list[Item]:

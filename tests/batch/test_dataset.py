@@ -24,11 +24,11 @@ from attnscope.batch.rows import SCHEMAS, Measured, Output, arrow_tables, json_r
 from attnscope.batch.running import Worker
 from attnscope.cli import run
 from attnscope.cli.app import app
-from attnscope.models import LoadOptions
+from attnscope.model.loading import LoadOptions
 from attnscope.observe import Request, observe
-from attnscope.prompts import from_text
 from attnscope.tables import WRITERS
-from batch.corpora import jsonl, rows, some_texts
+from attnscope.text.prompt import from_text
+from helpers.corpora import jsonl, rows, some_texts
 
 
 def batch(tmp_path: Path, model: Path, texts: list[str], *flags: str, name: str = "out") -> Path:

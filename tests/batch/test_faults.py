@@ -21,8 +21,8 @@ from attnscope.batch.rows import Output
 from attnscope.batch.running import Worker
 from attnscope.batch.writing import MOST_WAITING, ShardWriter
 from attnscope.errors import UsageError
-from attnscope.models import LoadOptions
-from batch.corpora import content, jsonl, rows, some_texts
+from attnscope.model.loading import LoadOptions
+from helpers.corpora import content, jsonl, rows, some_texts
 
 KILLS = Path(__file__).with_name("kills.py")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from attnscope.cli import run
-from batch.corpora import jsonl, rows
+from helpers.corpora import jsonl, rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "pipelines.md").read_text()

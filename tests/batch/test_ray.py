@@ -21,8 +21,8 @@ from attnscope.batch.reading import Item, Reading
 from attnscope.cli.batch_figures import Pictures
 from attnscope.cli.settings import Settings
 from attnscope.errors import AttnscopeError, InputError, UsageError
-from attnscope.models import LoadOptions
-from batch.corpora import content, jsonl, rows, some_texts
+from attnscope.model.loading import LoadOptions
+from helpers.corpora import content, jsonl, rows, some_texts
 
 ray = pytest.importorskip("ray")
 from attnscope.batch.cluster import Cluster, started  # noqa: E402

@@ -1,0 +1,1 @@
+"""One layer's attention as an operator that is asked: dense, tiled or uniform."""

@@ -1,0 +1,309 @@
+"""The tiled pass: the softmax of some rows of some heads, while it is in the cache.
+
+Tiles are independent: on a CPU each core takes the next one, instead of every operator being split over the cores.
+
+Shapes: B text, H head of a tile, G kv head of a tile, Q query, K key, D head dim, r rows of a tile, n keys of a tile,
+C columns multiplied by the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.topk import strongest
+from attnscope.attention.visibility import Logits, Visibility
+from attnscope.memory import TILE
+
+TILE_BYTES = {"cpu": TILE, "cuda": 256 * 2**20, "mps": 64 * 2**20}
+TILE_ROWS = {"cpu": 64, "cuda": 1024, "mps": 256}  # the most rows: half of their own square is computed and hidden
+FEWEST_ROWS = 16
+MOST_WORKERS = 8  # more would wait for the interpreter: beyond, each takes several cores
+HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tile stands: which text, kv heads, heads, rows and keys."""
+
+    text: int
+    groups: slice
+    heads: slice
+    rows: slice
+    keys: slice
+
+
+@dataclass(eq=False)
+class Tile:
+    """Some rows of the heads of some kv heads, (H, r, n) over the keys that any of the rows may see.
+
+    t = logits - their row's maximum; p = their softmax over the keys alone. norm (H, r, 1) makes p the row of P: the
+    share that a sink logit leaves, 0 for a row that sees nothing. Valid until the worker's next tile, which writes over
+    t and p.
+    """
+
+    place: Place
+    t: Tensor
+    p: Tensor
+    norm: Tensor
+    share: Tensor  # what a sink logit leaves of the output, (H, r, 1)
+    largest: Tensor  # of p, (H, r, 1): exp 0 over the sum of exp t
+    strongest: tuple[Tensor, Tensor] | None  # logits of the strongest keys of the heads `among`, and places in the tile
+    among: Sequence[int]
+    columns_GKC: Tensor | None
+
+    @cached_property
+    def product(self) -> Tensor:
+        """P times all columns that any question multiplies by, (H, r, C): one product a tile."""
+        assert self.columns_GKC is not None
+        H, r, n = self.p.shape
+        p_GRn = self.p.view(self.columns_GKC.shape[0], -1, n)
+        return (p_GRn @ self.columns_GKC[:, self.place.keys]).view(H, r, -1) * self.norm
+
+    @cached_property
+    def first(self) -> Tensor:
+        """p of key 0, (H, r)."""
+        return self.p[..., 0].clone() if self.low == 0 else torch.zeros_like(self.norm[..., 0])
+
+    @cached_property
+    def rest(self) -> Tensor:
+        """The sum of p over the other keys, (H, r), so that the row without key 0 loses no digits."""
+        return self.p[..., 1:].sum(-1) if self.low == 0 else self.p.sum(-1)
+
+    @cached_property
+    def energy_first(self) -> Tensor:
+        """p t of key 0, (H, r)."""
+        return self.first * self.t[..., 0]
+
+    @cached_property
+    def energy_rest(self) -> Tensor:
+        """Sum of p t over the other keys, (H, r). Destroys t."""
+        first = self.energy_first
+        return self.t.mul_(self.p).sum(-1) - first
+
+    @property
+    def low(self) -> int:
+        """The first key."""
+        return self.place.keys.start
+
+    @property
+    def rows(self) -> slice:
+        return self.place.rows
+
+    @property
+    def answer(self) -> tuple[int, slice, slice]:
+        """Where this tile's rows lie in a (B, H, Q) answer."""
+        return self.place.text, self.place.heads, self.place.rows
+
+
+@dataclass(eq=False)
+class Tiling:
+    """One pass over a call's attention: how its logits are made, and what every tile brings with it.
+
+    sinks: (B or 1, H, Q or 1) sink logits or None; with `sinks_scale_output` they leave the rows alone. most: how many
+    strongest keys are wanted, of `heads`. columns(text): (G, K, C) to multiply by, or None. tile_bytes: the most that a
+    worker's t or p take.
+    """
+
+    logits: Logits
+    sinks: Tensor | None
+    sinks_scale_output: bool
+    most: int
+    heads: Sequence[int]
+    columns: Callable[[int], Tensor | None]
+    tile_bytes: int
+
+    def each(self, visit: Callable[[Tile], None]) -> None:
+        """Call `visit` with every tile, on as many cores as PyTorch may use; from several threads on a CPU."""
+        device, cores = self.logits.q_BHQD.device, torch.get_num_threads()
+        workers = min(cores, MOST_WORKERS) if device.type == "cpu" else 1
+        places = _Places(self._places())
+        if workers == 1:
+            self._work(places, visit)
+            return
+        try:
+            working = [_pool(workers, cores, os.getpid()).submit(self._work, places, visit) for _ in range(workers)]
+            for one in working:
+                one.result()
+        finally:
+            places.close()
+            torch.set_num_threads(cores)  # a worker's own number is what later threads would begin with
+
+    def _places(self) -> Iterator[tuple[Place, _Text]]:
+        """Every tile's place: rows of as many kv heads as fit."""
+        B, H = self.logits.q_BHQD.shape[:2]
+        G, numbers = self.logits.k_BGKD.shape[1], self.tile_bytes // 4
+        for number in range(B):
+            text = self._text(number)
+            # the largest first: they end together, and their memory is enough for the others
+            for rows, keys in reversed(list(self._ranges(numbers // (H // G)))):
+                per_group = (H // G) * (rows.stop - rows.start) * (keys.stop - keys.start)
+                step = max(1, numbers // per_group)
+                for first in range(0, G, step):
+                    groups = slice(first, min(G, first + step))
+                    heads = slice(groups.start * (H // G), groups.stop * (H // G))
+                    yield Place(number, groups, heads, rows, keys), text
+
+    def _ranges(self, numbers: int) -> Iterator[tuple[slice, slice]]:
+        """Rows, and the keys that any of them may see; at most so many numbers a head, if that leaves rows enough."""
+        device, start, queries = self.logits.q_BHQD.device.type, 0, self.logits.q_BHQD.shape[2]
+        while start < queries:
+            low, high = self._reach(start, min(queries, start + FEWEST_ROWS))
+            most = min(TILE_ROWS.get(device, TILE_ROWS["cpu"]), numbers // max(1, high - low))
+            stop = min(queries, start + max(FEWEST_ROWS, most // FEWEST_ROWS * FEWEST_ROWS))
+            yield slice(start, stop), slice(*self._reach(start, stop))
+            start = stop
+
+    def _reach(self, start: int, stop: int) -> tuple[int, int]:
+        """The keys that some of these rows may see."""
+        visible, keys = self._visible, self.logits.k_BGKD.shape[2]
+        offset = keys - self.logits.q_BHQD.shape[2]
+        if visible.mask is not None:
+            reach_2 = visible.reach_Q2[start:stop]
+            return int(reach_2[:, 0].min()), int(reach_2[:, 1].max())
+        low = max(0, start + offset - visible.window + 1) if visible.window and visible.causal else 0
+        return low, min(keys, stop + offset) if visible.causal else keys
+
+    def _text(self, number: int) -> _Text:
+        q_HQD = self.logits.q_BHQD[number].float() * self.logits.scale
+        return _Text(q_HQD, self.logits.k_BGKD[number].float().mT, self.columns(number))
+
+    @property
+    def _visible(self) -> Visibility:
+        assert self.logits.visible is not None
+        return self.logits.visible
+
+    def _work(self, places: _Places, visit: Callable[[Tile], None]) -> None:
+        """Take place after place, until none is left."""
+        rooms = _Room(), _Room()
+        try:
+            with torch.no_grad():  # which threads do not inherit
+                for place, text in places:
+                    visit(self._tile(place, text, rooms))
+        except BaseException:
+            places.close()
+            raise
+
+    def _tile(self, place: Place, text: _Text, rooms: tuple[_Room, _Room]) -> Tile:
+        q_HrD, k_GDn = text.q_HQD[place.heads, place.rows], text.k_GDK[place.groups, :, place.keys]
+        G, n = len(k_GDn), k_GDn.shape[-1]
+        logits = rooms[0].of((*q_HrD.shape[:2], n), q_HrD.device)
+        # the heads of a group stacked as rows: k is not repeated
+        torch.bmm(q_HrD.reshape(G, -1, q_HrD.shape[-1]), k_GDn, out=logits.view(G, -1, n))
+        logits = self._shaped(logits, place)
+        among = [head for head in self.heads if place.heads.start <= head < place.heads.stop]
+        best = self._strongest(logits, among, place) if among else None
+        known = best if len(among) == len(logits) else None  # the first of a row's strongest is its maximum
+        peak = known[0][..., :1] if known else logits.amax(-1, keepdim=True)
+        sees = (peak > HIDDEN / 2) | (peak < HIDDEN * 2)  # a row that an additive mask hides whole is uniform
+        t = logits.sub_(peak)
+        p = torch.softmax(t, -1, out=rooms[1].of(t.shape, t.device))
+        largest = p.gather(-1, known[1][..., :1]) if known else p.amax(-1, keepdim=True)
+        norm, share = sees.float(), torch.ones_like(peak)
+        if self.sinks is not None:
+            share = torch.sigmoid(peak - largest.log() - _part(self.sinks[..., None], place).float())
+            if not self.sinks_scale_output:
+                norm, share = norm * share, torch.ones_like(share)
+        columns = text.columns_GKC
+        columns = columns[place.groups] if columns is not None else None
+        return Tile(place, t, p, norm, share, largest, best, among, columns)
+
+    def _strongest(self, logits: Tensor, among: Sequence[int], place: Place) -> tuple[Tensor, Tensor]:
+        if len(among) < len(logits):
+            logits = logits[[head - place.heads.start for head in among]]
+        return strongest(logits, self.most)
+
+    def _shaped(self, logits: Tensor, place: Place) -> Tensor:
+        """Soft-cap, position bias, mask, in the families' own order."""
+        spec, visible = self.logits, self._visible
+        if spec.softcap is not None:
+            logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
+        if spec.bias is not None:
+            logits = logits.add_(_part(spec.bias, place))
+        if visible.mask is None:
+            offset = spec.k_BGKD.shape[2] - spec.q_BHQD.shape[2]
+            return _hide_future(logits, place.rows.start + offset, place.keys.start, visible)
+        mask = _part(visible.mask, place)
+        if mask.dtype == torch.bool:
+            return logits.masked_fill_(~mask, HIDDEN)
+        return logits.add_(mask).clamp_(min=torch.finfo(torch.float32).min)
+
+
+class _Text:
+    """What the tiles of one text read: scaled queries, keys and columns in float32."""
+
+    def __init__(self, q_HQD: Tensor, k_GDK: Tensor, columns_GKC: Tensor | None) -> None:
+        self.q_HQD, self.k_GDK, self.columns_GKC = q_HQD, k_GDK, columns_GKC
+
+
+class _Room:
+    """Memory that a worker uses again from tile to tile: fresh memory costs more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._numbers = torch.empty(0)
+
+    def of(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        size = math.prod(shape)
+        if self._numbers.numel() < size:
+            self._numbers = torch.empty(size, device=device)
+        return self._numbers[:size].view(*shape)
+
+
+class _Places:
+    """An iterator that several threads take from."""
+
+    def __init__(self, source: Iterator[tuple[Place, _Text]]) -> None:
+        self._source, self._lock, self._closed = source, threading.Lock(), False
+
+    def __iter__(self) -> _Places:
+        return self
+
+    def __next__(self) -> tuple[Place, _Text]:
+        with self._lock:
+            if self._closed:
+                raise StopIteration
+            return next(self._source)
+
+    def close(self) -> None:
+        """No more, for anybody."""
+        self._closed = True
+
+
+@lru_cache(maxsize=1)
+def _pool(workers: int, cores: int, process: int) -> ThreadPoolExecutor:
+    """Threads that stay from layer to layer, each with its share of the cores; a forked process makes its own."""
+    return ThreadPoolExecutor(workers, "tiles", torch.set_num_threads, (cores // workers,))
+
+
+def _part(tensor: Tensor, place: Place) -> Tensor:
+    """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a tile stands on: (H or 1, r or 1, n or 1)."""
+    tensor = tensor[place.text if tensor.shape[0] > 1 else 0]
+    tensor = tensor[place.heads] if tensor.shape[0] > 1 else tensor
+    tensor = tensor[:, place.rows] if tensor.shape[1] > 1 else tensor
+    return tensor[..., place.keys] if tensor.shape[-1] > 1 else tensor
+
+
+def _hide_future(logits: Tensor, query: int, low: int, visible: Visibility) -> Tensor:
+    """Hide the keys after each query, and those before its window; only where the tile has any."""
+    r, n = logits.shape[-2:]
+    if visible.causal:
+        ahead = query - low + 1  # keys of the tile that its first row sees
+        if ahead < n:
+            future = torch.ones(r, n - ahead, dtype=torch.bool, device=logits.device).triu_(0)
+            logits[..., ahead:].masked_fill_(future, HIDDEN)
+    if visible.window is not None:
+        behind = query + r - 1 - visible.window - low + 1  # keys of the tile that its last row no longer sees
+        if behind > 0:
+            distance = torch.arange(query, query + r, device=logits.device)[:, None] - torch.arange(
+                low, low + behind, device=logits.device
+            )
+            logits[..., :behind].masked_fill_(distance >= visible.window, HIDDEN)
+    return logits

@@ -1,0 +1,176 @@
+"""What enters and leaves every attention module during one forward pass, and the same run again in float32.
+
+Beside `capturing`, which hears the attention inside a module: hooks, removed when the block ends, the model untouched.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.call import AttentionCall
+from attnscope.capture.seam import listening
+
+ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)
+CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
+HALF = (torch.float16, torch.bfloat16)
+ROTARY = re.compile(r"Rotary|RoPE|Rope")
+
+
+@dataclass(eq=False)
+class ModuleRun:
+    """One run of one attention module: what came in, the attention calls made inside, what came out.
+
+    hidden_BTE: what the projections read. arguments: every argument by the name that the module gives it.
+    model_dtype: what the model runs in, float32 where no tensor came in. caveat: what a repetition in float32 kept.
+    original: the run that this one repeats.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    calls: list[AttentionCall] = field(default_factory=list)
+    output_BTE: Tensor | None = None
+    caveat: str = ""
+    original: ModuleRun | None = None
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        bound = inspect.signature(type(self.module).forward).bind_partial(self.module, *self.args, **self.kwargs)
+        return {**bound.arguments, **bound.arguments.get("kwargs", {})}
+
+    @property
+    def hidden_BTE(self) -> Tensor:
+        return next(value for value in self._candidates() if isinstance(value, Tensor))
+
+    @property
+    def model_dtype(self) -> torch.dtype:
+        if self.original is not None:
+            return self.original.model_dtype
+        tensors = (value for value in self._candidates() if isinstance(value, Tensor) and value.is_floating_point())
+        return next((value.dtype for value in tensors), torch.float32)
+
+    def _candidates(self) -> list[Any]:
+        return [self.kwargs.get("hidden_states"), *self.args, *self.kwargs.values()]
+
+
+class Watcher:
+    """While open, every attention module's run is handed to `done`, with the calls that `hear` was given inside it.
+
+    >>> with Watcher(model, lambda run: print(run.hidden_BTE.shape)) as watcher:
+    ...     listen(model, ids, watcher.hear)
+    """
+
+    def __init__(self, model: nn.Module, done: Callable[[ModuleRun, Watcher], None]) -> None:
+        self.model, self.done = model, done
+        self._running: list[ModuleRun] = []
+        self._rotary: dict[int, tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]] = {}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Self:
+        for module in self.model.modules():
+            name = type(module).__name__
+            if ROTARY.search(name):
+                self._handles.append(module.register_forward_hook(self._positions, with_kwargs=True))
+            elif ATTENTION.search(name):
+                self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(self._leave))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._running.clear()
+        self._rotary.clear()
+
+    def hear(self, call: AttentionCall) -> None:
+        """Take an attention call; a call of a module that is not watched is a run without inputs."""
+        for run in reversed(self._running):
+            if run.module is call.module:
+                run.calls.append(call)
+                return
+        self.done(ModuleRun(call.module, (), {}, [call]), self)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._running.append(ModuleRun(module, args, kwargs))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        run = self._running.pop()
+        run.output_BTE = output[0] if isinstance(output, tuple | list) else output
+        if run.calls:
+            self.done(run, self)
+
+    def _positions(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        for index, part in enumerate(output if isinstance(output, tuple | list) else [output]):
+            if isinstance(part, Tensor):
+                self._rotary[id(part)] = (part, module, args, kwargs, index)
+
+    def in_float32(self, run: ModuleRun) -> ModuleRun:
+        """The run repeated by a float32 copy of its module on the same hidden states.
+
+        Cosines and sines are asked again of the model's own rotary module, which rounds them to what it is given.
+        """
+        module = _float32_copy(run.module)
+        kwargs = {name: value for name, value in run.kwargs.items() if name not in CACHES}
+        again = ModuleRun(module, _mapped(run.args, self._float32), _mapped(kwargs, self._float32))
+        again.original, again.caveat = run, _caveat(run.module)
+        with listening(module, again.calls.append), torch.no_grad():
+            output = module(*again.args, **again.kwargs)
+        again.output_BTE = output[0] if isinstance(output, tuple | list) else output
+        return again
+
+    def _float32(self, x: Tensor) -> Tensor:
+        if id(x) not in self._rotary:
+            return x.float() if x.is_floating_point() else x
+        _, module, args, kwargs, index = self._rotary[id(x)]
+        output = module.forward(*_mapped(args, _widened), **_mapped(kwargs, _widened))  # past the hook
+        return output[index] if isinstance(output, tuple | list) else output
+
+
+def _caveat(module: nn.Module) -> str:
+    """Tables that the model keeps in half precision, such as GPT-J's sines: their rounding stays in the copy."""
+    rounded = sorted(name for name, buffer in module.named_buffers() if buffer.dtype in HALF)
+    return f"the model keeps its {', '.join(rounded)} in half precision" if rounded else ""
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() else x
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nested tuples, lists and dicts with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(item, change) for item in value)
+    if isinstance(value, Mapping):  # a copy, also of what layers of a model hand to each other
+        return {key: _mapped(item, change) for key, item in value.items()}
+    return value
+
+
+def _float32_copy(module: nn.Module) -> nn.Module:
+    """A copy in float32. Hooks that are methods of another object belong to who listens, and stay behind."""
+    listeners = {id(hook): hook for hook in _hooks(module) if isinstance(hook, MethodType)}
+    copied = copy.deepcopy(module, {id(hook.__self__): hook.__self__ for hook in listeners.values()})
+    for part in copied.modules():
+        for hooks in (part._forward_hooks, part._forward_pre_hooks):
+            for key in [key for key, hook in hooks.items() if isinstance(hook, MethodType)]:
+                del hooks[key]
+    return copied.float().eval()
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    return [
+        hook
+        for part in module.modules()
+        for hooks in (part._forward_hooks, part._forward_pre_hooks)
+        for hook in hooks.values()
+    ]

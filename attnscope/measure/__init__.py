@@ -1,0 +1,1 @@
+"""What is kept of a layer: metrics, roles, relations, maps, rollout."""

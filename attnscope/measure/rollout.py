@@ -1,0 +1,134 @@
+"""Attention rollout: how much of what a token holds after the last layer came from where, if attention alone mixed.
+
+Abnar & Zuidema 2020, arXiv 2005.00928: A_L ... A_1 with A = mean over heads of P + I, every row divided by its sum. The
+product is never made. What is asked of it are its sums over groups of keys, and those are carried layer by layer, first
+layer first: x <- (mean over heads of P x + x) / (mean row mass + 1), from x = a column of zeros and ones a group.
+
+Shapes: B text, H head, Q query, T token, G group of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention.operator import AttentionOperator, indicator
+from attnscope.errors import MemoryLimitError, ModelError
+from attnscope.measure.probes import MAP_SIDE, Layer
+from attnscope.memory import free_memory, human_bytes
+from attnscope.tables import Table
+from attnscope.text.prompt import Prompt, Span
+
+
+@dataclass
+class RolloutProbe:
+    """Carries what every token holds of every group through the layers, in the order in which they are heard.
+
+    groups_BT: the group of each token, -1 for padding. A layer that is not heard (no attention over tokens) changes
+    nothing. Raises MemoryLimitError where tokens times groups do not fit.
+    """
+
+    groups_BT: Tensor
+    layers: list[int] = field(default_factory=list)
+    _before: Tensor | None = None  # (B, T, G) what entered the layer that is being read
+    _after: Tensor | None = None  # and what left it; a layer may be read twice, the last time counts
+
+    def __call__(self, layer: Layer) -> None:
+        P = layer.P
+        if layer.index not in self.layers:
+            _check_room(P, int(self.groups_BT.max()) + 1)
+            self._before = indicator(self.groups_BT) if self._after is None else self._after
+            self.layers.append(layer.index)
+        assert self._before is not None
+        self._before = self._before.to(P.device)
+        mass_BQ1 = P.mass.mean(1)[..., None]
+        self._after = ((P @ self._before).mean(1) + self._before) / (mass_BQ1 + 1)
+
+    def rolled(self, row: int, units: Sequence[Span]) -> Rollout:
+        """The rollout of one text, `units` its groups in order: mean over the queries of a group.
+
+        Raises ModelError where no layer attends to tokens.
+        """
+        if self._after is None:
+            raise ModelError("no layer of this model attends to tokens", "there is nothing to roll out")
+        share_TG = self._after[row, :, : len(units)].cpu()
+        share_GG = torch.stack([share_TG[unit.start : unit.stop].mean(0) for unit in units])
+        return Rollout(tuple(units), share_GG.numpy(), tuple(self.layers))
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One text, rolled out through `layers`.
+
+    share_GG: how much of each unit (row: mean over its tokens) came from each unit (column: sum over its tokens). Rows
+    sum to 1, whatever sink logits take: every layer's rows were divided by their sum.
+    """
+
+    units: tuple[Span, ...]
+    share_GG: np.ndarray
+    layers: tuple[int, ...]
+
+    @property
+    def row_sum_error(self) -> float:
+        """The largest |row sum - 1|."""
+        return float(np.abs(self.share_GG.sum(-1, dtype=np.float64) - 1).max())
+
+    def table(self, top_k: int | None = None, min_weight: float | None = None) -> Table:
+        """Where each unit came from: the `top_k` largest shares of a row (None: all that are not 0), largest first.
+
+        Columns query, query_token, key, key_token, weight; shares under min_weight are left out.
+        """
+        order_Gk = np.argsort(-self.share_GG, axis=-1, kind="stable")[:, :top_k]
+        share_Gk = np.take_along_axis(self.share_GG, order_Gk, -1)
+        query, place = np.nonzero((share_Gk > 0) & (share_Gk >= (min_weight or 0)))
+        key = order_Gk[query, place]
+        names = np.array([unit.name for unit in self.units], dtype=object)
+        return Table(
+            {
+                "query": query.astype(np.int32),
+                "query_token": names[query],
+                "key": key.astype(np.int32),
+                "key_token": names[key],
+                "weight": share_Gk[query, place],
+            }
+        )
+
+    def binned(self, side: int = MAP_SIDE) -> tuple[np.ndarray, int]:
+        """The shares with neighbouring units put together, at most `side` a side, and how many one row stands for.
+
+        Sum over keys, mean over query tokens; NaN where nothing came from.
+        """
+        step = max(1, -(-len(self.units) // side))
+        starts = np.arange(0, len(self.units), step)
+        tokens_G1 = np.array([[unit.stop - unit.start] for unit in self.units])
+        columns = np.add.reduceat(self.share_GG, starts, axis=1)
+        rows = np.add.reduceat(columns * tokens_G1, starts, axis=0) / np.add.reduceat(tokens_G1, starts, axis=0)
+        return np.where(rows > 0, rows, np.nan).astype(np.float32), step
+
+
+def bins(prompt: Prompt, most: int = MAP_SIDE) -> list[Span]:
+    """The text cut into at most `most` runs of as many tokens each; single tokens where that is enough.
+
+    >>> [unit.name for unit in bins(prompt, 3)]
+    ['<s> the', ' bank is', ' wide']
+    """
+    size = -(-len(prompt) // most)
+    return [
+        Span(start, min(len(prompt), start + size), "".join(prompt.tokens[start : start + size]))
+        for start in range(0, len(prompt), size)
+    ]
+
+
+def _check_room(P: AttentionOperator, groups: int) -> None:
+    needed, device = 4 * P.batch * P.queries * groups * (P.heads + 3), str(P.device)
+    room = free_memory(device)
+    if needed > room:
+        raise MemoryLimitError(
+            f"the rollout of {P.queries} tokens towards {groups} groups takes {human_bytes(needed)}, and {device} has "
+            f"{human_bytes(room)} for it",
+            f"take fewer, larger groups: without --group there are at most {MAP_SIDE}",
+        )

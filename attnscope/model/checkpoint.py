@@ -1,0 +1,151 @@
+"""What a model folder must hold, checked before anything heavy is imported.
+
+Every check answers in milliseconds, reads at most the headers of the weights, and raises a `ModelError` with the next
+step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import ModelError
+from attnscope.model.geometry import WITHOUT_SOFTMAX
+
+VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab*", "merges.txt", "tekken.json", "*.tiktoken", "dict.txt")
+BYTE_TOKENIZERS = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # need no vocabulary file
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+DECIDING = ("config.json", "*.index.json", "tokenizer*", "special_tokens*", "added_tokens*", "chat_template*", "*.py")
+SAMPLES, SAMPLE_BYTES = 256, 4096
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; a `ModelError` that names the file, and the line if it is not JSON."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{path} is not JSON: {error.msg} in line {error.lineno}", "download the file again") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", "download the file again") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds a {type(content).__name__}, expected an object", "download the file again")
+    return content
+
+
+def check_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model folder, of a type that may have attention."""
+    path = folder / "config.json"
+    if not path.is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ModelError(f"{folder} holds an adapter, not a model", "merge it into its base model and save both")
+        raise ModelError(
+            f"{folder} has no config.json", "pass a folder written by save_pretrained, or a Hugging Face Hub id"
+        )
+    config = read_json(path)
+    if not config.get("model_type") and not config.get("auto_map"):
+        raise ModelError(f"{path} does not say its model_type", 'add it, for example: "model_type": "llama"')
+    check_has_attention(config.get("model_type"))
+    return config
+
+
+def check_has_attention(model_type: str | None) -> None:
+    """Raise for the types that compute no softmax attention over the text."""
+    if model_type in WITHOUT_SOFTMAX:
+        why = "it hashes its keys into buckets" if model_type == "reformer" else "it carries a recurrent state instead"
+        raise ModelError(f"{model_type} has no softmax attention to read: {why}", "choose a decoder with attention")
+
+
+def check_tokenizer(folder: Path, trust_remote_code: bool = False) -> None:
+    """Raise when the folder has nothing to build a tokenizer from."""
+    config = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
+    if config.get("tokenizer_class") in BYTE_TOKENIZERS or (trust_remote_code and "auto_map" in config):
+        return
+    if not any(next(folder.glob(pattern), None) for pattern in VOCABULARY_FILES):
+        raise ModelError(
+            f"{folder} has no tokenizer (no tokenizer.json, tokenizer.model or vocabulary)",
+            "copy the tokenizer files of the model into it",
+        )
+
+
+def weight_files(folder: Path, allow_pickle: bool = False, listing: frozenset[str] | None = None) -> list[str]:
+    """The names of the files that hold the weights, safetensors first.
+
+    `listing` is what there is to download when the folder is only part of a repository; without it the folder counts.
+    """
+    there = frozenset(path.name for path in folder.iterdir()) if listing is None else listing
+    for single, index in (SAFETENSORS, PICKLES) if allow_pickle else (SAFETENSORS,):
+        if index in there:
+            shards = read_json(folder / index).get("weight_map")
+            if not isinstance(shards, dict) or not shards:
+                raise ModelError(f"{folder / index} has no weight_map", "download the file again")
+            return sorted(set(shards.values()))
+        if single in there:
+            return [single]
+    if there.intersection(PICKLES):
+        raise ModelError(
+            f"{folder} has its weights as pickle only, which can run any code when it is read",
+            "convert them to safetensors, or pass --allow-pickle if you trust their author",
+        )
+    raise ModelError(f"{folder} has no weights (no model.safetensors)", "download the model again")
+
+
+def check_weights(folder: Path, allow_pickle: bool = False) -> list[Path]:
+    """The files of the weights, all there and as long as their headers say."""
+    paths = [folder / name for name in weight_files(folder, allow_pickle)]
+    for path in paths:
+        if not path.is_file():
+            raise ModelError(f"{path} is missing, and the index of the weights names it", "download it again")
+        if path.suffix == ".safetensors":
+            _check_safetensors(path)
+    return paths
+
+
+def digest(folder: Path, allow_pickle: bool = False) -> str:
+    """A hash of a model folder that other weights, another config or another tokenizer change, in milliseconds.
+
+    Small files are read whole; of the weights their names, sizes and headers, and 256 samples of 4 KiB a file: a model
+    of the same shape after more training has the same header. Raises `ModelError` as `check_weights`.
+    """
+    hashed = hashlib.sha256()
+    small = {path for pattern in (*DECIDING, *VOCABULARY_FILES) for path in folder.glob(pattern) if path.is_file()}
+    for path in sorted(small):
+        hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        hashed.update(path.read_bytes())
+    for path in check_weights(folder, allow_pickle):
+        hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        for piece in _samples(path):
+            hashed.update(piece)
+    return hashed.hexdigest()
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    """The header of a file of weights, and pieces at even distances; a small file whole."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if path.suffix == ".safetensors":
+            yield file.read(int.from_bytes(file.read(8), "little"))
+        for place in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
+            file.seek(place)
+            yield file.read(SAMPLE_BYTES)
+
+
+def _check_safetensors(path: Path) -> None:
+    """Compare the length of the file with what its header promises."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        header_bytes = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or header_bytes > size - 8:
+            raise ModelError(f"{path} is cut short or not safetensors: {size} bytes", "download it again")
+        try:
+            header = json.loads(file.read(header_bytes))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, AttributeError, KeyError, TypeError, IndexError):
+            raise ModelError(f"{path} has a damaged header", "download it again") from None
+    expected = 8 + header_bytes + max(ends, default=0)
+    if size != expected:
+        raise ModelError(f"{path} is cut short: expected {expected} bytes, got {size}", "download it again")

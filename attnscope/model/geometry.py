@@ -1,0 +1,288 @@
+"""What a decoder's config says of its attention, layer by layer, and what a text would cost under eager attention.
+
+Pure Python: no weights, and torch only to count the parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+from attnscope.errors import MemoryLimitError, UsageError
+from attnscope.memory import DTYPE_BYTES, TILE, free_memory, human_bytes
+
+# What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
+# "compressed" layers are a window of tokens and summaries of what came before it.
+KINDS = {
+    "full_attention": "full",
+    "attention": "full",
+    "global": "full",
+    "hybrid": "full",
+    "sliding_attention": "sliding",
+    "hybrid_sliding": "sliding",
+    "local": "sliding",
+    "chunked_attention": "chunked",
+    "indexed_attention": "sparse",
+    "minimax_m3_sparse": "sparse",
+    "heavily_compressed_attention": "compressed",
+    "compressed_sparse_attention": "compressed",
+    "linear_attention": "linear",
+}
+ATTENTION_KINDS = ("full", "sliding", "chunked", "sparse", "compressed")
+WITHOUT_SOFTMAX = {
+    "falcon_mamba": "mamba",
+    "mamba": "mamba",
+    "mamba2": "mamba",
+    "reformer": "lsh",
+    "rwkv": "linear",
+    "xlstm": "linear",
+}
+WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
+WINDOW_UNREAD = ("moshi",)  # has `sliding_window` in its config, builds a plain causal mask
+# How many N x N float tensors a head are alive at once in the family's eager attention; 2 where it is not named.
+MATRICES_ALIVE = {
+    **dict.fromkeys(
+        ("codegen", "cpmant", "diffllama", "doge", "flint", "gpt_neo", "gpt_oss", "gptj", "hy_v4", "inkling_text"), 3
+    ),
+    **dict.fromkeys(("megatron-bert", "mpt", "rembert", "roformer"), 3),
+    **dict.fromkeys(("bloom", "deepseek_v4", "falcon", "gpt_neox_japanese", "inkling2_text", "xlnet"), 4),
+}
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
+
+
+@dataclass(frozen=True)
+class LayerGeometry:
+    """One layer of a decoder.
+
+    `kind` is `full`, `sliding`, `chunked`, `sparse` or `compressed` for softmax attention; anything else (`mamba`,
+    `linear`, `conv`, `cross`, `mlp`, ...) has no causal softmax attention over the text. `window` is the sliding window
+    or the chunk, in tokens.
+    """
+
+    index: int
+    kind: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int | None
+
+    @property
+    def attention(self) -> bool:
+        return self.kind in ATTENTION_KINDS
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of a decoder: its layers and the sizes around them."""
+
+    model_type: str
+    layers: tuple[LayerGeometry, ...]
+    hidden_size: int
+    vocab_size: int
+    max_positions: int | None
+    parameters: int | None
+
+    @property
+    def attention_layers(self) -> tuple[LayerGeometry, ...]:
+        return tuple(layer for layer in self.layers if layer.attention)
+
+
+def geometry_of(config: Any, *, count: bool = True) -> Geometry:
+    """Read the geometry from a transformers config; `count=False` leaves the parameters uncounted (None).
+
+    Example:
+        geometry = geometry_of(AutoConfig.from_pretrained("gpt2"))
+        geometry.layers[0].heads  # 12
+    """
+    text = config.get_text_config(decoder=True)
+    return Geometry(
+        model_type=config.model_type,
+        layers=tuple(_layer(text, index, kind) for index, kind in enumerate(_kinds(text))),
+        hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
+        vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
+        max_positions=_first(text, *POSITIONS),
+        parameters=count_parameters(config) if count else None,
+    )
+
+
+def count_parameters(config: Any) -> int | None:
+    """Parameters of the causal-LM model of this config, built on the meta device; None where it can't be built."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:  # any family's constructor, with any config: not counting is the answer
+        return None
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
+    """Peak bytes of the attention matrices that are alive at once while eager attention runs one layer.
+
+    In float32 that is the masked scores and their softmax, 2 x 4 bytes for every head and pair of tokens; in half
+    precision the scores, their float32 copy and the float32 softmax, 2 + 4 + 4. Families that keep more are named in
+    `MATRICES_ALIVE` (measured by counting live storages). To it come the masks, N x N once for each kind of layer.
+
+    Example:
+        eager_bytes(geometry, 2048, 4)  # 24 heads: 24 * 8 * 2048**2 + 4 * 2048**2 = 822083584
+    """
+    kinds = {layer.kind for layer in geometry.attention_layers}
+    heads = max((layer.heads for layer in geometry.attention_layers), default=0)
+    return batch * tokens * tokens * (heads * _entry_bytes(geometry.model_type, dtype_bytes) + len(kinds) * dtype_bytes)
+
+
+def fused_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:
+    """Peak bytes of what the fused engine adds to one layer: q, k, v and its output in float32, and two tiles.
+
+    It grows with the text, not with its square.
+
+    Example:
+        fused_bytes(geometry, 2048)  # 24 heads on 8 kv heads of 128: 4 * 2048 * (2 * 24 + 2 * 2 * 8) * 128 + 2 * TILE
+    """
+    layers = geometry.attention_layers
+    per_token = max(
+        (
+            one.heads * (one.head_dim + one.value_dim) + 2 * one.kv_heads * (one.head_dim + one.value_dim)
+            for one in layers
+        ),
+        default=0,
+    )
+    return 4 * batch * tokens * per_token + 2 * TILE
+
+
+def tokens_that_fit(geometry: Geometry, free_bytes: int, dtype_bytes: int) -> int:
+    """The longest text whose `eager_bytes` are at most `free_bytes`."""
+    per_pair = eager_bytes(geometry, 1, dtype_bytes)
+    return isqrt(max(free_bytes, 0) // per_pair) if per_pair else 0
+
+
+def check_eager_fits(
+    geometry: Geometry, tokens: int, device: str, dtype: str, room: int | None = None, otherwise: str = ""
+) -> None:
+    """Raise `MemoryLimitError` when one layer's eager attention over `tokens` exceeds `room` (free memory if None).
+
+    `otherwise` is a further way out, for the hint.
+
+    Example:
+        check_eager_fits(loaded.geometry, 200_000, "cpu", "float32")  # MemoryLimitError: ...
+    """
+    width = DTYPE_BYTES[dtype]
+    room = free_memory(device) if room is None else room
+    needed = eager_bytes(geometry, tokens, width)
+    if needed > room:
+        raise MemoryLimitError(
+            f"eager attention over {tokens} tokens takes {human_bytes(needed)} for one layer, and {device} has "
+            f"{human_bytes(room)} for it",
+            f"{tokens_that_fit(geometry, room, width)} tokens fit: shorten the text{otherwise}",
+        )
+
+
+def longer(config: Any, positions: int | None) -> Any:
+    """The config with room for `positions` tokens, its rotary positions stretched linearly; unchanged where it has it.
+
+    Raises UsageError for a family without rotary positions.
+    """
+    text = config.get_text_config()
+    current = geometry_of(config, count=False).max_positions
+    if positions is None or current is None or positions <= current:
+        return config
+    rope = getattr(text, "rope_parameters", None)
+    if not isinstance(rope, dict) or "rope_type" not in rope:
+        raise UsageError(f"{text.model_type} has no rotary positions to stretch", "use --truncate left or right")
+    if rope["rope_type"] != "default":
+        raise UsageError(
+            f"{text.model_type} scales its positions already ({rope['rope_type']})", "leave out --positions"
+        )
+    text.rope_parameters = {**rope, "rope_type": "linear", "factor": positions / current}
+    text.max_position_embeddings = positions
+    return config
+
+
+def _entry_bytes(model_type: str, dtype_bytes: int) -> int:
+    alive = MATRICES_ALIVE.get(model_type, 2)
+    return alive * dtype_bytes if dtype_bytes >= 4 else 6 + 2 * alive
+
+
+def _kinds(text: Any) -> list[str]:
+    """The kind of every layer."""
+    count = _first(text, "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "n_layers") or 0
+    if text.model_type in WITHOUT_SOFTMAX:
+        return [WITHOUT_SOFTMAX[text.model_type]] * count
+    names = _first(text, "layer_types", "layers_block_type", "attention_layers")
+    if not isinstance(names, list | tuple) or len(names) != count:
+        names = [_only_kind(text)] * count
+    kinds = [KINDS.get(name, name) for name in names]
+    if any(name.startswith(("mamba", "n_mamba")) for name in vars(text)):
+        kinds = ["mamba" if kind == "linear" else kind for kind in kinds]
+    cross = _first(text, "cross_attention_layers") or ()
+    return ["cross" if index in cross else kind for index, kind in enumerate(kinds)]
+
+
+def _only_kind(text: Any) -> str:
+    if _first(text, "keep_window_size"):
+        return "sparse"
+    return "sliding" if _window(text) else "full"
+
+
+def _layer(text: Any, index: int, kind: str) -> LayerGeometry:
+    config = text.per_layer_config[index] if getattr(text, "is_heterogeneous", False) else text
+    prefix = "swa_" if kind == "sliding" else ""
+    heads = _heads(config, index, prefix)
+    window = None
+    if kind == "chunked":
+        window = _first(config, "attention_chunk_size")
+    elif kind in ("sliding", "compressed"):
+        window = _window(config)
+    return LayerGeometry(index, kind, heads, _kv_heads(config, heads, kind), *_dims(config, heads, prefix), window)
+
+
+def _heads(config: Any, index: int, prefix: str) -> int:
+    per_layer = getattr(config, "num_attention_heads_per_layer", None)
+    if per_layer:
+        return per_layer[index]
+    decoder = ("decoder_attention_heads", "num_decoder_attention_heads")
+    names = ("num_attention_heads", "n_heads", "num_heads", "attention_heads")
+    return _first(config, *decoder, *(prefix + name for name in names), *names) or 0
+
+
+def _kv_heads(config: Any, heads: int, kind: str) -> int:
+    if _latent(config) or config.model_type == "jetmoe":  # a key of its own for every head
+        return heads
+    grouped = getattr(config, "new_decoder_architecture", False)
+    if config.model_type in ("falcon", "gpt_bigcode") and not grouped:
+        return 1 if config.multi_query else heads
+    if config.model_type == "dbrx":
+        return config.attn_config.kv_n_heads
+    if config.model_type == "mimo_v2_flash" and kind == "sliding":
+        return 2 * config.num_key_value_heads
+    swa = "swa_num_key_value_heads" if kind == "sliding" else "num_key_value_heads"
+    return _first(config, swa, "num_key_value_heads", "num_kv_heads") or heads
+
+
+def _dims(config: Any, heads: int, prefix: str) -> tuple[int, int]:
+    """Width of a head's queries and keys, and of its values."""
+    if _latent(config):
+        return config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+    names = ("head_dim", "attention_head_dim", "kv_channels")
+    width = _first(config, "hidden_size", "d_model", "n_embd") or 0
+    head_dim = _first(config, *(prefix + name for name in names), *names) or (width // heads if heads else 0)
+    return head_dim, _first(config, prefix + "v_head_dim", "v_head_dim") or head_dim
+
+
+def _latent(text: Any) -> bool:
+    return bool(_first(text, "kv_lora_rank")) and hasattr(text, "qk_nope_head_dim")
+
+
+def _window(text: Any) -> int | None:
+    if getattr(text, "use_sliding_window", None) is False or text.model_type in WINDOW_UNREAD:
+        return None
+    return _first(text, *WINDOWS)
+
+
+def _first(config: Any, *names: str) -> Any:
+    """The first of these attributes that is there and says something."""
+    return next((value for name in names if (value := getattr(config, name, None)) not in (None, 0, -1, [])), None)

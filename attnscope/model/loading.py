@@ -1,0 +1,339 @@
+"""A name or a folder -> a loaded decoder, its tokenizer and its geometry.
+
+Everything that can be refused without importing torch is refused first (`checkpoint`, `hub`); what is loaded is in eval
+mode, without gradients, and nothing of it is patched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError
+from attnscope.model import checkpoint, hub
+from attnscope.model.families import BYPASS_INTERFACE
+from attnscope.model.geometry import Geometry, geometry_of, longer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DEMO = "demo"
+DEMO_FOLDER = Path(__file__).parents[1] / "demo"
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+# Attend in both directions unless the config says is_decoder; other families have the attribute and don't ask it.
+ENCODERS = (
+    *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+    *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Which model, where, and how; the defaults are those of the command line."""
+
+    model: str = DEMO
+    device: str = "auto"
+    dtype: str = "auto"
+    device_map: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    quantize: Literal["8bit", "4bit"] | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    attention: str = "eager"
+    positions: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A decoder ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    geometry: Geometry
+    name: str
+    revision: str | None
+    device: str
+    dtype: str
+    attention: str
+    source_folder: Path | None
+    stretched_from: int | None = None  # the positions it was trained for, where rope scaling stretched them
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from: a folder, and for a Hub model the snapshot it belongs to."""
+
+    name: str
+    folder: Path
+    snapshot: hub.Snapshot | None = None
+
+    @property
+    def listing(self) -> frozenset[str] | None:
+        """What the Hub has of it, where that is known: the folder holds no weights yet."""
+        return self.snapshot.listing if self.snapshot else None
+
+
+def load(options: LoadOptions) -> LoadedModel:
+    """Load the model and its tokenizer.
+
+    Raises `UsageError` for a device, dtype or flag that cannot be meant, `ModelError` for a model that cannot be found,
+    read or has no causal softmax attention, `MemoryLimitError` when it does not fit the device.
+
+    Example:
+        loaded = load(LoadOptions(model="demo"))
+        loaded.geometry.attention_layers[0].heads  # 6
+    """
+    _check_options(options)
+    source = _locate(options)
+    checkpoint.check_config(source.folder)
+    try:
+        checkpoint.check_tokenizer(source.folder, options.trust_remote_code)
+    except ModelError:
+        _config(source, options)  # a model of images has none either, and that is the better answer
+        raise
+    names = checkpoint.weight_files(source.folder, options.allow_pickle, source.listing)
+    device = _device(options)
+    config = _config(source, options)
+    trained = geometry_of(config, count=False).max_positions
+    config = longer(config, options.positions)
+    geometry = _readable(config, geometry_of(config, count=False))
+    if source.snapshot:
+        hub.fetch_weights(source.snapshot, names)
+    checkpoint.check_weights(source.folder, options.allow_pickle)
+    tokenizer = _tokenizer(source, config, options)
+    model = _model(source, config, options, device)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        geometry=replace(geometry, parameters=sum(parameter.numel() for parameter in model.parameters())),
+        name=source.name,
+        revision=source.snapshot.commit if source.snapshot else None,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        attention=model.config._attn_implementation,
+        source_folder=source.folder,
+        stretched_from=trained if geometry.max_positions != trained else None,
+    )
+
+
+def with_attention(loaded: LoadedModel, attention: str) -> LoadedModel:
+    """The same model under another of transformers' attention implementations, `eager` or `sdpa`."""
+    if loaded.model.config._attn_implementation != attention:
+        loaded.model.set_attn_implementation(attention)
+    return replace(loaded, attention=attention)
+
+
+def load_config(options: LoadOptions) -> Any:
+    """The transformers config of a model, without its weights or tokenizer; raises as `load` does.
+
+    Example:
+        geometry_of(load_config(LoadOptions(model="demo"))).layers[0].kv_heads  # 3
+    """
+    _check_options(options)
+    source = _locate(options)
+    checkpoint.check_config(source.folder)
+    config = _config(source, options)
+    _readable(config, geometry_of(config, count=False))
+    return config
+
+
+def identify(options: LoadOptions) -> tuple[str, LoadOptions]:
+    """What a model's files are, in a word, and the options that load just these; raises as `load` does.
+
+    Of the Hub that is the commit; of a folder a hash, which reads a few MB and no more.
+
+    Example:
+        identify(LoadOptions(model="gpt2"))[0]  # "commit 607a30d783df"
+    """
+    _check_options(options)
+    source = _locate(options)
+    checkpoint.check_config(source.folder)
+    if source.snapshot:
+        return f"commit {source.snapshot.commit[:12]}", replace(options, revision=source.snapshot.commit)
+    return f"files {checkpoint.digest(source.folder, options.allow_pickle)[:12]}", options
+
+
+def _check_options(options: LoadOptions) -> None:
+    """Refuse what cannot be meant, before anything is looked up or imported."""
+    if not options.model.strip():
+        raise UsageError("the model has no name", "pass a folder, a Hub id, or demo")
+    if not DEVICE.fullmatch(options.device):
+        raise UsageError(f"expected a device auto, cpu, cuda, cuda:N or mps, got {options.device!r}", "see --help")
+    if options.dtype not in DTYPES:
+        raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {options.dtype!r}", "see --help")
+    if options.device_map and options.device_map not in DEVICE_MAPS:
+        raise UsageError(f"expected a device map of {', '.join(DEVICE_MAPS)}, got {options.device_map!r}", "see --help")
+    if options.device_map and options.device != "auto":
+        raise UsageError("a device map places the model itself", f"leave out --device {options.device}")
+    if options.quantize not in (None, "8bit", "4bit"):
+        raise UsageError(f"expected to quantize to 8bit or 4bit, got {options.quantize!r}", "see --help")
+    if options.quantize:
+        from importlib.util import find_spec
+
+        if find_spec("bitsandbytes") is None:
+            raise UsageError("--quantize needs bitsandbytes", 'pip install "attnscope[quantize]"')
+
+
+def _locate(options: LoadOptions) -> Source:
+    """The folder of the model: its own, the embedded one, or a snapshot of the Hub's."""
+    path = DEMO_FOLDER if options.model == DEMO else Path(options.model).expanduser()
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:  # a name too long, a folder around it that is closed to us
+        raise ModelError(f"{options.model} cannot be read: {error.strerror}", "check the path") from None
+    if is_folder:
+        if options.revision:
+            raise UsageError(f"{options.model} is a folder and has no revisions", "leave out --revision")
+        return Source(options.model, path)
+    if is_file:
+        raise ModelError(f"{options.model} is a file, expected a folder", "pass the folder that holds it")
+    if options.model.startswith((".", "/", "~")) or (options.model.count("/") != 1 and os.sep in options.model):
+        raise ModelError(f"there is no folder {options.model}", "check the path, or pass a Hub id (owner/name)")
+    snapshot = hub.fetch(options.model, options.revision, options.offline, options.trust_remote_code)
+    return Source(options.model, snapshot.folder, snapshot)
+
+
+def _config(source: Source, options: LoadOptions) -> Any:
+    """The config, of a type that is a causal language model as configured."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    raw = checkpoint.read_json(source.folder / "config.json")
+    model_type, remote = raw.get("model_type"), "auto_map" in raw
+    if model_type not in CONFIG_MAPPING_NAMES and not (remote and options.trust_remote_code):
+        if remote:
+            raise ModelError(
+                f"{source.name} ({model_type}) runs code from its own repository",
+                "read that code, then pass --trust-remote-code",
+            )
+        raise ModelError(
+            f"this transformers does not know the model type {model_type!r}", "pip install -U transformers"
+        )
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+        raise ModelError(f"{source.name} ({model_type}) is not a causal language model", "choose a decoder")
+    try:
+        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
+    except Exception as error:  # any family's config class, with any content
+        raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
+    if source.snapshot:
+        config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
+    if model_type == "big_bird":
+        config.attention_type = "original_full"  # its default looks at blocks and gives no matrix
+    return config
+
+
+def _readable(config: Any, geometry: Geometry) -> Geometry:
+    """The geometry, if the model is causal as configured and has attention over the text."""
+    kind = geometry.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{kind} is a sequence-to-sequence model, not a causal language model", "choose a decoder")
+    if (kind in ENCODERS and not config.is_decoder) or (kind == "xlm" and not config.causal):
+        raise ModelError(
+            f"{kind} as configured looks ahead: it is not a causal language model",
+            "choose a decoder, or a checkpoint trained as one",
+        )
+    checkpoint.check_has_attention(kind)
+    if not geometry.attention_layers:
+        kinds = ", ".join(sorted({layer.kind for layer in geometry.layers})) or "none that the config describes"
+        raise ModelError(
+            f"{kind} has no layer with softmax attention over the text (layers: {kinds})", "choose another"
+        )
+    return geometry
+
+
+def _device(options: LoadOptions) -> str:
+    """The device to load to: what was asked for, if it is there."""
+    import torch
+
+    wanted = options.device
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if wanted.startswith("cuda"):
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(wanted.partition(":")[2] or 0) >= count:
+            raise UsageError(f"there is no {wanted} here ({count} CUDA devices)", "pass --device auto or --device cpu")
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("there is no mps device here", "pass --device auto or --device cpu")
+    return wanted
+
+
+def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            source.folder, config=config, trust_remote_code=options.trust_remote_code, local_files_only=options.offline
+        )
+    except Exception as error:  # any tokenizer class, with any files
+        raise ModelError(f"the tokenizer of {source.name} cannot be read: {_line(error)}", "check its files") from error
+
+
+def _model(source: Source, config: Any, options: LoadOptions, device: str) -> PreTrainedModel:
+    """The model in eval mode on its device; every weight it needs was in the checkpoint."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    place = options.device_map or (None if device == "cpu" else {"": device})
+    dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source.folder,
+            config=config,
+            dtype=dtype,
+            device_map=place,
+            attn_implementation=_attention(config, options),
+            use_safetensors=None if options.allow_pickle else True,
+            quantization_config=_quantization(options),
+            trust_remote_code=options.trust_remote_code,
+            output_loading_info=True,
+        )
+    except AttnscopeError:
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise MemoryLimitError(
+            f"{source.name} does not fit on {device}: {_line(error)}", "pass --device-map auto or --quantize 4bit"
+        ) from error
+    except Exception as error:  # any family's loading code, with any weights
+        raise ModelError(
+            f"{source.name} cannot be loaded: {_line(error)}", "see --verbose for the whole error"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{source.name} lacks {len(missing)} of its weights (first: {missing[0]})",
+            "they would be random numbers; download the model again",
+        )
+    return model.eval().requires_grad_(False)
+
+
+def _attention(config: Any, options: LoadOptions) -> str:
+    """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
+    from transformers import AutoModelForCausalLM
+
+    family = config.model_type
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if family in BYPASS_INTERFACE or not getattr(model_class, "_supports_sdpa", True):
+        return "eager"
+    return options.attention
+
+
+def _quantization(options: LoadOptions) -> Any:
+    if options.quantize is None:
+        return None
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(**{f"load_in_{options.quantize}": True})
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error, with the next where it only announces that one, short enough for a terminal."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,1 @@
+"""A text or a chat -> a Prompt: token ids, readable labels, and the spans of words, sentences and turns."""

@@ -1,0 +1,290 @@
+"""Text or chat to token ids, with readable labels and the spans of words, sentences and chat turns beside them."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from attnscope.errors import InputError, UsageError
+from attnscope.text.chat import Bounds, Message, Render, read_messages, token_turns, turn_bounds, turn_ranges
+from attnscope.text.labels import BYTE_TOKEN, Piece, byte_name, piece_bytes, piece_gap, piece_style, read_pieces
+from attnscope.text.spans import sentence_ranges, word_ranges
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens [start, stop) and what they are: the word or sentence itself, a special token, or a turn's role."""
+
+    start: int
+    stop: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text as the model reads it.
+
+    `text` is as given, or as the chat template rendered it. `tokens` hold the exact text of each token, for tables:
+    joined they give the text back, except that the pieces of a character split over several tokens are numbered
+    (`日·1/3`), that SentencePiece's space before the text shows, and that special tokens stand as their names.
+    `labels` are the same for pictures, with visible spaces, and a token unknown to the model is marked (`日<unk>`).
+    `words` and `sentences` cover every token once, cut by `plain`, the text that each token shows; `turns` are the
+    messages of a chat, without the begin token and without a system prompt that the template adds of its own. `removed`
+    tokens were cut off.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    labels: tuple[str, ...]
+    special: tuple[bool, ...]
+    plain: tuple[str, ...] = field(repr=False)
+    turns: tuple[Span, ...]
+    removed: int = 0
+
+    @cached_property
+    def words(self) -> tuple[Span, ...]:
+        return _named(word_ranges(self.plain, self.special), self.plain, self.tokens)
+
+    @cached_property
+    def sentences(self) -> tuple[Span, ...]:
+        return _named(sentence_ranges(self.plain, self.special), self.plain, self.tokens)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the text in UTF-8, in hexadecimal."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+Side = Literal["left", "right"]
+Offsets = Sequence[tuple[int, int]]
+
+
+def from_text(tokenizer: Any, text: str, *, max_tokens: int | None = None, truncate: Side | None = None) -> Prompt:
+    """The tokens of `tokenizer(text)`, begin token and all.
+
+    A text longer than `max_tokens` is an InputError with both numbers, or loses its tokens on the side `truncate`;
+    the begin token stays. InputError also for a text without tokens and for halves of surrogate pairs.
+
+    >>> from_text(tokenizer, "the bank").labels
+    ('<s>', '·the', '·bank')
+    """
+    ids, offsets = _encode(tokenizer, text)
+    return _prompt(tokenizer, text, ids, offsets, _kept(tokenizer, ids, max_tokens, truncate), [])
+
+
+def from_chat(tokenizer: Any, chat: str, *, max_tokens: int | None = None, truncate: Side | None = None) -> Prompt:
+    """A chat through the tokenizer's template: plain text is one user turn, a JSON list of messages is as given.
+
+    The ids are those of `apply_chat_template(..., add_generation_prompt=False)`. The template alone says whether there
+    is a begin token, as the model was trained with it: the tokenizer adds none. UsageError without a template,
+    InputError for messages that are none or that the template refuses; lengths as in `from_text`.
+
+    >>> [turn.name for turn in from_chat(tokenizer, '[{"role": "user", "content": "hi"}]').turns]
+    ['user']
+    """
+    try:
+        tokenizer.get_chat_template()
+    except (AttributeError, ValueError) as error:
+        raise UsageError(
+            "this model's tokenizer has no chat template", "leave --chat out, or use an instruct or chat model"
+        ) from error
+    messages = read_messages(chat)
+    try:
+        text = _render(tokenizer, messages)
+    except Exception as error:  # a template is a program of its own and may raise anything
+        raise InputError(
+            f"the model's chat template refused the messages: {error}", "check the roles and their order"
+        ) from error
+    ids, offsets = _encode(tokenizer, text, add_special_tokens=False)
+    kept = _kept(tokenizer, ids, max_tokens, truncate)
+    return _prompt(tokenizer, text, ids, offsets, kept, turn_bounds(_quiet(tokenizer), messages, text))
+
+
+def from_ids(tokenizer: Any, ids: Sequence[int]) -> Prompt:
+    """A prompt for token ids that no text was read for; its text is what the tokens say, joined.
+
+    Bytes that make no character are `<0xE6>`, ids beyond the vocabulary `<id 512>`. InputError without ids.
+
+    >>> from_ids(tokenizer, [1, 265]).tokens
+    ('<s>', ' the')
+    """
+    listed = [int(token) for token in ids]
+    if not listed:
+        raise InputError("there are no token ids", "give at least one")
+    return _prompt(tokenizer, None, listed, None, list(range(len(listed))), [])
+
+
+def _encode(tokenizer: Any, text: str, **how: Any) -> tuple[list[int], Offsets | None]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a surrogate pair",
+            "write the character itself, or both halves",
+        ) from error
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    encoded = tokenizer(text, verbose=False, return_offsets_mapping=fast, **how)
+    if not encoded["input_ids"]:
+        raise InputError("the text has no tokens", "give a text with at least one word")
+    return list(encoded["input_ids"]), encoded["offset_mapping"] if fast else None
+
+
+def _kept(tokenizer: Any, ids: Sequence[int], most: int | None, truncate: Side | None) -> list[int]:
+    """The places of the tokens that stay."""
+    count = len(ids)
+    if truncate not in (None, "left", "right"):
+        raise UsageError(f"truncate is left or right, not {truncate!r}", "give --truncate left or --truncate right")
+    if most is not None and most < 1:
+        raise UsageError(f"at most {most} tokens leave nothing to read", "allow at least 1")
+    if most is None or count <= most:
+        return list(range(count))
+    if truncate is None:
+        raise InputError(
+            f"the text has {count} tokens, the model reads at most {most}", "shorten it, or give --truncate left|right"
+        )
+    if truncate == "right":
+        return list(range(most))
+    begins = {getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "cls_token_id", None)}
+    head = [0] if ids[0] in begins else []
+    return head + list(range(count - most + len(head), count))
+
+
+def _prompt(
+    tokenizer: Any,
+    text: str | None,
+    ids: Sequence[int],
+    offsets: Offsets | None,
+    kept: Sequence[int],
+    bounds: Bounds,
+) -> Prompt:
+    pieces = _pieces(tokenizer, ids, text or "", offsets)
+    readings = read_pieces(pieces, text or "")
+    spans = [piece.span for piece in pieces]
+    turns = token_turns(spans, [reading.plain for reading in readings], text or "", bounds)
+    if ids[0] == getattr(tokenizer, "bos_token_id", None):
+        turns[0] = None
+    exact, plain = [readings[place].exact for place in kept], [readings[place].plain for place in kept]
+    special = [pieces[place].special for place in kept]
+    return Prompt(
+        text="".join(plain) if text is None else text,
+        ids=tuple(ids[place] for place in kept),
+        tokens=tuple(exact),
+        labels=tuple(readings[place].label for place in kept),
+        special=tuple(special),
+        plain=tuple(plain),
+        turns=tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turn_ranges([turns[i] for i in kept])),
+        removed=len(ids) - len(kept),
+    )
+
+
+def _named(ranges: Sequence[tuple[int, int]], plain: Sequence[str], exact: Sequence[str]) -> tuple[Span, ...]:
+    def name(start: int, stop: int) -> str:
+        return "".join(plain[start:stop]).strip() or "".join(exact[start:stop])
+
+    return tuple(Span(start, stop, name(start, stop)) for start, stop in ranges)
+
+
+def _pieces(tokenizer: Any, ids: Sequence[int], text: str, offsets: Offsets | None) -> list[Piece]:
+    names = [_name(tokenizer, token) for token in ids]
+    added = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(token for token, entry in added.items() if entry.special)}
+    style = piece_style(tokenizer)
+    unknown_id = getattr(tokenizer, "unk_token_id", None)
+    pieces: list[Piece] = []
+    before: str | None = None
+    for place, (token, name) in enumerate(zip(ids, names, strict=True)):
+        span = offsets[place] if offsets is not None else None
+        covered = text[span[0] : span[1]] if span else ""
+        # An unknown token stands for a piece of the text; only its name written out is the special token itself.
+        unknown = token == unknown_id and covered != "" and covered.strip() != name
+        is_special = token in special and not unknown and not BYTE_TOKEN.fullmatch(name)
+        literal = unknown or (style == "byte" and token in added)
+        data = (covered or name).encode() if literal else piece_bytes(name, style)
+        gap = offsets is None and not is_special and piece_gap(name, before, style)
+        pieces.append(Piece(name, data, span, is_special, unknown, gap))
+        before = None if is_special else name
+    return pieces
+
+
+def _name(tokenizer: Any, token: int) -> str:
+    """The vocabulary's entry; checkpoints often have more rows than their tokenizer has entries."""
+    try:
+        name = tokenizer.convert_ids_to_tokens(token)
+    except (IndexError, KeyError, OverflowError):
+        name = None
+    if isinstance(name, bytes):
+        return byte_name(name)
+    return f"<id {token}>" if name is None else name
+
+
+def _render(tokenizer: Any, messages: Sequence[Message]) -> str:
+    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=False))
+
+
+def _quiet(tokenizer: Any) -> Render:
+    def render(messages: Sequence[Message]) -> str | None:
+        try:
+            return _render(tokenizer, messages)
+        except Exception:  # asked for a part of a chat, a template may refuse in its own way
+            return None
+
+    return render
+
+
+def decode_utf8(data: bytes, source: str) -> str:
+    """Bytes to text, without a byte order mark; InputError names the offset of the first byte that isn't UTF-8.
+
+    >>> decode_utf8(b"caf\xc3\xa9", "standard input")
+    'café'
+    """
+    try:
+        return data.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+        raise InputError(
+            f"{source} is not UTF-8: byte 0x{data[error.start]:02X} at offset {error.start}",
+            f"convert it, for example with iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8",
+        ) from error
+
+
+def read_text(text: str | None, file: str | None) -> str:
+    """The text itself, of a file, or of standard input where either of them is `-`.
+
+    UsageError unless exactly one is given; InputError for a file that can't be read, for bytes that aren't UTF-8 and
+    for white space alone.
+
+    >>> read_text("the bank", None)
+    'the bank'
+    """
+    if (text is None) == (file is None):
+        raise UsageError("expected one text", "give --text TEXT, --file FILE, or - for standard input")
+    if "-" in (text, file):
+        found, source = decode_utf8(sys.stdin.buffer.read(), "standard input"), "standard input"
+    elif file is not None:
+        found, source = decode_utf8(_read_file(file), file), file
+    else:
+        # Bytes of the command line that aren't UTF-8 arrive as escapes.
+        found, source = decode_utf8(os.fsencode(text or ""), "--text"), "--text"
+    if not found.strip():
+        raise InputError(f"{source} is empty", "give a text with at least one word")
+    return found
+
+
+def _read_file(file: str) -> bytes:
+    try:
+        with open(file, "rb") as stream:
+            return stream.read()
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {file}", "check the path, or give --text") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{file} is a folder", "name a file in it") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{file} can't be read: {reason}", "check the path and its permissions") from error

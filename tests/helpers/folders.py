@@ -1,0 +1,25 @@
+"""Tiny random models saved to folders, complete with a tokenizer."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from attnscope.model.loading import DEMO_FOLDER
+from helpers.families import tiny_model
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def saved(folder: Path, model_type: str = "llama", shard: str = "5GB", dtype: Any = None, **overrides: Any) -> Path:
+    """Save a tiny random model with the tokenizer of the embedded one (which has 2,000 tokens)."""
+    tiny_model(model_type, **overrides).to(dtype=dtype).save_pretrained(folder, max_shard_size=shard)
+    for name in TOKENIZER_FILES:
+        shutil.copy(DEMO_FOLDER / name, folder)
+    return folder
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Change values in the config.json of a saved model."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -1,0 +1,63 @@
+"""Run a batch again and again, killed at random moments: `python kills.py MODEL CORPUS FOLDER KILLS SEED`.
+
+A server that has imported everything forks a child for each run, so that a kill costs no start. FOLDER/whole holds the
+uninterrupted run, FOLDER/0, FOLDER/1, ... the killed ones; the number of kills that hit a live child is printed.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from attnscope.batch.folders import run_folder
+from attnscope.batch.job import Job
+from attnscope.batch.reading import Reading
+from attnscope.batch.rows import Output
+from attnscope.model.loading import LoadOptions
+from attnscope.observe import Request
+
+
+def one_run(model: str, corpus: str, folder: Path) -> int:
+    """Start a run in a forked child; its process id."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        torch.set_num_threads(1)
+        load = LoadOptions(model=model, device="cpu")
+        job = Job(load=load, request=Request(relations=True), output=Output(format="parquet"), shard_bytes=12_000)
+        run_folder(job, Reading((corpus,)), folder, {"model": model})
+        os._exit(0)
+    except BaseException as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        os._exit(9)
+
+
+def main() -> None:
+    model, corpus, base = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    wanted, pick = int(sys.argv[4]), random.Random(int(sys.argv[5]))
+    start = time.monotonic()
+    assert os.waitpid(one_run(model, corpus, base / "whole"), 0)[1] == 0
+    full, hits, folder = time.monotonic() - start, 0, 0
+    while True:
+        child = one_run(model, corpus, base / str(folder))
+        if hits < wanted:
+            time.sleep(pick.uniform(0.1, 0.9) * full)
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        if os.WIFSIGNALED(status):
+            hits += 1
+            continue
+        assert status == 0, status
+        if hits >= wanted:
+            break
+        folder += 1
+    sys.stdout.write(str(hits))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Answers read off a dense matrix, block by block, against Python loops over its entries.
+
+Shapes: B text, H head, Q query, K key.
+"""
+
+import math
+
+import pytest
+import torch
+
+from attnscope.attention import visibility
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.visibility import Visibility
+
+
+def random_attention(queries: int, keys: int, causal: bool = True) -> DenseAttention:
+    """Two texts, two heads; a weight that underflows to 0 stands where the query may look."""
+    torch.manual_seed(0)
+    visible = Visibility(queries, keys, causal=causal)
+    logits = torch.randn(2, 2, queries, keys) * 3
+    logits[..., 1] = -200.0
+    return DenseAttention(logits.masked_fill(~visible.rows(0, queries), -math.inf).softmax(-1), visible)
+
+
+@pytest.fixture(params=[64 * 2**20, 900, 1])
+def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """All rows in one block, some, one."""
+    monkeypatch.setattr(visibility, "BLOCK_BYTES", request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("width", [1, 3, 50])
+@pytest.mark.parametrize(("queries", "keys"), [(9, 9), (4, 9), (1, 1)])
+def test_recent_mass_counts_the_last_keys(block_bytes: int, queries: int, keys: int, width: int, causal: bool) -> None:
+    P = (
+        random_attention(queries, keys, causal)
+        if keys > 1
+        else DenseAttention(torch.ones(2, 2, 1, 1), Visibility(1, 1))
+    )
+    found = P.recent_mass(width)
+    for b, h, q in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(queries)).tolist():
+        position = q + keys - queries
+        near = range(max(0, position - width + 1), position + 1)
+        assert found[b, h, q] == pytest.approx(sum(P.dense()[b, h, q, k].item() for k in near), abs=1e-6)
+
+
+def test_match_mass_keeps_its_questions_apart(block_bytes: int) -> None:
+    P = random_attention(6, 6)
+    labels = torch.tensor([[1, 2, 1, 1, 2, 3], [4, 4, 4, 5, 5, 4]])
+    others = labels.flip(1)
+    for queries, keys, gap in [(labels, labels, 1), (labels, labels, 0), (labels, others, 1), (labels, labels, 1)]:
+        found = P.match_mass(queries, keys, gap)
+        for b, h, q in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(6)).tolist():
+            same = [k for k in range(6) if k <= q - gap and queries[b, q] == keys[b, k]]
+            assert found[b, h, q] == pytest.approx(sum(P.dense()[b, h, q, k].item() for k in same), abs=1e-6)
+
+
+def test_entropy_of_rows_with_nothing_in_places(block_bytes: int) -> None:
+    P = random_attention(9, 9)
+    found, rest = P.entropy(), P.entropy(skip_first=True)
+    for b, h, q in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(9)).tolist():
+        row = P.dense()[b, h, q].double().tolist()
+        assert found[b, h, q] == pytest.approx(-sum(a * math.log(a) for a in row if a > 0), abs=1e-5)
+        total = sum(row[1:])
+        if total > 0:
+            expected = -sum(a / total * math.log(a / total) for a in row[1:] if a > 0)
+            assert rest[b, h, q] == pytest.approx(expected, abs=1e-5)
+
+
+def test_nan_in_a_row_stays_to_be_seen() -> None:
+    weights = random_attention(5, 5).dense().clone()
+    weights[0, 1, 3, 2] = math.nan
+    P = DenseAttention(weights, Visibility(5, 5))
+    assert P.entropy()[0, 1, 3].isnan()
+    assert P.entropy().isnan().sum() == 1
+
+
+def test_topk_tells_a_visible_zero_from_a_hidden_one() -> None:
+    weights, keys = random_attention(4, 4).topk(4)
+    assert weights[0, 0].isnan().sum(-1).tolist() == [3, 2, 1, 0]
+    row = dict(zip(keys[0, 0, 2].tolist(), weights[0, 0, 2].tolist(), strict=True))
+    assert row[1] == 0.0  # seen, and nothing
+    assert math.isnan(row[3])  # not seen
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_topk_without_the_first_key(k: int) -> None:
+    P = random_attention(8, 8)
+    P.topk(5)  # what is known already is used again
+    weights, keys = P.topk(k, skip_first=True)
+    for q in range(8):
+        row = P.dense()[1, 1, q]
+        expected = sorted((row[j].item() for j in range(1, q + 1)), reverse=True)[:k]
+        found = [one for one in weights[1, 1, q].tolist() if not math.isnan(one)]
+        assert found == pytest.approx(expected)
+        assert [row[j].item() for j in keys[1, 1, q, : len(found)].tolist()] == found

@@ -1,0 +1,283 @@
+"""The seam: what is heard is exactly what the model computed, and the model is left as it was found.
+
+Shapes: B text, H head, Q query, K key, T token.
+"""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers.modeling_utils import AttentionInterface
+
+from attnscope.capture.seam import listen, listening
+from attnscope.errors import ModelError, UsageError
+from helpers.families import tiny_model
+
+FAMILIES = [
+    "gpt2",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "gpt_neox",
+    "olmo2",
+    "gpt_oss",
+]
+HOOKED = ["gpt_neo", "gptj", "codegen", "bloom", "falcon", "mpt", "xglm"]
+TOKENS = 24  # longer than the tiny windows of 8
+
+
+def some_ids(seed: int = 0, texts: int = 1) -> torch.Tensor:
+    return torch.randint(6, 128, (texts, TOKENS), generator=torch.Generator().manual_seed(seed))
+
+
+def heard_weights(model: torch.nn.Module, ids_BT: torch.Tensor) -> list[torch.Tensor]:
+    heard: list[torch.Tensor] = []
+    listen(model, ids_BT, lambda call: heard.append(call.weights_BHQK.clone()))
+    return heard
+
+
+@pytest.mark.parametrize("family", FAMILIES + HOOKED)
+def test_weights_are_bit_equal_to_output_attentions(family: str) -> None:
+    model, ids_BT = tiny_model(family), some_ids()
+    expected = model(ids_BT, output_attentions=True).attentions
+    heard = heard_weights(model, ids_BT)
+    assert len(heard) == len(expected) > 0
+    for ours, theirs in zip(heard, expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_call_holds_against_itself(family: str) -> None:
+    report = listen(tiny_model(family), some_ids(), lambda call: None)
+    assert [check.failures(torch.float32) for check in report.calls] == [[]] * len(report.calls)
+    assert all(check.value_error is not None for check in report.calls)
+    assert all((check.row_sum_error is None) == (family == "gpt_oss") for check in report.calls)
+
+
+def test_the_checks_can_fail() -> None:
+    report = listen(tiny_model("llama"), some_ids(), lambda call: None)
+    check = report.calls[0]
+    for name, wrong in (("row_sum_error", 0.1), ("masked_weight", 0.1), ("value_error", float("nan"))):
+        good = getattr(check, name)
+        setattr(check, name, wrong)
+        assert len(check.failures(torch.float32)) == 1
+        setattr(check, name, good)
+
+
+def test_logits_are_recomputed_as_the_model_made_them() -> None:
+    """Scores softmaxed again are the weights: scale, cap, bias and mask are the family's own."""
+    for family in FAMILIES:
+        if family == "gpt_oss":
+            continue  # the sink takes a share that the softmax over keys alone does not know
+
+        def hear(call) -> None:  # type: ignore[no-untyped-def]
+            assert_close(call.logits.rows(0, TOKENS).softmax(-1), call.weights_BHQK, atol=2e-6, rtol=0)
+
+        listen(tiny_model(family), some_ids(), hear)
+
+
+def test_sink_logits_take_their_share() -> None:
+    model = tiny_model("gpt_oss")
+
+    def hear(call) -> None:  # type: ignore[no-untyped-def]
+        logits = call.logits.rows(0, TOKENS)
+        sink = call.module.sinks[None, :, None, None].expand(1, -1, TOKENS, 1)
+        expected = torch.cat([logits, sink], -1).softmax(-1)[..., :-1]
+        assert_close(call.weights_BHQK, expected, atol=2e-6, rtol=0)
+        assert (call.P.mass < 0.999).all()
+
+    listen(model, some_ids(), hear)
+
+
+def test_only_one_matrix_is_alive_at_a_time() -> None:
+    alive: list[weakref.ref] = []
+    counts = []
+
+    def hear(call) -> None:  # type: ignore[no-untyped-def]
+        gc.collect()
+        counts.append(sum(1 for matrix in alive if matrix() is not None))
+        alive.append(weakref.ref(call.weights_BHQK))
+
+    listen(tiny_model("llama"), some_ids(), hear)
+    assert counts == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_the_model_is_left_as_it_was_found_even_when_the_forward_raises(family: str) -> None:
+    model, original = tiny_model(family), AttentionInterface.get_interface
+    before = {name: dict(module.__dict__) for name, module in model.named_modules()}
+
+    def hear(call) -> None:  # type: ignore[no-untyped-def]
+        raise RuntimeError("in the middle of a layer")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        listen(model, some_ids(), hear)
+    assert AttentionInterface.get_interface is original
+    for name, module in model.named_modules():
+        assert not module._forward_hooks
+        assert module.__dict__.keys() == before[name].keys()
+    expected = model(some_ids(), output_attentions=True).attentions
+    assert torch.equal(heard_weights(model, some_ids())[0], expected[0])
+
+
+def test_two_models_in_two_threads_do_not_disturb_each_other() -> None:
+    models = [tiny_model("llama", seed=1), tiny_model("llama", seed=2)]
+    expected = [heard_weights(model, some_ids()) for model in models]
+    run_pairs(models, expected, pairs=100)
+    assert not torch.equal(expected[0][0], expected[1][0])
+
+
+def test_a_second_capture_of_one_model_waits() -> None:
+    model = tiny_model("llama")
+    expected = heard_weights(model, some_ids())
+    run_pairs([model, model], [expected, expected], pairs=100)
+    inside = threading.Semaphore(1)
+
+    def hear(call) -> None:  # type: ignore[no-untyped-def]
+        if call.layer == 0:
+            overlaps.append(not inside.acquire(blocking=False))
+        if call.layer == 3:
+            inside.release()
+
+    overlaps: list[bool] = []
+    threads = [threading.Thread(target=lambda: [listen(model, some_ids(), hear) for _ in range(20)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert overlaps == [False] * 40
+
+
+def run_pairs(models: list, expected: list, pairs: int) -> None:
+    """Capture in two threads at once, again and again; each must hear its own model, and nothing must leak."""
+    original, start = AttentionInterface.get_interface, threading.Barrier(2)
+    wrong: list[str] = []
+
+    def work(index: int) -> None:
+        for _ in range(pairs):
+            start.wait()
+            heard = heard_weights(models[index], some_ids())
+            if len(heard) != 4 or not all(map(torch.equal, heard, expected[index])):
+                wrong.append(f"thread {index}")
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert AttentionInterface.get_interface is original
+
+
+def test_other_models_of_the_same_thread_pass_through() -> None:
+    watched, other = tiny_model("llama", seed=1), tiny_model("llama", seed=2)
+    heard: list[int] = []
+    with listening(watched, lambda call: heard.append(call.layer)):
+        attentions = other(some_ids(), output_attentions=True).attentions
+        watched(some_ids())
+    assert heard == [0, 1, 2, 3]
+    assert all(matrix is not None for matrix in attentions)
+
+
+@pytest.mark.parametrize("how", ["whole", "in place", "layers"])
+def test_a_compiled_model_is_read_whole(how: str) -> None:
+    model, ids_BT = tiny_model("llama"), some_ids()
+    expected = heard_weights(model, ids_BT)
+    compiled = torch.compile(model, backend="eager") if how == "whole" else model
+    if how == "in place":
+        model.compile(backend="eager")
+    if how == "layers":
+        for index, layer in enumerate(model.model.layers):
+            model.model.layers[index] = torch.compile(layer, backend="eager")
+    compiled(ids_BT)  # compiled before the capture opens
+    heard = heard_weights(compiled, ids_BT)
+    assert len(heard) == 4
+    assert all(map(torch.equal, heard, expected))
+    torch._dynamo.reset()
+
+
+def test_no_logits_are_computed() -> None:
+    model, projected = tiny_model("llama"), []
+    handle = model.lm_head.register_forward_hook(lambda *_: projected.append(1))
+    listen(model, some_ids(), lambda call: None)
+    handle.remove()
+    assert projected == []
+
+
+@pytest.mark.parametrize("answer", [False, True])
+def test_a_later_pass_ends_with_the_last_attention(answer: bool) -> None:
+    """What comes behind it is not run, and nothing that is read changes; the model itself runs on as ever."""
+    model = tiny_model("llama", attention="sdpa" if answer else "eager")
+    ran: list[int] = []
+    model.model.norm.register_forward_hook(lambda *call: ran.append(1))
+    first, second = ([], [])
+    logits = model(some_ids()).logits
+    ran.clear()
+    for found in (first, second):
+        report = listen(
+            model, some_ids(), lambda call, found=found: found.append(call.P.dense()), answer=answer, whole=False
+        )
+        assert len(report.calls) == len(found) == model.config.num_hidden_layers
+    assert len(ran) == 1
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert torch.equal(model(some_ids()).logits, logits)
+    listen(model, some_ids(), lambda call: None, answer=answer)
+    assert len(ran) == 3  # who does not ask for less gets a whole pass
+
+
+def test_a_model_that_is_moved_layer_by_layer_runs_whole() -> None:
+    from accelerate.hooks import ModelHook, add_hook_to_module
+
+    model = tiny_model("llama")
+    after: list[int] = []
+
+    class Moved(ModelHook):
+        def post_forward(self, module, output):  # type: ignore[no-untyped-def]
+            after.append(1)
+            return output
+
+    add_hook_to_module(model.model.layers[-1], Moved())
+    for _ in range(2):
+        listen(model, some_ids(), lambda call: None, whole=False)
+    assert len(after) == 2
+
+
+def test_a_layer_that_is_not_heard_is_named() -> None:
+    with pytest.raises(ModelError, match="layers 4, 5"):
+        listen(tiny_model("llama"), some_ids(), lambda call: None, expected_layers=(0, 1, 2, 3, 4, 5))
+
+
+def test_training_mode_is_refused() -> None:
+    with pytest.raises(UsageError, match="eval"):
+        listen(tiny_model("llama").train(), some_ids(), lambda call: None)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_oss", "bloom", "gpt_neo"])
+def test_visible_keys_are_those_that_get_weight(family: str) -> None:
+    """Windows and causality, counted from the mask: a key is visible exactly where a tiny random model looks."""
+    from attnscope.model.geometry import geometry_of
+
+    model = tiny_model(family)
+    windows = {layer.index: layer.window for layer in geometry_of(model.config).layers}
+
+    def hear(call) -> None:  # type: ignore[no-untyped-def]
+        visible = call.visible.rows(0, TOKENS).expand_as(call.weights_BHQK)
+        assert torch.equal(call.weights_BHQK > 0, visible)
+        assert torch.equal(call.visible.counts_BHQ[0, 0], visible[0, 0].sum(-1))
+
+    listen(model, some_ids(), hear, windows=windows)
+
+
+def test_right_padding_leaves_the_real_rows_alone() -> None:
+    model, ids_BT = tiny_model("llama"), some_ids()
+    alone = heard_weights(model, ids_BT[:, :10])
+    padded = heard_weights(model, torch.cat([ids_BT[:, :10], ids_BT[:, :1].expand(1, 6)], 1))
+    for short, long in zip(alone, padded, strict=True):
+        assert_close(long[:, :, :10, :10], short, atol=1e-6, rtol=0)

@@ -1,0 +1,278 @@
+"""The fused engine against the dense one: the same answers from q and k, tile by tile, with no matrix ever made.
+
+Shapes: B text, H head, G kv head, Q query, K key, D head dim.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.tiled import TiledAttention, tiles
+from attnscope.attention.tiled.questions import Mass
+from attnscope.attention.visibility import Logits, Visibility
+from attnscope.capture.seam import listen
+from attnscope.errors import MemoryLimitError
+from attnscope.measure.metrics import METRICS, Texts, measure
+from helpers.dispatched import largest_tensor, thread_count
+from helpers.families import MODEL_TYPES, tiny_model
+
+TOKENS = 24
+LEAST = torch.finfo(torch.float32).min
+
+
+def random_mask(queries: int, texts: int = 1) -> torch.Tensor:
+    """Causal with holes; some rows see nothing, one column is never seen."""
+    mask = (torch.rand(texts, 1, queries, queries, generator=torch.Generator().manual_seed(1)) > 0.4).tril()
+    mask[..., 5] = False
+    mask[:, :, 7] = False
+    return mask
+
+
+CASES: dict[str, dict] = {
+    "plain": {},
+    "three texts": {"texts": 3, "queries": 131},
+    "window": {"window": 9, "queries": 133},
+    "looks ahead": {"causal": False},
+    "soft-cap": {"softcap": 3.0},
+    "sink logits": {"sinks": torch.linspace(-2, 3, 8).view(1, 8, 1)},
+    "a sink a query": {"sinks": torch.linspace(-2, 3, 8 * 70).view(1, 8, 70)},
+    "boolean mask": {"mask": random_mask(60, 2), "texts": 2, "queries": 60},
+    "additive mask": {"mask": torch.zeros(1, 1, 60, 60).masked_fill(~random_mask(60), LEAST), "queries": 60},
+    "mask with bias": {
+        "mask": (torch.arange(60.0) * -0.1).expand(1, 8, 60, 60).masked_fill(~random_mask(60), LEAST),
+        "queries": 60,
+    },
+    "position bias": {"bias": torch.randn(1, 8, 70, 70, generator=torch.Generator().manual_seed(2))},
+    "wide values": {"value_dim": 24},
+    "one kv head a head": {"groups": 8},
+    "multi-query": {"groups": 1, "queries": 200},
+}
+
+
+def operators(
+    texts: int = 1,
+    heads: int = 8,
+    groups: int = 4,
+    queries: int = 70,
+    dim: int = 16,
+    value_dim: int = 16,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    causal: bool = True,
+    sinks: torch.Tensor | None = None,
+    **extras,  # type: ignore[no-untyped-def]
+) -> tuple[DenseAttention, TiledAttention, torch.Tensor]:
+    """The same attention twice, and its values."""
+    generator = torch.Generator().manual_seed(queries)
+    q_BHQD = torch.randn(texts, heads, queries, dim, generator=generator) * 2
+    k_BGKD = torch.randn(texts, groups, queries, dim, generator=generator) * 2
+    v_BGKD = torch.randn(texts, groups, queries, value_dim, generator=generator)
+    visible = Visibility(queries, queries, mask, causal, window)
+    logits = Logits(q_BHQD, k_BGKD, 0.5, visible=visible, **extras)
+    rows = logits.rows(0, queries)
+    if sinks is not None:
+        rows = torch.cat([rows, sinks.expand(rows.shape[:3])[..., None]], -1)
+    weights_BHQK = rows.softmax(-1)[..., :queries].nan_to_num(0.0)
+    return DenseAttention(weights_BHQK, visible, logits), TiledAttention(logits, sinks, v_BGKD, answers=True), v_BGKD
+
+
+@pytest.fixture(params=[2**12, 2**21], ids=["small tiles", "large tiles"])
+def tile_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiles.TILE_BYTES, "cpu", request.param)
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    with thread_count(request.param):
+        yield
+
+
+@pytest.mark.usefixtures("tile_sizes", "threads")
+@pytest.mark.parametrize("case", CASES)
+def test_answers_equal_the_matrix(case: str) -> None:
+    dense, asked, v_BGKD = operators(**CASES[case])
+    ids_BT = torch.randint(0, 9, (dense.batch, dense.queries), generator=torch.Generator().manual_seed(0))
+    texts = Texts(ids_BT, torch.full((dense.batch,), dense.queries))
+    with asked.planning():
+        measure(asked, texts, list(METRICS))
+        asked.topk(5)
+        asked.topk(3, [1, 6], skip_first=True)
+    found, expected = measure(asked, texts, list(METRICS)), measure(dense, texts, list(METRICS))
+    for name in METRICS:
+        assert_close(
+            found[name], expected[name], atol=1e-5, rtol=1e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    assert_same_keys(asked.topk(5), dense.topk(5), dense)
+    assert_same_keys(asked.topk(3, [1, 6], skip_first=True), dense.topk(3, [1, 6], skip_first=True), dense, [1, 6])
+    groups_BT = (torch.arange(dense.queries) // 7 - 1).expand(dense.batch, -1)  # the first seven are in none
+    keys_BT = torch.randint(-1, 4, (dense.batch, dense.queries), generator=torch.Generator().manual_seed(2))
+    assert_close(asked.group_mass(groups_BT, keys_BT), dense.group_mass(groups_BT, keys_BT), atol=1e-5, rtol=1e-5)
+    v_BHKD = v_BGKD.repeat_interleave(dense.heads // v_BGKD.shape[1], 1)
+    assert_close(asked.output(), (dense.dense() @ v_BHKD).transpose(1, 2), atol=1e-5, rtol=1e-5)
+
+
+def assert_same_keys(found: tuple, expected: tuple, dense: DenseAttention, heads: list[int] | None = None) -> None:
+    """The same weights in the same order; another key only where it carries the same weight."""
+    assert_close(found[0], expected[0], atol=1e-6, rtol=1e-6, equal_nan=True)
+    weights = dense.dense() if heads is None else dense.dense()[:, heads]
+    there = ~expected[0].isnan()
+    at_found = weights.gather(-1, found[1].long())[there]
+    assert_close(at_found, expected[0][there], atol=1e-6, rtol=1e-6)
+    keys = torch.where(there, found[1].long(), -1 - torch.arange(there.shape[-1]))
+    assert all(len(set(row.tolist())) == len(row) for row in keys.flatten(0, -2))
+
+
+def test_a_broken_tile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The assertions above fail when the causal edge is off by one key."""
+    good = tiles._hide_future
+    monkeypatch.setattr(
+        tiles, "_hide_future", lambda logits, query, low, visible: good(logits, query - 1, low, visible)
+    )
+    with pytest.raises(AssertionError):
+        test_answers_equal_the_matrix("plain")
+
+
+def test_an_error_in_a_tile_ends_the_pass() -> None:
+    _, asked, _ = operators(queries=300)
+
+    class Broken(Mass):
+        def visit(self, tile: tiles.Tile) -> None:
+            raise RuntimeError("broken tile")
+
+    with thread_count(3):
+        with pytest.raises(RuntimeError, match="broken tile"):
+            asked.sweep([Broken()])
+        assert torch.get_num_threads() == 3
+        assert_close(asked.mass, torch.ones_like(asked.mass))
+
+
+@pytest.mark.parametrize("room", [2**18, 2**10])
+def test_memory_that_runs_out_makes_tiles_smaller(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """As many halvings as it takes, then the whole layer again; or one clear error."""
+    dense, asked, _ = operators(queries=300)
+    taken: list[int] = []
+    make = tiles.Tiling._tile
+
+    def tight(tiling: tiles.Tiling, *rest: object) -> tiles.Tile:
+        taken.append(tiling.tile_bytes)
+        if tiling.tile_bytes > room and len(taken) % 3 == 0:  # some tiles were answered before
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return make(tiling, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tiles.Tiling, "_tile", tight)
+    monkeypatch.setitem(tiles.TILE_BYTES, "cpu", 2**20)
+    if room < 2**16:
+        with pytest.raises(MemoryLimitError, match="memory ran out over 300 tokens"):
+            asked.entropy()
+        return
+    assert_close(asked.entropy(), dense.entropy(), atol=1e-5, rtol=1e-5)
+    assert list(dict.fromkeys(taken)) == [2**20, 2**19, 2**18]
+
+
+def test_one_pass_answers_a_whole_plan() -> None:
+    _, asked, _ = operators()
+    passes: list[int] = []
+    sweep = asked.sweep
+    asked.sweep = lambda questions: (passes.append(len(questions)), sweep(questions))[1]  # type: ignore[method-assign]
+    texts = Texts(torch.zeros(1, 70, dtype=torch.long), torch.tensor([70]))
+    with asked.planning():
+        measure(asked, texts, list(METRICS))
+    measure(asked, texts, list(METRICS))
+    asked.output()
+    assert len(passes) == 1
+
+
+def test_no_tensor_grows_with_the_square_of_the_text() -> None:
+    """The largest tensor that a pass makes, watched through the dispatcher, stays far below N x N."""
+    _, asked, _ = operators(queries=4096, heads=4, groups=2)
+    with largest_tensor() as largest, asked.planning():
+        asked.entropy()
+        asked.topk(8)
+    assert largest[0] <= 2 * tiles.TILE_BYTES["cpu"]
+    assert largest[0] * 8 < 4 * 4 * 4096 * 4096
+
+
+@pytest.mark.parametrize("largest_logit", [12.0, 150.0])
+def test_half_precision_entropy_is_that_of_float64(largest_logit: float) -> None:
+    """bf16 q and k, logits up to 150: entropy within 1e-3 nats of float64 over the same q and k."""
+    q, k = (torch.randn(1, 2, 300, 64, generator=torch.Generator().manual_seed(s)) + 0.5 for s in (0, 1))
+    reach = (q @ k.mT).abs().max()
+    q, k = (q * (largest_logit / reach)).bfloat16(), k.bfloat16()
+    found = TiledAttention(Logits(q, k, 1.0, visible=Visibility(300, 300))).entropy()
+    causal = torch.ones(300, 300, dtype=torch.bool).tril()
+    logits = (q.double() @ k.double().mT).masked_fill(~causal, -torch.inf)
+    assert logits[..., causal].abs().max() > 0.9 * largest_logit
+    expected = torch.special.entr(logits.softmax(-1)).sum(-1)
+    assert_close(found.double(), expected, atol=1e-3, rtol=0)
+
+
+# What does not hold to the common tolerance, and why.
+LARGE_LOGITS = {"gemma4": 3e-5, "gemma4_text": 3e-5}  # unscaled logits up to 76: fp32 rounds them to 5e-6
+OTHER_KEYS = {"blt", "deepseek_v4"}  # attend to keys that are not tokens
+
+
+@pytest.mark.parametrize("family", MODEL_TYPES)
+def test_fused_equals_eager_in_every_family(family: str) -> None:
+    """Weights, metrics and strongest keys, the model answered by attnscope against its own eager attention."""
+    ids_BT = torch.randint(6, 30, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    texts = Texts(ids_BT, torch.tensor([TOKENS]))
+    eager, routes = {}, set()
+
+    def hear_eager(call) -> None:  # type: ignore[no-untyped-def]
+        if call.P.keys == call.P.queries == TOKENS:
+            eager[call.path, call.call] = measure(call.P, texts, list(METRICS)), call.P, call.P.topk(3)
+
+    try:
+        model = tiny_model(family)
+        routes = {check.route for check in listen(model, ids_BT, hear_eager).calls}
+    except Exception as error:
+        pytest.skip(f"no eager forward to compare with: {type(error).__name__}: {str(error)[:60]}")
+    if routes != {"interface"}:
+        pytest.skip("bypasses the attention interface, or has no attention")
+
+    def hear_fused(call) -> None:  # type: ignore[no-untyped-def]
+        if call.P.keys != call.P.queries or call.P.queries != TOKENS:
+            return
+        with call.P.planning():
+            measure(call.P, texts, list(METRICS))
+            call.P.topk(3)
+        expected, dense, top = eager.pop((call.path, call.call))
+        tolerance = LARGE_LOGITS.get(family, 1e-5)
+        assert_close(call.P.dense(), dense.dense(), atol=tolerance, rtol=0)
+        for name, score in measure(call.P, texts, list(METRICS)).items():
+            allowed = 1e-4 if name in ("entropy", "effective_keys", "distance") else 10 * tolerance
+            assert_close(score, expected[name], atol=allowed, rtol=1e-5, equal_nan=True)
+        assert_close(call.P.topk(3)[0], top[0], atol=tolerance, rtol=0, equal_nan=True)
+
+    report = listen(fused_model(family), ids_BT, hear_fused, answer=True)
+    assert eager == {}
+    assert {check.route for check in report.calls} == {"answered"}
+    assert max(check.value_error for check in report.calls) < 1e-4  # the model's own attention on sampled rows
+    if family in OTHER_KEYS:
+        return
+    assert len(report.calls) > 0
+
+
+def fused_model(family: str) -> torch.nn.Module:
+    """Under sdpa, as the engine loads it; eager where the family has no sdpa."""
+    try:
+        return tiny_model(family, attention="sdpa")
+    except (ValueError, ImportError):
+        return tiny_model(family)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "deepseek_v3", "qwen3", "falcon_h1"])
+def test_answered_models_give_their_own_hidden_states(family: str) -> None:
+    model = fused_model(family)
+    ids_BT = torch.randint(6, 30, (2, TOKENS), generator=torch.Generator().manual_seed(0))
+    expected, found = [], []
+    handle = model.base_model.register_forward_hook(lambda module, args, output: found.append(output[0]))
+    with torch.no_grad():
+        expected.append(model.base_model(ids_BT, use_cache=False)[0])
+    found.clear()
+    listen(model, ids_BT, lambda call: None, answer=True)
+    handle.remove()
+    assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)

@@ -1,0 +1,61 @@
+"""Evenness without a mask is read off running sums; the same as of its rows."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.uniform import UniformAttention
+from attnscope.attention.visibility import Visibility
+from attnscope.measure.metrics import METRICS, Texts, measure
+
+VISIBLE = {
+    "causal": Visibility(40, 40),
+    "window": Visibility(40, 40, window=7),
+    "fewer queries than keys": Visibility(25, 40),
+    "all": Visibility(40, 40, causal=False),
+    "boolean mask": Visibility(40, 40, torch.ones(1, 1, 40, 40, dtype=torch.bool).tril()),
+}
+
+
+@pytest.mark.parametrize("case", VISIBLE)
+def test_it_answers_like_its_matrix(case: str) -> None:
+    visible = VISIBLE[case]
+    seen_QK = visible.rows(0, visible.queries)
+    dense = DenseAttention(seen_QK / seen_QK.sum(-1, keepdim=True), visible)
+    even = UniformAttention(visible)
+    generator = torch.Generator().manual_seed(0)
+    query_BQ, key_BK = (torch.randint(0, 5, (2, n), generator=generator) for n in (visible.queries, visible.keys))
+    for gap in (0, 1):
+        expected = dense.match_mass(query_BQ, key_BK, gap)
+        assert_close(even.match_mass(query_BQ, key_BK, gap), expected)
+    for width in (1, 5, 32, 100):
+        assert_close(even.recent_mass(width), dense.recent_mass(width))
+    for features in (torch.randn(visible.keys, 3, generator=generator), torch.rand(1, visible.keys, 2)):
+        assert_close(even @ features, dense @ features)
+    for name in ("mass", "entropy", "squares", "largest", "distance"):
+        found, expected = (getattr(one, name) for one in (even, dense))
+        assert_close(
+            found() if callable(found) else found, expected() if callable(expected) else expected, atol=1e-4, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("case", ["causal", "window"])
+def test_every_metric_of_evenness(case: str) -> None:
+    visible = VISIBLE[case]
+    texts = Texts(torch.randint(0, 6, (1, 40), generator=torch.Generator().manual_seed(1)), torch.tensor([40]))
+    seen_QK = visible.rows(0, 40)
+    expected = measure(DenseAttention(seen_QK / seen_QK.sum(-1, keepdim=True), visible), texts, list(METRICS))
+    for name, value in measure(UniformAttention(visible), texts, list(METRICS)).items():
+        assert_close(value, expected[name], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", VISIBLE)
+@pytest.mark.parametrize("sizes", [([10, 10, 5], [1, 9, 10, 10, 10]), ([25], [40]), ([1] * 25, [1] * 40)])
+def test_which_cells_are_seen(case: str, sizes: tuple[list[int], list[int]]) -> None:
+    visible = Visibility(25, 40, None, VISIBLE[case].causal, VISIBLE[case].window)
+    seen_QK = visible.rows(0, 25)[0, 0]
+    expected = [[bool(cell.any()) for cell in row.split(sizes[1], 1)] for row in seen_QK.split(sizes[0])]
+    cells = visible.cells(*sizes)
+    assert cells is not None
+    assert cells.tolist() == expected
