@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from attnscope.batch.journal import Record, digest
 from attnscope.batch.reading import Item
 from attnscope.errors import InputError
+from attnscope.model.families import family
 
 if TYPE_CHECKING:
     from torch import nn
 
-ONE_LENGTH_FAMILIES = ("cpmant", "prophetnet", "reformer", "xlm", "xlnet")
 ONE_LENGTH_ROTARY = ("dynamic", "longrope")
 
 
@@ -40,7 +40,7 @@ def pads_exactly(config: Any) -> bool:
     True
     """
     text = config.get_text_config(decoder=True)
-    if {config.model_type, text.model_type} & set(ONE_LENGTH_FAMILIES):
+    if any(family(one.model_type).one_length for one in (config, text)):
         return False
     rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     return not any(kind in ONE_LENGTH_ROTARY for kind in _rotary_types(rotary))

@@ -32,7 +32,7 @@ from attnscope.capture.call import (
     sdpa_kernel,
 )
 from attnscope.errors import ModelError, UsageError
-from attnscope.model.families import BYPASS_INTERFACE, RETURN_WEIGHTS_WHEN_ASKED, SINKS_SCALE_OUTPUT
+from attnscope.model.families import family_of
 
 
 def listen(
@@ -257,7 +257,7 @@ class _Listener:
             given["value"],
             output,
             sinks,
-            type(module).__name__ in SINKS_SCALE_OUTPUT,
+            family_of(module).sinks_scale_output,
         )
 
     def _answer_error(
@@ -345,14 +345,12 @@ def _backbone(model: nn.Module) -> nn.Module:
 
 def _extras(model: nn.Module) -> dict[str, Any]:
     """Arguments that some families need before their attention modules return weights."""
-    family = getattr(getattr(model, "config", None), "model_type", "")
-    return {"output_attentions": True} if family in RETURN_WEIGHTS_WHEN_ASKED else {}
+    return {"output_attentions": True} if family_of(model).returns_weights_when_asked else {}
 
 
 def calls_interface(model: nn.Module) -> bool:
     """Whether the model's attention modules call the interface, where q and k are seen."""
-    family = getattr(getattr(model, "config", None), "model_type", "")
-    return family not in BYPASS_INTERFACE
+    return not family_of(model).bypasses_interface
 
 
 def _uncompiled() -> Any:

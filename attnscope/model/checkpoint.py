@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import ModelError
-from attnscope.model.geometry import WITHOUT_SOFTMAX
+from attnscope.model.families import BYTE_TOKENIZERS, family
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab*", "merges.txt", "tekken.json", "*.tiktoken", "dict.txt")
-BYTE_TOKENIZERS = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")  # need no vocabulary file
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 DECIDING = ("config.json", "*.index.json", "tokenizer*", "special_tokens*", "added_tokens*", "chat_template*", "*.py")
@@ -54,8 +53,8 @@ def check_config(folder: Path) -> dict[str, Any]:
 
 def check_has_attention(model_type: str | None) -> None:
     """Raise for the types that compute no softmax attention over the text."""
-    if model_type in WITHOUT_SOFTMAX:
-        why = "it hashes its keys into buckets" if model_type == "reformer" else "it carries a recurrent state instead"
+    if without := family(model_type).without_softmax:
+        why = "it hashes its keys into buckets" if without == "lsh" else "it carries a recurrent state instead"
         raise ModelError(f"{model_type} has no softmax attention to read: {why}", "choose a decoder with attention")
 
 

@@ -1,31 +1,127 @@
-"""What is known of a family by its name, where nothing else tells."""
+"""What is known of a model family by its name, because its config does not say it: one table, read by everything else.
 
-BYPASS_INTERFACE = frozenset(
-    [
-        "big_bird",
-        "bloom",
-        "codegen",
-        "cpmant",
-        "falcon",
-        "git",
-        "gpt_neo",
-        "gpt_neox_japanese",
-        "gptj",
-        "megatron-bert",
-        "mpt",
-        "mvp",
-        "openai-gpt",
-        "prophetnet",
-        "rembert",
-        "roformer",
-        "trocr",
-        "xglm",
-        "xlm",
-        "xlnet",
-    ]
-)
-RETURN_WEIGHTS_WHEN_ASKED = {"falcon", "git", "mvp", "xlm", "openai-gpt", "prophetnet", "trocr", "big_bird"}
+A family that needs nothing of this has no entry. Words that families share stay with whoever reads them: those of
+configs (`KINDS` and the attribute names) in `geometry`, those of module classes in `capture.modules`. The oracle in
+`reference` keeps its own knowledge of families, so that it shares no mistake with what it checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
-# Modules whose sink logits scale the output and leave the returned weights summing to 1.
-SINKS_SCALE_OUTPUT = {"GraniteSWAAttention", "GraniteMoeSWAAttention"}
+@dataclass(frozen=True)
+class Family:
+    """What sets a family apart; the defaults say what most families do."""
+
+    # Its attention modules compute attention themselves and never ask `AttentionInterface`, so it is read through
+    # forward hooks, under eager attention alone. Only its code says so.
+    bypasses_interface: bool = False
+    # Its modules return their weights only to a forward pass with output_attentions=True; again only the code says so.
+    returns_weights_when_asked: bool = False
+    # Its sink logits scale the output and leave the returned weights summing to 1. The modules of other families have
+    # the same `sinks` parameter, and there the weights lose the sink's share.
+    sinks_scale_output: bool = False
+    # The kind of all its layers where none computes softmax attention; its config counts them like attention layers.
+    without_softmax: str | None = None
+    # The config attribute without which it attends in both directions. Other families have it and never ask it.
+    looks_ahead_unless: str | None = None
+    # What its config must say before the model is built, where the default gives no matrix to read.
+    config_changes: Mapping[str, Any] = field(default_factory=dict)
+    # (config, heads, kind of layer) -> kv heads, where the usual attributes are missing or mean something else; None
+    # where they are right after all.
+    kv_heads: Callable[[Any, int, str], int | None] | None = None
+    # It has a window in its config and builds a plain causal mask.
+    window_unread: bool = False
+    # How many N x N float tensors per head are alive at once in its eager attention: measured by counting storages.
+    matrices_alive: int = 2
+    # Padding on the right changes the rows of shorter texts, so a batch has texts of one length: the family's positions
+    # depend on the longest text, or it looks ahead.
+    one_length: bool = False
+
+
+def family(model_type: str | None) -> Family:
+    """The family of a config's `model_type`; the defaults for one that the table does not name.
+
+    Example:
+        family("falcon").bypasses_interface  # True
+    """
+    return FAMILIES.get(model_type or "", USUAL)
+
+
+def family_of(module: Any) -> Family:
+    """The family of a model, or of one of its modules that keeps the config; the defaults where there is none."""
+    return family(getattr(getattr(module, "config", None), "model_type", None))
+
+
+def _key_per_head(config: Any, heads: int, kind: str) -> int:
+    return heads
+
+
+def _multi_query(config: Any, heads: int, kind: str) -> int | None:
+    if getattr(config, "new_decoder_architecture", False):
+        return None
+    return 1 if config.multi_query else heads
+
+
+def _nested(config: Any, heads: int, kind: str) -> int:
+    return config.attn_config.kv_n_heads
+
+
+def _twice_when_sliding(config: Any, heads: int, kind: str) -> int | None:
+    return 2 * config.num_key_value_heads if kind == "sliding" else None
+
+
+USUAL = Family()
+FAMILIES: Mapping[str, Family] = {
+    # No softmax attention over the text.
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), Family(without_softmax="mamba")),
+    **dict.fromkeys(("rwkv", "xlstm"), Family(without_softmax="linear")),
+    "reformer": Family(without_softmax="lsh", one_length=True),
+    # Encoders that can be configured as decoders.
+    **dict.fromkeys(
+        (
+            *("bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta"),
+            *("roberta-prelayernorm", "roc_bert", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+        ),
+        Family(looks_ahead_unless="is_decoder"),
+    ),
+    **dict.fromkeys(
+        ("megatron-bert", "rembert", "roformer"),
+        Family(looks_ahead_unless="is_decoder", bypasses_interface=True, matrices_alive=3),
+    ),
+    "big_bird": Family(
+        looks_ahead_unless="is_decoder",
+        bypasses_interface=True,
+        returns_weights_when_asked=True,
+        config_changes={"attention_type": "original_full"},  # its default looks at blocks and gives no matrix
+    ),
+    "xlm": Family(
+        looks_ahead_unless="causal", bypasses_interface=True, returns_weights_when_asked=True, one_length=True
+    ),
+    # Decoders that attend outside the interface.
+    "xglm": Family(bypasses_interface=True),
+    **dict.fromkeys(("codegen", "gpt_neo", "gptj", "mpt"), Family(bypasses_interface=True, matrices_alive=3)),
+    "cpmant": Family(bypasses_interface=True, matrices_alive=3, one_length=True),
+    **dict.fromkeys(("bloom", "gpt_neox_japanese"), Family(bypasses_interface=True, matrices_alive=4)),
+    "xlnet": Family(bypasses_interface=True, matrices_alive=4, one_length=True),
+    **dict.fromkeys(
+        ("git", "mvp", "openai-gpt", "trocr"), Family(bypasses_interface=True, returns_weights_when_asked=True)
+    ),
+    "prophetnet": Family(bypasses_interface=True, returns_weights_when_asked=True, one_length=True),
+    "falcon": Family(bypasses_interface=True, returns_weights_when_asked=True, matrices_alive=4, kv_heads=_multi_query),
+    # Decoders that ask the interface.
+    **dict.fromkeys(("diffllama", "doge", "flint", "gpt_oss", "hy_v4", "inkling_text"), Family(matrices_alive=3)),
+    **dict.fromkeys(("deepseek_v4", "inkling2_text"), Family(matrices_alive=4)),
+    "dbrx": Family(kv_heads=_nested),
+    "gpt_bigcode": Family(kv_heads=_multi_query),
+    "jetmoe": Family(kv_heads=_key_per_head),
+    "mimo_v2_flash": Family(kv_heads=_twice_when_sliding),
+    "moshi": Family(window_unread=True),
+    **dict.fromkeys(("granite_swa", "granitemoe_swa"), Family(sinks_scale_output=True)),
+}
+
+# Tokenizers that need no vocabulary file; by class, because a tokenizer_config.json names its class and no family.
+BYTE_TOKENIZERS = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")

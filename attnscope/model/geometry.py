@@ -11,6 +11,7 @@ from typing import Any
 
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, TILE, free_memory, human_bytes
+from attnscope.model.families import family
 
 # What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
 # "compressed" layers are a window of tokens and summaries of what came before it.
@@ -30,24 +31,7 @@ KINDS = {
     "linear_attention": "linear",
 }
 ATTENTION_KINDS = ("full", "sliding", "chunked", "sparse", "compressed")
-WITHOUT_SOFTMAX = {
-    "falcon_mamba": "mamba",
-    "mamba": "mamba",
-    "mamba2": "mamba",
-    "reformer": "lsh",
-    "rwkv": "linear",
-    "xlstm": "linear",
-}
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
-WINDOW_UNREAD = ("moshi",)  # has `sliding_window` in its config, builds a plain causal mask
-# How many N x N float tensors a head are alive at once in the family's eager attention; 2 where it is not named.
-MATRICES_ALIVE = {
-    **dict.fromkeys(
-        ("codegen", "cpmant", "diffllama", "doge", "flint", "gpt_neo", "gpt_oss", "gptj", "hy_v4", "inkling_text"), 3
-    ),
-    **dict.fromkeys(("megatron-bert", "mpt", "rembert", "roformer"), 3),
-    **dict.fromkeys(("bloom", "deepseek_v4", "falcon", "gpt_neox_japanese", "inkling2_text", "xlnet"), 4),
-}
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
 
 
@@ -124,8 +108,8 @@ def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 
     """Peak bytes of the attention matrices that are alive at once while eager attention runs one layer.
 
     In float32 that is the masked scores and their softmax, 2 x 4 bytes for every head and pair of tokens; in half
-    precision the scores, their float32 copy and the float32 softmax, 2 + 4 + 4. Families that keep more are named in
-    `MATRICES_ALIVE` (measured by counting live storages). To it come the masks, N x N once for each kind of layer.
+    precision the scores, their float32 copy and the float32 softmax, 2 + 4 + 4. Families that keep more say so in
+    `matrices_alive`. The masks are added, N x N once for each kind of layer.
 
     Example:
         eager_bytes(geometry, 2048, 4)  # 24 heads: 24 * 8 * 2048**2 + 4 * 2048**2 = 822083584
@@ -203,15 +187,15 @@ def longer(config: Any, positions: int | None) -> Any:
 
 
 def _entry_bytes(model_type: str, dtype_bytes: int) -> int:
-    alive = MATRICES_ALIVE.get(model_type, 2)
+    alive = family(model_type).matrices_alive
     return alive * dtype_bytes if dtype_bytes >= 4 else 6 + 2 * alive
 
 
 def _kinds(text: Any) -> list[str]:
     """The kind of every layer."""
     count = _first(text, "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "n_layers") or 0
-    if text.model_type in WITHOUT_SOFTMAX:
-        return [WITHOUT_SOFTMAX[text.model_type]] * count
+    if without := family(text.model_type).without_softmax:
+        return [without] * count
     names = _first(text, "layer_types", "layers_block_type", "attention_layers")
     if not isinstance(names, list | tuple) or len(names) != count:
         names = [_only_kind(text)] * count
@@ -250,15 +234,12 @@ def _heads(config: Any, index: int, prefix: str) -> int:
 
 
 def _kv_heads(config: Any, heads: int, kind: str) -> int:
-    if _latent(config) or config.model_type == "jetmoe":  # a key of its own for every head
+    if _latent(config):  # a key of its own for every head
         return heads
-    grouped = getattr(config, "new_decoder_architecture", False)
-    if config.model_type in ("falcon", "gpt_bigcode") and not grouped:
-        return 1 if config.multi_query else heads
-    if config.model_type == "dbrx":
-        return config.attn_config.kv_n_heads
-    if config.model_type == "mimo_v2_flash" and kind == "sliding":
-        return 2 * config.num_key_value_heads
+    rule = family(config.model_type).kv_heads
+    known = rule(config, heads, kind) if rule else None
+    if known is not None:
+        return known
     swa = "swa_num_key_value_heads" if kind == "sliding" else "num_key_value_heads"
     return _first(config, swa, "num_key_value_heads", "num_kv_heads") or heads
 
@@ -278,7 +259,7 @@ def _latent(text: Any) -> bool:
 
 
 def _window(text: Any) -> int | None:
-    if getattr(text, "use_sliding_window", None) is False or text.model_type in WINDOW_UNREAD:
+    if getattr(text, "use_sliding_window", None) is False or family(text.model_type).window_unread:
         return None
     return _first(text, *WINDOWS)
 

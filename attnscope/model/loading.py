@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError
 from attnscope.model import checkpoint, hub
-from attnscope.model.families import BYPASS_INTERFACE
+from attnscope.model.families import family
 from attnscope.model.geometry import Geometry, geometry_of, longer
 
 if TYPE_CHECKING:
@@ -24,11 +24,6 @@ DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# Attend in both directions unless the config says is_decoder; other families have the attribute and don't ask it.
-ENCODERS = (
-    *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
-    *("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
-)
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -224,8 +219,8 @@ def _config(source: Source, options: LoadOptions) -> Any:
         raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
     if source.snapshot:
         config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
-    if model_type == "big_bird":
-        config.attention_type = "original_full"  # its default looks at blocks and gives no matrix
+    for name, value in family(model_type).config_changes.items():
+        setattr(config, name, value)
     return config
 
 
@@ -234,7 +229,8 @@ def _readable(config: Any, geometry: Geometry) -> Geometry:
     kind = geometry.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{kind} is a sequence-to-sequence model, not a causal language model", "choose a decoder")
-    if (kind in ENCODERS and not config.is_decoder) or (kind == "xlm" and not config.causal):
+    causal = family(kind).looks_ahead_unless
+    if causal and not getattr(config, causal):
         raise ModelError(
             f"{kind} as configured looks ahead: it is not a causal language model",
             "choose a decoder, or a checkpoint trained as one",
@@ -317,9 +313,8 @@ def _attention(config: Any, options: LoadOptions) -> str:
     """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
     from transformers import AutoModelForCausalLM
 
-    family = config.model_type
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    if family in BYPASS_INTERFACE or not getattr(model_class, "_supports_sdpa", True):
+    if family(config.model_type).bypasses_interface or not getattr(model_class, "_supports_sdpa", True):
         return "eager"
     return options.attention
 

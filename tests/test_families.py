@@ -1,0 +1,71 @@
+"""What is known of families by name: in one table, of names that transformers knows, and nowhere else."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+import attnscope
+from attnscope.model import families
+from attnscope.model.families import FAMILIES, Family, family, family_of
+from helpers.families import WITHOUT_ATTENTION
+
+ROOT = Path(attnscope.__file__).parent
+# Entries that transformers does not know, and why they are there.
+NOT_OF_TRANSFORMERS: dict[str, str] = {}
+# Names of families that are words of another kind elsewhere.
+OTHER_WORDS = {"model/geometry.py": {"mamba"}}  # a kind of layer, and how such layers' attributes begin
+
+
+def words(source):
+    """Every string literal of a source, as often as it stands there."""
+    return [
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+def names_in(source):
+    """The model types among the string literals of a source."""
+    return {word for word in words(source) if word in CONFIG_MAPPING_NAMES or word in FAMILIES}
+
+
+def test_every_name_is_one_that_transformers_knows():
+    assert set(FAMILIES) - set(CONFIG_MAPPING_NAMES) == set(NOT_OF_TRANSFORMERS)
+
+
+def test_no_name_stands_twice():
+    """A second entry would silently replace the first."""
+    source = Path(families.__file__).read_text(encoding="utf-8")
+    table = source[source.index("FAMILIES: ") : source.index("BYTE_TOKENIZERS")]
+    kinds = [known.without_softmax for known in FAMILIES.values()]
+    twice = {name for name in FAMILIES if words(table).count(name) > 1 and name not in kinds}
+    assert twice == set()
+    assert words('{"falcon": 1, **dict.fromkeys(("falcon",), 2)}').count("falcon") == 2
+
+
+def test_every_entry_says_something():
+    assert [name for name, known in FAMILIES.items() if known == Family()] == []
+
+
+@pytest.mark.parametrize("unknown", ["llama", "no_such_family", "", None])
+def test_other_names_get_the_defaults(unknown):
+    assert family(unknown) == Family()
+
+
+def test_the_family_of_what_has_no_config():
+    assert family_of(object()) == Family()
+
+
+def test_those_without_softmax():
+    assert {name for name in FAMILIES if family(name).without_softmax} == set(WITHOUT_ATTENTION)
+
+
+def test_no_family_is_named_elsewhere():
+    for path in sorted(ROOT.rglob("*.py")):
+        place = path.relative_to(ROOT).as_posix()
+        if place != "model/families.py" and not place.startswith("reference/"):
+            assert names_in(path.read_text(encoding="utf-8")) <= OTHER_WORDS.get(place, set()), place
+    assert names_in('if config.model_type == "jetmoe": pass') == {"jetmoe"}
