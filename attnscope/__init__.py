@@ -15,15 +15,15 @@ from attnscope._version import __version__
 
 if TYPE_CHECKING:
     from attnscope.api import capture, load
-    from attnscope.capture.seam import listen
     from attnscope.errors import AttnscopeError
+    from attnscope.seam.listen import listen
 
 __all__ = ["AttnscopeError", "__version__", "capture", "listen", "load"]
 
 _HOMES = {
     "AttnscopeError": "attnscope.errors",
     "capture": "attnscope.api",
-    "listen": "attnscope.capture.seam",
+    "listen": "attnscope.seam.listen",
     "load": "attnscope.api",
 }
 

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from attnscope.attention.tiled import TiledAttention
-from attnscope.capture.call import AttentionCall, CaptureReport
-from attnscope.capture.seam import listen
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import METRICS, Texts
 from attnscope.measure.probes import HeadScores, Layer, Maps, Strongest, TopKeys, View, Weights
 from attnscope.measure.roles import NONE, role_of
 from attnscope.measure.rollout import Rollout, RolloutProbe, bins
+from attnscope.seam.call import AttentionCall, CaptureReport
+from attnscope.seam.listen import listen
 from attnscope.tables import Table
 
 if TYPE_CHECKING:

@@ -173,8 +173,8 @@ def build(way: str, tokens: int, device: str, large: bool):  # type: ignore[no-u
 
 def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
     from attnscope.attention.tiled import TiledAttention
-    from attnscope.capture.call import AttentionCall
-    from attnscope.capture.seam import listen
+    from attnscope.seam.call import AttentionCall
+    from attnscope.seam.listen import listen
 
     model, ids = build(way, tokens, device, large)
 

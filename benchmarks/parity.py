@@ -13,10 +13,10 @@ from collections.abc import Callable
 import torch
 from results import update_section
 
-from attnscope.capture.seam import listen
 from attnscope.model.libraries import silence_libraries
 from attnscope.model.loading import LoadedModel, LoadOptions, load
 from attnscope.parity import check_parity
+from attnscope.seam.listen import listen
 
 TARGET = 10.0
 

@@ -9,12 +9,12 @@ from torch.nn.attention import SDPBackend
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnscope.capture.call import CHECKED_ROWS
-from attnscope.capture.engines import choose, difference, read_size
-from attnscope.capture.seam import listen
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.model.geometry import longer
 from attnscope.model.loading import LoadedModel, LoadOptions, load
+from attnscope.seam.call import CHECKED_ROWS
+from attnscope.seam.engines import choose, difference, read_size
+from attnscope.seam.listen import listen
 from attnscope.text.prompt import from_text
 from helpers.command_line import call
 from helpers.dispatched import thread_count

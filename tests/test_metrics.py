@@ -12,9 +12,9 @@ import torch
 from attnscope.attention.operator import DenseAttention, RowAttention
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
-from attnscope.capture.seam import listen
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import METRICS, Texts, known, measure, support
+from attnscope.seam.listen import listen
 from helpers.families import tiny_model
 
 Row = list[float]

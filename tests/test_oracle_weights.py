@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch.testing import assert_close
 
-from attnscope.capture.seam import listen
 from attnscope.model.loading import LoadOptions, load
+from attnscope.seam.listen import listen
 
 
 def test_weights_agree_with_an_independent_oracle(real_model_folder: Path) -> None:

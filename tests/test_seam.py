@@ -12,8 +12,8 @@ import torch
 from torch.testing import assert_close
 from transformers.modeling_utils import AttentionInterface
 
-from attnscope.capture.seam import listen, listening
 from attnscope.errors import ModelError, UsageError
+from attnscope.seam.listen import listen, listening
 from helpers.families import tiny_model
 
 FAMILIES = [

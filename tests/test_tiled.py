@@ -13,9 +13,9 @@ from attnscope.attention.operator import DenseAttention
 from attnscope.attention.tiled import TiledAttention, tiles
 from attnscope.attention.tiled.questions import Mass
 from attnscope.attention.visibility import Logits, Visibility
-from attnscope.capture.seam import listen
 from attnscope.errors import MemoryLimitError
 from attnscope.measure.metrics import METRICS, Texts, measure
+from attnscope.seam.listen import listen
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import MODEL_TYPES, tiny_model
 

@@ -10,9 +10,9 @@ from attnscope.cli.settings import Settings
 from attnscope.errors import MemoryLimitError
 
 if TYPE_CHECKING:
-    from attnscope.capture.engines import Choice
     from attnscope.model.loading import LoadedModel
     from attnscope.observe import Observation, Request
+    from attnscope.seam.engines import Choice
     from attnscope.text.prompt import Prompt
 
 
@@ -50,7 +50,7 @@ def engine_context(choice: Choice, prompt: Prompt, settings: Settings) -> dict[s
         "output": "attnscope" if fused and not settings.listen else "model",
     }
     if fused:
-        from attnscope.capture.engines import difference
+        from attnscope.seam.engines import difference
 
         context["largest_difference_to_eager"] = difference(choice.loaded, prompt)
     if choice.loaded.stretched_from is not None:
@@ -153,9 +153,9 @@ def report_checks(loaded: LoadedModel, seen: Observation, settings: Settings) ->
 
 def load_prompt(settings: Settings, text: str) -> tuple[Choice, Prompt]:
     """The model with the engine that reads it, and the text as its token ids; refused where they do not fit."""
-    from attnscope.capture.engines import choose
     from attnscope.model.libraries import silence_libraries
     from attnscope.model.loading import load
+    from attnscope.seam.engines import choose
     from attnscope.text.prompt import from_chat, from_text
 
     silence_libraries(settings.verbose)

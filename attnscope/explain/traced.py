@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.modules import ModuleRun, Watcher
-from attnscope.capture.seam import AttentionCall, listen
 from attnscope.errors import ModelError, UsageError
 from attnscope.explain import layer_steps
 from attnscope.explain.steps import (
@@ -33,6 +31,8 @@ from attnscope.explain.steps import (
 from attnscope.parity import is_quantised
 from attnscope.reference.layouts import layout_of
 from attnscope.reference.reader import Given, UnreadableError
+from attnscope.seam.listen import AttentionCall, listen
+from attnscope.seam.modules import ModuleRun, Watcher
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel

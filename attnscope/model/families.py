@@ -1,7 +1,7 @@
 """What is known of a model family by its name, because its config does not say it: one table, read by everything else.
 
 A family that needs nothing of this has no entry. Words that families share stay with whoever reads them: those of
-configs (`KINDS` and the attribute names) in `geometry`, those of module classes in `capture.modules`. The oracle in
+configs (`KINDS` and the attribute names) in `geometry`, those of module classes in `seam.modules`. The oracle in
 `reference` keeps its own knowledge of families, so that it shares no mistake with what it checks.
 """
 

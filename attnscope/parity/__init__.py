@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnscope.capture.modules import Watcher
-from attnscope.capture.seam import listen
 from attnscope.parity.comparing import Comparison, is_quantised
 from attnscope.parity.verdicts import Difference, LayerParity, Level, ParityReport
+from attnscope.seam.listen import listen
+from attnscope.seam.modules import Watcher
 from attnscope.selection import everything
 from attnscope.selection import select as selected
 

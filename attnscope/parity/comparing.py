@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.call import AttentionCall
-from attnscope.capture.modules import HALF, ModuleRun, Watcher
 from attnscope.parity.verdicts import Difference, LayerParity, Level
 from attnscope.reference.attention import apply_mask, attention_logits, attention_output, softmax
 from attnscope.reference.layouts import UNREAD, Layout, layout_of
 from attnscope.reference.reader import Given, UnreadableError, read
+from attnscope.seam.call import AttentionCall
+from attnscope.seam.modules import HALF, ModuleRun, Watcher
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel

@@ -14,8 +14,8 @@ from attnscope.memory import DTYPE_BYTES, free_memory
 from attnscope.model.geometry import check_eager_fits, eager_bytes
 
 if TYPE_CHECKING:
-    from attnscope.capture.call import AttentionCall
     from attnscope.model.loading import LoadedModel
+    from attnscope.seam.call import AttentionCall
     from attnscope.text.prompt import Prompt
 
 SHARE = 0.5  # of the free memory that one layer's matrices may take before auto turns to fused
@@ -37,8 +37,8 @@ def choose(loaded: LoadedModel, tokens: int, engine: str, memory: str | None = N
     memory: the budget, such as "4GB"; half of what is free without it. Raises MemoryLimitError where eager does not fit
     and fused cannot be had, UsageError where fused was asked of a family that attends outside the interface.
     """
-    from attnscope.capture.seam import calls_interface
     from attnscope.model.loading import with_attention
+    from attnscope.seam.listen import calls_interface
 
     can_fuse = calls_interface(loaded.model)
     if engine == "fused" and not can_fuse:
@@ -74,8 +74,8 @@ def difference(loaded: LoadedModel, prompt: Prompt) -> float | None:
     """
     import torch
 
-    from attnscope.capture.seam import listen
     from attnscope.model.loading import with_attention
+    from attnscope.seam.listen import listen
 
     ids_BT = torch.tensor([prompt.ids[:COMPARED_TOKENS]], device=loaded.device)
     eager: dict[Any, torch.Tensor] = {}

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention.visibility import Logits, Visibility
-from attnscope.capture.call import (
+from attnscope.errors import ModelError, UsageError
+from attnscope.model.families import family_of
+from attnscope.seam.call import (
     CHECKED_ROWS,
     AttentionCall,
     CaptureReport,
@@ -31,8 +33,6 @@ from attnscope.capture.call import (
     sampled_rows,
     sdpa_kernel,
 )
-from attnscope.errors import ModelError, UsageError
-from attnscope.model.families import family_of
 
 
 def listen(

@@ -16,8 +16,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.call import AttentionCall
-from attnscope.capture.seam import listening
+from attnscope.seam.call import AttentionCall
+from attnscope.seam.listen import listening
 
 ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
