@@ -24,7 +24,7 @@ from attnscope.errors import UsageError
 from attnscope.model.loading import LoadOptions
 from helpers.corpora import content, jsonl, rows, some_texts
 
-KILLS = Path(__file__).with_name("kills.py")
+KILLS = Path(__file__).parents[1] / "helpers" / "kills.py"
 
 
 def killed(tmp_path: Path, model: Path, kills: int, seed: int) -> None:
