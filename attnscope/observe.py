@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from attnscope.attention.tiled import TiledAttention
@@ -26,7 +27,7 @@ from attnscope.measure.roles import NONE, role_of
 from attnscope.measure.rollout import Rollout, RolloutProbe, bins
 from attnscope.seam.call import AttentionCall, CaptureReport
 from attnscope.seam.listen import listen
-from attnscope.tables import Table
+from attnscope.tables import as_table, texts_at
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -127,23 +128,23 @@ class Observation:
             return self.prompt.tokens
         return [span.name for span in _spans(self.prompt, self.group)]
 
-    def relations(self, min_weight: float | None = None) -> Table:
+    def relations(self, min_weight: float | None = None) -> pa.Table:
         """Who looks at whom: a row a (head, query, key), strongest key first.
 
         Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` where logits were asked for);
         entries under min_weight are left out.
         """
         numbers = self.relation_numbers(min_weight)
-        units = np.array(list(self.units()), dtype=object)
-        return Table(
+        units = self.units()
+        return as_table(
             {
                 "layer": numbers["layer"],
-                "head": np.full(numbers["head"].shape, None) if self._by_kv else numbers["head"],
+                "head": pa.array(numbers["head"], mask=numbers["head"] < 0),
                 "kv_head": numbers["kv_head"],
                 "query": numbers["query"],
-                "query_token": units[numbers["query"]],
+                "query_token": texts_at(units, numbers["query"]),
                 "key": numbers["key"],
-                "key_token": units[numbers["key"]],
+                "key_token": texts_at(units, numbers["key"]),
                 self._entry: numbers["weight"],
             }
         )
@@ -200,15 +201,15 @@ class Observation:
         heads, kv_heads = self._kv_of[layer]
         return head * kv_heads // heads
 
-    def table(self) -> Table:
+    def table(self) -> pa.Table:
         """The heads as a table: layer, head, kv_head, role, then a column a metric, in the order of `heads`."""
         ids = list(self.heads[0].score) if self.heads else []
-        return Table(
+        return as_table(
             {
                 "layer": np.array([head.layer for head in self.heads], dtype=np.int32),
-                "head": [head.head for head in self.heads],
+                "head": pa.array([head.head for head in self.heads], pa.int32()),
                 "kv_head": np.array([head.kv_head for head in self.heads], dtype=np.int32),
-                "role": [head.role for head in self.heads],
+                "role": pa.array([head.role for head in self.heads], pa.string()),
                 **{name: np.array([head.score[name] for head in self.heads]) for name in ids},
             }
         )

@@ -410,7 +410,7 @@ def test_a_disk_that_fills_up_while_writing(monkeypatch, tmp_path):
     def full(*_):
         raise OSError(28, "No space left on device", "heads.csv")
 
-    monkeypatch.setattr("attnscope.tables.os.replace", full)
+    monkeypatch.setattr("attnscope.files.os.replace", full)
     result = call("heads", "--text", SENTENCE, "--quiet", "--out", str(tmp_path / "runs"))
     assert (result.code, result.out) == (2, b"")
     assert (

@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "errors": "",
     "memory": "errors",
     "selection": "errors",
-    "tables": "errors",
+    "files": "errors",
+    "tables": "files",
     "text": "errors",
     "model": "errors memory",
     "attention": "errors memory",
@@ -32,9 +33,9 @@ MAY_IMPORT = {
     "reference": "",
     "parity": "errors seam reference selection tables manifest",
     "explain": "errors seam reference parity",
-    "figures": "errors",
+    "figures": "errors files",
     "api": "errors measure model observe selection text",
-    "batch": "_version errors manifest measure memory model observe selection tables text",
+    "batch": "_version errors files manifest measure memory model observe selection tables text",
     "": "_version errors",  # attnscope/__init__.py; what it hands out is imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them
@@ -169,7 +170,7 @@ def test_only_parity_and_explain_know_both_sides():
         ("import attnscope.cli as cli; cli.run(['heads', '--sort', 'x'])", "torch transformers numpy rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--model', './x', '--text', 'a'])", "torch transformers"),
         ("import attnscope.cli as cli; cli.run(['metrics'])", "torch transformers rich"),
-        ("import attnscope.cli as cli; cli.run(['heads', '--text', 'a'])", "rich pyarrow matplotlib seaborn"),
+        ("import attnscope.cli as cli; cli.run(['heads', '--text', 'a'])", "rich matplotlib seaborn"),
         ("import attnscope.figures.heatmap, attnscope.figures.grids, attnscope.tables", "torch transformers"),
     ],
 )

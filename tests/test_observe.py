@@ -4,6 +4,7 @@ Shapes: H head, Q query, K key.
 """
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.testing import assert_close
@@ -11,6 +12,7 @@ from torch.testing import assert_close
 from attnscope.measure.probes import Maps, View
 from attnscope.model.loading import LoadOptions, load
 from attnscope.observe import Observation, Request, observe
+from attnscope.tables import rows
 from attnscope.text.prompt import Prompt, from_text
 
 TEXT = "The bank is by the river. The river is by the bank, and the bank is wide. We sat there and read."
@@ -36,6 +38,11 @@ def seen_by(request: pytest.FixtureRequest, demo, demo_sdpa):  # type: ignore[no
     return see
 
 
+def numbers(table: pa.Table) -> dict[str, np.ndarray]:
+    """{column: numpy array}."""
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
 def attentions(demo, prompt: Prompt) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
     return [layer[0] for layer in demo.model(torch.tensor([prompt.ids]), output_attentions=True).attentions]
 
@@ -43,10 +50,10 @@ def attentions(demo, prompt: Prompt) -> list[torch.Tensor]:  # type: ignore[no-u
 def test_relations_are_the_largest_weights(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
     seen = seen_by(Request(relations=True, top_k=3))
     layers = attentions(demo, seen.prompt)
-    rows = list(seen.relations().rows())
+    found = list(rows(seen.relations()))
     expected = sum(min(3, i + 1) for i in range(len(seen.prompt))) * 24
-    assert len(rows) == expected
-    for layer, head, kv_head, query, query_token, key, key_token, weight in rows:
+    assert len(found) == expected
+    for layer, head, kv_head, query, query_token, key, key_token, weight in found:
         assert (kv_head, query_token, key_token) == (head // 2, seen.prompt.tokens[query], seen.prompt.tokens[key])
         row = layers[layer][head, query]
         assert weight == pytest.approx(float(row[key]), abs=1e-5)
@@ -55,7 +62,7 @@ def test_relations_are_the_largest_weights(demo, seen_by) -> None:  # type: igno
 
 def test_all_relations_are_every_visible_pair_once(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
     seen = seen_by(Request(view=View(heads={1: (2,)}), relations=True, top_k=None))
-    columns = seen.relations().columns
+    columns = numbers(seen.relations())
     pairs = set(zip(columns["query"].tolist(), columns["key"].tolist(), strict=True))
     n = len(seen.prompt)
     assert pairs == {(i, j) for i in range(n) for j in range(i + 1)}
@@ -70,7 +77,7 @@ def test_groups_sum_over_keys_and_average_over_queries(demo, seen_by, group: str
     spans = getattr(seen.prompt, group)
     layers = attentions(demo, seen.prompt)
     found = np.zeros((4, 6, len(spans), len(spans)))
-    columns = seen.relations().columns
+    columns = numbers(seen.relations())
     found[columns["layer"], columns["head"], columns["query"], columns["key"]] = columns["weight"]
     for row, asking in enumerate(spans):
         for column, asked in enumerate(spans):
@@ -87,7 +94,7 @@ def test_heads_of_a_kv_head_are_averaged(demo, seen_by) -> None:  # type: ignore
         expected = torch.stack([(matrices[2 * g] + matrices[2 * g + 1]) / 2 for g in range(3)])
         found = np.nan_to_num(seen.maps.values[layer])
         assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=0)
-    assert all(row[1] is None for row in seen.relations().rows())
+    assert all(row[1] is None for row in rows(seen.relations()))
 
 
 def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
@@ -96,7 +103,7 @@ def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:
         logits = torch.from_numpy(seen.maps.values[layer]).nan_to_num(-torch.inf)
         assert_close(logits.softmax(-1), matrices, atol=1e-5, rtol=0)
         assert logits.nan_to_num(neginf=0).abs().max() > 1.5  # not weights under another name
-    assert "score" in seen.relations().columns
+    assert "score" in seen.relations().column_names
 
 
 def test_the_strongest_relation_stands_furthest_above_evenness(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
@@ -155,12 +162,13 @@ def test_a_batch_gives_what_one_by_one_gives(demo, seen_by) -> None:  # type: ig
     together = observe(demo, prompts, wanted)
     for text, seen in zip(texts, together, strict=True):
         alone = seen_by(wanted, text)
-        for name, column in alone.table().columns.items():
+        expected, found = seen.table(), alone.table()
+        for name in found.column_names:
             if name in ("layer", "head", "kv_head", "role"):
-                assert list(column) == list(seen.table().columns[name])
+                assert found[name].to_pylist() == expected[name].to_pylist()
             else:
-                np.testing.assert_allclose(column, seen.table().columns[name], atol=1e-5, rtol=1e-5)
-        ours, theirs = seen.relations().columns, alone.relations().columns
+                np.testing.assert_allclose(found[name].to_numpy(), expected[name].to_numpy(), atol=1e-5, rtol=1e-5)
+        ours, theirs = numbers(seen.relations()), numbers(alone.relations())
         assert ours["query_token"].tolist() == theirs["query_token"].tolist()
         np.testing.assert_allclose(ours["weight"], theirs["weight"], atol=1e-5)
 

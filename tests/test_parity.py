@@ -18,10 +18,10 @@ import torch
 
 from attnscope.cli import run
 from attnscope.errors import UsageError
+from attnscope.files import save_json
 from attnscope.model.loading import LoadOptions, load
 from attnscope.parity import ParityReport, check_parity
 from attnscope.parity.certificate import certificate, in_words, table, verify, weights_sha256
-from attnscope.tables import save_json
 from attnscope.text.prompt import from_text
 from helpers.families import tiny_config
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
@@ -404,7 +404,7 @@ def test_the_summary_for_a_manifest() -> None:
 
 def test_the_table_has_a_row_a_call() -> None:
     report = parity_of(model_in(torch.float32))
-    rows = table(report).columns
+    rows = table(report).to_pydict()
     assert rows["layer"] == [0, 1, 2, 3]
     assert rows["weights"] == [layer.implementation.weights for layer in report.layers]
 

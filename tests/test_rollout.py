@@ -23,6 +23,7 @@ from attnscope.measure.rollout import Rollout, RolloutProbe, bins
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import LoadedModel, LoadOptions, load
 from attnscope.observe import Observation, Request, observe
+from attnscope.tables import rows as rows_of
 from attnscope.text.prompt import Prompt, from_text
 from helpers.command_line import call
 from helpers.dispatched import largest_tensor
@@ -209,12 +210,12 @@ def test_a_table_is_sorted_and_filtered() -> None:
     rolled = Rollout(units(3), share, (0,))
 
     def pairs(**wanted) -> list:  # type: ignore[no-untyped-def]
-        return [(row[0], row[2]) for row in rolled.table(**wanted).rows()]
+        return [(row[0], row[2]) for row in rows_of(rolled.table(**wanted))]
 
     assert pairs() == [(0, 0), (1, 1), (1, 0), (2, 0), (2, 2), (2, 1)]
     assert pairs(top_k=1) == [(0, 0), (1, 1), (2, 0)]
     assert pairs(min_weight=0.3) == [(0, 0), (1, 1), (2, 0), (2, 2)]
-    assert next(rolled.table().rows()) == (0, " a", 0, " a", 1.0)
+    assert next(rows_of(rolled.table())) == (0, " a", 0, " a", 1.0)
 
 
 def test_many_units_are_put_together() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from attnscope.batch.reading import Item
 from attnscope.errors import InputError, UsageError
-from attnscope.tables import save_json, whole_file
+from attnscope.files import json_line, save_json, whole_file
 
 JOURNAL, OPTIONS, FAILURES, LOCK, PARTIAL = "journal.jsonl", "run.json", "failures.jsonl", ".lock", ".partial"
 
@@ -155,7 +155,7 @@ def _remove(folder: Path) -> None:
 
 
 def _failure_line(failure: Failure) -> bytes:
-    return (json.dumps(asdict(failure), ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+    return json_line(asdict(failure))
 
 
 def _line(record: Record) -> bytes:

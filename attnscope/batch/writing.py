@@ -24,6 +24,7 @@ from attnscope.batch.bucketing import Shard
 from attnscope.batch.journal import PARTIAL, Failure, Record, digest, sync
 from attnscope.batch.reading import Item
 from attnscope.batch.rows import SCHEMA_VERSION, Measured, Output, arrow_tables, json_rows, pieces, plain
+from attnscope.files import json_line
 
 if TYPE_CHECKING:
     from attnscope.observe import Observation
@@ -230,7 +231,7 @@ class ShardWriter:
 
         path, index = self.partial / "weights", self.partial / "weights_index"
         save_file(self._weights, path, {"attnscope.schema": f"weights/{SCHEMA_VERSION}"})
-        index.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._weights_index))
+        index.write_bytes(b"".join(map(json_line, self._weights_index)))
         for one in (path, index):
             with open(one, "rb") as stream:
                 os.fsync(stream.fileno())

@@ -15,11 +15,11 @@ from attnscope.cli.signals import unwinding
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.table import Table as RichTable
 
     from attnscope.explain import Explanation
     from attnscope.explain.scaling import Spread
-    from attnscope.tables import Table
 
 EXAMPLES = (
     'attnscope explain --text "the cat sat on the mat" --head L2H3 --query last --out runs/cat.png',
@@ -213,12 +213,12 @@ def picture_path(out: Path, name: str, image: str) -> Path:
     return out if out.suffix in PICTURES and not out.is_dir() else out / f"{name}.{image}"
 
 
-def spread_table(found: list[Spread]) -> Table:
+def spread_table(found: list[Spread]) -> pa.Table:
     """One row a measurement."""
-    from attnscope.tables import Table
+    from attnscope.tables import as_table
 
     names = ("mean_q", "std_q", "mean_k", "std_k")
-    return Table(
+    return as_table(
         {
             **{name: [getattr(one.entries, name) for one in found] for name in names},
             "d_k": [one.width for one in found],

@@ -11,8 +11,9 @@ import numpy as np
 from attnscope.cli import output
 from attnscope.errors import AttnscopeError
 from attnscope.figures import Maps, Style, save_head_maps, save_layer, save_metrics, save_overview
+from attnscope.files import save_json
 from attnscope.manifest import manifest
-from attnscope.tables import save, save_json
+from attnscope.tables import save
 
 if TYPE_CHECKING:
     from attnscope.cli.settings import Settings

@@ -20,13 +20,13 @@ def metrics(
 ) -> int:
     """What each metric is: formula, rows, unit, range, source; and the rules that name a head's role."""
     from attnscope.measure.metrics import METRICS, ROWS, known
-    from attnscope.tables import Table
+    from attnscope.tables import as_table
 
     chosen = [METRICS[name] for name in (known([id]) if id else METRICS)]
     fields = ("id", "formula", "unit", "range", "source", "reading")
     columns = {field: [getattr(metric, field) for metric in chosen] for field in fields}
     columns["rows"] = [ROWS[metric.rows][0] for metric in chosen]
-    output.emit(Table(columns), output.wanted_format(format), lambda: _sheet(columns, with_roles=id is None))
+    output.emit(as_table(columns), output.wanted_format(format), lambda: _sheet(columns, with_roles=id is None))
     return 0
 
 

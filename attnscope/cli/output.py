@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.console import Console, RenderableType
     from rich.table import Table as RichTable
     from rich.text import Text
-
-    from attnscope.tables import Table
 
 PIPE_WIDTH = 240  # a table written to a file is cut at no screen's edge
 
@@ -45,7 +44,7 @@ def wanted_format(asked: str | None) -> str:
     return asked or ("table" if terminal else "csv")
 
 
-def emit(table: Table, format: str, picture: Callable[[], RenderableType]) -> None:
+def emit(table: pa.Table, format: str, picture: Callable[[], RenderableType]) -> None:
     """Write a table to stdout: as data in one of the formats, or as the picture of it for a person."""
     if format == "table":
         show(picture())

@@ -14,11 +14,11 @@ from attnscope.cli.signals import unwinding
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.table import Table as RichTable
 
     from attnscope.model.loading import LoadedModel
     from attnscope.parity import ParityReport
-    from attnscope.tables import Table
     from attnscope.text.prompt import Prompt
 
 EXAMPLES = (
@@ -116,15 +116,17 @@ def verdict(report: ParityReport) -> str:
     return f"parity {held}: {reached}; largest difference {value:.2g} ({what}, layer {layer.layer})"
 
 
-def picture(found: Table) -> RichTable:
+def picture(found: pa.Table) -> RichTable:
     """The rows for a person, without the columns that say nothing."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
 
     silent = {"call": 0, "why": ""}
-    names = [name for name, column in found.columns.items() if any(value != silent.get(name) for value in column)]
-    shown = RichTable(*names, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for row in zip(*(found.columns[name] for name in names), strict=True):
+    said = {
+        name: column for name, column in found.to_pydict().items() if any(value != silent.get(name) for value in column)
+    }
+    shown = RichTable(*said, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for row in zip(*said.values(), strict=True):
         shown.add_row(*(_cell(value) for value in row))
     return shown
 
@@ -138,8 +140,8 @@ def _cell(value: object) -> str:
 def _write(settings: Settings, report: ParityReport, loaded: LoadedModel, prompt: Prompt) -> None:
     if settings.out is None:
         return
+    from attnscope.files import save_json
     from attnscope.parity.certificate import certificate
-    from attnscope.tables import save_json
 
     with unwinding():
         written = save_json(certificate(report, loaded, prompt), settings.out)

@@ -11,10 +11,9 @@ from attnscope.cli.settings import Settings, gather
 from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
-
-    from attnscope.tables import Table
 
 EXAMPLES = (
     'attnscope relations --text "the cat sat on the mat" --select last --top-k 3',
@@ -86,13 +85,15 @@ def run(settings: Settings) -> int:
     return report_checks(loaded, seen, settings)
 
 
-def picture(table: Table, top: int) -> RichTable:
+def picture(table: pa.Table, top: int) -> RichTable:
     """The first rows for a person; where the screen is narrow the tokens are cut, never the numbers."""
+    from attnscope.tables import rows
+
     shown = output.sheet()
-    for name in table.columns:
+    for name in table.column_names:
         token = name.endswith("_token")
         shown.add_column(name, no_wrap=not token, min_width=3)
-    for row in table.take(range(min(top, len(table)))).rows():
+    for row in rows(table.slice(0, top)):
         shown.add_row(*map(_cell, row))
     return shown
 

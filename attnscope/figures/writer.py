@@ -1,16 +1,15 @@
 """Files written whole or not at all, and the same bytes every time."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from attnscope.errors import UsageError
+from attnscope import files
 from attnscope.figures.fonts import Fonts, register
 
 DPI = 120
@@ -58,21 +57,9 @@ def drawing(fonts: Fonts) -> Iterator[None]:
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """Write beside `path` and move into place; a failure leaves nothing. UsageError where the folder cannot be written.
 
-    write_whole(Path("a.txt"), lambda temp: temp.write_text("whole"))
+    >>> write_whole(Path("a.txt"), lambda temp: temp.write_text("whole"))
     """
-    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(temp)
-        os.replace(temp, path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror or error}", "name a folder that can be written"
-        ) from error
-    finally:
-        with suppress(OSError):  # a folder that is none: there is nothing to remove
-            temp.unlink(missing_ok=True)
-    return path
+    return files.write_whole(path, write)
 
 
 def save_figure(figure: Figure, path: Path, image: str) -> Path:

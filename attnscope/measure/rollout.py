@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from attnscope.attention.operator import AttentionOperator, indicator
 from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.measure.probes import MAP_SIDE, Layer
 from attnscope.memory import free_memory, human_bytes
-from attnscope.tables import Table
+from attnscope.tables import as_table, texts_at
 from attnscope.text.prompt import Prompt, Span
 
 
@@ -77,7 +78,7 @@ class Rollout:
         """The largest |row sum - 1|."""
         return float(np.abs(self.share_GG.sum(-1, dtype=np.float64) - 1).max())
 
-    def table(self, top_k: int | None = None, min_weight: float | None = None) -> Table:
+    def table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
         """Where each unit came from: the `top_k` largest shares of a row (None: all that are not 0), largest first.
 
         Columns query, query_token, key, key_token, weight; shares under min_weight are left out.
@@ -86,13 +87,13 @@ class Rollout:
         share_Gk = np.take_along_axis(self.share_GG, order_Gk, -1)
         query, place = np.nonzero((share_Gk > 0) & (share_Gk >= (min_weight or 0)))
         key = order_Gk[query, place]
-        names = np.array([unit.name for unit in self.units], dtype=object)
-        return Table(
+        names = [unit.name for unit in self.units]
+        return as_table(
             {
                 "query": query.astype(np.int32),
-                "query_token": names[query],
+                "query_token": texts_at(names, query),
                 "key": key.astype(np.int32),
-                "key_token": names[key],
+                "key_token": texts_at(names, key),
                 "weight": share_Gk[query, place],
             }
         )

@@ -8,10 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from attnscope.manifest import versions
 from attnscope.parity import ATOL, check_parity
 from attnscope.parity.verdicts import LayerParity, ParityReport
-from attnscope.tables import Table
+from attnscope.tables import as_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,19 +94,19 @@ def in_words(layer: LayerParity, report: ParityReport) -> str:
     return f"layer {layer.layer}: {', '.join(parts)} (allowed {report.atol:.2g}){caveat}"
 
 
-def table(report: ParityReport) -> Table:
-    """The report as rows, one an attention call; what could not be measured is missing."""
+def table(report: ParityReport) -> pa.Table:
+    """The report as rows, one an attention call; what could not be measured is null, a difference of NaN stays NaN."""
     layers = report.layers
 
-    def numbers(of: str, name: str) -> list[float | None]:
-        return [getattr(getattr(layer, of), name) for layer in layers]
+    def numbers(of: str, name: str) -> pa.Array:
+        return pa.array([getattr(getattr(layer, of), name) for layer in layers], pa.float64())
 
-    return Table(
+    return as_table(
         {
             "layer": [layer.layer for layer in layers],
             "call": [layer.call for layer in layers],
             "level": [layer.level for layer in layers],
-            "holds": [layer.verdict for layer in layers],
+            "holds": pa.array([layer.verdict for layer in layers], pa.bool_()),
             "weights": numbers("implementation", "weights"),
             "output": numbers("implementation", "output"),
             "output_relative": numbers("implementation", "output_relative"),

@@ -98,7 +98,7 @@ def test_results_are_in_input_order_and_equal_one_by_one(tmp_path: Path, tiny_fo
                 torch.tensor(ours), torch.tensor(list(head.score.values())), atol=1e-5, rtol=1e-5, equal_nan=True
             )
         relations = [row for row in found["relations"] if row["item"] == number]
-        weights = one.relations().columns["weight"]
+        weights = one.relations()["weight"].to_numpy()
         assert_close(torch.tensor([row["weight"] for row in relations]), torch.tensor(weights), atol=1e-5, rtol=0)
         compared += len(relations)
     assert compared == len(found["relations"]) > 10_000

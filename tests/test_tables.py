@@ -1,0 +1,165 @@
+"""Tables: the bytes of every text format, Arrow's types, and the libraries that take a table as it is."""
+
+import io
+import os
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from attnscope.errors import UsageError
+from attnscope.files import save_json, whole_file, write_whole
+from attnscope.observe import Observation, Request, observe
+from attnscope.tables import CHUNK, as_table, rows, save, texts_at, write
+from attnscope.text.prompt import from_text
+
+TABLE = as_table(
+    {
+        "layer": np.array([0, 1, 2, 3], np.int32),
+        "head": [0, None, 2, None],
+        "role": ["sink", "-", "sink", "broad"],
+        "key_token": ['say "hi"', "a,b\nc", "tab\there", " café 🙂"],
+        "weight": np.array([0.1, np.nan, 1e-5, 1 / 3], np.float32),
+        "entropy": np.array([0.1, 1e-5, np.nan, np.inf]),
+        "holds": [True, False, None, True],
+        "why": ["", "\r", "'", None],
+    }
+)
+CSV = """\
+layer,head,role,key_token,weight,entropy,holds,why
+0,0,sink,"say ""hi""\",0.1,0.1,True,
+1,,-,"a,b
+c",,1e-05,False,\r
+2,2,sink,tab\there,1e-05,,,'
+3,,broad, café 🙂,0.33333334,inf,True,
+"""
+TSV = """\
+layer\thead\trole\tkey_token\tweight\tentropy\tholds\twhy
+0\t0\tsink\t"say ""hi""\"\t0.1\t0.1\tTrue\t
+1\t\t-\t"a,b
+c"\t\t1e-05\tFalse\t\r
+2\t2\tsink\t"tab\there"\t1e-05\t\t\t'
+3\t\tbroad\t café 🙂\t0.33333334\tinf\tTrue\t
+"""
+JSONL = r"""
+{"layer": 0, "head": 0, "role": "sink", "key_token": "say \"hi\"", "weight": 0.1, "entropy": 0.1, "holds": true, "why": ""}
+{"layer": 1, "head": null, "role": "-", "key_token": "a,b\nc", "weight": null, "entropy": 1e-05, "holds": false, "why": "\r"}
+{"layer": 2, "head": 2, "role": "sink", "key_token": "tab\there", "weight": 1e-05, "entropy": null, "holds": null, "why": "'"}
+{"layer": 3, "head": null, "role": "broad", "key_token": " café 🙂", "weight": 0.33333334, "entropy": "inf", "holds": true, "why": null}
+""".lstrip("\n")  # noqa: E501
+
+
+def written(table: pa.Table, form: str) -> bytes:
+    stream = io.BytesIO()
+    write(table, stream, form)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(("form", "expected"), [("csv", CSV), ("tsv", TSV), ("jsonl", JSONL)])
+def test_the_bytes_of_the_text_formats(form: str, expected: str) -> None:
+    assert written(TABLE, form) == expected.encode()
+
+
+def test_the_types_of_the_columns() -> None:
+    token = pa.dictionary(pa.int32(), pa.string())
+    types = [pa.int32(), pa.int64(), token, token, pa.float32(), pa.float64(), pa.bool_(), pa.string()]
+    assert TABLE.schema.types == types
+    assert [column.null_count for column in TABLE.columns] == [0, 2, 0, 0, 1, 1, 1, 1]
+
+
+def test_parquet_and_arrow_hold_the_same_table() -> None:
+    assert pq.read_table(io.BytesIO(written(TABLE, "parquet"))).equals(TABLE)
+    assert pa.ipc.open_stream(written(TABLE, "arrow")).read_all().equals(TABLE)
+
+
+def test_rows_go_on_over_chunks_and_slices() -> None:
+    numbers = np.arange(2 * CHUNK + 1, dtype=np.int32)
+    table = as_table({"query": numbers, "query_token": texts_at(["a", "b", "a"], numbers % 3)})
+    expected = [(number, "aba"[number % 3]) for number in range(len(numbers))]
+    assert list(rows(table)) == expected
+    assert list(rows(table.slice(CHUNK - 1, 3))) == expected[CHUNK - 1 : CHUNK + 2]
+    assert list(rows(table.slice(0, 0))) == []
+
+
+@pytest.fixture(scope="module")
+def seen(demo) -> Observation:  # type: ignore[no-untyped-def]
+    [one] = observe(demo, [from_text(demo.tokenizer, "the bank by the river bank")], Request(relations=True))
+    return one
+
+
+@pytest.mark.parametrize("name", ["relations", "table"])
+def test_pandas_polars_and_duckdb_take_a_table_as_it_is(seen: Observation, name: str) -> None:
+    table = getattr(seen, name)()
+    expected = [tuple(row.values()) for row in table.to_pylist()]
+    columns = table.column_names
+    assert expected
+    frames = [table.to_pandas()]
+    if hasattr(pd.DataFrame, "from_arrow"):  # pandas 3
+        frames.append(pd.DataFrame.from_arrow(table))
+    for frame in frames:
+        found = [tuple(None if pd.isna(cell) else cell for cell in row) for row in frame.itertuples(index=False)]
+        assert (list(frame.columns), found) == (columns, expected)
+    polar = pl.DataFrame(table)
+    assert (polar.columns, polar.rows()) == (columns, expected)
+    duck = duckdb.sql('select * from "table"')
+    assert (duck.columns, duck.fetchall()) == (columns, expected)
+
+
+def test_the_types_of_an_observation(demo, seen: Observation) -> None:  # type: ignore[no-untyped-def]
+    from attnscope.measure.probes import View
+
+    assert seen.table().schema.field("head").type == seen.relations().schema.field("head").type == pa.int32()
+    assert seen.relations().schema.field("weight").type == pa.float32()
+    assert pa.types.is_dictionary(seen.relations().schema.field("key_token").type)
+    assert pa.types.is_dictionary(seen.table().schema.field("role").type)
+    assert seen.table().schema.field("first_token").type == pa.float64()  # a metric, no token
+    [averaged] = observe(demo, [seen.prompt], Request(view=View(by_kv=True), relations=True))
+    for table in (averaged.table(), averaged.relations()):
+        assert table.schema.field("head").type == pa.int32()
+        assert table["head"].null_count == len(table) > 0
+
+
+# files
+
+
+def test_a_whole_file_is_new_or_old(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.csv"
+    save(TABLE, path)
+    assert path.read_bytes() == CSV.encode()
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+    def fail() -> None:
+        with whole_file(path) as stream:
+            stream.write(b"half")
+            [hidden] = [item.name for item in path.parent.iterdir() if item != path]
+            assert hidden.startswith(".a.csv.")
+            raise RuntimeError("in between")
+
+    with pytest.raises(RuntimeError, match="in between"):
+        fail()
+    assert [(item.name, item.read_bytes()) for item in path.parent.iterdir()] == [("a.csv", CSV.encode())]
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "a") as first, whole_file(tmp_path / "a") as second:
+        first.write(b"first")
+        second.write(b"second")
+    assert [(item.name, item.read_bytes()) for item in tmp_path.iterdir()] == [("a", b"first")]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot write .*a\.png"):
+        write_whole(tmp_path / "file" / "a.png", lambda temp: temp.write_bytes(b""))
+
+
+def test_json_has_a_word_for_every_number(tmp_path: Path) -> None:
+    save_json({"a": [float("nan"), float("inf"), 0.1], 1: "é"}, tmp_path / "a.json")
+    assert (tmp_path / "a.json").read_text() == ('{\n  "a": [\n    null,\n    "inf",\n    0.1\n  ],\n  "1": "é"\n}\n')
