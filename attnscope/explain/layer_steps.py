@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from attnscope.explain.steps import Check, Numbers, Rules, Step, Theirs, array, concatenation, kv_head_of
 from attnscope.reference.frequencies import inverse_frequencies
-from attnscope.reference.reader import Given, angles, queries_keys_values, rotary_dims, visible
-from attnscope.reference.rules import ALIBI, GATES, SCALES, setting
+from attnscope.reference.given import Given, setting
+from attnscope.reference.reader import angles, queries_keys_values, rotary_dims, visible
+from attnscope.reference.rules import ALIBI, GATES, SCALES
 from attnscope.reference.splits import SPLITS
 
 Heads = tuple[Tensor, Tensor, Tensor]  # q (H, T, D), k (G, T, D), v (G, T, V)

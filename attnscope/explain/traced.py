@@ -29,8 +29,8 @@ from attnscope.explain.steps import (
     concatenation,
 )
 from attnscope.parity import is_quantised
+from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import layout_of
-from attnscope.reference.reader import Given, UnreadableError
 from attnscope.seam.listen import AttentionCall, listen
 from attnscope.seam.modules import ModuleRun, Watcher
 

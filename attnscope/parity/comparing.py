@@ -14,8 +14,9 @@ from torch import Tensor
 
 from attnscope.parity.verdicts import Difference, LayerParity, Level
 from attnscope.reference.attention import apply_mask, attention_logits, attention_output, softmax
+from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import UNREAD, Layout, layout_of
-from attnscope.reference.reader import Given, UnreadableError, read
+from attnscope.reference.reader import read
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import HALF, ModuleRun, Watcher
 

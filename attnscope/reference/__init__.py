@@ -4,8 +4,11 @@ attention.py    weights and output, matrix form        naive.py      the same wi
 masks.py        causal, padding, window, chunks        multihead.py  the layer that learns
 rotary.py, frequencies.py, alibi.py    positions       norms.py      norms of q and k
 latent.py       multi-head latent attention
-reader.py       a layer of a real model, recomputed from its raw weights, by
+reader.py       a layer of a real model, recomputed from its raw weights: given.py (what it works from),
                 layouts.py (where things are), splits.py (heads) and rules.py (scales, gates)
+
+The forms of the first five rows are also a textbook: some (`packed_mask`, `key_padding_mask`, `additive_mask`,
+`l2_norm`, `MultiHeadAttention`) serve no layer that the reader reads. Tests hold each against torch or transformers.
 """
 
 from attnscope.reference.attention import attention_logits, attention_output, attention_weights

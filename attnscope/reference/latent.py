@@ -52,15 +52,22 @@ def latent_qkv(
     >>> q_HTD, k_HTD, v_HTV = latent_qkv(hidden_TE, weights, *cos_sin(torch.arange(9), frequencies))
     >>> weights_HQK = attention_weights(q_HTD, k_HTD, mask=causal_mask(*positions(9)))
     """
-    q_HTD = _heads(_query(hidden_TE, weights), weights.n_heads)
+    q_HTD, k_HTD, v_HTV = latent_heads(hidden_TE, weights)
+    q_HTD, k_HTD = (apply_rotary(x_HTD, cos_TM, sin_TM, layout=layout, part="last") for x_HTD in (q_HTD, k_HTD))
+    return q_HTD, k_HTD, v_HTV
+
+
+def latent_heads(hidden_TE: Tensor, weights: LatentWeights) -> tuple[Tensor, Tensor, Tensor]:
+    """q (..., H, T, D), k (..., H, T, D), v (..., H, T, V) of every head before rotation; k_rope repeated per head.
+
+    >>> [x.shape for x in latent_heads(hidden_TE, weights)]
+    [torch.Size([2, 9, 6]), torch.Size([2, 9, 6]), torch.Size([2, 9, 3])]
+    """
     latent_TC, k_rope_TD = _split(linear(hidden_TE, weights.kv_down, weights.kv_down_bias), weights.d_rope)
-    kv_HTD = _heads(linear(rms_norm(latent_TC, weights.kv_norm, eps=weights.eps), weights.kv_up), weights.n_heads)
-    k_nope_HTD, v_HTV = _split(kv_HTD, weights.d_value)
-    q_nope_HTD, q_rope_HTD = _split(q_HTD, weights.d_rope)
-    q_rope_HTD = apply_rotary(q_rope_HTD, cos_TM, sin_TM, layout=layout)
-    k_rope_1TD = apply_rotary(k_rope_TD.unsqueeze(-3), cos_TM, sin_TM, layout=layout)
-    k_rope_HTD = k_rope_1TD.expand(*k_nope_HTD.shape[:-1], weights.d_rope)
-    return torch.cat([q_nope_HTD, q_rope_HTD], -1), torch.cat([k_nope_HTD, k_rope_HTD], -1), v_HTV
+    kv_HTM = _heads(linear(rms_norm(latent_TC, weights.kv_norm, eps=weights.eps), weights.kv_up), weights.n_heads)
+    k_nope_HTD, v_HTV = _split(kv_HTM, weights.d_value)
+    k_rope_HTD = k_rope_TD.unsqueeze(-3).expand(*k_nope_HTD.shape[:-1], weights.d_rope)
+    return _heads(_query(hidden_TE, weights), weights.n_heads), torch.cat([k_nope_HTD, k_rope_HTD], -1), v_HTV
 
 
 def _query(hidden_TE: Tensor, weights: LatentWeights) -> Tensor:

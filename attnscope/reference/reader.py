@@ -12,84 +12,20 @@ Shapes: B text, T token, E model width, H head, G kv head, Q query, K key, D wid
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from attnscope.reference.attention import attention_output, attention_weights
 from attnscope.reference.frequencies import inverse_frequencies
-from attnscope.reference.layouts import Layout
+from attnscope.reference.given import Given, UnreadableError, setting
 from attnscope.reference.masks import causal_mask, chunked_mask, sliding_window_mask
 from attnscope.reference.norms import layer_norm, rms_norm
 from attnscope.reference.rotary import apply_rotary, cos_sin
-from attnscope.reference.rules import ALIBI, FACTORS, GATES, NORM_ON, QUERY_FACTORS, SCALES, setting, turns
+from attnscope.reference.rules import ALIBI, FACTORS, GATES, NORM_ON, QUERY_FACTORS, SCALES, turns
 from attnscope.reference.splits import SPLITS
-
-
-class UnreadableError(Exception):
-    """A layer that its layout does not describe: what was expected and what came.
-
-    >>> raise UnreadableError("its layout expects a parameter q_proj.weight, which the module lacks")
-    Traceback (most recent call last):
-    attnscope.reference.reader.UnreadableError: its layout expects a parameter q_proj.weight, which the module lacks
-    """
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the oracle works from, all of it in one dtype.
-
-    layout: how the family builds its attention. parameters: the attention module's own, by name. config: the model's
-    (the text part). layer: index, heads, kv_heads, kind ("sliding" and "chunked" limit the keys to `window`).
-    hidden_BTE: what enters the module. position_T: the tokens' positions. arguments: other tensors that entered it, of
-    which only the layout's residual is read. shared: k (B, G, T, D) and v (B, G, T, V) of an earlier layer, where this
-    one reads those instead of its own (Gemma 3n). model_dtype: what the model runs in, which some families round to.
-
-    >>> given.hidden_BTE.shape, given.layer.heads, given.rope["rope_theta"]
-    (torch.Size([1, 9, 8]), 2, 10000.0)
-    """
-
-    layout: Layout
-    parameters: Mapping[str, Tensor]
-    config: Any
-    layer: Any
-    hidden_BTE: Tensor
-    position_T: Tensor
-    arguments: Mapping[str, Tensor] = field(default_factory=dict)
-    shared: tuple[Tensor, Tensor] | None = None
-    model_dtype: torch.dtype = torch.float32
-
-    @property
-    def rope(self) -> Mapping[str, Any] | None:
-        """The config's rope parameters for this layer, None where it has none."""
-        if self.layout.base is not None:
-            return {"rope_type": "default", "rope_theta": self.layout.base}
-        rope = setting(self.config, "rope_parameters")
-        kinds = setting(self.config, "layer_types")
-        if rope is not None and kinds is not None and kinds[self.layer.index] in rope:
-            return rope[kinds[self.layer.index]]
-        return rope
-
-    @property
-    def eps(self) -> float:
-        """What the layout's norms add under the root."""
-        eps = self.layout.eps
-        return eps if isinstance(eps, float) else setting(self.config, eps)
-
-    def parameter(self, name: str) -> Tensor:
-        """A parameter by name; raises UnreadableError where the module has none of that name."""
-        if name not in self.parameters:
-            raise UnreadableError(f"its layout ({self.layout.name}) expects a parameter {name}, which the module lacks")
-        return self.parameters[name]
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        """x through one of the module's projections."""
-        weight = self.parameter(f"{name}.weight")
-        weight = weight.T if self.layout.transposed else weight
-        return functional.linear(x, weight, self.parameters.get(f"{name}.bias"))
 
 
 @dataclass(frozen=True)

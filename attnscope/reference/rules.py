@@ -6,29 +6,16 @@ Shapes: B text, T token, H head, D width of q and k, V width of v, Q query, K ke
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnscope.reference.alibi import alibi_slopes
+from attnscope.reference.alibi import alibi_bias, alibi_slopes
 from attnscope.reference.frequencies import yarn_mscale
+from attnscope.reference.given import Given, setting
 from attnscope.reference.norms import rms_norm
-
-if TYPE_CHECKING:
-    from attnscope.reference.reader import Given
-
-
-def setting(config: Any, name: str, default: Any = None) -> Any:
-    """A config's value by name; a dot goes into a nested config. The default where it is missing or None.
-
-    >>> setting(config, "attn_config.clip_qkv", default=8.0)
-    8.0
-    """
-    for part in name.split("."):
-        config = config.get(part) if isinstance(config, Mapping) else getattr(config, part, None)
-    return default if config is None else config
 
 
 def _gpt2_scale(given: Given, head_dim: int) -> float:
@@ -122,26 +109,27 @@ def turns(rule: str, given: Given) -> bool:
     return given.rope is not None and ROTARY_ON[rule](given)
 
 
-def _slopes(given: Given, max_bias: float = 8.0) -> Tensor:
-    return alibi_slopes(given.layer.heads, max_bias).to(given.position_T.device)[:, None]
+def _alibi(given: Given, slopes_H: Tensor, query: int) -> Tensor:
+    """The row (H, K) of ALiBi's bias for the query at this place: rows differ by a constant, which softmax drops."""
+    position_T = given.position_T
+    return alibi_bias(slopes_H.to(position_T.device), position_T[query, None], position_T)[:, 0]
 
 
 def _press(given: Given) -> Tensor:
-    return (_slopes(given) * given.position_T).to(given.model_dtype)
+    return _alibi(given, alibi_slopes(given.layer.heads), 0).to(given.model_dtype)
 
 
 def _falcon(given: Given) -> Tensor:
     """Falcon rounds slopes and bias to bfloat16, and divides the bias together with the logits."""
-    bias_HK = (_slopes(given).bfloat16() * given.position_T).to(given.model_dtype)
+    bias_HK = _alibi(given, alibi_slopes(given.layer.heads).bfloat16(), 0).to(given.model_dtype)
     return bias_HK.float() * (given.config.hidden_size // given.layer.heads) ** -0.5
 
 
 def _mpt(given: Given) -> Tensor:
     max_bias = setting(given.config, "attn_config.alibi_bias_max", 8)
-    return _slopes(given, max_bias) * (given.position_T - given.position_T[-1])
+    return _alibi(given, alibi_slopes(given.layer.heads, max_bias), -1)
 
 
-# The bias (H, K): slope * key, which differs from -slope * (query - key) by a constant of the row.
 ALIBI: Mapping[str, Callable[[Given], Tensor]] = {"press": _press, "falcon": _falcon, "mpt": _mpt}
 
 

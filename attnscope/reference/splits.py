@@ -9,15 +9,11 @@ Each takes what was given and returns q (B, T, H, D), k (B, T, G, D), v (B, T, G
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from attnscope.reference.norms import rms_norm
-
-if TYPE_CHECKING:
-    from attnscope.reference.reader import Given
+from attnscope.reference.given import Given
+from attnscope.reference.latent import LatentWeights, latent_heads
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -27,7 +23,8 @@ def _separate(given: Given) -> QKV:
     layout, x, layer = given.layout, given.hidden_BTE, given.layer
     q = given.linear(layout.q, x)
     if given.shared is not None:
-        return q.unflatten(-1, (layer.heads, -1)), *given.shared
+        k_BGTD, v_BGTV = given.shared
+        return q.unflatten(-1, (layer.heads, -1)), k_BGTD.transpose(1, 2), v_BGTV.transpose(1, 2)
     k = given.linear(layout.k, x)
     # Gemma 4's global layers have no values of their own: they are the keys before norm and rotation
     v = given.linear(layout.v, x) if f"{layout.v}.weight" in given.parameters else k
@@ -72,31 +69,34 @@ def _four_blocks(given: Given) -> QKV:
 
 
 def _latent(given: Given) -> QKV:
-    """Multi-head latent attention: q, k and v grown from narrow vectors, as in `latent.latent_qkv` before rotation."""
-    config, layer, x = given.config, given.layer, given.hidden_BTE
-    both = given.linear("kv_a_proj_with_mqa", x)
-    narrow, k_rope = both[..., : -config.qk_rope_head_dim], both[..., -config.qk_rope_head_dim :]
-    narrow = rms_norm(narrow, given.parameter("kv_a_layernorm.weight"), eps=given.eps)
-    narrow = narrow * _latent_factor(given, config.kv_lora_rank, given.layout.key_factor)
-    kv = given.linear("kv_b_proj", narrow).unflatten(-1, (layer.heads, -1))
-    k_nope, v = kv[..., : -config.v_head_dim], kv[..., -config.v_head_dim :]
-    k_rope = k_rope[..., None, :].expand(*k_nope.shape[:-1], -1)
-    return _latent_query(given), torch.cat([k_nope, k_rope], -1), v
+    """Multi-head latent attention: q, k and v of every head from narrow vectors."""
+    q_BHTD, k_BHTD, v_BHTV = latent_heads(given.hidden_BTE, _latent_weights(given))
+    return q_BHTD.transpose(1, 2), k_BHTD.transpose(1, 2), v_BHTV.transpose(1, 2)
 
 
-def _latent_factor(given: Given, rank: int, rule: str) -> float:
-    """LongCat multiplies what grows from a narrow vector by sqrt(model width / its width)."""
-    return (given.config.hidden_size / rank) ** 0.5 if rule == "latent_width" else 1.0
+def _latent_weights(given: Given) -> LatentWeights:
+    """The module's matrices by the names that DeepSeek gave them; without q_a_proj (V2-Lite) q has no narrow vector."""
+    config, layout, narrow = given.config, given.layout, "q_proj.weight" not in given.parameters
+    return LatentWeights(
+        n_heads=given.layer.heads,
+        d_rope=config.qk_rope_head_dim,
+        d_value=config.v_head_dim,
+        q_up=given.parameter("q_b_proj.weight" if narrow else "q_proj.weight"),
+        kv_down=given.parameter("kv_a_proj_with_mqa.weight"),
+        kv_norm=_latent_norm(given, "kv_a_layernorm", layout.key_factor),
+        kv_up=given.parameter("kv_b_proj.weight"),
+        q_down=given.parameter("q_a_proj.weight") if narrow else None,
+        q_norm=_latent_norm(given, "q_a_layernorm", layout.query_factor) if narrow else None,
+        q_down_bias=given.parameters.get("q_a_proj.bias"),
+        kv_down_bias=given.parameters.get("kv_a_proj_with_mqa.bias"),
+        eps=given.eps,
+    )
 
 
-def _latent_query(given: Given) -> Tensor:
-    if "q_proj.weight" in given.parameters:  # DeepSeek-V2-Lite: no narrow vector for q
-        q = given.linear("q_proj", given.hidden_BTE)
-    else:
-        narrow = given.linear("q_a_proj", given.hidden_BTE)
-        q = given.linear("q_b_proj", rms_norm(narrow, given.parameter("q_a_layernorm.weight"), eps=given.eps))
-        q = q * _latent_factor(given, narrow.shape[-1], given.layout.query_factor)
-    return q.unflatten(-1, (given.layer.heads, -1))
+def _latent_norm(given: Given, name: str, factor: str) -> Tensor:
+    """The weight of a narrow vector's norm, with what LongCat multiplies: sqrt(model width / width of the vector)."""
+    weight = given.parameter(f"{name}.weight")
+    return weight * (given.config.hidden_size / len(weight)) ** 0.5 if factor == "latent_width" else weight
 
 
 SPLITS: Mapping[str, Callable[[Given], QKV]] = {

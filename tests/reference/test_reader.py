@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from attnscope.reference import layouts
+from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import FAMILIES, Layout, layout_of
-from attnscope.reference.reader import Given, UnreadableError, norm_parameters, queries_keys_values, read, visible
+from attnscope.reference.reader import norm_parameters, queries_keys_values, read, visible
 from attnscope.reference.rules import ALIBI, GATES, NORM_ON, QUERY_FACTORS, ROTARY_ON, SCALES
 from attnscope.reference.splits import SPLITS
 
