@@ -6,7 +6,9 @@ honest, and the oracle reads those.
 Shapes: B text, T token, H head, G kv head, Q query, K key, D head dim.
 """
 
+import doctest
 import hashlib
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,9 +21,12 @@ import torch
 from attnscope.cli import run
 from attnscope.errors import UsageError
 from attnscope.files import save_json
-from attnscope.model.loading import LoadOptions, load
+from attnscope.model.loading import LoadedModel, LoadOptions, load
 from attnscope.parity import ParityReport, check_parity
 from attnscope.parity.certificate import certificate, in_words, table, verify, weights_sha256
+from attnscope.reference.layouts import layout_of
+from attnscope.seam.listen import listen
+from attnscope.seam.modules import ModuleRecorder
 from attnscope.text.prompt import from_text
 from helpers.families import tiny_config
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
@@ -435,3 +440,23 @@ def test_the_command_leaves_with_1_and_names_the_layers(capsys: pytest.CaptureFi
 def test_a_tolerance_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["parity", "--atol", "-1"]) == 2
     assert "--atol" in capsys.readouterr().err
+
+
+# Examples.
+
+
+def what_examples_need(loaded: LoadedModel) -> dict[str, Any]:
+    """The demo, a prompt, their report, and one run of layer 0 with what reads it."""
+    prompt, runs, config = from_text(loaded.tokenizer, "the bank on the river"), [], loaded.model.config
+    with ModuleRecorder(loaded.model, lambda run, recorder: runs.append(run)) as recorder:
+        listen(loaded.model, torch.tensor([prompt.ids]), recorder.record)
+    names = {"loaded": loaded, "prompt": prompt, "report": check_parity(loaded, prompt), "torch": torch}
+    return names | {"run": runs[0], "config": config, "layout": layout_of(config), "layer": loaded.geometry.layers[0]}
+
+
+@pytest.mark.parametrize("module", ["parity", "parity.certificate", "parity.given"])
+def test_examples_are_true(module: str, demo: LoadedModel) -> None:
+    loaded = importlib.import_module(f"attnscope.{module}")
+    result = doctest.testmod(loaded, globs=what_examples_need(demo) | vars(loaded))
+    assert result.attempted > 0
+    assert result.failed == 0

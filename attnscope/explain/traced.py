@@ -32,7 +32,7 @@ from attnscope.parity import is_quantised
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.listen import AttentionCall, listen
-from attnscope.seam.modules import ModuleRun, Watcher
+from attnscope.seam.modules import ModuleRecorder, ModuleRun
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -113,27 +113,27 @@ def hear(loaded: LoadedModel, ids: Sequence[int], layer: int) -> Heard:
     """
     found: list[Heard] = []
 
-    def keep(run: ModuleRun, watcher: Watcher) -> None:
+    def keep(run: ModuleRun, recorder: ModuleRecorder) -> None:
         places = [place for place, call in enumerate(run.calls) if call.layer == layer]
         if places and not found:
-            found.append(_trusted(loaded, run, places[0], watcher))
+            found.append(_trusted(loaded, run, places[0], recorder))
 
     windows = {one.index: one.window for one in loaded.geometry.attention_layers}
-    with Watcher(loaded.model, keep) as watcher:
-        listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), watcher.hear, windows=windows)
+    with ModuleRecorder(loaded.model, keep) as recorder:
+        listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), recorder.record, windows=windows)
     if not found:
         raise ModelError(f"no attention was heard from layer {layer}", "choose another layer")
     return found[0]
 
 
-def _trusted(loaded: LoadedModel, run: ModuleRun, place: int, watcher: Watcher) -> Heard:
+def _trusted(loaded: LoadedModel, run: ModuleRun, place: int, recorder: ModuleRecorder) -> Heard:
     """The call as it ran, or in half precision as a float32 copy of its module runs it."""
     weights = run.calls[place].weights_BHQK
     if weights is None or weights.dtype not in HALF:
         return Heard(run, run.calls[place], "the model's", TOLERANCE)
     if is_quantised(loaded.model):
         return Heard(run, run.calls[place], "the model's", HALF_TOLERANCE, " (quantised: compared as rounded)")
-    exact, dtype = watcher.in_float32(run), str(weights.dtype).removeprefix("torch.")
+    exact, dtype = recorder.in_float32(run), str(weights.dtype).removeprefix("torch.")
     note = f" ({dtype}; compared with its layer copied to float32, on the same hidden states)"
     return Heard(exact, exact.calls[place], "the model's", TOLERANCE, note)
 

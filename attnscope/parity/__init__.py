@@ -5,10 +5,11 @@
 
 Three levels, and a layer says which it reached and why not a higher one. `full`: from the hidden states that enter the
 attention module and its raw weights, to the weights and the module's output. `scores`: from the captured q, k, v and
-extras, to the weights and the heads' output. `none`: heard, but not as numbers that can be recomputed.
+extras, to the weights and the heads' output. `none`: observed, but not as numbers that can be recomputed.
 
-A model in half precision is held to the oracle through a copy of each layer's module in float32 on the same hidden
-states (the *implementation*); how far the layer as run is from that copy is its *rounding*, reported and not judged.
+A model in half precision is compared with the oracle through a copy of each layer's module in float32 on the same
+hidden states (the *implementation*); how far the layer as run is from that copy is its *rounding*, reported and not
+judged.
 
 Shapes: B text, T token.
 """
@@ -21,10 +22,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnscope.parity.comparing import Comparison, is_quantised
+from attnscope.parity.comparing import Comparison
+from attnscope.parity.given import is_quantised
 from attnscope.parity.verdicts import Difference, LayerParity, Level, ParityReport
 from attnscope.seam.listen import listen
-from attnscope.seam.modules import Watcher
+from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything
 from attnscope.selection import select as selected
 
@@ -49,24 +51,24 @@ def check_parity(
     atol: float = ATOL,
     level: Level = "full",
 ) -> ParityReport:
-    """Run the model once over a text and hold every attention layer against the oracle.
+    """Run the model once over a text and compare every attention layer with the oracle.
 
     prompt: a prompt, or token ids (T,) or (B, T) without padding. select: heads whose weights are compared, in the
     grammar of `selection.select` (default: all); outputs are compared for the whole of their layers. atol: what the
     weights, and the outputs relative to their norm, may differ by. level: go no higher than this.
-    Raises UsageError for a selection that cannot be read, ModelError where a layer that should attend was not heard.
+    Raises UsageError for a selection that cannot be read, ModelError where a layer that should attend was not observed.
 
-    >>> check_parity(load(LoadOptions()), [1, 2, 3]).holds
+    >>> check_parity(loaded, [1, 2, 3]).holds
     True
     """
     heads = chosen(loaded, select)
     ids_BT = _ids(prompt, loaded.device)
     comparison = Comparison(loaded, heads, atol, level)
-    with Watcher(loaded.model, comparison.judge) as watcher:
+    with ModuleRecorder(loaded.model, comparison.judge) as recorder:
         listen(
             loaded.model,
             ids_BT,
-            watcher.hear,
+            recorder.record,
             expected_layers=tuple(layer.index for layer in loaded.geometry.attention_layers),
             windows={layer.index: layer.window for layer in loaded.geometry.attention_layers},
         )
@@ -77,7 +79,7 @@ def check_parity(
 def chosen(loaded: LoadedModel, expression: str | None) -> dict[int, tuple[int, ...]]:
     """The heads to compare, by layer.
 
-    >>> chosen(load(LoadOptions()), "0.0-1")
+    >>> chosen(loaded, "0.0-1")
     {0: (0, 1)}
     """
     heads = {layer.index: layer.heads for layer in loaded.geometry.attention_layers}

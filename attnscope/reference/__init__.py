@@ -7,7 +7,7 @@ latent.py       multi-head latent attention
 reader.py       a layer of a real model, recomputed from its raw weights: given.py (what it works from),
                 layouts.py (where things are), splits.py (heads) and rules.py (scales, gates)
 
-The forms of the first five rows are also a textbook: some (`packed_mask`, `key_padding_mask`, `additive_mask`,
+The first four rows are also a textbook: some (`packed_mask`, `key_padding_mask`, `additive_mask`,
 `l2_norm`, `MultiHeadAttention`) serve no layer that the reader reads. Tests hold each against torch or transformers.
 """
 

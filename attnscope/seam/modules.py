@@ -1,6 +1,6 @@
 """What enters and leaves every attention module during one forward pass, and the same run again in float32.
 
-Beside `capturing`, which hears the attention inside a module: hooks, removed when the block ends, the model untouched.
+The seam observes the attention inside a module; this records what is around it. By hooks, removed when the block ends.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class ModuleRun:
         return [self.kwargs.get("hidden_states"), *self.args, *self.kwargs.values()]
 
 
-class Watcher:
-    """While open, every attention module's run is handed to `done`, with the calls that `hear` was given inside it.
+class ModuleRecorder:
+    """While open, records every run of an attention module, with the calls made inside it, and passes it to `on_run`.
 
-    >>> with Watcher(model, lambda run: print(run.hidden_BTE.shape)) as watcher:
-    ...     listen(model, ids, watcher.hear)
+    with ModuleRecorder(model, lambda run, recorder: print(run.hidden_BTE.shape)) as recorder:
+        listen(model, ids_BT, recorder.record)
     """
 
-    def __init__(self, model: nn.Module, done: Callable[[ModuleRun, Watcher], None]) -> None:
-        self.model, self.done = model, done
+    def __init__(self, model: nn.Module, on_run: Callable[[ModuleRun, ModuleRecorder], None]) -> None:
+        self.model, self.on_run = model, on_run
         self._running: list[ModuleRun] = []
         self._rotary: dict[int, tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]] = {}
         self._handles: list[Any] = []
@@ -91,13 +91,13 @@ class Watcher:
         self._running.clear()
         self._rotary.clear()
 
-    def hear(self, call: AttentionCall) -> None:
-        """Take an attention call; a call of a module that is not watched is a run without inputs."""
+    def record(self, call: AttentionCall) -> None:
+        """Add a call to the run of its module; the call of a module without hooks is a run without inputs."""
         for run in reversed(self._running):
             if run.module is call.module:
                 run.calls.append(call)
                 return
-        self.done(ModuleRun(call.module, (), {}, [call]), self)
+        self.on_run(ModuleRun(call.module, (), {}, [call]), self)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._running.append(ModuleRun(module, args, kwargs))
@@ -106,7 +106,7 @@ class Watcher:
         run = self._running.pop()
         run.output_BTE = output[0] if isinstance(output, tuple | list) else output
         if run.calls:
-            self.done(run, self)
+            self.on_run(run, self)
 
     def _positions(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         for index, part in enumerate(output if isinstance(output, tuple | list) else [output]):
@@ -157,9 +157,9 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _float32_copy(module: nn.Module) -> nn.Module:
-    """A copy in float32. Hooks that are methods of another object belong to who listens, and stay behind."""
-    listeners = {id(hook): hook for hook in _hooks(module) if isinstance(hook, MethodType)}
-    copied = copy.deepcopy(module, {id(hook.__self__): hook.__self__ for hook in listeners.values()})
+    """A copy in float32. Hooks that are methods of another object belong to whoever records, and stay behind."""
+    owners = {id(hook.__self__): hook.__self__ for hook in _hooks(module) if isinstance(hook, MethodType)}
+    copied = copy.deepcopy(module, owners)
     for part in copied.modules():
         for hooks in (part._forward_hooks, part._forward_pre_hooks):
             for key in [key for key, hook in hooks.items() if isinstance(hook, MethodType)]:

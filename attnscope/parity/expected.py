@@ -1,0 +1,80 @@
+"""What the oracle expects of one attention call: from raw weights (`full`), or from q, k and v (`scores`).
+
+Shapes: B text, T token, H head, Q query, K key, D head dim, V width of v, E model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.parity.given import given_of, mask_of, precise
+from attnscope.reference.attention import apply_mask, attention_logits, attention_output, softmax
+from attnscope.reference.given import UnreadableError
+from attnscope.reference.layouts import UNREAD, Layout
+from attnscope.reference.reader import read
+from attnscope.seam.call import AttentionCall
+from attnscope.seam.modules import ModuleRun
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the oracle says one call should be, and what the model's output is.
+
+    output, model_output: of the module (B, T, E) where it is read in full, else of its heads (B, T, H, V).
+    """
+
+    weights_BHQK: Tensor
+    visible_QK: Tensor
+    output: Tensor
+    model_output: Tensor
+
+
+def from_weights(run: ModuleRun, layout: Layout | None, config: Any, layer: Any) -> Expected:
+    """Weights and the module's output, from the hidden states that entered the module and its raw weights.
+
+    Raises UnreadableError where the layer cannot be read so, or comes out in another shape than the model's.
+    """
+    if layout is None or layer is None:
+        raise UnreadableError(UNREAD.get(config.model_type, f"no layout is known for {config.model_type}"))
+    reading = read(given_of(run, layout, config, layer))
+    _same_shape("weights", reading.weights_BHQK, run.calls[0].weights_BHQK)
+    _same_shape("output", reading.output_BTE, run.output_BTE)
+    assert run.output_BTE is not None
+    return Expected(reading.weights_BHQK, reading.visible_QK, reading.output_BTE, run.output_BTE)
+
+
+def from_call(call: AttentionCall) -> Expected | None:
+    """Weights and the heads' output, from what the model passed to its attention; None where it was not observed."""
+    passed = call.logits
+    if passed is None or call.v_BGKD is None or call.output_BQHD is None:
+        return None
+    bias = None if passed.bias is None else precise(passed.bias)
+    q, k, v = (precise(x) for x in (passed.q_BHQD, passed.k_BGKD, call.v_BGKD))
+    logits_BHQK = attention_logits(q, k, scale=passed.scale, softcap=passed.softcap, bias=bias)
+    logits_BHQK = apply_mask(logits_BHQK, mask_of(call))
+    weights_BHQK = _with_sinks(logits_BHQK, call.sinks)
+    heads_BQHV = attention_output(weights_BHQK, v).transpose(1, 2)
+    if call.sinks_scale_output:
+        weights_BHQK = softmax(logits_BHQK)
+    return Expected(weights_BHQK, call.visible.rows(0, call.visible.queries), heads_BQHV, call.output_BQHD)
+
+
+def dtype_of(call: AttentionCall) -> torch.dtype | None:
+    """The dtype of the q that the model passed to its attention; None where it was not observed."""
+    return None if call.logits is None else call.logits.q_BHQD.dtype
+
+
+def _with_sinks(logits_BHQK: Tensor, sinks_BHQ: Tensor | None) -> Tensor:
+    if sinks_BHQ is None:
+        return softmax(logits_BHQK)
+    sink_BHQ1 = sinks_BHQ[..., None].to(logits_BHQK).expand(*logits_BHQK.shape[:-1], 1)
+    return softmax(torch.cat([logits_BHQK, sink_BHQ1], dim=-1))[..., :-1]
+
+
+def _same_shape(what: str, ours: Tensor, theirs: Tensor | None) -> None:
+    if theirs is not None and ours.shape != theirs.shape:
+        raise UnreadableError(f"its layout gives {what} {tuple(ours.shape)}, the model {tuple(theirs.shape)}")

@@ -1,0 +1,88 @@
+"""What the oracle is given of a model's run: the module's raw weights, what entered it, what its attention was passed.
+
+The one place that turns a run into the oracle's inputs: parity and explain both read layers through it.
+
+Shapes: B text, T token, H head, G kv head, Q query, K key, D head dim, V width of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.reference.given import Given, UnreadableError
+from attnscope.reference.layouts import Layout
+from attnscope.seam.call import AttentionCall
+from attnscope.seam.modules import ModuleRun
+
+
+def given_of(run: ModuleRun, layout: Layout, config: Any, layer: Any, device: str | None = None) -> Given:
+    """A run's raw parameters, and what entered its module, in the oracle's precision.
+
+    config: the model's (the text part). layer: index, heads, kv_heads, kind and window of the layer. device: where the
+    oracle computes, the module's own device where it is None.
+    Raises UnreadableError for a module that attends more than once or outside its own forward, and where its weights
+    are offloaded.
+
+    >>> given_of(run, layout, config, layer).hidden_BTE.dtype
+    torch.float64
+    """
+    if len(run.calls) > 1 or run.output_BTE is None:
+        raise UnreadableError("its module attends more than once, or outside its own forward")
+    parameters = {**dict(run.module.named_buffers()), **dict(run.module.named_parameters())}
+    if any(parameter.is_meta for parameter in parameters.values()):
+        raise UnreadableError("its weights are offloaded")
+    hidden_BTE = precise(run.hidden_BTE, device)
+    shared = _shared(run, config, layer, parameters)
+    return Given(
+        layout=layout,
+        parameters={name: precise(parameter, device) for name, parameter in parameters.items()},
+        config=config,
+        layer=layer,
+        hidden_BTE=hidden_BTE,
+        position_T=torch.arange(hidden_BTE.shape[1], device=hidden_BTE.device),
+        arguments={
+            name: precise(value, device)
+            for name, value in run.arguments.items()
+            if isinstance(value, Tensor) and value.is_floating_point()
+        },
+        shared=None if shared is None else (precise(shared[0], device), precise(shared[1], device)),
+        model_dtype=run.model_dtype,
+    )
+
+
+def _shared(run: ModuleRun, config: Any, layer: Any, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """k and v (B, G, T, D) of an earlier layer that came in, where the module has no projection of its own for them."""
+    states = run.arguments.get("shared_kv_states")
+    if states is None or any(name.startswith("k_proj.") for name in parameters):
+        return None
+    return states[config.layer_types[layer.index]]
+
+
+def precise(x: Tensor, device: str | None = None) -> Tensor:
+    """The oracle's own rounding stays out of the difference: float64, where the device has it.
+
+    >>> precise(torch.ones(1)).dtype
+    torch.float64
+    """
+    x = x.detach() if device is None else x.detach().to(device)
+    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
+
+
+def mask_of(call: AttentionCall, device: str | None = None) -> Tensor:
+    """The call's mask, boolean or to be added, (B or 1, H or 1, Q, K): the model's own, or what its rule says."""
+    visible = call.visible
+    mask = visible.rows(0, visible.queries) if visible.mask is None else visible.mask[..., : visible.keys]
+    return mask.to(device) if mask.dtype == torch.bool else precise(mask, device)
+
+
+def is_quantised(model: Any) -> bool:
+    """Whether the model's weights are stored quantised, so that no layer can be copied to float32 as it is.
+
+    >>> is_quantised(loaded.model)
+    False
+    """
+    return bool(getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None))
