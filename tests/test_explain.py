@@ -1,5 +1,7 @@
 """`explain`: every step against numbers computed another way, broken models caught, words and pictures as promised."""
 
+import doctest
+import importlib
 import io
 import itertools
 import json
@@ -16,10 +18,10 @@ import torch
 from rich.console import Console
 
 from attnscope.cli.explain import picture_path
-from attnscope.cli.steps import picture
+from attnscope.cli.explain_tables import rendered
 from attnscope.errors import ModelError, UsageError
-from attnscope.explain import explain_head, explain_toy, steps, toy
-from attnscope.explain.lines import json_lines
+from attnscope.explain import attention, explain_head, explain_toy, steps, toy
+from attnscope.explain.jsonl import json_lines
 from attnscope.explain.scaling import CASES, Entries, measure_scaling
 from attnscope.figures.explain import Curve, curves_figure, effect_figure, scaling_effect
 from attnscope.figures.fonts import fonts_for
@@ -29,6 +31,7 @@ from attnscope.model.loading import LoadedModel
 from attnscope.text.prompt import from_text
 from helpers.command_line import call, on_terminal
 from helpers.families import tiny_model
+from helpers.parity_cases import CASES as FAMILY_CASES
 
 SENTENCE = "the financial bank is located on river bank"
 IDS = (3, 17, 5, 9, 17, 5, 44, 60, 2, 31, 17, 8)
@@ -44,9 +47,9 @@ class Tokens(SimpleNamespace):
         return len(self.ids)
 
 
-def tiny(family: str) -> LoadedModel:
+def tiny(family: str, **overrides: Any) -> LoadedModel:
     torch.manual_seed(0)
-    model = tiny_model(family).eval()
+    model = tiny_model(family, **overrides).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4 if parameter.ndim > 1 else 1)
@@ -56,7 +59,7 @@ def tiny(family: str) -> LoadedModel:
 
 def text_of(explanation: Any, width: int = 100, whole: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(picture(explanation, whole))
+    console.print(rendered(explanation, whole))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -110,7 +113,7 @@ def test_the_two_saw_are_told_apart_by_the_mask_alone() -> None:
 )
 def test_a_broken_step_of_the_toy_is_named(monkeypatch: Any, broken: dict[str, Any], named: str) -> None:
     for name, function in broken.items():
-        monkeypatch.setattr(steps, name, function)
+        monkeypatch.setattr(attention, name, function)
     failures = explain_toy().failures
     assert failures
     assert named in failures[0]
@@ -196,6 +199,24 @@ def test_families_hold_from_their_weights(family: str, shown: str) -> None:
         assert not any(step.missing for step in explanation.steps)
 
 
+@pytest.mark.parametrize("case", ["gemma3n_text", "gemma4_text, keys shared by later layers"])
+def test_a_layer_with_an_earlier_layers_keys_and_values_holds_from_its_weights(case: str) -> None:
+    family, overrides = FAMILY_CASES.get(case, (case, {}))
+    loaded = tiny(family, **overrides)
+    layer = loaded.geometry.attention_layers[-1]
+    assert not hasattr(loaded.model.model.layers[layer.index].self_attn, "k_proj")
+    explanation = explain_head(loaded, Tokens(), layer.index, layer.heads - 1)  # type: ignore[arg-type]
+    assert explanation.failures == []
+    assert not any(step.missing for step in explanation.steps)
+    assert [one.name for one in explanation.steps[1].numbers] == ["q"]
+    assert "keys and values are those of an earlier layer" in explanation.steps[1].why
+    handle = bent(loaded.model.model.layers[layer.index - 2].self_attn.k_proj, lambda k: 2 * k)
+    try:  # the earlier layer is not read from its weights: its keys and values are taken as they came
+        assert explain_head(loaded, Tokens(), layer.index, layer.heads - 1).failures == []  # type: ignore[arg-type]
+    finally:
+        handle.remove()
+
+
 def test_a_family_without_a_layout_says_what_it_cannot_show() -> None:
     loaded = tiny("diffllama")
     explanation = explain_head(loaded, Tokens(), 3, 1)  # type: ignore[arg-type]
@@ -212,6 +233,15 @@ def test_quantised_weights_begin_with_what_was_heard(monkeypatch: Any, demo: Loa
     explanation = explain_head(demo, from_text(demo.tokenizer, SENTENCE), 2, 3)
     assert explanation.failures == []
     assert "the weights are quantised" in text_of(explanation, width=240)
+
+
+def test_sinks_are_explained_from_what_was_observed_too(monkeypatch: Any) -> None:
+    monkeypatch.setattr("attnscope.explain.traced.is_quantised", lambda model: True)
+    explanation = explain_head(tiny("gpt_oss"), Tokens(), 1, 3)  # type: ignore[arg-type]
+    assert explanation.failures == []
+    softmax = next(step for step in explanation.steps if step.name == "softmax")
+    assert "a sink logit of " in softmax.why
+    assert len(softmax.checks) == 1
 
 
 def test_what_cannot_be_heard_is_refused() -> None:
@@ -294,6 +324,26 @@ def test_a_check_that_fails_is_printed_as_such() -> None:
     broken = replace(explanation, steps=(*explanation.steps[:6], bad))
     assert "✗ differs from torch's weights by 5.0e-01 (allowed 1.0e-05)" in text_of(broken)
     assert broken.failures == ["step 7, softmax: differs from torch's weights by 0.5 (allowed 1e-05)"]
+
+
+EXAMPLES = ["attention", "jsonl", "scaling", "steps", "toy", "traced"]
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_examples_are_true(module: str, demo: LoadedModel) -> None:
+    loaded = importlib.import_module(f"attnscope.explain.{module}")
+    qkv = attention.QKV(torch.randn(2, 9, 4), torch.randn(1, 9, 4), torch.randn(1, 9, 4))
+    causal = torch.ones(1, 9, 9).tril().bool()
+    names = {
+        "loaded": demo,
+        "prompt": from_text(demo.tokenizer, SENTENCE),
+        "attention": attention.Attention(qkv, 0.5, causal),
+        "observed": steps.Observed("the model's", 1e-5),
+        "explain_toy": explain_toy,
+    }
+    result = doctest.testmod(loaded, globs=names | vars(loaded))
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_queries_count_from_both_ends() -> None:

@@ -150,11 +150,11 @@ def finish(settings: Settings, explanation: Explanation, whole: bool = False) ->
         name = f"{'toy' if whole else 'explain'}-{explanation.head}"
         output.talk(f"wrote {draw(explanation, picture_path(settings.out, name, settings.image))}", settings.quiet)
     if _format(settings) == "table":
-        from attnscope.cli.steps import picture
+        from attnscope.cli.explain_tables import rendered
 
-        output.show(picture(explanation, whole))
+        output.show(rendered(explanation, whole))
     else:
-        from attnscope.explain.lines import json_lines
+        from attnscope.explain.jsonl import json_lines
 
         for line in json_lines(explanation):
             sys.stdout.write(line + "\n")

@@ -1,9 +1,11 @@
-"""One head's arithmetic for one sentence, step by step, each step held against the model's own values.
+"""One head's arithmetic for one sentence, step by step, each step compared with the model's own values.
 
-steps.py     what a step is, and the arithmetic from q, k, v to the heads' outputs
-traced.py    a head of a real model       layer_steps.py   its projections, positions and output projection
-toy.py       the same without a model, on "I saw a saw"
-scaling.py   std(q . k) against d_k on random data
+steps.py        what a step is, and how it is compared
+attention.py    from q, k, v to the heads' outputs
+traced.py       a head of a real model; projections.py: what is before its scores and after its values
+toy.py          the same without a model, on "I saw a saw"
+scaling.py      std(q . k) against d_k on random data
+jsonl.py        an explanation as JSON lines
 """
 
 from attnscope.explain.steps import Check, Explanation, Numbers, Step

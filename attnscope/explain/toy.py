@@ -12,17 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attnscope.explain.steps import (
-    Explanation,
-    Numbers,
-    Rules,
-    Step,
-    Theirs,
-    array,
-    attend,
-    check_query,
-    concatenation,
-)
+from attnscope.explain.attention import QKV, Attention, attention_steps, concatenation
+from attnscope.explain.steps import Explanation, Observed, Step, check_query, numbers
 from attnscope.reference.masks import causal_mask, positions
 
 TOKENS = ("I", "saw", "a", "saw")
@@ -47,32 +38,19 @@ def explain_toy(head: int = 0, query: int = 3) -> Explanation:
     query = check_query(query, len(TOKENS))
     x_TE = torch.tensor([VECTORS[token] for token in TOKENS], dtype=torch.float64)
     matrices = {name: torch.tensor(rows, dtype=torch.float64) for name, rows in weight_matrices().items()}
-    q_HTD, k_HTD, v_HTD = (_split(x_TE @ matrices[name]) for name in PROJECTIONS)
-    mask_QK = causal_mask(*positions(len(TOKENS)))
-    theirs = _torch(x_TE, matrices)
-    rules = Rules(scale=q_HTD.shape[-1] ** -0.5, mask=mask_QK[None])
-    attended = attend(q_HTD, k_HTD, v_HTD, rules, (head, query), theirs)
-    steps = [
+    qkv = QKV(*(_split(x_TE @ matrices[name]) for name in PROJECTIONS))
+    attention = Attention(qkv, qkv.q_HTD.shape[-1] ** -0.5, causal_mask(*positions(len(TOKENS)))[None])
+    observed = _torch(x_TE, matrices)
+    checks = observed.check("heads", attention.heads_HQV, observed.heads_HQV)
+    steps = (
         _vectors(x_TE),
         _projections(x_TE, matrices),
-        _heads((q_HTD, k_HTD, v_HTD), head, theirs),
-        *attended.steps,
-        concatenation(attended.heads_HQV, head, theirs.check("heads", attended.heads_HQV, theirs.heads_HQV)),
-        _output(attended.heads_HQV, x_TE, matrices),
-    ]
-    return Explanation(
-        f"L0H{head}",
-        "the toy",
-        TOKENS,
-        TOKENS,
-        query,
-        tuple(steps),
-        attended.raw_QK,
-        rules.scale,
-        attended.head_dim,
-        attended.visible_QK,
-        attended.weights_QK,
+        _heads(qkv, head, observed),
+        *attention_steps(attention, head, query, observed),
+        concatenation(attention.heads_HQV, head, checks),
+        _output(attention.heads_HQV, x_TE, matrices),
     )
+    return Explanation(f"L0H{head}", "the toy", TOKENS, TOKENS, query, steps, **attention.summary(head))
 
 
 def weight_matrices() -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -84,11 +62,11 @@ def _split(x_TE: Tensor) -> Tensor:
     return x_TE.unflatten(-1, (HEADS, -1)).transpose(0, 1)
 
 
-def _torch(x_TE: Tensor, matrices: dict[str, Tensor]) -> Theirs:
+def _torch(x_TE: Tensor, matrices: dict[str, Tensor]) -> Observed:
     """What torch's own functions get; its fused attention gives its weights with the identity as values."""
     q_HTD, k_HTD, v_HTD = (_split(functional.linear(x_TE, matrices[name].T)) for name in PROJECTIONS)
     identity_HTT = torch.eye(len(TOKENS), dtype=torch.float64).expand(HEADS, -1, -1)
-    return Theirs(
+    return Observed(
         "torch's",
         TOLERANCE,
         q_HQD=q_HTD,
@@ -105,15 +83,13 @@ def _vectors(x_TE: Tensor) -> Step:
         "token vectors",
         "X   4 tokens × 4 numbers",
         'Each token is a vector; both "saw" are the same one, for a vector knows its word and not its place.',
-        (Numbers("x", ("token", "dim"), array(x_TE)),),
+        (numbers("x", "token dim", x_TE),),
     )
 
 
 def _projections(x_TE: Tensor, matrices: dict[str, Tensor]) -> Step:
-    weights = tuple(Numbers(name, ("in", "out"), array(matrices[name])) for name in PROJECTIONS)
-    products = tuple(
-        Numbers(name, ("token", "dim"), array(x_TE @ matrices[f"W_{name.upper()}"])) for name in ("q", "k", "v")
-    )
+    weights = tuple(numbers(name, "in out", matrices[name]) for name in PROJECTIONS)
+    products = tuple(numbers(name, "token dim", x_TE @ matrices[f"W_{name.upper()}"]) for name in "qkv")
     return Step(
         "projections",
         "q = x W_Q,  k = x W_K,  v = x W_V   each 4 → 4",
@@ -123,16 +99,16 @@ def _projections(x_TE: Tensor, matrices: dict[str, Tensor]) -> Step:
     )
 
 
-def _heads(heads: tuple[Tensor, Tensor, Tensor], head: int, theirs: Theirs) -> Step:
+def _heads(qkv: QKV, head: int, observed: Observed) -> Step:
     first = 2 * head
-    others = (theirs.q_HQD, theirs.k_GKD, theirs.v_GKV)
+    others = (observed.q_HQD, observed.k_GKD, observed.v_GKV)
     return Step(
         "split into heads",
         f"head {head} takes numbers {first} and {first + 1} of q, k and v   4 → 2 heads × 2",
         'Each head attends on its own, with its own share of the numbers. This toy has no positions: both "saw" get '
         "the same q, k and v, and only the mask will tell them apart.",
-        tuple(Numbers(name, ("token", "dim"), array(x[head])) for name, x in zip("qkv", heads, strict=True)),
-        tuple(check for name, a, b in zip("qkv", heads, others, strict=True) for check in theirs.check(name, a, b)),
+        tuple(numbers(name, "token dim", x_HTD[head]) for name, x_HTD in zip("qkv", qkv, strict=True)),
+        tuple(check for name, a, b in zip("qkv", qkv, others, strict=True) for check in observed.check(name, a, b)),
     )
 
 
@@ -149,6 +125,6 @@ def _output(heads_HQV: Tensor, x_TE: Tensor, matrices: dict[str, Tensor]) -> Ste
         "output projection",
         "y = [head 0; head 1] W_O   4 → 4",
         "A last matrix mixes what the heads found; this is what attention adds to the token.",
-        (Numbers("W_O", ("in", "out"), array(matrices["W_O"])), Numbers("y", ("token", "dim"), array(output_TE))),
-        Theirs("torch's", TOLERANCE).check("MultiheadAttention", output_TE, expected_TE),
+        (numbers("W_O", "in out", matrices["W_O"]), numbers("y", "token dim", output_TE)),
+        Observed("torch's", TOLERANCE).check("MultiheadAttention", output_TE, expected_TE),
     )

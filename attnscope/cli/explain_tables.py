@@ -30,7 +30,7 @@ HIDDEN = -30000.0  # a masked key's logit in the smallest of dtypes
 SUMMED = ("exp(logit − largest)", "weight", "weight × v")
 
 
-def picture(explanation: Explanation, whole: bool = False) -> RenderableType:
+def rendered(explanation: Explanation, whole: bool = False) -> RenderableType:
     """All steps for a person; `whole` prints every matrix from corner to corner (for small ones)."""
     parts: list[RenderableType] = [_headline(explanation), Text()]
     for number, step in enumerate(explanation.steps, 1):

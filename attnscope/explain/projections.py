@@ -1,0 +1,283 @@
+"""The steps before the scores and after the values, read from a layer's raw weights by its family's layout.
+
+Shapes: B text, H query head, G kv head, T token, M pairs that turn, D width of q and k, V width of v, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnscope.explain.attention import QKV, Attention, concatenation
+from attnscope.explain.steps import Check, Numbers, Observed, Step, numbers
+from attnscope.reference.frequencies import inverse_frequencies
+from attnscope.reference.given import Given, setting
+from attnscope.reference.layouts import Layout
+from attnscope.reference.reader import angles, queries_keys_values, rotary_dims, visible
+from attnscope.reference.rules import ALIBI, GATES, SCALES
+from attnscope.reference.splits import SPLITS
+
+LATENT_PROJECTIONS = ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")
+SEPARATE = ("separate", "gated_query")
+
+
+def before_scores(given: Given, module: nn.Module, head: int, observed: Observed) -> tuple[list[Step], QKV]:
+    """Hidden states, projections, heads, norms and positions; and q, k, v as they meet.
+
+    module: the model's own, whose projections are asked for their output to compare with.
+    """
+    heads = QKV(*(x_BTHD[0].transpose(0, 1) for x_BTHD in SPLITS[given.layout.split](given)))
+    steps = [_hidden(given), _projections(given, heads, module, observed), _split(given, heads, head)]
+    for step, layout in _stages(given, heads.q_HTD.shape[-1]):
+        now = QKV(*(x_BHTD[0] for x_BHTD in queries_keys_values(replace(given, layout=layout))))
+        if not all(torch.equal(a, b) for a, b in zip(heads, now, strict=True)):
+            steps.append(replace(step, numbers=_changes(heads, now, head) + step.numbers))
+            heads = now
+    scale = SCALES[given.layout.scale](given, heads.q_HTD.shape[-1])
+    steps[-1] = replace(steps[-1], checks=(*steps[-1].checks, *_checks(heads, observed.with_scale(scale))))
+    return steps, heads
+
+
+def attention_of_layer(given: Given, heads: QKV) -> Attention:
+    """Scale, mask, soft-cap, bias and sinks of the layer, from config and weights."""
+    layout = given.layout
+    return Attention(
+        heads,
+        scale=SCALES[layout.scale](given, heads.q_HTD.shape[-1]),
+        mask=visible(given)[None],
+        softcap=setting(given.config, layout.softcap) if layout.softcap else None,
+        bias=ALIBI[layout.alibi](given).double()[:, None, :] if layout.alibi else None,
+        sinks=given.parameters.get(layout.sinks),
+        sinks_in_weights=layout.sinks_in_weights,
+    )
+
+
+def after_values(given: Given, heads_HTV: Tensor, head: int, observed: Observed) -> list[Step]:
+    """Gate, concatenation and output projection, down to what the module gives back."""
+    layout, steps = given.layout, []
+    others_TE = None if observed.heads_HQV is None else _side_by_side(observed.heads_HQV)
+    checks = observed.check("heads side by side", _side_by_side(heads_HTV), others_TE)
+    if layout.gate:
+        gated_HTV = GATES[layout.gate](heads_HTV.transpose(0, 1)[None], given)[0].transpose(0, 1)
+        steps.append(_gate(heads_HTV[head], gated_HTV[head]))
+        heads_HTV, checks = gated_HTV, ()
+    output = _output if layout.out else _no_output
+    return [*steps, concatenation(heads_HTV, head, checks), output(given, _side_by_side(heads_HTV), observed)]
+
+
+def observed_heads(heads: QKV, head: int) -> Step:
+    """q, k and v as the model passed them to its attention."""
+    count, kv_heads = len(heads.q_HTD), len(heads.k_GTD)
+    return Step(
+        "heads",
+        f"{count} query heads, {kv_heads} kv heads",
+        f"As the model's attention received them. {_sharing(head, count, kv_heads)}",
+        _of_head(heads, head),
+    )
+
+
+def _hidden(given: Given) -> Step:
+    x_TE = given.hidden_BTE[0]
+    tokens, width = x_TE.shape
+    return Step(
+        "hidden states",
+        f"X   {tokens} tokens × {width}",
+        f"What enters the attention of layer {given.layer.index}: one vector a token, as the model hands it over.",
+        (numbers("x", "token dim", x_TE),),
+    )
+
+
+def _projections(given: Given, heads: QKV, module: nn.Module, observed: Observed) -> Step:
+    layout, shared = given.layout, given.shared is not None
+    made = dict(zip("q" if shared else "qkv", heads, strict=False))
+    products = ", ".join(f"{letter} = x W_{letter.upper()}" for letter in made)
+    sizes = ", ".join(f"{x.shape[0] * x.shape[-1]}" for x in made.values())
+    bias = _bias(given, layout.q if layout.split in SEPARATE else layout.fused)
+    how = {
+        "latent": " This family first squeezes x into a short vector and grows k and v of all heads from it.",
+        "separate": " This layer makes queries only: its keys and values are those of an earlier layer." * shared,
+        "gated_query": " The query's matrix also makes a gate, used after the values.",
+    }.get(layout.split, f" This family keeps the three matrices in one, {layout.fused}.")
+    return Step(
+        "projections",
+        f"{products}{bias}   {given.hidden_BTE.shape[-1]} → {sizes}",
+        "Learned matrices make of each token a query (what it looks for), a key (what it is found by) and a value "
+        f"(what it hands over).{how}",
+        tuple(numbers(letter, "token dim", _side_by_side(x)) for letter, x in made.items()),
+        _projection_checks(given, module, observed),
+    )
+
+
+def _projection_checks(given: Given, module: nn.Module, observed: Observed) -> tuple[Check, ...]:
+    """Our products against the model's own projection modules, on the same hidden states."""
+    layout = given.layout
+    names: Sequence[str] = (layout.q, layout.k, layout.v) if layout.split in SEPARATE else (layout.fused,)
+    names = LATENT_PROJECTIONS if layout.split == "latent" else names
+    checks: list[Check] = []
+    for name in names:
+        if f"{name}.weight" not in given.parameters:
+            continue
+        projection = module.get_submodule(name)
+        with torch.no_grad():
+            output_TE = projection(given.hidden_BTE.to(next(projection.parameters())))[0]
+        checks += observed.check(name, given.linear(name, given.hidden_BTE)[0], output_TE)
+    return tuple(checks)
+
+
+def _split(given: Given, heads: QKV, head: int) -> Step:
+    count, kv_heads = len(heads.q_HTD), len(heads.k_GTD)
+    width, width_v = heads.q_HTD.shape[-1], heads.v_GTV.shape[-1]
+    wide = f"{width}" if width == width_v else f"{width} (v: {width_v})"
+    return Step(
+        "split into heads",
+        f"q → {count} heads × {wide},  k, v → {kv_heads} kv heads × {wide}",
+        f"Each head attends on its own, with its own share of the numbers. {_sharing(head, count, kv_heads)}"
+        + (" k and v are shown as the earlier layer used them, after its positions." if given.shared else ""),
+        _of_head(heads, head),
+    )
+
+
+def _of_head(heads: QKV, head: int) -> tuple[Numbers, ...]:
+    """q of one head, k and v of its kv head."""
+    kv_head = heads.kv_head(head)
+    names = (f"q of head {head}", f"k of kv head {kv_head}", f"v of kv head {kv_head}")
+    return tuple(numbers(name, "token dim", x_TD) for name, x_TD in zip(names, heads.of(head), strict=True))
+
+
+def _sharing(head: int, heads: int, kv_heads: int) -> str:
+    """Which kv head serves which query heads, in a sentence or two."""
+    if heads == kv_heads:
+        return f"Every query head has its own k and v: head {head} reads kv head {head}."
+    if kv_heads == 1:
+        return f"All {heads} query heads share one kv head (multi-query)."
+    group = heads // kv_heads
+    served = "; ".join(
+        f"kv head {kv_head} serves query heads {_list(range(kv_head * group, (kv_head + 1) * group))}"
+        for kv_head in (range(kv_heads) if kv_heads <= 4 else (head // group,))
+    )
+    return f"{group} query heads share a kv head (grouped-query): {served}."
+
+
+def _list(heads: range) -> str:
+    return f"{heads[0]} and {heads[1]}" if len(heads) == 2 else f"{heads[0]} to {heads[-1]}"
+
+
+def _stages(given: Given, head_dim: int) -> list[tuple[Step, Layout]]:
+    """What may happen to q, k and v between split and scores, in order; and the layout up to there."""
+    full = given.layout
+    norm_last = full.norm_at == "rotated"
+    multiplied = Step("multipliers", "q, k, v × constants", "This family clips or multiplies its projections.")
+    norm = Step(
+        "norm of q and k",
+        "q, k → q, k divided by their size, times a learned weight",
+        "Bounds the lengths of q and k, so that no score can grow without limit.",
+    )
+    factor = Step("factor on q", "q × factor of its position", "Keeps long texts' queries sharp.")
+    turned = _positions(given, head_dim)
+    placed = replace(full, query_factor="")
+    without_norm, without_rotary = replace(placed, norm="", v_norm=""), replace(placed, rotary="")
+    middle = [(turned, without_norm), (norm, placed)] if norm_last else [(norm, without_rotary), (turned, placed)]
+    return [(multiplied, replace(without_norm, rotary="")), *middle, (factor, full)]
+
+
+def _positions(given: Given, head_dim: int) -> Step:
+    why = (
+        "Rotary positions: pairs of numbers of q and k turn by an angle t that grows with the token's position; then "
+        "q · k depends on how far apart two tokens are. Turning keeps their length"
+    )
+    formula = "(a, b) → (a cos t − b sin t, b cos t + a sin t),   t = position × frequency of the pair"
+    if not given.layout.rotary or given.rope is None:
+        return Step("positions", formula, f"{why}.")
+    cos_TM, sin_TM = angles(given, head_dim)
+    factor = float(torch.hypot(cos_TM[0, 0], sin_TM[0, 0]))
+    stretched = f"; this model's long-context scaling then multiplies both by {factor:.4g}"
+    return Step("positions", formula, f"{why}{stretched * (abs(factor - 1) >= 1e-6)}.", _angles(given, head_dim))
+
+
+def _changes(before: QKV, after: QKV, head: int) -> tuple[Numbers, ...]:
+    """q, k and v of the chosen head before and after, those that change."""
+    return tuple(
+        numbers(f"{letter} {when}", "token dim", x_TD)
+        for letter, *pair in zip("qkv", before.of(head), after.of(head), strict=True)
+        if not torch.equal(*pair)
+        for when, x_TD in zip(("before", "after"), pair, strict=True)
+    )
+
+
+def _angles(given: Given, head_dim: int) -> tuple[Numbers, ...]:
+    """Angle t of every token and pair, radians; and which numbers make pair m: (a, b) of the input and the output."""
+    rope = given.rope
+    assert rope is not None
+    dims = rotary_dims(given, rope, head_dim)
+    longest, most = len(given.position_T), setting(given.config, "max_position_embeddings")
+    frequency_M, _ = inverse_frequencies(rope, dims, max_position=most, seq_len=longest)
+    angle_TM = given.position_T[:, None].double() * frequency_M.double() * (-1 if given.layout.reverse else 1)
+    start = head_dim - dims if given.layout.part == "last" else 0
+    half = dims // 2
+    near = [(start + 2 * pair, start + 2 * pair + 1) for pair in range(half)]
+    far = [(start + pair, start + pair + half) for pair in range(half)]
+    ways = {"half": (far, far), "interleaved": (near, near), "deinterleaved": (near, far)}[given.layout.rotary]
+    places = np.array([(*a, *b) for a, b in zip(*ways, strict=True)])
+    return numbers("angle t", "token pair", angle_TM), Numbers("places of a and b", ("pair", "place"), places)
+
+
+def _checks(heads: QKV, observed: Observed) -> tuple[Check, ...]:
+    """q, k and v as they meet against what the model's attention received."""
+    others = (observed.q_HQD, observed.k_GKD, observed.v_GKV)
+    return tuple(
+        check
+        for name, ours, other in zip("qkv", heads, others, strict=True)
+        for check in observed.check(f"{name}, all heads", ours, _unrepeated(other, len(ours)))
+    )
+
+
+def _unrepeated(theirs: Tensor | None, heads: int) -> Tensor | None:
+    """Families that repeat a kv head for each of its query heads pass more heads than they have."""
+    return theirs if theirs is None or len(theirs) == heads else theirs[:: len(theirs) // heads]
+
+
+def _gate(before_TV: Tensor, after_TV: Tensor) -> Step:
+    return Step(
+        "gate",
+        "output of the head × gate(x)",
+        "This family lets each token damp what its heads found before they are mixed.",
+        (numbers("before the gate", "token dim", before_TV), numbers("after the gate", "token dim", after_TV)),
+    )
+
+
+def _output(given: Given, concat_TE: Tensor, observed: Observed) -> Step:
+    layout = given.layout
+    output_TE = given.linear(layout.out, concat_TE)
+    why = "A last matrix mixes what the heads found, back to the width of the model: what attention adds to the token."
+    if layout.residual:
+        output_TE = output_TE + given.arguments[layout.residual][0]
+        why += " This family's module adds the token's own vector itself."
+    return Step(
+        "output projection",
+        f"y = [heads] W_O{_bias(given, layout.out)}   {concat_TE.shape[-1]} → {output_TE.shape[-1]}",
+        why,
+        (numbers("y", "token dim", output_TE),),
+        observed.check("output of the layer's attention", output_TE, observed.output_QE),
+    )
+
+
+def _no_output(given: Given, concat_TE: Tensor, observed: Observed) -> Step:
+    return Step(
+        "output projection",
+        "[heads] W_O",
+        "From the heads back to the width of the model.",
+        checks=observed.check("output of its attention module", concat_TE, observed.output_QE),
+        missing="this family projects in another module; its attention gives back the heads side by side",
+    )
+
+
+def _side_by_side(heads_HTV: Tensor) -> Tensor:
+    return heads_HTV.transpose(0, 1).flatten(-2)
+
+
+def _bias(given: Given, name: str) -> str:
+    return " + bias" if f"{name}.bias" in given.parameters else ""
