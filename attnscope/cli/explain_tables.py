@@ -13,20 +13,20 @@ from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
+
+from attnscope.explain.steps import HIDDEN
 
 if TYPE_CHECKING:
     from attnscope.explain import Check, Explanation, Numbers, Step
 
-FIRST = 4  # numbers shown of a long vector
-IN_COLUMN = 3  # and in a column beside others
-WHOLE = 4  # up to so many, a vector is shown whole
+FIRST = 4  # numbers shown of a vector
+IN_COLUMN = 3  # and of a longer one in a column beside others
 BAR = 12  # characters of a weight of 1
 MOST_KEYS, KEPT_KEYS = 12, 10  # more keys than that: the strongest are kept
 MOST_HEADS, KEPT_HEADS = 9, 3  # more heads than that: the first are kept, and the chosen one
 LONGEST_LABEL = 16
-HIDDEN = -30000.0  # a masked key's logit in the smallest of dtypes
 SUMMED = ("exp(logit − largest)", "weight", "weight × v")
 
 
@@ -34,15 +34,13 @@ def rendered(explanation: Explanation, whole: bool = False) -> RenderableType:
     """All steps for a person; `whole` prints every matrix from corner to corner (for small ones)."""
     parts: list[RenderableType] = [_headline(explanation), Text()]
     for number, step in enumerate(explanation.steps, 1):
-        parts.append(Text(f"{number:>2}  {step.name}", "bold"))
-        parts += [Padding(Text(step.formula, "cyan"), (0, 0, 0, 4)), Padding(Text(step.why), (0, 0, 0, 4))]
-        parts += [Padding(part, (0, 0, 0, 4)) for part in _tables(step, explanation, whole)]
-        parts += [Padding(_verdict(check), (0, 0, 0, 4)) for check in step.checks]
-        if not (step.checks or step.missing) and number > 1:
-            parts.append(Padding(Text("checked by the steps that follow", "dim"), (0, 0, 0, 4)))
+        body = [Text(step.formula, "cyan"), Text(step.why), *_tables(step, explanation, whole)]
+        body += [_verdict(check) for check in step.checks]
         if step.missing:
-            parts.append(Padding(Text(f"not shown: {step.missing}", "yellow"), (0, 0, 0, 4)))
-        parts.append(Text())
+            body.append(Text(f"not shown: {step.missing}", "yellow"))
+        elif not step.checks and number > 1:
+            body.append(Text("checked by the steps that follow", "dim"))
+        parts += [Text(f"{number:>2}  {step.name}", "bold"), *(Padding(part, (0, 0, 0, 4)) for part in body), Text()]
     return Group(*parts, _summary(explanation))
 
 
@@ -77,56 +75,44 @@ def _summary(explanation: Explanation) -> Text:
 
 def _tables(step: Step, explanation: Explanation, whole: bool) -> Iterator[RenderableType]:
     """A step's tables: what each key gets, vectors of the query before and after it, heads side by side."""
-    by_key = [one for one in step.numbers if "key" in one.axes]
-    for one in step.numbers:
-        if "head" in one.axes:
-            yield _heads(one, explanation)
-    if by_key and whole:
-        last = [one for one in step.numbers if one.axes[0] == "query"][-1]
-        yield Columns([_keys(by_key, step, explanation), _matrix(last, explanation)], padding=(0, 3))
-    elif whole:
-        yield Columns([_matrix(one, explanation) for one in step.numbers if "head" not in one.axes], padding=(0, 3))
-    else:
-        first = step.numbers.index(by_key[0]) if by_key else len(step.numbers)
-        yield from _vectors(step.numbers[:first], explanation)
-        if by_key:
-            yield _keys(by_key, step, explanation)
-            yield from _vectors(step.numbers[first:], explanation)
-        yield from _pairs(step, explanation)
+    by_key = [array for array in step.numbers if "key" in array.axes]
+    yield from (_heads(array, explanation) for array in step.numbers if "head" in array.axes)
+    if whole:
+        shown = [array for array in step.numbers if array.axes[0] == "query"][-1:] if by_key else step.numbers
+        tables = [_matrix(array, explanation) for array in shown if "head" not in array.axes]
+        yield Columns([_keys(by_key, step, explanation), *tables] if by_key else tables, padding=(0, 3))
+        return
+    first = step.numbers.index(by_key[0]) if by_key else len(step.numbers)
+    yield from _vectors(step.numbers[:first], explanation)
+    if by_key:
+        yield _keys(by_key, step, explanation)
+        yield from _vectors(step.numbers[first:], explanation)
+    yield from _pairs(step, explanation)
 
 
 def _vectors(numbers: Sequence[Numbers], explanation: Explanation) -> Iterator[Table]:
     """The query's row of each array: first numbers, how many more, length."""
-    vectors = [one for one in numbers if one.axes in (("token", "dim"), ("query", "dim"))]
-    if not vectors:
-        return
-    shown = _table()
-    shown.add_column("")
-    shown.add_column("shape")
-    shown.add_column(f"of token {explanation.query}, {_short(explanation.labels[explanation.query])}")
-    shown.add_column("length", justify="right")
-    for one in vectors:
-        row_D = one.values[explanation.query]
-        shape = " × ".join(map(str, one.values.shape))
-        shown.add_row(Text(one.name), shape, Text(_vector(row_D)), _length(row_D))
-    yield shown
+    query = explanation.query
+    shown = _table("", "shape", f"of token {query}, {_short(explanation.labels[query])}", _right("length"))
+    for array in numbers:
+        if array.axes in (("token", "dim"), ("query", "dim")):
+            row_D, shape = array.values[query], " × ".join(map(str, array.values.shape))
+            shown.add_row(Text(array.name), shape, Text(_vector(row_D)), _length(row_D))
+    if shown.row_count:
+        yield shown
 
 
 def _pairs(step: Step, explanation: Explanation) -> Iterator[Table]:
     """How rotary positions turn the first pairs and the last of the query's q."""
-    arrays = {one.name: one.values for one in step.numbers}
+    arrays, query = {array.name: array.values for array in step.numbers}, explanation.query
     if "angle t" not in arrays:
         return
-    places, angles_M = arrays["places of a and b"], arrays["angle t"][explanation.query]
-    names = [one.name for one in step.numbers if one.name.startswith("q ")]
-    before_D, after_D = (arrays[name][explanation.query] for name in names[:2])
-    shown = _table()
-    for title in ("a and b", "t", "(a, b) of q", "turned by t"):
-        shown.add_column(title)
+    places, angles_M = arrays["places of a and b"], arrays["angle t"][query]
+    before_D, after_D = arrays["q before"][query], arrays["q after"][query]
+    shown = _table("a and b", "t", "(a, b) of q", "turned by t")
     for pair in sorted({*range(min(3, len(places))), len(places) - 1}):
         a, b, a_out, b_out = places[pair]
-        frequency = angles_M[pair] / explanation.query if explanation.query else float("nan")
-        angle = f"{explanation.query} × {_number(frequency)} = " if explanation.query else ""
+        angle = f"{query} × {_number(angles_M[pair] / query)} = " if query else ""
         shown.add_row(
             f"q[{a}], q[{b}]",
             f"{angle}{_number(angles_M[pair])}",
@@ -136,76 +122,66 @@ def _pairs(step: Step, explanation: Explanation) -> Iterator[Table]:
     yield shown
 
 
-def _heads(one: Numbers, explanation: Explanation) -> Table:
+def _heads(array: Numbers, explanation: Explanation) -> Table:
     """The query's vector of each head, the chosen head marked."""
-    rows_HD = one.values[explanation.query]
+    rows_HD = array.values[explanation.query]
     mine = int(explanation.head.partition("H")[2])
-    shown = _table()
-    for name in ("head", f"its output for token {explanation.query}"):
-        shown.add_column(name)
-    shown.add_column("length", justify="right")
+    shown = _table("head", f"its output for token {explanation.query}", _right("length"))
     kept = range(len(rows_HD)) if len(rows_HD) <= MOST_HEADS else sorted({*range(KEPT_HEADS), mine})
     for head in kept:
-        shown.add_row(
-            f"{head}{' ←' if head == mine else ''}",
-            _vector(rows_HD[head]),
-            _length(rows_HD[head]),
-            style="bold" if head == mine else "",
-        )
+        mark, style = (" ←", "bold") if head == mine else ("", "")
+        shown.add_row(f"{head}{mark}", _vector(rows_HD[head]), _length(rows_HD[head]), style=style)
     if len(kept) < len(rows_HD):
         shown.add_row("", f"… {len(rows_HD) - len(kept)} more heads", "", style="dim")
     return shown
 
 
 def _keys(arrays: Sequence[Numbers], step: Step, explanation: Explanation) -> Table:
-    """What the query makes of each key: a row a key, a column an array; more than 12 keys are shortened."""
-    query, kept = explanation.query, _kept(explanation)
-    columns = [(one, one.values[query] if one.axes[0] == "query" else one.values) for one in arrays]
-    terms, bars = _terms(step, query), step.name == "softmax"
-    shown = _table()
-    shown.add_column("key", justify="right")
-    shown.add_column("token")
-    for one, values in columns:
-        spelled = bool(terms) and one is arrays[-1]
-        shown.add_column(Text(_title(one, values)), justify="left" if one.axes[-1] == "dim" or spelled else "right")
+    """What the query makes of each key: one row per key, one column per array; more than 12 keys are shortened."""
+    query, labels, kept = explanation.query, explanation.labels, _kept(explanation)
+    columns = [(array, array.values[query] if array.axes[0] == "query" else array.values) for array in arrays]
+    terms = _terms(step, query)
+    shown = _table(_right("key"), "token", *(_key_column(*column) for column in columns))
+    if terms:
+        shown.columns[-1].justify = "left"
     for key in kept:
         cells = [_entry(values[key]) for _, values in columns]
         if terms:
             cells[-1] = f"{terms[key]} = {cells[-1]}"
-        bar = ["█" * round(BAR * float(columns[-1][1][key]))] if bars else []
+        if step.name == "softmax":
+            cells.append("█" * round(BAR * float(columns[-1][1][key])))
         style = "" if explanation.visible_QK[query, key] else "dim"
-        shown.add_row(str(key), Text(_short(explanation.labels[key])), *map(Text, cells + bar), style=style)
-    rest = np.setdiff1d(np.arange(len(explanation.labels)), kept)
+        shown.add_row(str(key), Text(_short(labels[key])), *map(Text, cells), style=style)
+    rest = np.setdiff1d(np.arange(len(labels)), kept)
     if len(rest):
         shown.add_row("", _rest(rest, explanation), *_sums(columns, rest), style="dim")
-    sums = _sums(columns, np.arange(len(explanation.labels)))
+    sums = _sums(columns, np.arange(len(labels)))
     if any(sums):
         shown.add_section()
         shown.add_row("", "sum", *sums)
     return shown
 
 
-def _title(one: Numbers, values: np.ndarray) -> str:
-    """A column's name; of long vectors also how much of them is shown."""
-    if one.axes[-1] != "dim" or values.shape[1] <= WHOLE:
-        return one.name
-    return (
-        f"{one.name} (first {IN_COLUMN})" if "×" in one.name else f"{one.name} (first {IN_COLUMN} of {values.shape[1]})"
-    )
+def _key_column(array: Numbers, values: np.ndarray) -> Column:
+    """Headed by the array's name; of long vectors also by how much of them is shown."""
+    if array.axes[-1] != "dim":
+        return _right(array.name)
+    if values.shape[1] <= FIRST:
+        return Column(Text(array.name))
+    of = "" if "×" in array.name else f" of {values.shape[1]}"
+    return Column(Text(f"{array.name} (first {IN_COLUMN}{of})"))
 
 
 def _entry(value: np.ndarray | np.generic) -> str:
     """A number, or a vector's first numbers: the column's title says how many there are."""
-    if not np.ndim(value):
-        return _cell(value)
-    row_D = np.asarray(value)
-    return _vector(row_D if len(row_D) <= WHOLE else row_D[:IN_COLUMN])
+    shortened = np.ndim(value) and len(np.asarray(value)) > FIRST
+    return _cell(np.asarray(value)[:IN_COLUMN] if shortened else value)
 
 
 def _terms(step: Step, query: int) -> list[str]:
     """A score spelled out, `0·1 + 2·(−1)`, where the vectors are short enough to be shown whole."""
     arrays = {one.name: one.values for one in step.numbers}
-    if not {"q", "k"} <= set(arrays) or arrays["q"].shape[1] > WHOLE:
+    if not {"q", "k"} <= set(arrays) or arrays["q"].shape[1] > FIRST:
         return []
     return [
         " + ".join(
@@ -224,9 +200,8 @@ def _sums(columns: Sequence[tuple[Numbers, np.ndarray]], keys: np.ndarray) -> li
 def _rest(keys: np.ndarray, explanation: Explanation) -> str:
     """How many keys are not shown, and how many of them the query cannot see."""
     hidden = int((~explanation.visible_QK[explanation.query, keys]).sum())
-    return f"… {len(keys)} more" + (
-        f", {hidden} of them hidden" if 0 < hidden < len(keys) else ", hidden" * bool(hidden)
-    )
+    some = f", {hidden} of them hidden" if hidden < len(keys) else ", hidden"
+    return f"… {len(keys)} more{some if hidden else ''}"
 
 
 def _kept(explanation: Explanation) -> list[int]:
@@ -238,17 +213,15 @@ def _kept(explanation: Explanation) -> list[int]:
     return sorted([*strongest[:KEPT_KEYS], *np.flatnonzero(~visible_K)[:1].tolist()])
 
 
-def _matrix(one: Numbers, explanation: Explanation) -> Table:
+def _matrix(array: Numbers, explanation: Explanation) -> Table:
     """Every number of a small matrix, tokens at its sides, the query's row in bold."""
-    shown = _table(one.name)
-    rows, columns = one.axes
-    if rows != "in":
-        shown.add_column("")
-    for column in range(one.values.shape[1]):
-        shown.add_column(_short(explanation.labels[column]) if columns == "key" else f"{column}", justify="right")
-    for row, values in enumerate(one.values):
-        label = [Text(_short(explanation.labels[row]))] if rows != "in" else []
-        mine = rows != "in" and row == explanation.query
+    rows, columns = array.axes
+    of_tokens, labels = rows != "in", [_short(label) for label in explanation.labels]
+    names = labels if columns == "key" else map(str, range(array.values.shape[1]))
+    shown = _table(*[""] * of_tokens, *map(_right, names), title=array.name)
+    for row, values in enumerate(array.values):
+        label = [Text(labels[row])] if of_tokens else []
+        mine = of_tokens and row == explanation.query
         shown.add_row(*label, *(_cell(value) for value in values), style="bold" if mine else "")
     return shown
 
@@ -264,7 +237,7 @@ def _vector(row_D: np.ndarray) -> str:
     shown = row_D[:FIRST]
     tiny = 0 < float(np.abs(shown).max()) < 1e-3  # else four decimals for all of them
     first = " ".join((_number(float(value)) if tiny else _decimals(float(value))).rjust(7) for value in shown)
-    return first if len(row_D) <= WHOLE else f"{first} … {len(row_D) - FIRST} more"
+    return first if len(row_D) <= FIRST else f"{first} … {len(row_D) - FIRST} more"
 
 
 def _decimals(value: float) -> str:
@@ -287,14 +260,19 @@ def _length(row_D: np.ndarray) -> str:
     return _number(float(np.linalg.norm(row_D)))
 
 
-def _table(title: str = "") -> Table:
+def _table(*columns: Column | str, title: str = "") -> Table:
     return Table(
+        *columns,
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
         show_edge=False,
         title=Text(title) if title else None,
     )
+
+
+def _right(header: str) -> Column:
+    return Column(Text(header), justify="right")
 
 
 def _short(label: str) -> str:
