@@ -11,7 +11,7 @@ from attnscope.explain.steps import Explanation
 
 
 def json_lines(explanation: Explanation) -> Iterator[str]:
-    """A line for the text (step 0), then a line a step; hidden logits are the string "-inf".
+    """A line for the text (step 0), then one line per step; hidden logits are the string "-inf".
 
     >>> [json.loads(line)["name"] for line in json_lines(explain_toy())][:2]
     ['text', 'token vectors']

@@ -86,7 +86,7 @@ def _hidden(given: Given) -> Step:
     return Step(
         "hidden states",
         f"X   {tokens} tokens × {width}",
-        f"What enters the attention of layer {given.layer.index}: one vector a token, as the model hands it over.",
+        f"What enters the attention of layer {given.layer.index}: one vector per token, as the model passes it.",
         (numbers("x", "token dim", x_TE),),
     )
 

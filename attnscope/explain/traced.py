@@ -130,7 +130,7 @@ def attention_of(call: AttentionCall) -> Attention:
     if passed is None or call.v_BGKD is None:
         raise UnreadableError("its q, k and v cannot be heard")
     if sinks is not None and sinks.shape[-1] != 1:
-        raise UnreadableError("its sink logits are not one a head")
+        raise UnreadableError("its sink logits are not one per head")
     return Attention(
         QKV(*(precise(x_BHTD[0], "cpu") for x_BHTD in (passed.q_BHQD, passed.k_BGKD, call.v_BGKD))),
         scale=passed.scale,

@@ -96,7 +96,7 @@ def in_words(layer: LayerParity, report: ParityReport) -> str:
 
 
 def table(report: ParityReport) -> pa.Table:
-    """The report as rows, one an attention call; what could not be measured is null, a difference of NaN stays NaN."""
+    """The report as rows, one per attention call; what could not be measured is null, a difference of NaN stays NaN."""
     layers = report.layers
 
     def numbers(of: str, name: str) -> pa.Array:

@@ -1,6 +1,6 @@
-"""How projections of the hidden states become heads: one function a layout.
+"""How projections of the hidden states become heads: one function per layout.
 
-Each takes what was given and returns q (B, T, H, D), k (B, T, G, D), v (B, T, G, V), before norms and positions.
+Each takes a `Given` and returns q (B, T, H, D), k (B, T, G, D), v (B, T, G, V), before norms and positions.
 
     >>> [part.shape for part in SPLITS["separate"](given)]
     [torch.Size([1, 9, 2, 4]), torch.Size([1, 9, 1, 4]), torch.Size([1, 9, 1, 4])]

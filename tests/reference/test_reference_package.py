@@ -5,6 +5,7 @@ import doctest
 import importlib
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,6 +52,26 @@ def test_a_stranger_would_be_seen():
     source = "import math\nimport torch.nn\nimport numpy as np\ndef f():\n    from attnscope import errors"
     assert strangers(source) == ["numpy", "attnscope"]
     assert strangers("from . import masks\nfrom transformers.models import llama") == [".", "transformers.models"]
+
+
+def order_of(sources):
+    """The modules, each after those that it imports, `if TYPE_CHECKING` included; raises CycleError for a circle."""
+    ours = "attnscope.reference."
+    graph = {
+        module: {name.removeprefix(ours) for name in imported(source) if name.startswith(ours)}
+        for module, source in sources.items()
+    }
+    return list(TopologicalSorter(graph).static_order())
+
+
+def test_no_circle_not_even_between_types():
+    assert "given" in order_of({module: (FOLDER / f"{module}.py").read_text() for module in MODULES})
+    circle = {
+        "a": "if TYPE_CHECKING:\n    from attnscope.reference.b import B",
+        "b": "from attnscope.reference.a import A",
+    }
+    with pytest.raises(CycleError):
+        order_of(circle)
 
 
 def test_importing_it_brings_no_transformers():
