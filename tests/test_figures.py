@@ -18,10 +18,10 @@ from attnscope.errors import UsageError
 from attnscope.figures import Maps, Style, fonts, save_head_maps, save_layer, save_metrics, save_overview
 from attnscope.figures.colours import LIGHT_CELL, find_limits, luminance
 from attnscope.figures.fonts import Fonts, fonts_for, shown_label
-from attnscope.figures.grids import layer_figure, overview_figure, pooled
 from attnscope.figures.heads import prepare_heads
 from attnscope.figures.heatmap import HeadFigure
-from attnscope.figures.panels import metrics_figure
+from attnscope.figures.metrics import metrics_figure
+from attnscope.figures.overview import layer_figure, overview_figure, pooled
 from attnscope.figures.pool import worker_count
 from attnscope.figures.writer import drawing, write_whole
 

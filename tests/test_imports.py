@@ -171,7 +171,7 @@ def test_only_parity_and_explain_know_both_sides():
         ("import attnscope.cli as cli; cli.run(['heads', '--model', './x', '--text', 'a'])", "torch transformers"),
         ("import attnscope.cli as cli; cli.run(['metrics'])", "torch transformers rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--text', 'a'])", "rich matplotlib seaborn"),
-        ("import attnscope.figures.heatmap, attnscope.figures.grids, attnscope.tables", "torch transformers"),
+        ("import attnscope.figures.heatmap, attnscope.figures.overview, attnscope.tables", "torch transformers"),
     ],
 )
 def test_what_a_quick_command_never_loads(command, absent):

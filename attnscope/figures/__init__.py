@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from attnscope.figures.style import Maps, Style
 
 if TYPE_CHECKING:
-    from attnscope.figures.grids import save_layer, save_overview
     from attnscope.figures.heads import save_head_maps
-    from attnscope.figures.panels import save_metrics
+    from attnscope.figures.metrics import save_metrics
+    from attnscope.figures.overview import save_layer, save_overview
 
 __all__ = ["Maps", "Style", "save_head_maps", "save_layer", "save_metrics", "save_overview"]
 
-_HOME = {"save_head_maps": "heads", "save_layer": "grids", "save_metrics": "panels", "save_overview": "grids"}
+_HOME = {"save_head_maps": "heads", "save_layer": "overview", "save_metrics": "metrics", "save_overview": "overview"}
 
 
 def __getattr__(name: str) -> Any:

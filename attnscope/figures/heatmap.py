@@ -33,8 +33,7 @@ from attnscope.figures.colours import (
     sink_limits,
 )
 from attnscope.figures.jobs import Head
-from attnscope.figures.png import encode
-from attnscope.figures.stamps import Stamps
+from attnscope.figures.raster import Stamps, encode_png
 from attnscope.figures.style import Style
 from attnscope.figures.writer import DPI, save_figure, write_whole
 
@@ -167,7 +166,7 @@ class HeadFigure:
         """Write what is shown now."""
         if self.style.image != "png":
             return save_figure(self.figure, path, self.style.image)
-        data = encode(self.pixels(), DPI)
+        data = encode_png(self.pixels(), DPI)
         return write_whole(path, lambda temp: temp.write_bytes(data))
 
     def pixels(self) -> np.ndarray:
