@@ -59,7 +59,7 @@ def our_way(folder: Path, heads: int) -> float:
     layers = -(-heads // HEADS_A_LAYER)
     maps = [Maps(layer, numbers, random_layer(layer), TOKENS, TOKENS, kv_heads=groups) for layer in range(layers)]
     jobs = [(folder / f"L{m.layer:02}H{head:02}.png", m, head) for m in maps for head in numbers][:heads]
-    written = save_head_maps(jobs, Style())
+    written = save_head_maps(jobs, Style(), workers=None)
     seconds = time.perf_counter() - start
     assert len(set(written)) == heads
     assert all(path.stat().st_size > 0 for path in written)

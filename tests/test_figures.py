@@ -3,9 +3,13 @@
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,9 +26,10 @@ from attnscope.figures.heads import prepare_heads
 from attnscope.figures.heatmap import HeadFigure
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import layer_figure, overview_figure, pooled
-from attnscope.figures.pool import worker_count
+from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.writer import drawing, write_whole
 
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 BANK = ("the", "financial", "bank", "is", "located", "on", "the", "river", "bank")
 
 
@@ -293,6 +298,87 @@ def test_an_interrupt_stops_the_workers_and_leaves_no_half_file(tmp_path: Path) 
     assert threading.active_count() == threads
 
 
+DRAW_MANY = """
+import sys
+from pathlib import Path
+import numpy as np
+from attnscope.figures import Maps, Style, save_head_maps
+out, workers = Path(sys.argv[1]), int(sys.argv[2])
+values = np.tril(np.ones((1, 9, 9), np.float32)) / np.arange(1, 10, dtype=np.float32)[:, None]
+maps = Maps(0, (0,), values, tuple("abcdefghi"), tuple("abcdefghi"))
+{guard}save_head_maps([(out / f"{{i}}.png", maps, 0) for i in range(int(sys.argv[3]))], Style(), workers=workers)
+"""
+
+
+def script(path: Path, guard: str) -> Path:
+    path.write_text(DRAW_MANY.format(guard=guard))
+    return path
+
+
+def parents() -> dict[int, int]:
+    """Every process that runs (ended ones that nobody has waited for do not), and the one that started it."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = status.read_text().rsplit(")", 1)[1].split()[:2]
+            if state != "Z":
+                found[int(status.parent.name)] = int(parent)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the list of processes from /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent_and_leave_no_half_file(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, str(script(tmp_path / "draw.py", "if __name__ == '__main__': ")), str(tmp_path / "out")]
+    parent = subprocess.Popen([*command, "2", "4000"], stderr=subprocess.DEVNULL, env=ENV)
+    out, deadline = tmp_path / "out", time.monotonic() + 120
+    while len(list(out.glob("[0-9]*.png"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    workers = {one for one, above in parents().items() if above == parent.pid}
+    assert len(workers) >= 2
+    parent.send_signal(number)
+    parent.wait()
+    while workers & parents().keys() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert workers & parents().keys() == set()
+    assert 3 <= len(list(out.iterdir())) < 4000
+    assert all(path.suffix == ".png" and Image.open(path).load() for path in out.iterdir())
+
+
+def test_a_script_without_a_guard_draws_once_and_starts_nothing(tmp_path: Path) -> None:
+    """The default draws here; who asks such a script for workers is told, and it doesn't start itself over and over."""
+    path = script(tmp_path / "draw.py", "")
+    code = path.read_text().replace(", workers=workers)", ")")
+    path.write_text(code)
+    done = subprocess.run([sys.executable, path, tmp_path / "one", "2", "3"], capture_output=True, text=True, env=ENV)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(list((tmp_path / "one").iterdir())) == 3
+    path = script(tmp_path / "draw.py", "")
+    done = subprocess.run([sys.executable, path, tmp_path / "two", "2", "3"], capture_output=True, text=True, env=ENV)
+    assert done.returncode == 1
+    assert "workers=1 draws without processes" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "two").exists()
+
+
+def broken(job: int) -> Path:
+    raise ZeroDivisionError(f"job {job}")
+
+
+def without_a_word_that_travels(job: int) -> Path:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("told")
+
+
+@pytest.mark.parametrize(
+    ("draw", "words"), [(broken, "ZeroDivisionError: job 7"), (without_a_word_that_travels, "LocalError: told")]
+)
+def test_another_error_of_a_worker_comes_with_its_words(draw: Callable[[int], Path], words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
+        list(draw_in_workers(draw, [7], 1))
+
+
 def test_vector_files_hold_title_labels_and_numbers(tmp_path: Path) -> None:
     maps = bank_maps()
     paths = save_head_maps([(tmp_path / f"{i}.svg", maps, i) for i in range(2)], Style(image="svg"))
@@ -312,9 +398,7 @@ def test_figures_load_no_torch_and_light_parts_no_matplotlib() -> None:
         "import sys, attnscope.figures as f; f.Style(); assert 'matplotlib' not in sys.modules;"
         "import attnscope.figures.pool, attnscope.figures.heatmap; assert 'torch' not in sys.modules"
     )
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=ENV)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

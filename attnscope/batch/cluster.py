@@ -25,12 +25,12 @@ from attnscope import errors
 from attnscope.batch.bucketing import Shard, unfinished
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Journal, Record
-from attnscope.batch.painters import painting
 from attnscope.batch.reading import STDIN, Reading, Source, read_items
 from attnscope.batch.running import Tally, Worker, run_shards
 from attnscope.batch.sizes import item_cost
 from attnscope.batch.writing import ShardWriter
 from attnscope.errors import AttnscopeError, UsageError
+from attnscope.figures.pool import drawing_pool as painting
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import load_config
 

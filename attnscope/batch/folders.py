@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.batch.bucketing import unfinished
 from attnscope.batch.journal import PARTIAL, Journal, check_options, check_ours, locked
-from attnscope.batch.painters import painting
 from attnscope.batch.reading import Progress, Reading, Source, find_sources, read_items
 from attnscope.errors import UsageError
+from attnscope.figures.pool import drawing_pool as painting
 
 if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster

@@ -75,7 +75,7 @@ def draw(settings: Settings, seen: Observation, folder: Path, names: Sequence[st
             advance(files - done[0])
             done[0] = files
 
-        return written + save_head_maps(jobs, style, progress=count)
+        return written + save_head_maps(jobs, style, workers=None, progress=count)
 
 
 def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style: Style) -> list[tuple[Path, Maps, int]]:

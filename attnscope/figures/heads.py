@@ -1,16 +1,17 @@
 """One labelled heatmap per head, drawn here or in worker processes."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
 
 from attnscope.figures.colours import find_cmap
 from attnscope.figures.fonts import Fonts, fonts_for
 from attnscope.figures.heatmap import HeadFigure
 from attnscope.figures.jobs import Head, prepare_heads, shown_texts
-from attnscope.figures.pool import run_in_workers, worker_count
+from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.style import Maps, Style, head_title
-from attnscope.figures.writer import drawing
+from attnscope.figures.writer import configure, drawing
 
 
 def save_head_maps(
@@ -18,14 +19,15 @@ def save_head_maps(
     style: Style,
     *,
     title: Callable[[Maps, int], str] = head_title,
-    workers: int | None = None,
+    workers: int | None = 1,
     progress: Callable[[int], None] | None = None,
 ) -> list[Path]:
     """Write one labelled heatmap per job (path, maps, index into maps.heads); returns the paths.
 
     Numbers are written into the cells of maps of at most 12 tokens. All files share one colour scale unless
-    `style.per_head_scale`. `workers=None` uses other processes when there are enough heads to pay for their
-    start; they import no torch. `progress` is called with the number of files written so far.
+    `style.per_head_scale`. `workers=1` draws here; `workers=None` uses other processes when there are enough heads to
+    pay for their start. They import no torch, but the calling script: its work must stand under
+    `if __name__ == "__main__"`. `progress` is called with the number of files written so far.
     Raises UsageError for an unknown colour map or a folder that cannot be written.
 
         save_head_maps([(Path("heads/L27H03.png"), maps, 3)], Style())
@@ -37,19 +39,40 @@ def save_head_maps(
     tell = progress or (lambda done: None)
     if workers is None:
         workers = worker_count([head.values_QK.size for head in heads], style)
-    drawn = run_in_workers(heads, style, fonts, workers) if workers > 1 else draw_heads(heads, style, fonts)
-    with closing(drawn):  # an error in `progress` stops the workers too
+    with closing(_drawn(heads, style, fonts, workers)) as drawn:  # an error in `progress` stops the workers too
         for done, _ in enumerate(drawn, start=1):
             tell(done)
     return [head.path for head in heads]
 
 
-def draw_heads(heads: Sequence[Head], style: Style, fonts: Fonts) -> Generator[Path, None, None]:
+def _drawn(heads: Sequence[Head], style: Style, fonts: Fonts, workers: int) -> Generator[Path, None, None]:
+    if workers > 1:
+        return draw_in_workers(partial(_draw_in_worker, style, fonts), heads, workers)
+    return draw_heads(heads, style, fonts)
+
+
+def draw_heads(heads: Iterable[Head], style: Style, fonts: Fonts) -> Generator[Path, None, None]:
     """Write the heads in this process, one path at a time."""
     built: dict[tuple, HeadFigure] = {}
     with drawing(fonts):
         for head in heads:
-            if head.kind not in built:
-                built[head.kind] = HeadFigure(head, style)
-            built[head.kind].show(head)
-            yield built[head.kind].save(head.path)
+            yield _draw(head, style, built)
+
+
+def _draw(head: Head, style: Style, built: dict[tuple, HeadFigure]) -> Path:
+    """Write one head; a kind's figure is built once."""
+    if head.kind not in built:
+        built[head.kind] = HeadFigure(head, style)
+    built[head.kind].show(head)
+    return built[head.kind].save(head.path)
+
+
+def _draw_in_worker(style: Style, fonts: Fonts, head: Head) -> Path:
+    return _draw(head, style, _of_worker(style, fonts))
+
+
+@cache
+def _of_worker(style: Style, fonts: Fonts) -> dict[tuple, HeadFigure]:
+    """A worker's figures, one per kind; they and matplotlib's settings stay for as long as it lives."""
+    configure(fonts)
+    return {}

@@ -1,49 +1,40 @@
-"""Heads drawn in worker processes.
+"""Processes that draw beside the model.
 
-The workers are plain `python -c` processes, not forks: the caller may hold torch's threads and locks, and its
-main module may not be safe to import again. They load this package and nothing of a model.
+They are started afresh (spawn), not forked: the caller may hold torch's threads and locks. They load this package and
+nothing of a model. A script that asks for them must begin its work under `if __name__ == "__main__"`, since each of
+them imports the script again.
 """
 
+from __future__ import annotations
+
+import multiprocessing
 import os
-import pickle
-import queue
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnscope.errors import AttnscopeError
-from attnscope.figures.fonts import Fonts
-from attnscope.figures.jobs import Head
-from attnscope.figures.style import Style
+
+if TYPE_CHECKING:
+    from attnscope.figures.style import Style
 
 HEAD_SECONDS, CELL_SECONDS, VECTOR_FACTOR = 0.012, 1e-6, 6  # measured on one core of 2025, to a factor of two
 START_SECONDS = 1.5
 MOST_WORKERS = 16
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
-_START = (
-    "import sys; sys.path[:] = {path!r}; from attnscope.figures.heads import draw_heads; "
-    "from attnscope.figures.pool import serve; serve(draw_heads)"
-)
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A process, the two ends we hold, and the file that its stderr goes to."""
-
-    process: subprocess.Popen[bytes]
-    orders: IO[bytes]
-    reports: IO[bytes]
-    words: IO[bytes]
+_busy = threading.Lock()  # of a worker: held while it draws a file
+Job = TypeVar("Job")
 
 
 def worker_count(cells: Sequence[int], style: Style) -> int:
-    """As many workers as the work pays for: each should draw for longer than it takes to start."""
+    """As many workers as pay off for heads of so many cells: each should draw for longer than it takes to start."""
     seconds = sum(HEAD_SECONDS + CELL_SECONDS * count for count in cells)
     seconds *= 1 if style.image == "png" else VECTOR_FACTOR
     return max(1, min(_cores(), MOST_WORKERS, int(seconds / (2 * START_SECONDS))))
@@ -53,79 +44,86 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_in_workers(heads: Sequence[Head], style: Style, fonts: Fonts, count: int) -> Generator[Path, None, None]:
-    """Yield each path as its file is written; stops all workers when one fails or the caller does."""
-    shares = [share for share in _split(heads, count) if share]
-    events: queue.Queue[Any] = queue.Queue()
-    workers = [_start() for _ in shares]
-    drivers = [
-        threading.Thread(target=_drive, args=(worker, (share, style, fonts), events))
-        for worker, share in zip(workers, shares, strict=True)
-    ]
+def drawing_pool(workers: int) -> AbstractContextManager[Executor | None]:
+    """So many processes that draw, or None for 0; when the block ends they finish what they were given, and end.
+
+    They also end when this process dies.
+
+        with drawing_pool(2) as pool:
+            pool.submit(save_overview, path, layers, style).result()
+    """
+    return _Pool(workers) if workers else nullcontext()
+
+
+def draw_in_workers(draw: Callable[[Job], Path], jobs: Sequence[Job], workers: int) -> Generator[Path, None, None]:
+    """Yield each path in the order of the jobs; after an error, or once closed, no further file is begun.
+
+    draw: a picklable function that writes one job's file. An AttnscopeError of a worker is raised here as it is, any
+    other error as a RuntimeError with its words.
+    """
+    with _Pool(workers) as pool:
+        try:
+            yield from pool.map(partial(_draw, draw), jobs)
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a process that draws ended early: it was killed, or the script that asked for it has no "
+                '`if __name__ == "__main__"`; workers=1 draws without processes'
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _draw(draw: Callable[[Job], Path], job: Job) -> Path:
+    with _busy:
+        try:
+            return draw(job)
+        except AttnscopeError:
+            raise
+        except Exception as error:  # not every error survives the way to the other process
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+
+class _Pool(ProcessPoolExecutor):
+    """A pool whose workers leave the signals of the terminal to the process that started them."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers, multiprocessing.get_context("spawn"), _begin)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        with _held_back():  # a worker starts here, and would print a traceback if Ctrl-C reached it before _begin
+            return super().submit(fn, *args, **kwargs)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Signals that stop us wait; a process started here waits with them until it says otherwise."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
-        for driver in drivers:
-            driver.start()
-        for _ in heads:
-            event = events.get()
-            if isinstance(event, BaseException):
-                raise event
-            yield event
+        yield
     finally:
-        _stop(workers, drivers)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _stop(workers: Sequence[Worker], drivers: Sequence[threading.Thread]) -> None:
-    for worker in workers:
-        worker.process.terminate()
-    for driver in drivers:
-        if driver.ident is not None:
-            driver.join()
-    for worker in workers:
-        worker.process.wait()
-        worker.reports.close()
-        worker.words.close()
+def _begin() -> None:
+    """A worker's start: it ends with its parent, and on SIGTERM, but never halfway through a file."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal: the parent decides
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=_leave).start())
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _split(heads: Sequence[Head], count: int) -> list[Sequence[Head]]:
-    size = -(-len(heads) // count)
-    return [heads[start : start + size] for start in range(0, len(heads), size)]
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever, and draw into a folder no longer its own."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    _leave()
 
 
-def _start() -> Worker:
-    words = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the worker is stopped
-    command = [sys.executable, "-c", _START.format(path=sys.path)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words)
-    return Worker(process, cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout), words)
-
-
-def _drive(worker: Worker, work: Any, events: queue.Queue[Any]) -> None:
-    """Hand a worker its share and pass on what it reports: paths, or the error that ended it."""
-    try:
-        with worker.orders:
-            pickle.dump(work, worker.orders)
-        for _ in work[0]:
-            events.put(pickle.load(worker.reports))
-    except (EOFError, OSError, pickle.UnpicklingError):
-        worker.words.seek(0)
-        told = worker.words.read().decode(errors="replace").strip().splitlines()
-        events.put(RuntimeError(f"a figure worker ended early: {told[-1] if told else 'it said nothing'}"))
-
-
-def serve(draw: Callable[[Sequence[Head], Style, Fonts], Iterable[Path]]) -> None:
-    """A worker's main: one share on stdin, one pickled path (or the error) a file on stdout."""
-    # stopped by the parent, it still removes the file it is writing
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    reports = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    heads, style, fonts = pickle.load(sys.stdin.buffer)
-    try:
-        for path in draw(heads, style, fonts):
-            _report(reports, path)
-    except Exception as error:
-        known = isinstance(error, AttnscopeError)
-        _report(reports, error if known else RuntimeError(f"{type(error).__name__}: {error}"))
-
-
-def _report(reports: IO[bytes], what: object) -> None:
-    pickle.dump(what, reports)
-    reports.flush()
+def _leave() -> None:
+    with _busy:
+        os._exit(1)

@@ -31,27 +31,32 @@ def px(pixels: float) -> float:
 @contextmanager
 def drawing(fonts: Fonts) -> Iterator[None]:
     """Matplotlib as shipped, whatever the user's own settings are, and no text read as a formula."""
-    register(fonts)
     with mpl.rc_context(), warnings.catch_warnings():
-        mpl.rcdefaults()
-        mpl.rcParams.update(
-            {
-                "font.family": list(fonts.families),
-                "text.parse_math": False,
-                "figure.dpi": DPI,
-                "savefig.dpi": DPI,
-                "svg.hashsalt": "attnscope",
-                "axes.unicode_minus": True,
-                "axes.edgecolor": "#262626",
-                "xtick.major.size": 3,
-                "ytick.major.size": 3,
-                "xtick.major.pad": 3,
-                "ytick.major.pad": 3,
-            }
-        )
-        # fonts_for has said it already, once and with what to do
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
+        configure(fonts)
         yield
+
+
+def configure(fonts: Fonts) -> None:
+    """The settings of `drawing`, for good: for a process that does nothing else."""
+    register(fonts)
+    mpl.rcdefaults()
+    mpl.rcParams.update(
+        {
+            "font.family": list(fonts.families),
+            "text.parse_math": False,
+            "figure.dpi": DPI,
+            "savefig.dpi": DPI,
+            "svg.hashsalt": "attnscope",
+            "axes.unicode_minus": True,
+            "axes.edgecolor": "#262626",
+            "xtick.major.size": 3,
+            "ytick.major.size": 3,
+            "xtick.major.pad": 3,
+            "ytick.major.pad": 3,
+        }
+    )
+    # fonts_for has said it already, once and with what to do
+    warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
