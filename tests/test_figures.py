@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def test_mask_takes_the_sink_out_and_prints_it() -> None:
 def test_scores_span_their_finite_values() -> None:
     scores = np.log(causal(1, 4)) - 1
     scores[0, 3, 1] = -np.inf
-    figure = shown(Maps(0, (0,), scores, numbered(4), numbered(4)), Style(weights="scores"))
+    figure = shown(Maps(0, (0,), scores, numbered(4), numbered(4), quantity="logit"), Style())
     finite = [float(value) for value in scores.ravel() if math.isfinite(value)]
     assert figure.map.mesh.get_clim() == pytest.approx((min(finite), max(finite)))
     assert figure.map.mesh.get_array().mask[3, 1]
@@ -518,7 +519,11 @@ def test_bad_choices_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected linear or log, got 'cubic'"):
         Style(scale="cubic")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="logarithms"):
-        Style(scale="log", weights="scores")
+        save_head_maps([(tmp_path / "a.png", replace(bank_maps(), quantity="logit"), 0)], Style(scale="log"))
+    with pytest.raises(ValueError, match="expected weight or logit or share, got 'scores'"):
+        replace(bank_maps(), quantity="scores")
+    with pytest.raises(ValueError, match="one quantity"):
+        save_head_maps([(tmp_path / q, replace(bank_maps(), quantity=q), 0) for q in ("weight", "logit")], Style())
     with pytest.raises(UsageError, match="did you mean viridis"):
         save_head_maps([(tmp_path / "a.png", bank_maps(), 0)], Style(cmap="virids"))
     with pytest.raises(ValueError, match=r"\(1, 2, 2\), got \(1, 3, 3\)"):

@@ -107,6 +107,7 @@ def layer_maps(seen: Observation, by_kv: bool) -> list[Maps]:
             rule if found.bin_size > 1 else "",
             () if by_kv else tuple(seen.kv_head(layer, head) for head in found.heads[layer]),
             by_kv,
+            "logit" if found.view.weights == "scores" else "weight",
         )
         for layer, values in found.values.items()
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -141,9 +140,9 @@ def draw(settings: Settings, seen: Observation, rolled: Rollout, folder: Path) -
     else:
         run, shown = 1, labels(seen.prompt, rolled.units, step)
     rule = "sum over keys, mean over queries"
-    maps = Maps(rolled.layers[-1], (0,), values_GG[None], shown, shown, run, rule if run > 1 else "")
+    maps = Maps(rolled.layers[-1], (0,), values_GG[None], shown, shown, run, rule if run > 1 else "", quantity="share")
     title = f"Rollout of {len(rolled.layers)} layers" + f", {step} {settings.group} a cell" * (step > 1)
-    path, style = folder / f"rollout.{settings.image}", replace(settings.style(), weights="rollout")
+    path, style = folder / f"rollout.{settings.image}", settings.style()
     [written] = save_head_maps([(path, maps, 0)], style, title=lambda maps, index: title)
     return written
 

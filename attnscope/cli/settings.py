@@ -93,7 +93,6 @@ class Settings:
             scale=self.scale,  # type: ignore[arg-type]
             sink=self.sink or "keep",  # type: ignore[arg-type]
             per_head_scale=self.per_head_scale,
-            weights=self.weights,  # type: ignore[arg-type]
             image=self.image,  # type: ignore[arg-type]
             annotate=self.annotate,
         )

@@ -13,7 +13,7 @@ from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from attnscope.errors import UsageError
-from attnscope.figures.style import Style
+from attnscope.figures.style import Quantity, Style
 
 BLANK = "#efefef"  # a key the query cannot see: light, so that it is never mistaken for a small weight
 DARK_INK, LIGHT_INK = "#262626", "#ffffff"
@@ -31,18 +31,23 @@ class Limits:
     above: bool = False
 
 
-def find_limits(values: Iterable[np.ndarray], style: Style, *, sink_removed: bool = False) -> Limits:
+def find_limits(
+    values: Iterable[np.ndarray], style: Style, quantity: Quantity = "weight", *, sink_removed: bool = False
+) -> Limits:
     """One scale for all the arrays (... x queries x keys).
 
     Rows with one visible key are 1 whatever the head does, and would set every scale: they are left out and
-    take the top colour. Scores go from their least to their greatest finite value; weights start at 0, or on a
-    log scale at the power of ten below the least weight, 1e-6 at the lowest.
+    take the top colour. Logits go from their least to their greatest finite value; weights start at 0, or on a
+    log scale at the power of ten below the least weight, 1e-6 at the lowest. Raises UsageError for a log scale on
+    logits, which are logarithms.
     """
+    if quantity == "logit" and style.scale == "log":
+        raise UsageError("a log scale needs weights, got scores", "scores are logarithms already: use scale linear")
     arrays = [np.asarray(array, dtype=np.float64) for array in values]
     everything = np.concatenate([array[np.isfinite(array)] for array in arrays] or [np.zeros(0)])
     if not everything.size:
         return Limits(0.0, 1.0)
-    if style.weights == "scores":
+    if quantity == "logit":
         low, high = float(everything.min()), float(everything.max())
         return Limits(low, high) if high > low else Limits(low - 0.5, low + 0.5)
     least_keys = 1 if sink_removed else 2
@@ -66,9 +71,9 @@ def _floor(values: np.ndarray, high: float) -> float:
     return floor if floor < high else high / 10
 
 
-def sink_limits(values: np.ndarray, style: Style) -> Limits:
-    """The strip's own scale: weights from 0 to 1, scores from least to greatest."""
-    return find_limits([values], style) if style.weights == "scores" else Limits(0.0, 1.0)
+def sink_limits(values: np.ndarray, quantity: Quantity) -> Limits:
+    """The strip's own scale: logits from least to greatest, anything else from 0 to 1."""
+    return find_limits([values], Style(), quantity) if quantity == "logit" else Limits(0.0, 1.0)
 
 
 def make_norm(limits: Limits, style: Style) -> Normalize:
@@ -108,11 +113,11 @@ def ink_on(rgba: np.ndarray) -> np.ndarray:
     return np.where(luminance(rgba) > LIGHT_CELL, DARK_INK, LIGHT_INK)
 
 
-def number(value: float, style: Style) -> str:
-    """What is printed in a cell: two decimals, small weights on a log scale as 3e-4."""
-    if style.scale == "linear" or value >= 0.01:
-        return f"{value:.2f}".replace("-", "−")
-    return short_power(value)
+def number(value: float, style: Style, decimals: int = 2) -> str:
+    """What is printed in a cell: so many decimals, small weights on a log scale as 3e-4."""
+    if style.scale == "log" and value < 0.01:
+        return short_power(value)
+    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")  # + 0.0: no −0.00
 
 
 def short_power(value: float) -> str:
@@ -123,13 +128,11 @@ def short_power(value: float) -> str:
     return f"{digits}e{int(exponent)}"
 
 
-def quantity(style: Style) -> str:
-    """What the colours mean."""
-    if style.weights == "scores":
-        return "logit"
-    if style.weights == "rollout":
-        return "share, log scale" if style.scale == "log" else "share of the token"
-    return "weight, log scale" if style.scale == "log" else "attention weight"
+def quantity_name(quantity: Quantity, style: Style) -> str:
+    """What the colours mean, as it stands beside the colour bar."""
+    if style.scale == "log":
+        return f"{quantity}, log scale"
+    return {"weight": "attention weight", "logit": "logit", "share": "share of the token"}[quantity]
 
 
 def label_colourbar(bar: Colorbar, limits: Limits, style: Style, label: str) -> None:

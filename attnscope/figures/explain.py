@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -20,34 +20,29 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnscope.figures import layout
 from attnscope.figures.colours import (
-    BLANK,
     Limits,
-    drawable,
-    find_cmap,
     find_limits,
-    ink_on,
     label_colourbar,
-    make_norm,
 )
 from attnscope.figures.fonts import fonts_for, shown_label
+from attnscope.figures.heatmap import Cells
 from attnscope.figures.style import Style
-from attnscope.figures.writer import DPI, drawing, save_figure
+from attnscope.figures.writer import drawing, save_figure
 
 EDGE, GAP, BAR_PX, BAR_ROOM, TITLE_ROOM = 18, 10, 12, 62, 52
 PANEL_PX, LARGEST_CELL, LEAST_PITCH = 480, 110, 190
-TITLE_SIZE, NAME_SIZE, NOTE_SIZE = 13.0, 10.5, 9.0
+TITLE_SIZE, NAME_SIZE = 13.0, 10.5
 LINE = 1.15  # from line to line of the notes
-RASTER_CELLS = 2500
-SCORES, WEIGHTS = Style(weights="scores"), Style()
-GREY = "#555555"
+STYLE = Style()
 
 
 @dataclass(frozen=True)
 class ScalingEffect:
-    """Scores before and after scaling, and the softmax of each; NaN where the query may not look.
+    """Scores before and after scaling, and the softmax of each (Q x K); NaN where the query may not look.
 
     std: of all visible scores. entropy: nats, mean over the queries that see at least 2 keys (NaN if none does);
-    even_entropy: what attention spread evenly would have.
+    even_entropy: that
+    of uniform attention.
     """
 
     raw_QK: np.ndarray
@@ -62,7 +57,7 @@ class ScalingEffect:
 
 
 def scaling_effect(raw_QK: np.ndarray, visible_QK: np.ndarray, scale: float) -> ScalingEffect:
-    """q . k and which keys are visible -> the four matrices of the figure and their numbers.
+    """q . k (Q x K) and which keys are visible (Q x K, bool) -> the four matrices of the figure and their numbers.
 
     Only scale, mask and softmax are applied: a soft-cap, a position bias or a sink logit is not.
 
@@ -116,7 +111,7 @@ def save_scaling_effect(
 ) -> Path:
     """Write the four panels; returns the path.
 
-    labels: one a token. head: whose scores they are, for the title. divisor: how the scaling is written ("/ √32").
+    labels: one per token. head: whose scores they are, for the title. divisor: how the scaling is written ("/ √32").
     note: said below the panels. image: png, svg or pdf. Raises UsageError for a folder that cannot be written.
 
         save_scaling_effect(Path("L2H3.png"), effect, labels, head="L2H3 of demo", divisor="/ √32")
@@ -126,36 +121,53 @@ def save_scaling_effect(
         return save_figure(effect_figure(effect, labels, head, divisor, note), path, image)
 
 
+@dataclass(frozen=True)
+class _Panel:
+    """One map of the four: what it shows, how its scale is called, its name and its number."""
+
+    values_QK: np.ndarray
+    limits: Limits
+    scale: str
+    name: str
+    number: str
+
+
 def effect_figure(effect: ScalingEffect, labels: Sequence[str], head: str, divisor: str, note: str = "") -> Figure:
     """The four panels; to be called within `writer.drawing`."""
-    figure = Figure(figsize=(8, 8), dpi=DPI)
-    FigureCanvasAgg(figure)
+    figure = layout.new_figure()
     cell = max(1, min(LARGEST_CELL, PANEL_PX // len(labels)))
-    scores = find_limits([effect.raw_QK, effect.scaled_QK], SCORES)
-    weights = find_limits([effect.raw_weights_QK, effect.scaled_weights_QK], WEIGHTS)
-    scaled = f"q · k {divisor}"
-    panels = (
-        (effect.raw_QK, scores, SCORES, "scores: q · k", f"std {effect.raw_std:.2f}"),
-        (effect.raw_weights_QK, weights, WEIGHTS, "softmax of q · k", f"entropy {_nats(effect.raw_entropy)}"),
-        (effect.scaled_QK, scores, SCORES, f"scaled: {scaled}", f"std {effect.scaled_std:.2f}"),
-        (effect.scaled_weights_QK, weights, WEIGHTS, f"softmax of {scaled}", f"entropy {_nats(effect.scaled_entropy)}"),
-    )
-    axes = [figure.add_axes((0.1 * place, 0.1, 0.1, 0.1)) for place in range(4)]
+    panels = _panels(effect, f"q · k {divisor}")
+    axes = [figure.add_axes((0.1, 0.1, 0.3, 0.3)) for _ in panels]
+    pairs = [(ax, figure.add_axes((0.9, 0.1, 0.02, 0.8))) for ax in axes]
+    for panel, (ax, bar_ax) in zip(panels, pairs, strict=True):
+        _draw(panel, ax, bar_ax, cell)
+    step = _label(axes, labels, cell)
     titles = [
-        (figure.text(0, 0, name, fontsize=NAME_SIZE, weight="bold"), figure.text(0, 0, number, fontsize=NAME_SIZE))
-        for _, _, _, name, number in panels
-    ]
-    for ax, (values_QK, limits, style, _, _) in zip(axes, panels, strict=True):
-        _draw(ax, values_QK, limits, style, cell)
-    bars = [
-        _bar(figure, ax, limits, style, "score" if style is SCORES else "attention weight")
-        for ax, (_, limits, style, _, _) in zip(axes, panels, strict=True)
+        (
+            figure.text(0, 0, panel.name, fontsize=NAME_SIZE, weight="bold"),
+            figure.text(0, 0, panel.number, fontsize=NAME_SIZE),
+        )
+        for panel in panels
     ]
     heading = figure.text(0, 0, f"{head}: what scaling does to the softmax", fontsize=TITLE_SIZE)
-    step = _label(axes, labels, cell)
-    notes = [figure.text(0, 0, line, fontsize=NOTE_SIZE, color=GREY) for line in _notes(effect, step, note)]
-    _place(figure, axes, titles, bars, heading, notes, len(labels) * cell)
+    notes = [
+        figure.text(0, 0, line, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+        for line in _notes(effect, step, note)
+    ]
+    _place(figure, pairs, titles, [heading, *notes], len(labels) * cell)
     return figure
+
+
+def _panels(effect: ScalingEffect, scaled: str) -> tuple[_Panel, ...]:
+    """Scores at the left, weights at the right; one colour scale per column."""
+    scores = find_limits([effect.raw_QK, effect.scaled_QK], STYLE, "logit"), "score"
+    weights = find_limits([effect.raw_weights_QK, effect.scaled_weights_QK], STYLE), "attention weight"
+    return (
+        _Panel(effect.raw_QK, *scores, "scores: q · k", f"std {effect.raw_std:.2f}"),
+        _Panel(effect.raw_weights_QK, *weights, "softmax of q · k", f"entropy {_nats(effect.raw_entropy)}"),
+        _Panel(effect.scaled_QK, *scores, f"scaled: {scaled}", f"std {effect.scaled_std:.2f}"),
+        _Panel(effect.scaled_weights_QK, *weights, f"softmax of {scaled}", f"entropy {_nats(effect.scaled_entropy)}"),
+    )
 
 
 def _nats(entropy: float) -> str:
@@ -174,40 +186,15 @@ def _notes(effect: ScalingEffect, step: int, note: str) -> list[str]:
     return [*lines, *every, *([note] if note else [])]
 
 
-def _draw(ax: Axes, values_QK: np.ndarray, limits: Limits, style: Style, cell: int) -> None:
-    """One map, with numbers in its cells where there are few."""
-    cmap, norm = find_cmap(style.cmap), make_norm(limits, style)
-    shown = drawable(values_QK, limits, style)
-    sns.heatmap(
-        shown.filled(np.nan),
-        ax=ax,
-        norm=norm,
-        vmin=limits.low,
-        vmax=limits.high,
-        cmap=cmap,
-        cbar=False,
-        xticklabels=False,
-        yticklabels=False,
-        rasterized=values_QK.size > RASTER_CELLS,
-    )
-    ax.set_facecolor(BLANK)
-    if not style.annotates(len(values_QK)):
-        return
-    digits = 1 if np.nanmax(np.abs(values_QK)) >= 10 else 2
-    for query, key in np.argwhere(np.isfinite(values_QK)):
-        value = values_QK[query, key]
-        text = f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # + 0.0: no −0.0
-        size = layout.number_size(cell) * min(1.0, 4.5 / len(text))
-        ink = str(ink_on(np.asarray(cmap(norm(value)))))
-        ax.text(key + 0.5, query + 0.5, text, ha="center", va="center", fontsize=size, color=ink)
-
-
-def _bar(figure: Figure, ax: Axes, limits: Limits, style: Style, name: str) -> Colorbar:
-    bar = figure.colorbar(ax.collections[0], cax=figure.add_axes((0.9, 0.1, 0.02, 0.8)))
-    label_colourbar(bar, limits, style, name)
-    bar.ax.tick_params(labelsize=NOTE_SIZE)
-    bar.ax.yaxis.label.set_fontsize(NOTE_SIZE)
-    return bar
+def _draw(panel: _Panel, ax: Axes, bar_ax: Axes, cell: int) -> None:
+    """One map and its colour bar, with numbers in its cells where there are few."""
+    cells = Cells(ax, panel.values_QK, panel.limits, STYLE, STYLE.cmap, cbar_ax=bar_ax)
+    cells.show(panel.values_QK, panel.limits, decimals=1 if np.nanmax(np.abs(panel.values_QK)) >= 10 else 2)
+    for text in cells.numbers:
+        text.set_fontsize(layout.number_size(cell) * min(1.0, 4.5 / len(text.get_text())))
+    label_colourbar(cast(Colorbar, cells.mesh.colorbar), panel.limits, STYLE, panel.scale)
+    bar_ax.tick_params(labelsize=layout.NOTE_SIZE)
+    bar_ax.yaxis.label.set_fontsize(layout.NOTE_SIZE)
 
 
 def _label(axes: Sequence[Axes], labels: Sequence[str], cell: int) -> int:
@@ -224,34 +211,38 @@ def _label(axes: Sequence[Axes], labels: Sequence[str], cell: int) -> int:
 
 def _place(
     figure: Figure,
-    axes: Sequence[Axes],
+    panels: Sequence[tuple[Axes, Axes]],
     titles: Sequence[tuple[Text, Text]],
-    bars: Sequence[Colorbar],
-    heading: Text,
-    notes: Sequence[Text],
+    lines: Sequence[Text],
     side: int,
 ) -> None:
-    """Measure the words, then give every part its pixels."""
-    name = layout.line_px(NAME_SIZE)
-    left = round(EDGE + name + layout.extent(axes[0].get_yticklabels())[0] + GAP)
-    top = round(EDGE + layout.line_px(TITLE_SIZE) + GAP + TITLE_ROOM)
+    """Measure the words, then give every part its pixels. lines: the heading and the notes. side: of a map, pixels."""
+    line_px = LINE * layout.line_px(layout.NOTE_SIZE)
     words = layout.extent([text for pair in titles for text in pair])[0]
-    across = max(side + GAP + BAR_PX + BAR_ROOM, round(words) + 2 * GAP, LEAST_PITCH)
-    down = side + TITLE_ROOM + 2 * GAP
-    below = layout.extent(axes[2].get_xticklabels())[1] + name + 2 * GAP
-    bottom = top + down + side + below
-    width = max(left + 2 * across, left + max(layout.extent([heading, *notes])[0], 0) + EDGE)
-    layout.resize(figure, width, bottom + len(notes) * LINE * layout.line_px(NOTE_SIZE) + EDGE)
-    for place, (ax, bar, pair) in enumerate(zip(axes, bars, titles, strict=True)):
-        row, column = divmod(place, 2)
-        x, y = left + column * across, top + row * down
-        layout.place(figure, ax, (x, y, side, side))
-        layout.place(figure, bar.ax, (x + side + GAP, y, BAR_PX, side))
-        layout.put_words(figure, pair[0], x, y - 31)
-        layout.put_words(figure, pair[1], x, y - 9)
-    layout.put_words(figure, heading, left, EDGE + layout.line_px(TITLE_SIZE) * 0.8)
-    for line, text in enumerate(notes):
-        layout.put_words(figure, text, left, bottom + (line + 0.8) * LINE * layout.line_px(NOTE_SIZE))
+    numbers = [text for _, bar_ax in panels for text in bar_ax.get_yticklabels()]
+    bar_words = max(BAR_ROOM, round(layout.axis_room(numbers, layout.NOTE_SIZE, 2 * GAP)[0]))
+    across = max(side + GAP + BAR_PX + bar_words, round(words) + 2 * GAP, LEAST_PITCH)
+    marks = layout.axis_room(panels[2][0].get_xticklabels(), NAME_SIZE, 2 * GAP)[1]
+    plan = layout.Frame(
+        left=round(EDGE + layout.axis_room(panels[0][0].get_yticklabels(), NAME_SIZE, GAP)[0]),
+        top=round(EDGE + layout.line_px(TITLE_SIZE) + GAP + TITLE_ROOM),
+        size=(side, side),
+        bar=(GAP, BAR_PX, side),
+        right=across - side - EDGE,
+        below=marks + (len(lines) - 1) * line_px,
+        edge=EDGE,
+        columns=2,
+        pitch=(across, side + TITLE_ROOM + 2 * GAP),
+    )
+    layout.frame(figure, panels, plan, layout.extent(lines)[0])
+    for index, (name, number) in enumerate(titles):
+        left, top = plan.corner(index)
+        layout.put_words(figure, name, left, top - 31)
+        layout.put_words(figure, number, left, top - 9)
+    layout.put_title(figure, lines[0], plan.left, EDGE)
+    bottom = plan.corner(2)[1] + side + marks
+    for place, text in enumerate(lines[1:]):
+        layout.put_words(figure, text, plan.left, bottom + (place + 0.8) * line_px)
 
 
 @dataclass(frozen=True)
@@ -269,7 +260,7 @@ def save_scaling_curves(path: Path, curves: Sequence[Curve], *, note: str = "", 
 
     Points are measured, lines are the formula. Raises UsageError for a folder that cannot be written.
 
-        save_scaling_curves(Path("scaling.png"), curves, note="8192 pairs a point, seed 0")
+        save_scaling_curves(Path("scaling.png"), curves, note="8192 pairs per point, seed 0")
     """
     with drawing(fonts_for([note, "√σμ²·"])):
         return save_figure(curves_figure(curves, note), path, image)
@@ -277,8 +268,8 @@ def save_scaling_curves(path: Path, curves: Sequence[Curve], *, note: str = "", 
 
 def curves_figure(curves: Sequence[Curve], note: str = "") -> Figure:
     """The two panels; to be called within `writer.drawing`."""
-    figure = Figure(figsize=(11, 5.4), dpi=DPI)
-    FigureCanvasAgg(figure)
+    figure = layout.new_figure()
+    figure.set_size_inches(11, 5.4)
     before, after = figure.subplots(1, 2)
     width_W = curves[0].width_W
     for curve, colour in zip(curves, sns.color_palette("colorblind", len(curves)), strict=True):
@@ -290,20 +281,20 @@ def curves_figure(curves: Sequence[Curve], note: str = "") -> Figure:
     after.axhline(1.0, linestyle="--", color="#262626", linewidth=1.6)
     before.set_title("before: std of q · k", loc="left", fontsize=NAME_SIZE + 1)
     after.set_title("after the division by √d_k: back to 1 for mean 0, std 1", loc="left", fontsize=NAME_SIZE + 1)
-    before.legend(frameon=False, fontsize=NOTE_SIZE, loc="upper left")
+    before.legend(frameon=False, fontsize=layout.NOTE_SIZE, loc="upper left")
     for ax in (before, after):
         _doubling(ax, width_W)
     _steps(before, [0.5, 1, 2, 5, 10, 20, 50, 100])
     _steps(after, [0.5, 1, 2, 4, 8])
     after.set_ylim(0.4, 8)
-    figure.text(0.055, 0.025, note, fontsize=NOTE_SIZE, color=GREY)
+    figure.text(0.055, 0.025, note, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
     figure.subplots_adjust(left=0.055, right=0.985, top=0.93, bottom=0.17, wspace=0.13)
     return figure
 
 
 def _doubling(ax: Axes, width_W: np.ndarray) -> None:
     ax.set_xscale("log", base=2)
-    ax.set_xticks(width_W, [f"{int(width)}" for width in width_W], fontsize=NOTE_SIZE)
+    ax.set_xticks(width_W, [f"{int(width)}" for width in width_W], fontsize=layout.NOTE_SIZE)
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel("d_k, the width of q and k", fontsize=NAME_SIZE)
     ax.grid(color="#e6e6e6", linewidth=0.6)
@@ -316,4 +307,4 @@ def _steps(ax: Axes, ticks: Sequence[float]) -> None:
     ax.yaxis.set_major_locator(FixedLocator(list(ticks)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.tick_params(axis="y", labelsize=NOTE_SIZE)
+    ax.tick_params(axis="y", labelsize=layout.NOTE_SIZE)

@@ -1,4 +1,4 @@
-"""Which installed fonts carry a text, and token labels as they are drawn."""
+"""Which installed fonts have the characters of a text, and token labels as they are drawn."""
 
 import logging
 import unicodedata
@@ -52,7 +52,7 @@ def _visible(char: str) -> str:
 def fonts_for(texts: Iterable[str]) -> Fonts:
     """Fonts that together have every character that any installed font has.
 
-    Logs one warning a process for each character that none has.
+    Logs one warning per process for each character that none has.
 
         fonts_for(["bank", "銀行"]).families
         ("DejaVu Sans", "Noto Sans CJK SC")

@@ -14,7 +14,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colorbar import Colorbar
-from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
@@ -29,7 +28,7 @@ from attnscope.figures.colours import (
     label_colourbar,
     make_norm,
     number,
-    quantity,
+    quantity_name,
     sink_limits,
 )
 from attnscope.figures.jobs import Head
@@ -37,14 +36,14 @@ from attnscope.figures.raster import Stamps, encode_png
 from attnscope.figures.style import Style
 from attnscope.figures.writer import DPI, save_figure, write_whole
 
-TITLE_SIZE, NOTE_SIZE, NAME_SIZE = 13.0, 9.0, 10.0
+TITLE_SIZE = 13.0
 EDGE, GAP, BAR_PX, LEAST_BAR_PX, LEAST_STRIP_PX = 14, 16, 14, 180, 14
 RASTER_CELLS = 2500  # beyond this a vector file holds the cells as one picture, not as a path each
 SINK_CMAP = "Greys"
 
 
 class Cells:
-    """One seaborn heatmap whose colours and numbers can be replaced."""
+    """One seaborn heatmap whose colours and numbers can be replaced; `seen` (Q x K) is where it has numbers."""
 
     def __init__(self, ax: Axes, values_QK: np.ndarray, limits: Limits, style: Style, cmap: str, **seaborn: object):
         self.ax, self.style, self.cmap = ax, style, find_cmap(cmap)
@@ -69,7 +68,8 @@ class Cells:
         self.mesh = ax.collections[0]
         self.numbers = ax.texts[before:]
 
-    def show(self, values_QK: np.ndarray, limits: Limits) -> None:
+    def show(self, values_QK: np.ndarray, limits: Limits, decimals: int = 2) -> None:
+        """Other values, blank in the same cells; numbers with so many decimals."""
         shown = drawable(values_QK, limits, self.style)
         self.mesh.set_array(shown)
         self.mesh.set_clim(limits.low, limits.high)
@@ -77,7 +77,7 @@ class Cells:
             return
         inks = ink_on(np.asarray(self.cmap(self.mesh.norm(shown[self.seen]))))
         for text, value, ink in zip(self.numbers, values_QK[self.seen], inks, strict=True):
-            text.set_text(number(float(value), self.style))
+            text.set_text(number(float(value), self.style, decimals))
             text.set_color(ink)
 
 
@@ -90,17 +90,16 @@ class HeadFigure:
 
     def __init__(self, head: Head, style: Style) -> None:
         self.style, self.limits = style, head.limits
-        self.figure = Figure(figsize=(5, 5), dpi=DPI)
-        self.canvas = FigureCanvasAgg(self.figure)
-        self.ax = self.figure.add_axes((0.1, 0.1, 0.5, 0.5))
-        bar_ax = self.figure.add_axes((0.8, 0.1, 0.1, 0.5))
+        self.figure = layout.new_figure()
+        self.canvas = cast(FigureCanvasAgg, self.figure.canvas)
+        self.ax, bar_ax = layout.new_panel(self.figure)
         bar_kws = colourbar_kws(head.limits)
         self.map = Cells(self.ax, head.values_QK, head.limits, style, style.cmap, cbar_ax=bar_ax, cbar_kws=bar_kws)
         self.bar = cast(Colorbar, self.map.mesh.colorbar)
-        label_colourbar(self.bar, head.limits, style, quantity(style))
+        label_colourbar(self.bar, head.limits, style, quantity_name(head.quantity, style))
         self.strip = self._strip(head)
-        self.title = self.figure.text(0, 0, head.title, fontsize=TITLE_SIZE, va="baseline")
-        self.note = self.figure.text(0, 0, head.note, fontsize=NOTE_SIZE, va="baseline", color="#555555")
+        self.title = self.figure.text(0, 0, head.title, fontsize=TITLE_SIZE)
+        self.note = self.figure.text(0, 0, head.note, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
         self._lay_out(head)
         self.background: Any = None
         self.stamps: list[Stamps] = []
@@ -110,8 +109,8 @@ class HeadFigure:
             return None
         ax = self.figure.add_axes((0.05, 0.1, 0.05, 0.5))
         column_Q1 = head.sink_Q[:, None]
-        plain = Style(weights=self.style.weights, annotate=bool(self.map.numbers))
-        return Cells(ax, column_Q1, sink_limits(column_Q1, plain), plain, SINK_CMAP, cbar=False)
+        plain = Style(annotate=bool(self.map.numbers))
+        return Cells(ax, column_Q1, sink_limits(column_Q1, head.quantity), plain, SINK_CMAP, cbar=False)
 
     def _lay_out(self, head: Head) -> None:
         """Measure the labels once and give every part whole pixels."""
@@ -122,8 +121,8 @@ class HeadFigure:
         if self.strip:
             layout.put_tokens(self.strip.ax, "x", [head.sink_label], wide)
         layout.turn(self._key_labels(), wide * step_K)
-        self.ax.set_xlabel(layout.axis_name("key", step_K), fontsize=NAME_SIZE)
-        left_ax.set_ylabel(layout.axis_name("query", step_Q), fontsize=NAME_SIZE)
+        self.ax.set_xlabel(layout.axis_name("key", step_K), fontsize=layout.NAME_SIZE)
+        left_ax.set_ylabel(layout.axis_name("query", step_Q), fontsize=layout.NAME_SIZE)
         strip = (max(wide, LEAST_STRIP_PX), max(6, wide // 6)) if self.strip else (0, 0)
         self._place(strip, (len(head.labels_K) * wide, len(head.labels_Q) * high))
 
@@ -131,34 +130,36 @@ class HeadFigure:
         return [*self.ax.get_xticklabels(), *(self.strip.ax.get_xticklabels() if self.strip else ())]
 
     def _place(self, strip: tuple[int, int], size: tuple[int, int]) -> None:
+        """strip: its width and its gap to the map, 0 without one. size: width and height of the map. All in pixels."""
         left_ax = self.strip.ax if self.strip else self.ax
-        name, (map_wide, map_high) = layout.line_px(NAME_SIZE), size
-        left = round(EDGE + name + layout.extent(left_ax.get_yticklabels())[0] + GAP)
-        top = round(EDGE + layout.line_px(TITLE_SIZE) + 8 + (layout.line_px(NOTE_SIZE) if self.note.get_text() else 0))
-        map_left = left + sum(strip)
-        bar_left, bar_high = map_left + map_wide + GAP, max(map_high, LEAST_BAR_PX)
-        bar_words = layout.extent(self.bar.ax.get_yticklabels())[0] + name + GAP
-        words = max(layout.extent([self.title])[0] * 1.15, layout.extent([self.note])[0])
-        below = max(layout.extent(self._key_labels())[1] + name + GAP, bar_high - map_high)
-        layout.resize(
-            self.figure, max(bar_left + BAR_PX + bar_words, left + words) + EDGE, top + map_high + below + EDGE
+        left = round(EDGE + layout.axis_room(left_ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0])
+        note = layout.line_px(layout.NOTE_SIZE) if self.note.get_text() else 0
+        plan = layout.Frame(
+            left=left + sum(strip),
+            top=round(EDGE + layout.line_px(TITLE_SIZE) + 8 + note),
+            size=size,
+            bar=(GAP, BAR_PX, max(size[1], LEAST_BAR_PX)),
+            right=GAP + BAR_PX + layout.axis_room(self.bar.ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0],
+            below=layout.axis_room(self._key_labels(), layout.NAME_SIZE, GAP)[1],
+            edge=EDGE,
         )
-        layout.place(self.figure, self.ax, (map_left, top, map_wide, map_high))
-        layout.place(self.figure, self.bar.ax, (bar_left, top, BAR_PX, bar_high))
+        # another head's title may be longer
+        words = max(layout.extent([self.title])[0] * 1.15, layout.extent([self.note])[0])
+        layout.frame(self.figure, [(self.ax, self.bar.ax)], plan, words - sum(strip))
         if self.strip:
-            layout.place(self.figure, self.strip.ax, (left, top, strip[0], map_high))
-        layout.put_words(self.figure, self.title, left, EDGE + layout.line_px(TITLE_SIZE) * 0.8)
-        layout.put_words(self.figure, self.note, left, top - 8)
+            layout.place(self.figure, self.strip.ax, (left, plan.top, strip[0], size[1]))
+        layout.put_title(self.figure, self.title, left, EDGE)
+        layout.put_words(self.figure, self.note, left, plan.top - 8)
 
     def show(self, head: Head) -> None:
         """Colours, numbers, title and note of another head of the same kind."""
         self.map.show(head.values_QK, head.limits)
         if self.strip and head.sink_Q is not None:
             column_Q1 = head.sink_Q[:, None]
-            self.strip.show(column_Q1, sink_limits(column_Q1, self.strip.style))
+            self.strip.show(column_Q1, sink_limits(column_Q1, head.quantity))
         if head.limits != self.limits:
             self.limits = head.limits
-            label_colourbar(self.bar, head.limits, self.style, quantity(self.style))
+            label_colourbar(self.bar, head.limits, self.style, quantity_name(head.quantity, self.style))
         self.title.set_text(head.title)
         self.note.set_text(head.note)
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from attnscope.figures.colours import Limits, find_limits
 from attnscope.figures.fonts import shown_label
-from attnscope.figures.style import Maps, Style, bin_note, head_title, split_sink
+from attnscope.figures.style import Maps, Quantity, Style, bin_note, head_title, split_sink
 
 
 @dataclass(frozen=True)
 class Head:
-    """What one file shows: values_QK without key 0 where the style takes it out, and then sink_Q."""
+    """What one file shows; where the style takes key 0 out, values_QK are without it and sink_Q is its column."""
 
     path: Path
     title: str
@@ -27,6 +27,7 @@ class Head:
     sink_Q: np.ndarray | None
     sink_label: str
     limits: Limits
+    quantity: Quantity
 
     @property
     def kind(self) -> tuple:
@@ -39,29 +40,43 @@ class Head:
 def prepare_heads(
     jobs: Sequence[tuple[Path, Maps, int]], style: Style, title: Callable[[Maps, int], str] = head_title
 ) -> list[Head]:
-    """Jobs -> what each file shows, its colour scale settled."""
-    split = {id(maps): split_sink(maps, style) for _, maps, _ in jobs}
-    chosen = [split[id(maps)][0].values_HQK[index] for _, maps, index in jobs]
+    """Jobs -> what each file shows, its colour scale settled. Raises ValueError for maps of several quantities."""
+    quantities = {maps.quantity for _, maps, _ in jobs}
+    if len(quantities) > 1:
+        raise ValueError(f"expected maps of one quantity, got {sorted(quantities)}")
+    quantity: Quantity = next(iter(quantities), "weight")
+    split = [split_sink(maps, style) for _, maps, _ in jobs]
+    values = [rest.values_HQK[index] for (rest, _), (_, _, index) in zip(split, jobs, strict=True)]
     removed = style.sink == "mask"
-    shared = find_limits(chosen, style, sink_removed=removed)
+    shared = find_limits(values, style, quantity, sink_removed=removed)
     heads = []
-    for (path, maps, index), values_QK in zip(jobs, chosen, strict=True):
-        rest, sink_HQ = split[id(maps)]
+    for (path, maps, index), (rest, sink_HQ), values_QK in zip(jobs, split, values, strict=True):
         sink_Q = None if sink_HQ is None else sink_HQ[index]
-        limits = find_limits([values_QK], style, sink_removed=removed) if style.per_head_scale else shared
-        note = " · ".join(filter(None, (bin_note(maps), sink_note(maps, sink_Q, values_QK, style))))
-        text = (title(maps, index), note, rest.labels_Q, rest.labels_K)
-        heads.append(Head(path, *text, values_QK, sink_Q, maps.labels_K[0], limits))
+        own = find_limits([values_QK], style, quantity, sink_removed=removed) if style.per_head_scale else shared
+        heads.append(
+            Head(
+                path=path,
+                title=title(maps, index),
+                note=" · ".join(filter(None, (bin_note(maps), sink_note(maps, sink_Q, values_QK)))),
+                labels_Q=rest.labels_Q,
+                labels_K=rest.labels_K,
+                values_QK=values_QK,
+                sink_Q=sink_Q,
+                sink_label=maps.labels_K[0],
+                limits=own,
+                quantity=quantity,
+            )
+        )
     return heads
 
 
-def sink_note(maps: Maps, sink_Q: np.ndarray | None, values_QK: np.ndarray, style: Style) -> str:
+def sink_note(maps: Maps, sink_Q: np.ndarray | None, values_QK: np.ndarray) -> str:
     """How much was taken out with key 0."""
     if sink_Q is None:
         return ""
     name = f"keys {maps.labels_K[0]}" if maps.bin_size > 1 else f"key 0 ({shown_label(maps.labels_K[0])})"
     mean = "–" if np.isnan(mass := sink_mean(sink_Q, values_QK)) else f"{mass:.2f}".replace("-", "−")
-    if style.weights == "scores":
+    if maps.quantity == "logit":
         return f"without {name}, mean logit {mean}"
     return f"without {name}, mean mass {mean} (grey strip, 0 to 1)"
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from attnscope.figures import layout
 from attnscope.figures.colours import BLANK, Limits, find_cmap, label_colourbar
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.style import Style
-from attnscope.figures.writer import DPI, drawing, save_figure
+from attnscope.figures.writer import drawing, save_figure
 
-EDGE, BAR_PX, NAME_ROOM, MARK_ROOM, BAR_ROOM = 18, 10, 46, 46, 74
+EDGE, BAR_GAP, BAR_PX = 18, 8, 10
+NAME_ROOM, TITLE_ROOM, MARK_ROOM, NOTE_ROOM, BAR_ROOM = 46, 26, 54, 20, 74
 TITLE_SIZE, MARK_SIZE = 11.0, 8.0
 PANEL_PX, LEAST_PANEL_PX, LARGEST_CELL, LEAST_CELL = 340, 110, 34, 5
 MOST_COLUMNS = 4
@@ -24,7 +24,7 @@ MOST_COLUMNS = 4
 def save_metrics(
     path: Path, values: Mapping[str, np.ndarray], style: Style, *, layer_labels: Sequence[str | int]
 ) -> Path:
-    """Write one layer x head panel a metric, each with its own colour scale; NaN cells are hatched.
+    """Write one layer x head panel per metric, each with its own colour scale; NaN cells are hatched.
 
     values: metric id -> L x H. Raises ValueError when a metric's shape differs from the labels or its neighbours',
     UsageError for an unknown colour map or a folder that cannot be written.
@@ -47,24 +47,28 @@ def metrics_figure(values: Mapping[str, np.ndarray], style: Style, labels: Seque
     wide, high = max(heads * cell, LEAST_PANEL_PX), max(layers * cell, LEAST_PANEL_PX)
     columns = min(len(values), MOST_COLUMNS)
     rows = math.ceil(len(values) / columns)
-    pitch = (NAME_ROOM + wide + BAR_PX + BAR_ROOM, high + MARK_ROOM + 34)
-
-    figure = Figure(dpi=DPI)
-    FigureCanvasAgg(figure)
     hatched = any(np.isnan(array).any() for array in values.values())
-    layout.resize(figure, columns * pitch[0] + 2 * EDGE, rows * pitch[1] + 2 * EDGE + (20 if hatched else 0))
-    for index, (name, array_LH) in enumerate(values.items()):
-        row, column = divmod(index, columns)
-        left, top = EDGE + NAME_ROOM + column * pitch[0], EDGE + 26 + row * pitch[1]
-        ax, bar_ax = figure.add_axes((0, 0, 1, 1)), figure.add_axes((0, 0, 0.1, 1))
-        layout.place(figure, ax, (left, top, wide, high))
-        layout.place(figure, bar_ax, (left + wide + 8, top, BAR_PX, high))
+    plan = layout.Frame(
+        left=EDGE + NAME_ROOM,
+        top=EDGE + TITLE_ROOM,
+        size=(wide, high),
+        bar=(BAR_GAP, BAR_PX, high),
+        right=BAR_PX + BAR_ROOM,
+        below=MARK_ROOM + (NOTE_ROOM if hatched else 0),
+        edge=EDGE,
+        columns=columns,
+        pitch=(NAME_ROOM + wide + BAR_PX + BAR_ROOM, TITLE_ROOM + high + MARK_ROOM),
+    )
+    figure = layout.new_figure()
+    panels = [layout.new_panel(figure) for _ in values]
+    layout.frame(figure, panels, plan)
+    for (ax, bar_ax), (name, array_LH) in zip(panels, values.items(), strict=True):
         _panel(ax, bar_ax, array_LH, style)
         _ticks(ax, labels, (wide / heads, high / layers))
         ax.set_title(name, fontsize=TITLE_SIZE, loc="left", pad=5)
     if hatched:
-        words = figure.text(0, 0, "hatched: no value", fontsize=MARK_SIZE + 1, color="#555555")
-        layout.put_words(figure, words, EDGE + NAME_ROOM, rows * pitch[1] + 2 * EDGE + 6)
+        words = figure.text(0, 0, "hatched: no value", fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+        layout.put_words(figure, words, plan.left, rows * plan.pitch[1] + 2 * EDGE + 6)
     return figure
 
 

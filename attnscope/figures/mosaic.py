@@ -1,9 +1,10 @@
 """Many maps in one picture: tiles side by side in one array, drawn as one image.
 
-One axes a head is what makes the notebook way slow. R tile row, C tile column, Q query, K key.
+One axes per head is what makes the notebook way slow. R tile row, C tile column, Q query, K key.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,12 +23,11 @@ from attnscope.figures.colours import (
     find_limits,
     label_colourbar,
     make_norm,
-    quantity,
+    quantity_name,
     sink_limits,
 )
-from attnscope.figures.style import Style
+from attnscope.figures.style import Maps, Quantity, Style
 
-BAR_PX, LONGEST_BAR_PX = 14, 420
 STRIP_SHARE = 12  # a sink strip is a twelfth of a map wide, and half that far from it
 
 
@@ -48,12 +48,17 @@ class Mosaic:
         return row * (self.queries + self.gap_down), column * wide + self.strip + self.strip_gap
 
     def size(self, rows: int, columns: int) -> tuple[int, int]:
-        """Rows and columns of the whole array."""
+        """Rows and columns of the whole array, in cells."""
         down, right = self.corner(rows - 1, columns - 1)
         return down + self.queries, right + self.keys
 
+    def pixels(self, rows: int, columns: int, cell: int) -> tuple[int, int]:
+        """Width and height of the whole array in pixels."""
+        down, right = self.size(rows, columns)
+        return right * cell, down * cell
+
     def assemble(self, tiles_RCQK: np.ndarray) -> np.ndarray:
-        """Tiles -> one array, NaN between them."""
+        """Tiles (R x C x Q x K) -> one array, NaN between them."""
         rows, columns = tiles_RCQK.shape[:2]
         array = np.full(self.size(rows, columns), np.nan)
         for row, column in np.ndindex(rows, columns):
@@ -62,7 +67,7 @@ class Mosaic:
         return array
 
     def assemble_strips(self, sinks_RCQ: np.ndarray) -> np.ndarray:
-        """Key 0's columns -> an array of the same size, NaN but for the strips."""
+        """Key 0's columns (R x C x Q) -> an array of the same size, NaN but for the strips."""
         rows, columns = sinks_RCQ.shape[:2]
         array = np.full(self.size(rows, columns), np.nan)
         for row, column in np.ndindex(rows, columns):
@@ -73,7 +78,7 @@ class Mosaic:
 
 
 def make_mosaic(queries: int, keys: int, gap_px: tuple[int, int], cell: int, *, strip: bool) -> Mosaic:
-    """A mosaic whose gaps (down, right) are at least so many pixels at so many pixels a cell."""
+    """A mosaic whose gaps (down, right) are at least so many pixels wide at so many pixels per cell."""
     gap_down, gap_right = (max(1, -(-gap // cell)) for gap in gap_px)
     if not strip:
         return Mosaic(queries, keys, gap_down, gap_right)
@@ -81,11 +86,11 @@ def make_mosaic(queries: int, keys: int, gap_px: tuple[int, int], cell: int, *, 
     return Mosaic(queries, keys, gap_down, gap_right, wide, max(1, wide // 2))
 
 
-def relative(values_HQK: np.ndarray, style: Style, *, sink_removed: bool) -> np.ndarray:
-    """Each head's values as a share (0 to 1) of its own colour scale, for `per_head_scale`."""
-    shares = np.full(values_HQK.shape, np.nan)
-    for head, values_QK in enumerate(values_HQK):
-        limits = find_limits([values_QK], style, sink_removed=sink_removed)
+def relative(maps: Maps, style: Style, *, sink_removed: bool) -> np.ndarray:
+    """Each head's values (H x Q x K) as a share (0 to 1) of its own colour scale, for `per_head_scale`."""
+    shares = np.full(maps.values_HQK.shape, np.nan)
+    for head, values_QK in enumerate(maps.values_HQK):
+        limits = find_limits([values_QK], style, maps.quantity, sink_removed=sink_removed)
         shares[head] = make_norm(limits, style)(drawable(values_QK, limits, style)).filled(np.nan)
     return shares
 
@@ -105,10 +110,10 @@ def draw_mosaic(ax: Axes, mosaic: Mosaic, tiles_RCQK: np.ndarray, limits: Limits
     return image
 
 
-def draw_strips(ax: Axes, mosaic: Mosaic, sinks_RCQ: np.ndarray, style: Style) -> AxesImage:
+def draw_strips(ax: Axes, mosaic: Mosaic, sinks_RCQ: np.ndarray, quantity: Quantity) -> AxesImage:
     """The removed key 0 as a grey strip at the left of each map."""
     array = mosaic.assemble_strips(sinks_RCQ)
-    limits = sink_limits(array, style)
+    limits = sink_limits(array, quantity)
     box = (0, array.shape[1], array.shape[0], 0)
     return ax.imshow(
         np.ma.masked_invalid(array),
@@ -120,20 +125,15 @@ def draw_strips(ax: Axes, mosaic: Mosaic, sinks_RCQ: np.ndarray, style: Style) -
     )
 
 
-def add_bar(figure: Figure, image: AxesImage, limits: Limits, style: Style, size: float) -> Colorbar:
-    """The colour bar of a mosaic, still to be placed."""
-    bar_ax = figure.add_axes((0.9, 0.1, 0.02, 0.8))
+def add_bar(bar_ax: Axes, image: AxesImage, limits: Limits, style: Style, quantity: Quantity) -> Colorbar:
+    """The colour bar of a mosaic."""
+    figure = cast(Figure, bar_ax.get_figure())
     if style.per_head_scale:
         bar = figure.colorbar(image, cax=bar_ax)
         label_colourbar(bar, Limits(0.0, 1.0), Style(), "share of each head's own scale")
     else:
         bar = figure.colorbar(image, cax=bar_ax, **colourbar_kws(limits))
-        label_colourbar(bar, limits, style, quantity(style))
-    bar_ax.yaxis.label.set_fontsize(size)
-    bar_ax.tick_params(labelsize=size)
+        label_colourbar(bar, limits, style, quantity_name(quantity, style))
+    bar_ax.yaxis.label.set_fontsize(layout.NAME_SIZE)
+    bar_ax.tick_params(labelsize=layout.NAME_SIZE)
     return bar
-
-
-def bar_words(bar: Colorbar) -> float:
-    """Pixels that a colour bar's numbers and name take at its right."""
-    return layout.extent(bar.ax.get_yticklabels())[0] + layout.line_px(float(bar.ax.yaxis.label.get_fontsize())) + 14

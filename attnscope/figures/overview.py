@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 
@@ -18,21 +17,19 @@ from attnscope.figures.colours import find_limits
 from attnscope.figures.fonts import fonts_for, shown_label
 from attnscope.figures.jobs import sink_mean, sink_note
 from attnscope.figures.mosaic import (
-    BAR_PX,
-    LONGEST_BAR_PX,
     Mosaic,
     add_bar,
-    bar_words,
     draw_mosaic,
     draw_strips,
     make_mosaic,
     relative,
 )
-from attnscope.figures.style import Maps, Style, bin_note, split_sink
-from attnscope.figures.writer import DPI, drawing, save_figure
+from attnscope.figures.style import Maps, Quantity, Style, bin_note, split_sink
+from attnscope.figures.writer import drawing, save_figure
 
+TITLE_SIZE, HEAD_SIZE = 14.0, 9.0
 EDGE, GAP = 16, 14
-TITLE_SIZE, NOTE_SIZE, NAME_SIZE, HEAD_SIZE = 14.0, 9.0, 10.0, 9.0
+BAR_GAP, BAR_PX, LEAST_BAR_PX, LONGEST_BAR_PX = 18, 14, 180, 420
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_LAYER_CELL = 2400, 130, 420, 26
 OVERVIEW_PX, LEAST_THUMB_PX, LARGEST_THUMB_PX, LARGEST_THUMB_CELL = 1680, 40, 150, 16
 
@@ -63,30 +60,26 @@ def layer_figure(maps: Maps, style: Style) -> Figure:
     cell = max(1, min(LARGEST_LAYER_CELL, panel // longest), -(-LEAST_PANEL_PX // longest))
     mosaic = make_mosaic(queries, keys, (30, 18), cell, strip=sink_HQ is not None)
 
-    figure, ax = _new_figure()
-    limits = find_limits([rest.values_HQK], style, sink_removed=sink_HQ is not None)
+    figure = layout.new_figure()
+    ax, bar_ax = layout.new_panel(figure)
+    limits = find_limits([rest.values_HQK], style, maps.quantity, sink_removed=sink_HQ is not None)
     values_HQK = rest.values_HQK
     if style.per_head_scale:
-        values_HQK = relative(values_HQK, style, sink_removed=sink_HQ is not None)
+        values_HQK = relative(rest, style, sink_removed=sink_HQ is not None)
     image = draw_mosaic(ax, mosaic, _grid(values_HQK, rows, columns), limits, style)
     if sink_HQ is not None:
-        draw_strips(ax, mosaic, _grid(sink_HQ, rows, columns), style)
+        draw_strips(ax, mosaic, _grid(sink_HQ, rows, columns), maps.quantity)
     for head in range(heads):
         down, right = mosaic.corner(*divmod(head, columns))
         words = _panel_title(maps, head, None if sink_HQ is None else sink_HQ[head], rest.values_HQK[head])
         start = right - mosaic.strip - mosaic.strip_gap
         ax.annotate(words, (start, down), (0, 3), textcoords="offset points", fontsize=HEAD_SIZE)
     _token_ticks(ax, mosaic, rest, heads, columns, cell)
-    notes = (bin_note(maps), "" if sink_HQ is None else _strip_note(style))
-    bar = add_bar(figure, image, limits, style, NAME_SIZE)
-    _frame(figure, ax, bar, mosaic.size(rows, columns), cell, (f"Layer {maps.layer}", " · ".join(filter(None, notes))))
+    notes = (bin_note(maps), "" if sink_HQ is None else _strip_note(maps.quantity))
+    bar = add_bar(bar_ax, image, limits, style, maps.quantity)
+    size = mosaic.pixels(rows, columns, cell)
+    _frame(figure, ax, bar, size, (f"Layer {maps.layer}", " · ".join(filter(None, notes))))
     return figure
-
-
-def _new_figure() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6, 6), dpi=DPI)
-    FigureCanvasAgg(figure)
-    return figure, figure.add_axes((0.1, 0.1, 0.7, 0.7))
 
 
 def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -103,8 +96,8 @@ def _panel_title(maps: Maps, head: int, sink_Q: np.ndarray | None, values_QK: np
     return name if sink_Q is None else f"{name} · {sink_mean(sink_Q, values_QK):.2f}".replace("-", "−")
 
 
-def _strip_note(style: Style) -> str:
-    if style.weights == "scores":
+def _strip_note(quantity: Quantity) -> str:
+    if quantity == "logit":
         return "key 0 taken out: grey strips, its mean logit beside each title"
     return "key 0 taken out: grey strips from 0 to 1, its mean mass beside each title"
 
@@ -127,8 +120,8 @@ def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, heads: int, columns: int,
         fontsize=size,
         rotation=90,
     )
-    ax.set_ylabel(layout.axis_name("query", step), fontsize=NAME_SIZE)
-    ax.set_xlabel(layout.axis_name("key", step), fontsize=NAME_SIZE)
+    ax.set_ylabel(layout.axis_name("query", step), fontsize=layout.NAME_SIZE)
+    ax.set_xlabel(layout.axis_name("key", step), fontsize=layout.NAME_SIZE)
 
 
 def save_overview(path: Path, layers: Sequence[Maps], style: Style, *, subtitle: str = "") -> Path:
@@ -149,7 +142,8 @@ def overview_figure(layers: Sequence[Maps], style: Style, subtitle: str = "") ->
     """The picture of all layers; to be called within `writer.drawing`."""
     split = [split_sink(maps, style) for maps in layers]
     removed = split[0][1] is not None
-    limits = find_limits([rest.values_HQK for rest, _ in split], style, sink_removed=removed)
+    quantity = layers[0].quantity
+    limits = find_limits([rest.values_HQK for rest, _ in split], style, quantity, sink_removed=removed)
     numbers = sorted({head for maps in layers for head in maps.heads})
     thumb = max(LEAST_THUMB_PX, min(LARGEST_THUMB_PX, OVERVIEW_PX // len(numbers)))
     pool = -(-max(split[0][0].values_HQK.shape[1:]) // thumb)
@@ -158,16 +152,17 @@ def overview_figure(layers: Sequence[Maps], style: Style, subtitle: str = "") ->
     cell = max(1, min(LARGEST_THUMB_CELL, thumb // max(queries, keys)))
     mosaic = make_mosaic(queries, keys, (5, 5), cell, strip=removed)
 
-    figure, ax = _new_figure()
+    figure = layout.new_figure()
+    ax, bar_ax = layout.new_panel(figure)
     image = draw_mosaic(ax, mosaic, tiles_LHQK, limits, style)
     if removed:
-        draw_strips(ax, mosaic, np.stack([_strips(rest, sink, numbers, pool) for rest, sink in split]), style)
+        draw_strips(ax, mosaic, np.stack([_strips(rest, sink, numbers, pool) for rest, sink in split]), quantity)
     _number_ticks(ax, mosaic, layers, numbers)
     squares = f"each cell the greatest of {pool} x {pool}" if pool > 1 else ""
-    notes = " · ".join(filter(None, (subtitle, bin_note(layers[0]), squares, _removed_note(split, layers[0], style))))
-    bar = add_bar(figure, image, limits, style, NAME_SIZE)
+    notes = " · ".join(filter(None, (subtitle, bin_note(layers[0]), squares, _removed_note(split, layers[0]))))
+    bar = add_bar(bar_ax, image, limits, style, quantity)
     title = f"{_count(len(layers), 'layer')} × {_count(len(numbers), 'kv head' if layers[0].by_kv else 'head')}"
-    _frame(figure, ax, bar, mosaic.size(len(layers), len(numbers)), cell, (title, notes))
+    _frame(figure, ax, bar, mosaic.pixels(len(layers), len(numbers), cell), (title, notes))
     return figure
 
 
@@ -175,17 +170,17 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps, style: Style) -> str:
+def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps) -> str:
     sinks = [sink_HQ.ravel() for _, sink_HQ in split if sink_HQ is not None]
     if not sinks:
         return ""
     rows = [rest.values_HQK.reshape(-1, rest.values_HQK.shape[-1]) for rest, _ in split]
-    return sink_note(maps, np.concatenate(sinks), np.concatenate(rows), style)
+    return sink_note(maps, np.concatenate(sinks), np.concatenate(rows))
 
 
 def _thumbnails(maps: Maps, numbers: Sequence[int], pool: int, style: Style, removed: bool) -> np.ndarray:
     """A layer's maps in the columns of their heads, made smaller; NaN for a head that the layer has not."""
-    values_HQK = relative(maps.values_HQK, style, sink_removed=removed) if style.per_head_scale else maps.values_HQK
+    values_HQK = relative(maps, style, sink_removed=removed) if style.per_head_scale else maps.values_HQK
     small = pooled(values_HQK, pool, pool)
     tiles = np.full((len(numbers), *small.shape[1:]), np.nan)
     tiles[[numbers.index(head) for head in maps.heads]] = small
@@ -218,26 +213,27 @@ def _number_ticks(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Seq
     ax.set_xticks(centres, [str(head) for head in numbers], fontsize=HEAD_SIZE)
     ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
     ax.xaxis.set_label_position("top")
-    ax.set_xlabel("kv head" if layers[0].by_kv else "head", fontsize=NAME_SIZE)
-    ax.set_ylabel("layer", fontsize=NAME_SIZE)
+    ax.set_xlabel("kv head" if layers[0].by_kv else "head", fontsize=layout.NAME_SIZE)
+    ax.set_ylabel("layer", fontsize=layout.NAME_SIZE)
 
 
-def _frame(figure: Figure, ax: Axes, bar: Colorbar, cells: tuple[int, int], cell: int, words: tuple[str, str]) -> None:
-    """Put image, colour bar, title and note on a figure just large enough, the image on whole pixels."""
-    high, wide = cells[0] * cell, cells[1] * cell
-    name = layout.line_px(NAME_SIZE)
-    above = ax.xaxis.get_label_position() == "top"
-    marks = layout.extent(ax.get_xticklabels())[1] + name + GAP
-    left = round(EDGE + name + layout.extent(ax.get_yticklabels())[0] + GAP)
+def _frame(figure: Figure, ax: Axes, bar: Colorbar, size: tuple[int, int], words: tuple[str, str]) -> None:
+    """Put image (size: width and height in pixels), colour bar, title and note on a figure just large enough."""
     title = figure.text(0, 0, words[0], fontsize=TITLE_SIZE)
-    note = figure.text(0, 0, words[1], fontsize=NOTE_SIZE, color="#555555")
-    heading = EDGE + layout.line_px(TITLE_SIZE) + (layout.line_px(NOTE_SIZE) + 4 if words[1] else 0)
-    top = round(heading + (marks if above else layout.line_px(HEAD_SIZE) + 12))
-    bar_high = min(LONGEST_BAR_PX, max(high, 180))
-    right = left + wide + 18 + BAR_PX + bar_words(bar)
-    width = max(right, left + max(layout.extent([title])[0], layout.extent([note])[0])) + EDGE
-    layout.resize(figure, width, top + max(high + (0 if above else marks), bar_high) + EDGE)
-    layout.place(figure, ax, (left, top, wide, high))
-    layout.place(figure, bar.ax, (left + wide + 18, top, BAR_PX, bar_high))
-    layout.put_words(figure, title, left, EDGE + layout.line_px(TITLE_SIZE) * 0.8)
-    layout.put_words(figure, note, left, heading)
+    note = figure.text(0, 0, words[1], fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+    heading = EDGE + layout.line_px(TITLE_SIZE) + (layout.line_px(layout.NOTE_SIZE) + 4 if words[1] else 0)
+    numbered_above = ax.xaxis.get_label_position() == "top"
+    marks = layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, GAP)[1]
+    bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), GAP)[0]
+    plan = layout.Frame(
+        left=round(EDGE + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0]),
+        top=round(heading + (marks if numbered_above else layout.line_px(HEAD_SIZE) + 12)),
+        size=size,
+        bar=(BAR_GAP, BAR_PX, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX))),
+        right=BAR_GAP + BAR_PX + bar_words,
+        below=0 if numbered_above else marks,
+        edge=EDGE,
+    )
+    layout.frame(figure, [(ax, bar.ax)], plan, layout.extent([title, note])[0])
+    layout.put_title(figure, title, plan.left, EDGE)
+    layout.put_words(figure, note, plan.left, heading)

@@ -13,6 +13,7 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
+Quantity = Literal["weight", "logit", "share"]
 MOST_ANNOTATED = 12  # tokens; numbers in more cells than that are too small to read
 
 
@@ -24,7 +25,7 @@ class Style:
     Without `per_head_scale` one colour scale holds across a call's figures. `annotate=None` writes numbers
     into the cells when there are at most 12 tokens.
 
-    Raises UsageError for a choice that does not exist, and for a log scale on scores, which are logarithms.
+    Raises UsageError for a choice that does not exist.
 
         Style(scale="log", sink="mask")
         Style(image="svg", per_head_scale=True)
@@ -33,7 +34,6 @@ class Style:
     scale: Literal["linear", "log"] = "linear"
     sink: Literal["keep", "mask"] = "keep"
     per_head_scale: bool = False
-    weights: Literal["softmax", "scores", "rollout"] = "softmax"
     image: Literal["png", "svg", "pdf"] = "png"
     cmap: str = "viridis"
     annotate: bool | None = None
@@ -42,8 +42,6 @@ class Style:
         for name, hint in get_type_hints(Style).items():
             if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
                 raise UsageError(f"{name}: expected {' or '.join(get_args(hint))}, got {getattr(self, name)!r}")
-        if self.scale == "log" and self.weights == "scores":
-            raise UsageError("a log scale needs weights, got scores", "scores are logarithms already: use scale linear")
 
     def annotates(self, tokens: int) -> bool:
         """Whether numbers are written into the cells of a map of so many tokens."""
@@ -56,9 +54,10 @@ class Maps:
 
     values_HQK is float32, NaN where a query cannot see a key (drawn blank), already binned when `bin_size` > 1;
     `bin_rule` says how ("sum over keys, mean over queries"). Labels are one per row and one per column.
-    `kv_heads` names each head's kv head in its title; `by_kv` says that `heads` counts kv heads.
+    `kv_heads` names each head's kv head in its title; `by_kv` says that `heads` counts kv heads. `quantity` says what
+    the values are: attention weights, logits (before the softmax), or shares of a token (a rollout's).
 
-    Raises ValueError when shape and labels disagree.
+    Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
         Maps(27, (3,), np.ones((1, 2, 2), np.float32), ("a", "b"), ("a", "b"))
         Maps(0, (0,), binned_1QK, labels, labels, bin_size=5, bin_rule="sum over keys, mean over queries")
@@ -73,6 +72,7 @@ class Maps:
     bin_rule: str = ""
     kv_heads: tuple[int, ...] = ()
     by_kv: bool = False
+    quantity: Quantity = "weight"
 
     def __post_init__(self) -> None:
         expected = (len(self.heads), len(self.labels_Q), len(self.labels_K))
@@ -80,6 +80,8 @@ class Maps:
             raise ValueError(f"expected heads x queries x keys of {expected}, got {self.values_HQK.shape}")
         if self.kv_heads and len(self.kv_heads) != len(self.heads):
             raise ValueError(f"expected {len(self.heads)} kv heads, one per head, got {len(self.kv_heads)}")
+        if self.quantity not in get_args(Quantity):
+            raise ValueError(f"quantity: expected {' or '.join(get_args(Quantity))}, got {self.quantity!r}")
 
     @property
     def tokens(self) -> int:
