@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from attnscope import errors
-from attnscope.batch.bucketing import Shard, unfinished
+from attnscope.batch.corpus import STDIN, Corpus, CorpusFile
+from attnscope.batch.items import read_items
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Journal, Record
 from attnscope.batch.painters import painting
-from attnscope.batch.reading import STDIN, Reading, Source, read_items
-from attnscope.batch.running import Tally, Worker, run_shards
-from attnscope.batch.sizes import item_cost
-from attnscope.batch.writing import ShardWriter
+from attnscope.batch.shards import Shard, item_cost, unfinished
+from attnscope.batch.worker import Tally, Worker, run_shards
+from attnscope.batch.writers import ShardWriter
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import load_config
@@ -105,8 +105,8 @@ class ShardActor:
 
 def run_on_ray(
     job: Job,
-    reading: Reading,
-    sources: Sequence[Source],
+    reading: Corpus,
+    sources: Sequence[CorpusFile],
     folder: Path,
     journal: Journal,
     cluster: Cluster,
@@ -216,8 +216,8 @@ def _give_back(handler: Any) -> None:
 def _dataset(
     ray: Any,
     job: Job,
-    reading: Reading,
-    sources: Sequence[Source],
+    reading: Corpus,
+    sources: Sequence[CorpusFile],
     folder: Path,
     journal: Journal,
     cluster: Cluster,
@@ -233,7 +233,7 @@ def _dataset(
     )
 
 
-def _corpus_source(job: Job, reading: Reading, sources: Sequence[Source], journal: Journal) -> Any:
+def _corpus_source(job: Job, reading: Corpus, sources: Sequence[CorpusFile], journal: Journal) -> Any:
     """The corpus as a Ray datasource: one task that streams it, a block a shard."""
     import pyarrow as pa
     from ray.data import Datasource

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from attnscope.batch.bucketing import Shard
 from attnscope.batch.journal import Record
 from attnscope.batch.rows import Measured
+from attnscope.batch.shards import Shard
 
 T = TypeVar("T")
 

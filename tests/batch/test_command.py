@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from attnscope.batch import cluster as on_ray
 from attnscope.batch.cluster import Cluster
-from attnscope.batch.running import Tally
+from attnscope.batch.worker import Tally
 from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.cli.batch_ray import with_value

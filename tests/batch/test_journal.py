@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.batch.journal import Failure, Journal, Record, check_options
+from attnscope.batch.folder import check_options
+from attnscope.batch.journal import Failure, Journal, Record
 from attnscope.errors import InputError, UsageError
 
 RECORDS = [

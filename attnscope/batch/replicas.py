@@ -24,10 +24,10 @@ T = TypeVar("T")
 G = TypeVar("G")
 
 
-class Twins:
+class Replicas:
     """A loaded model and copies of it that share its weights, as many as there are cores for.
 
-    >>> Twins(loaded).each(lambda loaded, batch: observe(loaded, batch, request), batches, stop)
+    >>> Replicas(loaded).each(lambda loaded, batch: observe(loaded, batch, request), batches, stop)
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -78,7 +78,7 @@ def _cores() -> int:
 
 @contextmanager
 def _one_core_each(threads: int) -> Iterator[None]:
-    """Share the cores between the twins instead of giving all of them to each operator."""
+    """Share the cores between the replicas instead of giving all of them to each operator."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, before // threads))
     try:

@@ -1,6 +1,6 @@
 """The engine of `attnscope batch`: shards of items in, committed shards out, on one machine and on a cluster alike.
 
-Reading and tokenising run in one thread, writing in another, the model in the caller's. Whatever is wrong with one text
+Corpus and tokenising run in one thread, writing in another, the model in the caller's. Whatever is wrong with one text
 is that text's failure; what is wrong with the disk or the model ends the run, with everything committed so far safe.
 """
 
@@ -12,14 +12,22 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from attnscope.batch.bucketing import Shard, batches, pads_exactly, settle_rotary
+from attnscope.batch.batches import (
+    WINDOW_BYTES,
+    WINDOW_TEXTS,
+    batch_limit,
+    batches,
+    kept_bytes,
+    pads_exactly,
+    settle_rotary,
+)
+from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Failure, Record
 from attnscope.batch.pipeline import Ahead, Writer, Writing
-from attnscope.batch.reading import Item
+from attnscope.batch.replicas import Replicas
 from attnscope.batch.rows import Measured
-from attnscope.batch.sizes import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, kept_bytes
-from attnscope.batch.twins import Twins
+from attnscope.batch.shards import Shard
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.manifest import failures
 from attnscope.memory import is_out_of_memory, keep_freed_memory
@@ -71,7 +79,7 @@ class Worker:
             heads = {layer.index: layer.heads for layer in self.loaded.geometry.attention_layers}
             self.request = replace(job.request, view=replace(job.request.view, heads=select(job.select, heads)))
         self.pads = pads_exactly(self.loaded.model.config)
-        self.twins = Twins(self.loaded)
+        self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(layer.heads for layer in self.loaded.geometry.attention_layers)
 
@@ -99,12 +107,12 @@ class Worker:
         failed = list(window.failures)
         groups = batches(lengths, self.limit, not self.pads, 1 if self.job.one_by_one else None)
         prompts = [prompt for _, prompt in window.prompts]
-        results = self.twins.each(lambda loaded, group: list(self._observe(loaded, group, prompts)), groups[::-1], stop)
+        results = self.replicas.each(lambda loaded, group: list(self._observe(loaded, group, prompts)), groups, stop)
         if results is None:
             return None
         for place, found in itertools.chain.from_iterable(results):
             if isinstance(found, str):
-                failed.append(failure(window.prompts[place][0], found))
+                failed.append(Failure.of(window.prompts[place][0], found))
             else:
                 seen[place] = found
         pairs = [(window.prompts[place][0], seen[place]) for place in sorted(seen)]
@@ -112,7 +120,7 @@ class Worker:
 
     def _prompt(self, item: Item) -> Prompt | Failure:
         if item.problem is not None:
-            return failure(item, item.problem)
+            return Failure.of(item, item.problem)
         tokenize = from_chat if self.job.chat else from_text
         try:
             return tokenize(
@@ -122,11 +130,11 @@ class Worker:
                 truncate=self.job.truncate,
             )
         except InputError as error:
-            return failure(item, error.message)
+            return Failure.of(item, error.message)
         except AttnscopeError:
             raise
         except Exception as error:  # any tokenizer, with any text
-            return failure(item, f"cannot be tokenised: {type(error).__name__}: {_line(error)}")
+            return Failure.of(item, f"cannot be tokenised: {type(error).__name__}: {_line(error)}")
 
     def _observe(
         self, loaded: LoadedModel, places: list[int], prompts: list[Prompt]
@@ -217,11 +225,6 @@ def _loaded_once() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def failure(item: Item, reason: str) -> Failure:
-    """An item's failure, for failures.jsonl."""
-    return Failure(item.number, item.file, item.line, item.id, reason)
 
 
 def is_fatal(error: BaseException) -> bool:

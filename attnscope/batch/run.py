@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.batch.bucketing import unfinished
-from attnscope.batch.journal import PARTIAL, Journal, check_options, check_ours, locked
+from attnscope.batch.corpus import Corpus, CorpusFile, find_files
+from attnscope.batch.folder import opened
+from attnscope.batch.items import read_items
+from attnscope.batch.journal import Journal
 from attnscope.batch.painters import painting
-from attnscope.batch.reading import Progress, Reading, Source, find_sources, read_items
-from attnscope.errors import UsageError
+from attnscope.batch.shards import unfinished
 
 if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
     from attnscope.batch.job import Job
-    from attnscope.batch.running import Tally
+    from attnscope.batch.worker import Tally
 
 
 def run_folder(
     job: Job,
-    reading: Reading,
+    reading: Corpus,
     folder: Path,
     options: Mapping[str, Any],
     *,
@@ -37,9 +37,9 @@ def run_folder(
     folder that another run holds, that was begun with other options, or that cannot be written; InputError where the
     corpus is no longer the one that was read.
 
-        >>> journal, tally = run_folder(Job(), Reading(("corpus.jsonl",)), Path("runs/corpus"), {"model": "demo"})
+        >>> journal, tally = run_folder(Job(), Corpus(("corpus.jsonl",)), Path("runs/corpus"), {"model": "demo"})
     """
-    sources = find_sources(reading)
+    sources = find_files(reading)
     with opened(folder, options) as journal:
         if cluster is not None:
             from attnscope.batch.cluster import run_on_ray
@@ -53,46 +53,22 @@ def run_folder(
 
 def _run_here(
     job: Job,
-    reading: Reading,
-    sources: Sequence[Source],
+    reading: Corpus,
+    sources: Sequence[CorpusFile],
     folder: Path,
     journal: Journal,
     workers: int,
     stop: Callable[[], bool],
     note: Callable[[Tally], None],
 ) -> Tally:
-    from attnscope.batch.running import Worker, run_shards
-    from attnscope.batch.sizes import item_cost
-    from attnscope.batch.writing import ShardWriter
+    from attnscope.batch.shards import item_cost
+    from attnscope.batch.worker import Worker, run_shards
+    from attnscope.batch.writers import ShardWriter
 
     worker = Worker(job)
-    items = read_items(reading, sources, Progress())
+    items = read_items(reading, sources)
     pending = unfinished(items, item_cost(job, worker.loaded.geometry), job.shard_bytes, journal.records)
     with painting(workers) as pool:
         return run_shards(
             worker, pending, lambda shard: ShardWriter(folder, shard, job.output, pool), journal.append, stop, note
         )
-
-
-@contextmanager
-def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
-    """The folder's journal, with the folder locked, held to its options and swept."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        check_ours(folder)
-        with locked(folder):
-            check_options(folder, options, {"about": "written by attnscope batch; docs/schemas.md says what is here"})
-            journal = Journal(folder)
-            journal.sweep()
-            (folder / PARTIAL).mkdir(exist_ok=True)
-            try:
-                yield journal
-            finally:
-                journal.sweep()  # what actors that died on other machines left half made
-    except OSError as error:
-        if error.strerror is None:
-            raise
-        raise UsageError(
-            f"cannot write to {folder}: {error.strerror}",
-            "make room or name another folder; the same command again goes on from what is whole",
-        ) from error

@@ -20,10 +20,11 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 
 from attnscope._version import __version__
-from attnscope.batch.bucketing import Shard
+from attnscope.batch.items import Item
+from attnscope.batch.job import DatasetOutput
 from attnscope.batch.journal import PARTIAL, Failure, Record, digest, sync
-from attnscope.batch.reading import Item
-from attnscope.batch.rows import SCHEMA_VERSION, Measured, Output, arrow_tables, json_rows, pieces, plain
+from attnscope.batch.rows import SCHEMA_VERSION, Measured, arrow_tables, json_rows, pieces, plain
+from attnscope.batch.shards import Shard
 
 if TYPE_CHECKING:
     from attnscope.observe import Observation
@@ -48,7 +49,7 @@ class _Droppable(io.RawIOBase):
 class _Sheet:
     """One table of one shard, written piece by piece to a stream."""
 
-    def __init__(self, path: Path, name: str, output: Output) -> None:
+    def __init__(self, path: Path, name: str, output: DatasetOutput) -> None:
         self.name, self.output, self.rows = name, output, 0
         self.stream = _Droppable(path)
         self._writer: Any = None
@@ -120,7 +121,7 @@ class ShardWriter:
     >>> record = writer.commit()
     """
 
-    def __init__(self, folder: Path, shard: Shard, output: Output, pool: Executor | None = None) -> None:
+    def __init__(self, folder: Path, shard: Shard, output: DatasetOutput, pool: Executor | None = None) -> None:
         self.folder, self.shard, self.output, self.pool = folder, shard, output, pool
         self.partial = folder / PARTIAL / f"{shard.first:09d}-{uuid.uuid4().hex[:8]}"
         self.partial.mkdir()  # not its parent: what outlives its run, on another machine, finds no place to write
@@ -240,10 +241,10 @@ class ShardWriter:
 class StreamWriter:
     """Rows to a stream, one JSON object a text, in order: what it is, and a list for each table that was asked for.
 
-    >>> StreamWriter(sys.stdout.buffer, shard, Output(tables=("heads",)))
+    >>> StreamWriter(sys.stdout.buffer, shard, DatasetOutput(tables=("heads",)))
     """
 
-    def __init__(self, stream: IO[bytes], shard: Shard, output: Output) -> None:
+    def __init__(self, stream: IO[bytes], shard: Shard, output: DatasetOutput) -> None:
         self.stream, self.shard, self.output = stream, shard, output
         self.items = self.texts = self.tokens = 0
         self.failures: list[Failure] = []

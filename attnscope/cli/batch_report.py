@@ -14,10 +14,10 @@ from attnscope.cli import output
 from attnscope.errors import InputError
 
 if TYPE_CHECKING:
+    from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
     from attnscope.batch.journal import Failure
-    from attnscope.batch.reading import Reading
-    from attnscope.batch.running import Tally
+    from attnscope.batch.worker import Tally
     from attnscope.cli.settings import Settings
     from attnscope.text.prompt import Prompt
 
@@ -65,16 +65,16 @@ class Stopper:
 class Meter:
     """Progress on stderr: one line that moves on a terminal, a plain line a minute otherwise."""
 
-    def __init__(self, reading: Reading, quiet: bool) -> None:
+    def __init__(self, reading: Corpus, quiet: bool) -> None:
         self.quiet, self.reading = quiet, reading
         self.terminal = sys.stderr.isatty()
         self._size: int | None = None
         self._start = self._said = time.monotonic()
 
     def __enter__(self) -> Meter:
-        from attnscope.batch.reading import find_sources
+        from attnscope.batch.corpus import find_files
 
-        sizes = [source.size for source in find_sources(self.reading)]
+        sizes = [source.size for source in find_files(self.reading)]
         self._size = None if None in sizes else sum(size or 0 for size in sizes)
         return self
 
@@ -126,7 +126,7 @@ class Outcome:
     first: Sequence[Failure]
 
 
-def ending(outcome: Outcome, reading: Reading, stop: Stopper, settings: Settings) -> int:
+def ending(outcome: Outcome, reading: Corpus, stop: Stopper, settings: Settings) -> int:
     """Say how it went; the exit code. Raises InputError where there was nothing to read."""
     tally = outcome.tally
     if not tally.stopped:
@@ -147,7 +147,7 @@ def ending(outcome: Outcome, reading: Reading, stop: Stopper, settings: Settings
     return 1 if outcome.failed else 0
 
 
-def check_items(items: int, reading: Reading) -> None:
+def check_items(items: int, reading: Corpus) -> None:
     """Raise InputError where a corpus has no item: a pipe that broke before us, or the wrong file."""
     if not items:
         names = ", ".join("standard input" if name == STDIN else name for name in reading.sources)
@@ -159,14 +159,14 @@ def several(number: int, name: str) -> str:
     return f"{number:,} {name}{'s' * (number != 1)}"
 
 
-def dry_run(job: Job, reading: Reading) -> int:
+def dry_run(job: Job, reading: Corpus) -> int:
     """Print what would be done and what it would take: the corpus is read and tokenised, a few texts are measured."""
-    from attnscope.batch.bucketing import shards
-    from attnscope.batch.reading import find_sources, read_items
-    from attnscope.batch.running import Worker
-    from attnscope.batch.sizes import item_cost
+    from attnscope.batch.corpus import find_files
+    from attnscope.batch.items import read_items
+    from attnscope.batch.shards import item_cost, shards
+    from attnscope.batch.worker import Worker
 
-    sources = find_sources(reading)
+    sources = find_files(reading)
     worker = Worker(job)
     cost = item_cost(job, worker.loaded.geometry)
     counted = {"items": 0, "texts": 0, "tokens": 0, "failed": 0, "shards": 0}
