@@ -54,7 +54,7 @@ class Record:
     items: int
     texts: int
     tokens: int
-    digest: str
+    digest: str = ""
     rows: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)  # path in the folder -> bytes
     failures: tuple[Failure, ...] = ()

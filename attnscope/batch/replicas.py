@@ -1,7 +1,7 @@
 """Several batches at once on the cores of one machine: threads that share a model's weights.
 
 On a CPU the operators of a small model are too short to be split over cores, so each batch runs on one core and the
-batches run side by side. A batch's numbers do not depend on which twin runs it.
+batches run side by side. A batch's numbers do not depend on which replica runs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from attnscope.model.loading import LoadedModel
 
-MOST = 4
+MOST_REPLICAS = 4
 T = TypeVar("T")
 G = TypeVar("G")
 
@@ -32,7 +32,7 @@ class Replicas:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-        self.threads = min(MOST, _cores()) if loaded.device == "cpu" else 1
+        self.threads = min(MOST_REPLICAS, _cores()) if loaded.device == "cpu" else 1
         self._free: queue.Queue[LoadedModel] = queue.Queue()
         self._made = False
 

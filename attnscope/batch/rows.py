@@ -76,6 +76,25 @@ class Measured:
     seen: list[tuple[Item, Observation]]
     failures: list[Failure]
 
+    @classmethod
+    def joined(cls, parts: Sequence[Measured]) -> Measured:
+        """The parts as one, in the order of the items."""
+        seen = [pair for part in parts for pair in part.seen]
+        failures = [failure for part in parts for failure in part.failures]
+        seen.sort(key=lambda pair: pair[0].number)
+        failures.sort(key=lambda failure: failure.item)
+        return cls(sum(part.items for part in parts), seen, failures)
+
+    @property
+    def texts(self) -> int:
+        """How many were observed."""
+        return len(self.seen)
+
+    @property
+    def tokens(self) -> int:
+        """Of all texts."""
+        return sum(len(observation.prompt) for _, observation in self.seen)
+
 
 def pieces(measured: Measured) -> Iterator[Measured]:
     """The same observations in pieces of about ROWS_A_PIECE relations, at least one: what is small stays in caches."""

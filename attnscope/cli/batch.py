@@ -17,7 +17,7 @@ from attnscope.cli.settings import Settings, configured, settings_of
 if TYPE_CHECKING:
     from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
-    from attnscope.cli.batch_report import Outcome, Stopper
+    from attnscope.cli.batch_report import GracefulStop, Outcome
 
 __all__ = ["EXAMPLES", "BatchCommand", "batch"]
 
@@ -100,14 +100,19 @@ def run(settings: Settings, given: Mapping[str, Any]) -> int:
     reading, job = make_reading(settings, given), make_job(settings, given)
     if given["dry_run"]:
         return batch_report.dry_run(job, reading)
-    with batch_report.Stopper() as stop, batch_report.Meter(reading, settings.quiet) as meter:
+    with batch_report.GracefulStop() as stop, batch_report.RunProgress(reading, settings.quiet) as meter:
         go = _to_stdout if given["to_stdout"] else _to_folder
         outcome = go(settings, given, job, reading, stop, meter.note)
     return batch_report.ending(outcome, reading, stop, settings)
 
 
 def _to_folder(
-    settings: Settings, given: Mapping[str, Any], job: Job, reading: Corpus, stop: Stopper, note: Callable[..., None]
+    settings: Settings,
+    given: Mapping[str, Any],
+    job: Job,
+    reading: Corpus,
+    stop: GracefulStop,
+    note: Callable[..., None],
 ) -> Outcome:
     from attnscope.batch.run import run_folder
     from attnscope.cli.batch_report import Outcome
@@ -123,12 +128,18 @@ def _to_folder(
 
 
 def _to_stdout(
-    settings: Settings, given: Mapping[str, Any], job: Job, reading: Corpus, stop: Stopper, note: Callable[..., None]
+    settings: Settings,
+    given: Mapping[str, Any],
+    job: Job,
+    reading: Corpus,
+    stop: GracefulStop,
+    note: Callable[..., None],
 ) -> Outcome:
     from attnscope.batch.corpus import find_files
     from attnscope.batch.items import read_items
+    from attnscope.batch.pipeline import run_shards
     from attnscope.batch.shards import item_cost, shards
-    from attnscope.batch.worker import Worker, run_shards
+    from attnscope.batch.worker import Worker
     from attnscope.batch.writers import StreamWriter
     from attnscope.cli.batch_report import Outcome
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +15,21 @@ from attnscope.cli import output
 from attnscope.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
     from attnscope.batch.journal import Failure
-    from attnscope.batch.worker import Tally
+    from attnscope.batch.pipeline import Tally
     from attnscope.cli.settings import Settings
-    from attnscope.text.prompt import Prompt
 
 INTERRUPTED, TERMINATED = 130, 143
 A_MINUTE = 60.0
-SAMPLE_TEXTS = 8
 STDIN = "-"
 
 
-class Stopper:
-    """While open, the first SIGINT or SIGTERM asks for an end after the batch at hand; the second ends at once.
+class GracefulStop:
+    """While open, the first SIGINT or SIGTERM asks for an end after the batch that runs; the second ends at once.
 
     Called, it says whether an end was asked for. Until it is first called nothing is under way, and a signal ends the
     run as it would any command.
@@ -43,16 +44,16 @@ class Stopper:
         self._armed = True
         return self.signal is not None
 
-    def __enter__(self) -> Stopper:
+    def __enter__(self) -> GracefulStop:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._heard)
+            self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._armed and self.signal is None:
             self.signal = number
             output.talk("stopping after the batch at hand; once more stops at once", False)
@@ -62,58 +63,65 @@ class Stopper:
             before(number, frame)
 
 
-class Meter:
-    """Progress on stderr: one line that moves on a terminal, a plain line a minute otherwise."""
+class RunProgress:
+    """How far a run is, on stderr: a bar on a terminal, elsewhere a plain line per minute."""
 
-    def __init__(self, reading: Corpus, quiet: bool) -> None:
-        self.quiet, self.reading = quiet, reading
-        self.terminal = sys.stderr.isatty()
+    def __init__(self, corpus: Corpus, quiet: bool) -> None:
+        self.corpus, self.quiet = corpus, quiet
         self._size: int | None = None
+        self._bar: Progress | None = None
         self._start = self._said = time.monotonic()
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> RunProgress:
         from attnscope.batch.corpus import find_files
 
-        sizes = [source.size for source in find_files(self.reading)]
+        sizes = [file.size for file in find_files(self.corpus)]
         self._size = None if None in sizes else sum(size or 0 for size in sizes)
+        if sys.stderr.isatty() and not self.quiet:
+            self._bar = _bar(self._size)
+            self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.terminal and not self.quiet:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # noqa: T201
+        if self._bar:
+            self._bar.stop()
 
     def note(self, tally: Tally) -> None:
-        """Say how far it is, if it is time to."""
+        """Say how far it is: on a terminal always, elsewhere if a minute has passed."""
         now = time.monotonic()
-        if self.quiet or now - self._said < (0.5 if self.terminal else A_MINUTE):
-            return
-        self._said = now
-        line = progress_line(tally, now - self._start, self._size)
-        if self.terminal:
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)  # noqa: T201
-        else:
-            output.talk(line, False)
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=tally.read, description=_rates(tally, now - self._start))
+        elif not self.quiet and now - self._said >= A_MINUTE:
+            self._said = now
+            output.talk(progress_line(tally, now - self._start, self._size), False)
+
+
+def _bar(size: int | None) -> Progress:
+    """Rich's progress over the bytes of the corpus; without a size it only says what was done."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns: list[Any] = [TextColumn("{task.description}"), *([BarColumn(), TimeRemainingColumn()] if size else [])]
+    bar = Progress(*columns, console=output.console(sys.stderr), transient=True, redirect_stdout=False)
+    bar.add_task("", total=size)
+    return bar
 
 
 def progress_line(tally: Tally, seconds: float, size: int | None) -> str:
-    """`1,200 texts  85 texts/s  8,300 tokens/s  3 failed  2:10 left`."""
-    parts = [
-        f"{tally.texts:,} texts",
-        f"{tally.texts / seconds:,.0f} texts/s",
-        f"{tally.tokens / seconds:,.0f} tokens/s",
-    ]
-    if tally.failed:
-        parts.append(f"{tally.failed:,} failed")
-    if size and tally.read:
-        parts.append(f"{clock(seconds * max(0.0, size / tally.read - 1))} left")
-    return "  ".join(parts)
+    """`1,200 texts  85 texts/s  8,300 tokens/s  3 failed  0:02:10 left`."""
+    left = f"  {clock(seconds * max(0.0, size / tally.read - 1))} left" if size and tally.read else ""
+    return _rates(tally, seconds) + left
+
+
+def _rates(tally: Tally, seconds: float) -> str:
+    failed = f"  {tally.failed:,} failed" if tally.failed else ""
+    return (
+        f"{tally.texts:,} texts  {tally.texts / seconds:,.0f} texts/s  {tally.tokens / seconds:,.0f} tokens/s{failed}"
+    )
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 0:07, 2:10, 1:02:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    """Seconds as 0:02:10."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 @dataclass(frozen=True)
@@ -126,11 +134,11 @@ class Outcome:
     first: Sequence[Failure]
 
 
-def ending(outcome: Outcome, reading: Corpus, stop: Stopper, settings: Settings) -> int:
+def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, settings: Settings) -> int:
     """Say how it went; the exit code. Raises InputError where there was nothing to read."""
     tally = outcome.tally
     if not tally.stopped:
-        check_items(outcome.items, reading)
+        check_items(outcome.items, corpus)
     where = f" in {settings.out}" if settings.out else ""
     output.talk(f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}", settings.quiet)
     reasons = [f"{one.file}{f', line {one.line}' * (one.line is not None)}: {one.reason}" for one in outcome.first]
@@ -147,10 +155,10 @@ def ending(outcome: Outcome, reading: Corpus, stop: Stopper, settings: Settings)
     return 1 if outcome.failed else 0
 
 
-def check_items(items: int, reading: Corpus) -> None:
+def check_items(items: int, corpus: Corpus) -> None:
     """Raise InputError where a corpus has no item: a pipe that broke before us, or the wrong file."""
     if not items:
-        names = ", ".join("standard input" if name == STDIN else name for name in reading.sources)
+        names = ", ".join("standard input" if name == STDIN else name for name in corpus.sources)
         raise InputError(f"there is no text in {names}", "give a corpus with at least one line")
 
 
@@ -159,52 +167,23 @@ def several(number: int, name: str) -> str:
     return f"{number:,} {name}{'s' * (number != 1)}"
 
 
-def dry_run(job: Job, reading: Corpus) -> int:
-    """Print what would be done and what it would take: the corpus is read and tokenised, a few texts are measured."""
-    from attnscope.batch.corpus import find_files
-    from attnscope.batch.items import read_items
-    from attnscope.batch.shards import item_cost, shards
-    from attnscope.batch.worker import Worker
+def dry_run(job: Job, corpus: Corpus) -> int:
+    """Print what would be done and what it would take; the exit code."""
+    from attnscope.batch.estimate import estimate
 
-    sources = find_files(reading)
-    worker = Worker(job)
-    cost = item_cost(job, worker.loaded.geometry)
-    counted = {"items": 0, "texts": 0, "tokens": 0, "failed": 0, "shards": 0}
-    size = 0.0
-    sample: list[Prompt] = []
-    for shard in shards(read_items(reading, sources), cost, job.shard_bytes, {}):
-        counted["shards"] += 1
-        size += sum(map(cost, shard.items))
-        for window in worker.windows(shard):
-            counted["items"] += window.items
-            counted["texts"] += len(window.prompts)
-            counted["failed"] += len(window.failures)
-            counted["tokens"] += sum(len(prompt) for _, prompt in window.prompts)
-            sample = sample or [prompt for _, prompt in window.prompts[:SAMPLE_TEXTS]]
-    check_items(counted["items"], reading)
-    seconds = _seconds_a_token(worker, sample) * counted["tokens"]
+    found = estimate(job, corpus)
+    check_items(found.items, corpus)
+    counts = ("items", "texts", "tokens", "failed", "shards")
     lines = {
-        "model": worker.loaded.name,
-        "device": f"{worker.loaded.device} {worker.loaded.dtype}",
-        "files": len(sources),
-        **counted,
+        "model": found.model,
+        "device": f"{found.device} {found.dtype}",
+        "files": found.files,
+        **{name: getattr(found, name) for name in counts},
         "tables": ", ".join(job.output.names),
-        "tokens a batch": worker.limit,
-        "output, about": f"{size / 2**20:,.0f} MiB",
-        "time, about": clock(seconds),
+        "tokens per batch": found.batch_tokens,
+        "output, about": f"{found.output_bytes / 2**20:,.0f} MiB",
+        "time, about": clock(found.seconds),
     }
     for name, value in lines.items():
-        print(f"{name:16}{value:,}" if isinstance(value, int) else f"{name:16}{value}")  # noqa: T201
-    return 1 if counted["failed"] else 0
-
-
-def _seconds_a_token(worker: Any, prompts: list[Prompt]) -> float:
-    from attnscope.observe import observe
-
-    if not prompts:
-        return 0.0
-    observe(worker.loaded, prompts[:1], worker.request)
-    start = time.perf_counter()
-    for prompt in prompts:
-        observe(worker.loaded, [prompt], worker.request)
-    return (time.perf_counter() - start) / sum(map(len, prompts))
+        print(f"{name:18}{value:,}" if isinstance(value, int) else f"{name:18}{value}")  # noqa: T201
+    return 1 if found.failed else 0

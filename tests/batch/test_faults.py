@@ -156,7 +156,7 @@ def test_pictures_are_replaced_one_by_one_by_another_attempt(  # type: ignore[no
     def attempt(content: str) -> ShardWriter:
         writer = ShardWriter(tmp_path, shard, output, Lazy())
         writer.add(worker.measure(window))
-        writer._wait_for_painters(0)
+        writer._wait_for_pictures(0)
         for name in ("a.png", "heads/b.png"):
             path = writer.partial / "figures" / "000007" / name
             path.parent.mkdir(exist_ok=True)

@@ -18,6 +18,7 @@ from attnscope.batch.corpus import Corpus
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Journal, Record, digest
+from attnscope.batch.pipeline import Run
 from attnscope.batch.run import run_folder
 from attnscope.cli.batch_figures import Pictures
 from attnscope.cli.settings import Settings
@@ -130,14 +131,14 @@ def test_what_ray_cannot_mend_is_begun_again_and_given_up_without_progress(
     class Rows:
         def iter_rows(self) -> Iterator[dict[str, bytes]]:
             for record in runs.pop(0):
-                yield {"record": pickle.dumps(record)}
+                yield {"record": pickle.dumps(cluster.Reply(record))}
             raise ray.exceptions.RayActorError
 
     monkeypatch.setattr(cluster, "_dataset", lambda *arguments: Rows())
     monkeypatch.setattr(cluster, "started", lambda where: ray)
     journal = Journal(tmp_path)
     with pytest.raises(AttnscopeError, match=r"the Ray cluster fails: .*; see that its nodes are well"):
-        cluster.run_on_ray(Job(), Corpus(()), [], tmp_path, journal, Cluster(), lambda: False, lambda tally: None)
+        cluster.run_on_ray(Run(Job(), Corpus(()), [], tmp_path, journal), Cluster())
     assert list(journal.records) == [0, 1]  # once each
     assert len(runs) == 2  # the third attempt was the first without progress
 
