@@ -17,11 +17,13 @@ from attnscope.errors import UsageError
 from attnscope.tables import save_json
 
 OPTIONS, LOCK = "run.json", ".lock"
+SCHEMA = 2  # of the folder; version 1 said no version
+UNSAID = {"engine": "eager"}  # options of version 1 that it did not write down
 
 
 @contextmanager
 def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
-    """The folder's journal, with the folder locked, held to its options and swept."""
+    """The folder's journal, with the folder locked, its options checked, and what is not committed removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_ours(folder)
@@ -44,17 +46,16 @@ def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
 
 
 def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Hold the folder to the options it was begun with; a new folder takes these.
+    """Check that the folder was begun with these options; a new folder takes them.
 
-    about: what else run.json says (versions, model), which is not compared. Raises UsageError that names every option
-    that differs.
+    about: what else run.json says, which is not compared. Raises UsageError that names every option that differs.
     """
     wanted = json.loads(json.dumps(options, default=str))
     path = folder / OPTIONS
     if not path.exists():
-        save_json({"options": wanted, **about}, path)
+        save_json({"schema": SCHEMA, "options": wanted, **about}, path)
         return
-    before = _options(path)
+    before, wanted = UNSAID | _options(path), UNSAID | wanted
     changed = [
         f"{name} was {before.get(name)!r}, now {wanted.get(name)!r}"
         for name in sorted({*before, *wanted})
@@ -81,13 +82,19 @@ def check_ours(folder: Path) -> None:
 
 
 def _options(path: Path) -> dict[str, Any]:
-    """The options in a run.json. Raises UsageError where it is another program's, or damaged."""
+    """The options in a run.json. Raises UsageError where it is another program's, damaged, or of a newer version."""
     try:
-        options = json.loads(path.read_text(encoding="utf-8"))["options"]
-    except (ValueError, KeyError, TypeError):
-        options = None
-    if not isinstance(options, dict):
+        said = json.loads(path.read_text(encoding="utf-8"))
+        options, schema = said["options"], said.get("schema", 1)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        options = schema = None
+    if not isinstance(options, dict) or type(schema) is not int:
         raise UsageError(f"{path} is not of attnscope batch, or damaged", "name another folder with --out")
+    if schema > SCHEMA:
+        raise UsageError(
+            f"{path.parent} was written by a newer attnscope: its schema is {schema}, this one knows up to {SCHEMA}",
+            "update attnscope, or name another folder with --out",
+        )
     return options
 
 
