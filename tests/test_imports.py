@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "explain": "errors capture reference parity",
     "figures": "errors",
     "api": "errors measure model observe selection text",
-    "batch": "_version errors manifest measure memory model observe selection tables text",
+    "batch": "_version capture errors manifest measure memory model observe selection tables text",
     "": "_version errors",  # attnscope/__init__.py; what it hands out is imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them

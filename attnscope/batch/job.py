@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.model.loading import LoadOptions
 from attnscope.observe import Request
@@ -46,7 +46,8 @@ class Job:
     """What to do with every text; a worker on another machine needs no more than this.
 
     batch_tokens: the most tokens of a padded batch, None to choose by memory. shard_bytes: about what the files of one
-    shard hold. strict: the first item that fails ends the run.
+    shard hold. strict: the first item that fails ends the run. engine: auto is eager (the model's own matrices) while
+    those of the batch fit into memory, else fused.
     """
 
     load: LoadOptions = LoadOptions()
@@ -58,6 +59,7 @@ class Job:
     batch_tokens: int | None = None
     shard_bytes: int = 64 * 2**20
     strict: bool = False
+    engine: Literal["auto", "eager", "fused"] = "auto"
 
     @property
     def one_by_one(self) -> bool:

@@ -20,15 +20,16 @@ from attnscope.batch.journal import Failure
 from attnscope.batch.replicas import Replicas
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
+from attnscope.capture.engines import SHARE, Choice, choose
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.manifest import failures
-from attnscope.memory import is_out_of_memory, keep_freed_memory
-from attnscope.model.geometry import check_eager_fits
-from attnscope.model.loading import LoadedModel, load
+from attnscope.memory import free_memory, is_out_of_memory, keep_freed_memory
+from attnscope.model.loading import LoadedModel, load, with_attention
 from attnscope.observe import Observation, observe
 from attnscope.selection import select
 from attnscope.text.prompt import Prompt, from_chat, from_text
 
+SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
 Text = tuple[Item, Prompt]
 
 
@@ -59,6 +60,8 @@ class Worker:
         self.job = job
         keep_freed_memory()
         self.loaded = loaded or load(job.load)
+        if job.engine == "fused":
+            choose(self.loaded, 1, "fused")  # refused now, not once per text
         self.request = job.request
         heads = {layer.index: layer.heads for layer in self.loaded.geometry.attention_layers}
         if job.select is not None:
@@ -140,13 +143,22 @@ class Worker:
         return Measured.joined([self._observed(loaded, texts[:half]), self._observed(loaded, texts[half:])])
 
     def _forward(self, loaded: LoadedModel, prompts: list[Prompt]) -> list[Observation]:
-        """One forward pass over a batch."""
-        longest = max(len(prompt) for prompt in prompts)
-        if longest > 512:  # below, one layer of one text is no more than some megabytes
-            check_eager_fits(loaded.geometry, longest, loaded.device, loaded.dtype)
+        """One forward pass over a batch, through the engine of the job."""
+        choice = self._choice(loaded, len(prompts), max(len(prompt) for prompt in prompts))
         if not self.pads:
             settle_rotary(loaded.model)
-        return observe(loaded, prompts, self.request)
+        return observe(choice.loaded, prompts, self.request, engine=choice.engine)
+
+    def _choice(self, loaded: LoadedModel, texts: int, longest: int) -> Choice:
+        """The engine for a batch, and the model under the attention implementation that it asks for."""
+        engine = self.job.engine
+        if engine != "fused" and texts * longest**2 <= SURELY_FITS:
+            return Choice(with_attention(loaded, "eager"), "eager")
+        budget = free_memory(loaded.device) * (SHARE if engine == "auto" else 1) / texts
+        choice = choose(loaded, longest, engine, str(max(1, int(budget))))
+        if choice.engine == "fused" and getattr(loaded.model, "_supports_sdpa", True):
+            return Choice(with_attention(loaded, "sdpa"), "fused")  # under eager the mask would be a matrix
+        return choice
 
     def _take_less(self, prompts: list[Prompt]) -> None:
         size = len(prompts) * max(len(prompt) for prompt in prompts)
