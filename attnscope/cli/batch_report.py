@@ -90,7 +90,9 @@ class RunProgress:
         """Say how far it is: on a terminal always, elsewhere if a minute has passed."""
         now = time.monotonic()
         if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=tally.read, description=_rates(tally, now - self._start))
+            size = self._size if tally.read else None  # a cluster does not say how much it has read
+            said = _rates(tally, now - self._start)
+            self._bar.update(self._bar.task_ids[0], total=size, completed=tally.read, description=said)
         elif not self.quiet and now - self._said >= A_MINUTE:
             self._said = now
             output.talk(progress_line(tally, now - self._start, self._size), False)
@@ -102,7 +104,7 @@ def _bar(size: int | None) -> Progress:
 
     columns: list[Any] = [TextColumn("{task.description}"), *([BarColumn(), TimeRemainingColumn()] if size else [])]
     bar = Progress(*columns, console=output.console(sys.stderr), transient=True, redirect_stdout=False)
-    bar.add_task("", total=size)
+    bar.add_task("", total=None)
     return bar
 
 
