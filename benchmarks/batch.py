@@ -28,9 +28,9 @@ import pyarrow.parquet as pq
 import torch
 from results import update_section
 
-from attnscope.batch.folders import run_folder
+from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import Job
-from attnscope.batch.reading import Reading
+from attnscope.batch.run import run_folder
 from attnscope.measure.roles import role_of
 from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, load
 
@@ -157,7 +157,7 @@ def naive_metrics(A: torch.Tensor, ids: torch.Tensor) -> dict[str, np.ndarray]:
 
 def ours(path: Path, folder: Path) -> None:
     """The same through `batch`."""
-    run_folder(Job(LOAD), Reading((str(path),)), folder, {})
+    run_folder(Job(LOAD), Corpus((str(path),)), folder, {})
 
 
 def compare(ours_folder: Path, naive_folder: Path) -> float:

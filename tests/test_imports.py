@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "explain": "errors seam reference parity",
     "figures": "errors files",
     "api": "errors measure model observe selection text",
-    "batch": "_version errors figures files manifest measure memory model observe selection tables text",
+    "batch": "_version errors figures files manifest measure memory model observe seam selection tables text",
     "": "_version errors",  # attnscope/__init__.py; what it hands out is imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them

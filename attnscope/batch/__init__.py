@@ -1,15 +1,15 @@
-"""Many texts -> a dataset: reading, bucketing, measuring, writing, and never losing work."""
+"""Many texts -> a dataset: reading, batching, measuring, writing, and never losing work."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.batch.folders import run_folder
+    from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
-    from attnscope.batch.reading import Reading
+    from attnscope.batch.run import run_folder
 
-__all__ = ["Job", "Reading", "run_folder"]
+__all__ = ["Corpus", "Job", "run_folder"]
 
-_HOME = {"Job": "running", "Reading": "reading", "run_folder": "folders"}
+_HOME = {"Corpus": "corpus", "Job": "job", "run_folder": "run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,27 +15,28 @@ import pickle
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from attnscope import errors
-from attnscope.batch.bucketing import Shard, unfinished
+from attnscope.batch.corpus import STDIN
+from attnscope.batch.items import read_items
 from attnscope.batch.job import Job
-from attnscope.batch.journal import Journal, Record
-from attnscope.batch.reading import STDIN, Reading, Source, read_items
-from attnscope.batch.running import Tally, Worker, run_shards
-from attnscope.batch.sizes import item_cost
-from attnscope.batch.writing import ShardWriter
+from attnscope.batch.journal import Record
+from attnscope.batch.pipeline import Run, Tally, run_shards
+from attnscope.batch.shards import Shard, item_cost, unfinished
+from attnscope.batch.worker import Worker
+from attnscope.batch.writers import ShardWriter
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.figures.pool import drawing_pool as painting
+from attnscope.figures.pool import drawing_pool
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import load_config
 
 CONNECT_SECONDS = 5.0
-PAINTERS = 1  # processes an actor draws in
+DRAWING_PROCESSES = 1  # of each actor
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,25 +53,26 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """An error that a person can act on, on its way from a node to the command line: Ray would wrap it in its own."""
+class Reply(Generic[T]):
+    """What a node made, or the error that a person can act on: Ray would wrap that in its own."""
 
-    kind: str
-    words: tuple[Any, ...]
+    made: T | None = None
+    error: Exception | None = None
 
     @classmethod
-    def of(cls, error: AttnscopeError | OSError) -> Trouble:
-        """What an error says."""
-        if isinstance(error, AttnscopeError):
-            return cls(type(error).__name__, (error.message, error.hint))
-        return cls("OSError", (error.errno, error.strerror, error.filename))
+    def of(cls, make: Callable[..., T], *arguments: Any) -> Reply[T]:
+        """What `make` returns or raises."""
+        try:
+            return cls(make(*arguments))
+        except (AttnscopeError, OSError) as error:
+            return cls(error=error)
 
-    def error(self) -> Exception:
-        """The error again."""
-        if self.kind == "OSError":
-            return OSError(*self.words)
-        again: Exception = getattr(errors, self.kind, AttnscopeError)(*self.words)
-        return again
+    def get(self) -> T:
+        """What was made; raises the error where there is one."""
+        if self.error is not None:
+            raise self.error
+        assert self.made is not None
+        return self.made
 
 
 class ShardActor:
@@ -79,76 +81,53 @@ class ShardActor:
     def __init__(self, job: Job, folder: str) -> None:
         self.folder = Path(folder)
         self.output = job.output
-        self.pool = painting(PAINTERS if job.output.pictures else 0).__enter__()  # for as long as the actor lives
-        try:
-            self.worker: Worker | Trouble = Worker(job)
-        except AttnscopeError as error:
-            self.worker = Trouble.of(error)
+        workers = DRAWING_PROCESSES if job.output.pictures else 0
+        self.pool = drawing_pool(workers).__enter__()  # for as long as the actor lives
+        self.worker = Reply.of(Worker, job)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[bytes]]:
-        return {"record": [pickle.dumps(self._measured(pickle.loads(packed))) for packed in batch["shard"]]}
+        return {"record": [pickle.dumps(Reply.of(self._record, packed)) for packed in batch["shard"]]}
 
-    def _measured(self, shard: Shard | Trouble) -> Record | Trouble:
-        if isinstance(shard, Trouble):
-            return shard
-        if isinstance(self.worker, Trouble):
-            return self.worker
+    def _record(self, packed: bytes) -> Record:
+        shard: Shard = pickle.loads(packed).get()
         records: list[Record] = []
-        try:
-            run_shards(
-                self.worker, [shard], lambda one: ShardWriter(self.folder, one, self.output, self.pool), records.append
-            )
-        except (AttnscopeError, OSError) as error:
-            return Trouble.of(error)
+
+        def open_writer(shard: Shard) -> ShardWriter:
+            return ShardWriter(self.folder, shard, self.output, self.pool)
+
+        run_shards(self.worker.get(), [shard], open_writer, records.append)
         return records[0]
 
 
-def run_on_ray(
-    job: Job,
-    reading: Reading,
-    sources: Sequence[Source],
-    folder: Path,
-    journal: Journal,
-    cluster: Cluster,
-    stop: Callable[[], bool],
-    note: Callable[[Tally], None],
-) -> Tally:
+def run_on_ray(run: Run, cluster: Cluster) -> Tally:
     """Measure the corpus on a cluster; every record is committed to the journal once.
 
     Raises UsageError without Ray, and for what a cluster cannot read.
     """
-    if any(source.path == STDIN for source in sources):
+    if any(file.path == STDIN for file in run.files):
         raise UsageError("a cluster cannot read standard input", "write it to a file that every node sees")
     ray = started(cluster)
-    tally, whole_before = Tally(), -1
-    while len(journal.records) > whole_before:
-        whole_before = len(journal.records)
+    tally = Tally()
+    while True:
+        before = len(run.journal.records)
         try:
-            rows = _dataset(ray, job, reading, sources, folder, journal, cluster).iter_rows()
-            _commit(rows, journal, tally, stop, note)
+            _commit(_dataset(ray, run, cluster).iter_rows(), run, tally)
             return tally
         except ray.exceptions.RayError as error:  # more died at once than Ray itself replaces: what is left, once more
-            last = error
-    why = (str(last).strip().splitlines() or [type(last).__name__])[-1]
-    raise AttnscopeError(f"the Ray cluster fails: {why}", "see that its nodes are well; the same command goes on")
+            if len(run.journal.records) == before:
+                why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                hint = "see that its nodes are well; the same command goes on"
+                raise AttnscopeError(f"the Ray cluster fails: {why}", hint) from error
 
 
-def _commit(
-    rows: Iterable[Mapping[str, Any]],
-    journal: Journal,
-    tally: Tally,
-    stop: Callable[[], bool],
-    note: Callable[[Tally], None],
-) -> None:
+def _commit(rows: Iterable[Mapping[str, Any]], run: Run, tally: Tally) -> None:
     for row in rows:
-        record = pickle.loads(row["record"])
-        if isinstance(record, Trouble):
-            raise record.error()
-        if record.first not in journal.records:
-            journal.append(record)
-            _add(tally, record)
-            note(tally)
-        if stop():
+        record: Record = pickle.loads(row["record"]).get()
+        if record.first not in run.journal.records:
+            run.journal.append(record)
+            tally.add(record)
+            run.note(tally)
+        if run.stop():
             tally.stopped = True
             return
 
@@ -213,55 +192,43 @@ def _give_back(handler: Any) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _dataset(
-    ray: Any,
-    job: Job,
-    reading: Reading,
-    sources: Sequence[Source],
-    folder: Path,
-    journal: Journal,
-    cluster: Cluster,
-) -> Any:
-    source = _corpus_source(job, reading, sources, journal)
+def _dataset(ray: Any, run: Run, cluster: Cluster) -> Any:
+    source = _corpus_source(run)
     shards = ray.data.read_datasource(source, override_num_blocks=1).repartition(target_num_rows_per_block=1)
     return shards.map_batches(
         ShardActor,
-        fn_constructor_kwargs={"job": job, "folder": str(folder.absolute())},
+        fn_constructor_kwargs={"job": run.job, "folder": str(run.folder.absolute())},
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=cluster.actors),
         num_gpus=cluster.gpus_per_actor or None,
     )
 
 
-def _corpus_source(job: Job, reading: Reading, sources: Sequence[Source], journal: Journal) -> Any:
-    """The corpus as a Ray datasource: one task that streams it, a block a shard."""
+def _corpus_source(run: Run) -> Any:
+    """The corpus as a Ray datasource: one task that streams it, a block per shard."""
     import pyarrow as pa
     from ray.data import Datasource
     from ray.data.block import BlockMetadata
     from ray.data.datasource import ReadTask
 
-    geometry = geometry_of(load_config(job.load), count=False)
-    records = dict(journal.records)
+    job, corpus, files, records = run.job, run.corpus, run.files, dict(run.journal.records)  # what travels to a node
+    cost = item_cost(job, geometry_of(load_config(job.load), count=False))
+
+    def replies() -> Iterator[Reply[Shard]]:
+        try:
+            yield from map(Reply, unfinished(read_items(corpus, files), cost, job.shard_bytes, records))
+        except AttnscopeError as error:
+            yield Reply(error=error)
 
     def blocks() -> Iterator[pa.Table]:
-        try:
-            for shard in unfinished(read_items(reading, sources), item_cost(job, geometry), job.shard_bytes, records):
-                yield pa.table({"shard": [pickle.dumps(shard)]})
-        except AttnscopeError as error:
-            yield pa.table({"shard": [pickle.dumps(Trouble.of(error))]})
+        for reply in replies():
+            yield pa.table({"shard": [pickle.dumps(reply)]})
 
-    class Corpus(Datasource):
+    class CorpusSource(Datasource):
         def estimate_inmemory_data_size(self) -> int | None:
             return None
 
         def get_read_tasks(self, parallelism: int, *limits: Any, **more: Any) -> list[ReadTask]:
             return [ReadTask(blocks, BlockMetadata(None, None, None, None))]
 
-    return Corpus()
-
-
-def _add(tally: Tally, record: Record) -> None:
-    tally.items += record.items
-    tally.texts += record.texts
-    tally.tokens += record.tokens
-    tally.failed += len(record.failures)
+    return CorpusSource()

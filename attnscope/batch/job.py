@@ -1,32 +1,65 @@
-"""What to do with every text of a corpus."""
+"""What to do with every text of a corpus, and what is written of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.batch.rows import Output
 from attnscope.model.loading import LoadOptions
 from attnscope.observe import Request
 from attnscope.text.prompt import Side
+
+if TYPE_CHECKING:
+    from attnscope.observe import Observation
+
+TABLES = ("heads", "relations")
+
+
+@dataclass(frozen=True)
+class DatasetOutput:
+    """What is written, and how.
+
+    tables: of TABLES; `texts` is always written. format: parquet, csv or jsonl. spreadsheet: text cells that a
+    spreadsheet would run as a formula begin with an apostrophe. pictures: what to draw of a text (a function of the
+    observation), and `paint` draws it into a folder, in a worker process. about: what each file says of its run.
+    """
+
+    tables: tuple[str, ...] = TABLES
+    format: str = "parquet"
+    min_weight: float | None = None
+    weights: bool = False
+    spreadsheet: bool = False
+    pictures: Callable[[Observation], Any] | None = None
+    paint: Callable[[Any, Path], None] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, with `texts`."""
+        return ("texts", *self.tables)
 
 
 @dataclass(frozen=True)
 class Job:
     """What to do with every text; a worker on another machine needs no more than this.
 
-    batch_tokens: the most tokens of a padded batch, None to choose by memory. shard_bytes: about what one shard's files
-    hold. one_by_one: a batch of one text each (figures are drawn from those).
+    batch_tokens: the most tokens of a padded batch, None to choose by memory. shard_bytes: about what the files of one
+    shard hold. strict: the first item that fails ends the run. engine: auto is eager (the model's own matrices) while
+    those of the batch fit into memory, else fused.
     """
 
     load: LoadOptions = LoadOptions()
     request: Request = Request(relations=True)
     select: str | None = None
-    output: Output = Output()
+    output: DatasetOutput = DatasetOutput()
     chat: bool = False
     truncate: Side | None = None
     batch_tokens: int | None = None
     shard_bytes: int = 64 * 2**20
     strict: bool = False
+    engine: Literal["auto", "eager", "fused"] = "auto"
 
     @property
     def one_by_one(self) -> bool:

@@ -1,6 +1,6 @@
-"""What an output folder remembers: its options, who writes to it, and which shards are whole.
+"""Which shards of an output folder are whole.
 
-The journal is a file of lines, appended and synced one a committed shard, each with a checksum of itself. A shard's
+The journal is a file of lines, one per committed shard, appended and synced, each with a checksum of itself. A shard's
 files lie under their final names before its line is written, so what the journal names is there; what it does not name
 is made again, under the same names.
 """
@@ -8,26 +8,23 @@ is made again, under the same names.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import socket
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from attnscope.batch.reading import Item
-from attnscope.errors import InputError, UsageError
-from attnscope.files import json_line, save_json, whole_file
+from attnscope.batch.items import Item
+from attnscope.errors import InputError
+from attnscope.files import json_line, whole_file
 
-JOURNAL, OPTIONS, FAILURES, LOCK, PARTIAL = "journal.jsonl", "run.json", "failures.jsonl", ".lock", ".partial"
+JOURNAL, FAILURES, PARTIAL = "journal.jsonl", "failures.jsonl", ".partial"
 
 PART = re.compile(r"part-\d{9}(\.[a-z]+)+")
 SWEEPS, PAUSE_SECONDS = 20, 0.1
@@ -43,6 +40,11 @@ class Failure:
     id: str
     reason: str
 
+    @classmethod
+    def of(cls, item: Item, reason: str) -> Failure:
+        """The failure of an item."""
+        return cls(item.number, item.file, item.line, item.id, reason)
+
 
 @dataclass(frozen=True)
 class Record:
@@ -52,7 +54,7 @@ class Record:
     items: int
     texts: int
     tokens: int
-    digest: str
+    digest: str = ""
     rows: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)  # path in the folder -> bytes
     failures: tuple[Failure, ...] = ()
@@ -179,69 +181,3 @@ def sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Hold the folder to the options it was begun with; a new folder takes these.
-
-    about: what else run.json says (versions, model), which is not compared. Raises UsageError that names every option
-    that differs.
-    """
-    wanted = json.loads(json.dumps(options, default=str))
-    path = folder / OPTIONS
-    if not path.exists():
-        save_json({"options": wanted, **about}, path)
-        return
-    before = _options(path)
-    changed = [
-        f"{name} was {before.get(name)!r}, now {wanted.get(name)!r}"
-        for name in sorted({*before, *wanted})
-        if before.get(name) != wanted.get(name)
-    ]
-    if changed:
-        raise UsageError(
-            f"{folder} was begun with other options: {'; '.join(changed)}",
-            "give the same options to go on, or name another folder with --out",
-        )
-
-
-def check_ours(folder: Path) -> None:
-    """Refuse a folder with files that no run of ours left. Raises UsageError that names one."""
-    if (folder / OPTIONS).exists():
-        _options(folder / OPTIONS)
-        return
-    others = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and path.name != "lost+found"]
-    if others:
-        raise UsageError(
-            f"{folder} holds {others[0].name}, which is not of a dataset of attnscope batch",
-            "name a new or an empty folder with --out",
-        )
-
-
-def _options(path: Path) -> dict[str, Any]:
-    """The options in a run.json. Raises UsageError where it is another program's, or damaged."""
-    try:
-        options = json.loads(path.read_text(encoding="utf-8"))["options"]
-    except (ValueError, KeyError, TypeError):
-        options = None
-    if not isinstance(options, dict):
-        raise UsageError(f"{path} is not of attnscope batch, or damaged", "name another folder with --out")
-    return options
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second run out of the folder while this one writes. Raises UsageError that says who holds it."""
-    with open(folder / LOCK, "a+") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            stream.seek(0)
-            raise UsageError(
-                f"another run is writing to {folder}: {stream.read().strip() or 'it does not say which'}",
-                "wait for it, or name another folder with --out",
-            ) from error
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        stream.flush()
-        yield

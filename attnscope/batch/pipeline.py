@@ -1,19 +1,66 @@
-"""What runs beside the model: a thread that reads ahead of it, and a thread that writes behind it."""
+"""Shards of items in, committed shards out, on one machine and in each actor of a cluster alike.
+
+Reading and tokenising run in one thread, writing in another, the model in the caller's. Whatever is wrong with one text
+is that text's failure; what is wrong with the disk or the model ends the run, with everything committed so far safe.
+"""
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+import gc
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from attnscope.batch.bucketing import Shard
-from attnscope.batch.journal import Record
+from attnscope.batch.journal import Failure, Journal, Record
 from attnscope.batch.rows import Measured
+from attnscope.batch.shards import Shard
+from attnscope.errors import InputError
 
+if TYPE_CHECKING:
+    from attnscope.batch.corpus import Corpus, CorpusFile
+    from attnscope.batch.job import Job
+    from attnscope.batch.worker import Worker
+
+FIRST_FAILURES = 3
 T = TypeVar("T")
+
+
+@dataclass
+class Tally:
+    """How far a run has come; `read` is how many bytes of the corpus."""
+
+    items: int = 0
+    texts: int = 0
+    tokens: int = 0
+    failed: int = 0
+    read: int = 0
+    stopped: bool = False
+    first_failures: list[Failure] = field(default_factory=list)
+
+    def add(self, done: Measured | Record) -> None:
+        """Count some more items."""
+        self.items += done.items
+        self.texts += done.texts
+        self.tokens += done.tokens
+        self.failed += len(done.failures)
+        self.first_failures += done.failures[: max(0, FIRST_FAILURES - len(self.first_failures))]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run over a corpus into a folder; stop is asked after every batch, note is told after every window."""
+
+    job: Job
+    corpus: Corpus
+    files: Sequence[CorpusFile]
+    folder: Path
+    journal: Journal
+    stop: Callable[[], bool] = lambda: False
+    note: Callable[[Tally], None] = lambda tally: None
 
 
 class Writer(Protocol):
@@ -24,107 +71,115 @@ class Writer(Protocol):
     def abandon(self) -> None: ...
 
 
-END = object()
+def run_shards(
+    worker: Worker,
+    shards: Iterable[Shard],
+    open_writer: Callable[[Shard], Writer],
+    commit: Callable[[Record], None],
+    stop: Callable[[], bool] = lambda: False,
+    note: Callable[[Tally], None] = lambda tally: None,
+) -> Tally:
+    """Measure shard after shard and hand each one's record to `commit` once its files are there.
+
+    When `stop` says so, the batch that runs is finished and the whole windows so far are committed as a shorter shard.
+    With `job.strict` the first failed item ends the run the same way, and is an InputError.
+    """
+    tally = Tally()
+    windows = ahead(window for shard in shards for window in worker.windows(shard))
+    # the writer ends first: what is measured is committed also where the corpus is a pipe that says nothing more
+    with _loaded_once(), closing(windows), Writing(open_writer, commit) as writing:
+        for window in windows:
+            measured = worker.measure(window, stop)
+            if measured is None:
+                tally.stopped = True
+                break
+            if worker.job.strict and measured.failures:
+                writing.finish()
+                raise _refused(measured.failures[0])
+            writing.put(window.shard, measured, window.last)
+            tally.add(measured)
+            tally.read = window.read
+            note(tally)
+            if stop():
+                tally.stopped = True
+                break
+        writing.finish()
+    return tally
 
 
-class Ahead(Iterable[T]):
-    """An iterable, run in a thread a few steps ahead of its reader; its errors come out where they are read."""
+def ahead(source: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
+    """The same items; each is made in a thread while the ones before it are used.
 
-    def __init__(self, source: Iterable[T], depth: int = 2) -> None:
-        self._source, self._queue = source, queue.Queue[Any](depth)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, daemon=True)
-
-    def __enter__(self) -> Ahead[T]:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._closed.set()
-        while self._thread.is_alive():
-            with suppress(queue.Empty):
-                self._queue.get(timeout=0.05)
-
-    def __iter__(self) -> Iterator[T]:
-        while (found := self._queue.get()) is not END:
-            if isinstance(found, _Raised):
-                raise found.error
-            yield found
-
-    def _fill(self) -> None:
-        try:
-            for one in self._source:
-                if self._closed.is_set():
-                    return
-                self._queue.put(one)
-            self._queue.put(END)
-        except BaseException as error:
-            self._queue.put(_Raised(error))
-
-
-@dataclass
-class _Raised:
-    error: BaseException
+    An error comes out where its item would. Closed, it makes no more of them.
+    """
+    end, items = object(), iter(source)
+    pool = ThreadPoolExecutor(1, "ahead")
+    try:
+        waiting: deque[Future[Any]] = deque(pool.submit(next, items, end) for _ in range(depth))
+        while (made := waiting.popleft().result()) is not end:
+            waiting.append(pool.submit(next, items, end))
+            yield made
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class Writing:
-    """Writes windows in a thread; its errors come out at the next `put`, or at `finish`."""
+    """Writes windows in a thread, one while the next is measured; an error comes out at the next `put` or `finish`.
+
+    A shard that is not committed when the block ends leaves nothing.
+    """
 
     def __init__(self, open_writer: Callable[[Shard], Writer], commit: Callable[[Record], None]) -> None:
         self._open, self._commit = open_writer, commit
-        self._queue = queue.Queue[Any](1)
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._pool = ThreadPoolExecutor(1, "writing")
+        self._begun: Future[None] | None = None
+        self._writer: Writer | None = None
 
     def __enter__(self) -> Writing:
-        self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is not None and self._error is None:
-            self._error = RuntimeError("abandoned")
-        self._queue.put(END)
-        self._thread.join()
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()
+        if self._writer is not None:
+            self._writer.abandon()
 
     def put(self, shard: Shard, measured: Measured, last: bool) -> None:
         """Write some more of a shard; `last` commits it."""
-        self._raise()
-        self._queue.put((shard, measured, last))
+        self._wait()
+        self._begun = self._pool.submit(self._write, shard, measured, last)
 
     def finish(self) -> None:
         """Commit what is whole, also of a shard that is not at its end."""
-        self._queue.put(END)
-        self._thread.join()
-        self._raise()
+        self._wait()
+        self._end_shard()
 
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _wait(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.result()
 
-    def _drain(self) -> None:
-        writer: Writer | None = None
-        while (found := self._queue.get()) is not END:
-            if self._error is not None:
-                continue
-            try:
-                shard, measured, last = found
-                writer = writer or self._open(shard)
-                writer.add(measured)
-                if last:
-                    self._commit(writer.commit())
-                    writer = None
-            except BaseException as error:
-                self._error = error
-        self._end(writer)
+    def _write(self, shard: Shard, measured: Measured, last: bool) -> None:
+        self._writer = self._writer or self._open(shard)
+        self._writer.add(measured)
+        if last:
+            self._end_shard()
 
-    def _end(self, writer: Writer | None) -> None:
-        if writer is None:
-            return
-        if self._error is not None:
-            writer.abandon()
-            return
-        try:
-            self._commit(writer.commit())
-        except BaseException as error:
-            self._error = error
-            writer.abandon()
+    def _end_shard(self) -> None:
+        if self._writer is not None:
+            self._commit(self._writer.commit())
+            self._writer = None
+
+
+@contextmanager
+def _loaded_once() -> Iterator[None]:
+    """Keep the garbage collector off the libraries' million objects: they are there to stay."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _refused(failure: Failure) -> InputError:
+    where = failure.file if failure.line is None else f"{failure.file}, line {failure.line}"
+    return InputError(f"{where}: {failure.reason}", "mend it, or leave --strict out and read failures.jsonl")

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from attnscope.batch.items import Item, printable
 from attnscope.batch.journal import Failure
-from attnscope.batch.reading import Item, printable
 from attnscope.measure.metrics import METRICS
 
 if TYPE_CHECKING:
+    from attnscope.batch.job import DatasetOutput
     from attnscope.observe import Observation
 
 SCHEMA_VERSION = 1
-TABLES = ("heads", "relations")
-FORMATS = ("parquet", "csv", "jsonl")
 TOKEN = pa.dictionary(pa.int32(), pa.string())
 ABOUT = [("item", pa.int64()), ("id", TOKEN)]
 SCHEMAS = {
@@ -70,30 +68,6 @@ ROWS_A_PIECE = 1 << 19  # that are made, and written, at a time
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
 
-@dataclass(frozen=True)
-class Output:
-    """What is written, and how.
-
-    tables: of TABLES; `texts` is always written. spreadsheet: text cells that a spreadsheet would run as a formula
-    begin with an apostrophe. pictures: what to draw of a text (a function of the observation), and `paint` draws it
-    into a folder, in a worker process. about: what each file says of its run.
-    """
-
-    tables: tuple[str, ...] = TABLES
-    format: str = "parquet"
-    min_weight: float | None = None
-    weights: bool = False
-    spreadsheet: bool = False
-    pictures: Callable[[Observation], Any] | None = None
-    paint: Callable[[Any, Path], None] | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tables, with `texts`."""
-        return ("texts", *self.tables)
-
-
 @dataclass
 class Measured:
     """Some consecutive items, measured: observations in order, and what failed. `items` counts both."""
@@ -101,6 +75,25 @@ class Measured:
     items: int
     seen: list[tuple[Item, Observation]]
     failures: list[Failure]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Measured]) -> Measured:
+        """The parts as one, in the order of the items."""
+        seen = [pair for part in parts for pair in part.seen]
+        failures = [failure for part in parts for failure in part.failures]
+        seen.sort(key=lambda pair: pair[0].number)
+        failures.sort(key=lambda failure: failure.item)
+        return cls(sum(part.items for part in parts), seen, failures)
+
+    @property
+    def texts(self) -> int:
+        """How many were observed."""
+        return len(self.seen)
+
+    @property
+    def tokens(self) -> int:
+        """Of all texts."""
+        return sum(len(observation.prompt) for _, observation in self.seen)
 
 
 def pieces(measured: Measured) -> Iterator[Measured]:
@@ -117,16 +110,16 @@ def pieces(measured: Measured) -> Iterator[Measured]:
         yield Measured(len(taken), taken, [])
 
 
-def arrow_tables(measured: Measured, output: Output) -> dict[str, pa.Table]:
+def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Table]:
     """The rows of some items, in order: {table: rows}, as SCHEMAS says.
 
-    >>> arrow_tables(Measured(1, [(item, observation)], []), Output())["relations"]
+    >>> arrow_tables(Measured(1, [(item, observation)], []), DatasetOutput())["relations"]
     """
     build = {"texts": _texts, "heads": _heads, "relations": _relations}
     return {name: build[name](measured.seen, output) for name in output.names}
 
 
-def _texts(seen: Sequence[tuple[Item, Observation]], output: Output) -> pa.Table:
+def _texts(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     rows = [
         {
             "item": item.number,
@@ -143,7 +136,7 @@ def _texts(seen: Sequence[tuple[Item, Observation]], output: Output) -> pa.Table
     return pa.Table.from_pylist(rows, SCHEMAS["texts"])
 
 
-def _heads(seen: Sequence[tuple[Item, Observation]], output: Output) -> pa.Table:
+def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     kept = [one.kept_heads() for _, one in seen]
     heads = list(itertools.chain.from_iterable(kept))
     columns: dict[str, Any] = {
@@ -159,7 +152,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: Output) -> pa.Table
     return _table("heads", columns)
 
 
-def _relations(seen: Sequence[tuple[Item, Observation]], output: Output) -> pa.Table:
+def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     parts = [one.relation_numbers(output.min_weight) for _, one in seen]
     known: dict[str, int] = {}
     codes = [np.array([known.setdefault(name, len(known)) for name in one.units()], np.int32) for _, one in seen]

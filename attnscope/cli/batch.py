@@ -15,9 +15,9 @@ from attnscope.cli.config import BATCH_KEYS
 from attnscope.cli.settings import Settings, configured, settings_of
 
 if TYPE_CHECKING:
+    from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
-    from attnscope.batch.reading import Reading
-    from attnscope.cli.batch_talk import Outcome, Stopper
+    from attnscope.cli.batch_report import GracefulStop, Outcome
 
 __all__ = ["EXAMPLES", "BatchCommand", "batch"]
 
@@ -92,25 +92,30 @@ def batch(
 
 def run(settings: Settings, given: Mapping[str, Any]) -> int:
     """Read, measure, write; say how it went."""
-    from attnscope.cli import batch_talk
+    from attnscope.cli import batch_report
     from attnscope.model.libraries import silence_libraries
 
     silence_libraries(settings.verbose)
     output.complain_through_talk(settings.quiet)
     reading, job = make_reading(settings, given), make_job(settings, given)
     if given["dry_run"]:
-        return batch_talk.dry_run(job, reading)
-    with batch_talk.Stopper() as stop, batch_talk.Meter(reading, settings.quiet) as meter:
+        return batch_report.dry_run(job, reading)
+    with batch_report.GracefulStop() as stop, batch_report.RunProgress(reading, settings.quiet) as meter:
         go = _to_stdout if given["to_stdout"] else _to_folder
         outcome = go(settings, given, job, reading, stop, meter.note)
-    return batch_talk.ending(outcome, reading, stop, settings)
+    return batch_report.ending(outcome, reading, stop, settings)
 
 
 def _to_folder(
-    settings: Settings, given: Mapping[str, Any], job: Job, reading: Reading, stop: Stopper, note: Callable[..., None]
+    settings: Settings,
+    given: Mapping[str, Any],
+    job: Job,
+    reading: Corpus,
+    stop: GracefulStop,
+    note: Callable[..., None],
 ) -> Outcome:
-    from attnscope.batch.folders import run_folder
-    from attnscope.cli.batch_talk import Outcome
+    from attnscope.batch.run import run_folder
+    from attnscope.cli.batch_report import Outcome
 
     assert settings.out is not None
     workers = painters() if job.output.pictures else 0
@@ -123,16 +128,22 @@ def _to_folder(
 
 
 def _to_stdout(
-    settings: Settings, given: Mapping[str, Any], job: Job, reading: Reading, stop: Stopper, note: Callable[..., None]
+    settings: Settings,
+    given: Mapping[str, Any],
+    job: Job,
+    reading: Corpus,
+    stop: GracefulStop,
+    note: Callable[..., None],
 ) -> Outcome:
-    from attnscope.batch.bucketing import shards
-    from attnscope.batch.reading import find_sources, read_items
-    from attnscope.batch.running import Worker, run_shards
-    from attnscope.batch.sizes import item_cost
-    from attnscope.batch.writing import StreamWriter
-    from attnscope.cli.batch_talk import Outcome
+    from attnscope.batch.corpus import find_files
+    from attnscope.batch.items import read_items
+    from attnscope.batch.pipeline import run_shards
+    from attnscope.batch.shards import item_cost, shards
+    from attnscope.batch.worker import Worker
+    from attnscope.batch.writers import StreamWriter
+    from attnscope.cli.batch_report import Outcome
 
-    sources = find_sources(reading)
+    sources = find_files(reading)
     worker = Worker(job)
     pieces = shards(read_items(reading, sources), item_cost(job, worker.loaded.geometry), job.shard_bytes, {})
     stream = sys.stdout.buffer

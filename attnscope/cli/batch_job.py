@@ -12,8 +12,8 @@ from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
+    from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
-    from attnscope.batch.reading import Reading
 
 TABLES = ("heads", "relations")
 FIGURES = ("overview", "layers", "heads", "metrics")
@@ -33,8 +33,7 @@ def check(settings: Settings, given: Mapping[str, Any]) -> None:
 
 def make_job(settings: Settings, given: Mapping[str, Any]) -> Job:
     """What a worker needs to know."""
-    from attnscope.batch.job import Job
-    from attnscope.batch.rows import Output
+    from attnscope.batch.job import DatasetOutput, Job
     from attnscope.observe import Request
 
     tables, drawn = names(given["tables"], TABLES, "--tables"), names(given["figures"], FIGURES, "--figures")
@@ -55,7 +54,7 @@ def make_job(settings: Settings, given: Mapping[str, Any]) -> Job:
             weights=given["save_weights"],
         ),
         select=settings.select,
-        output=Output(
+        output=DatasetOutput(
             tables=tables,
             format=given["format"],
             min_weight=settings.min_weight,
@@ -119,11 +118,11 @@ def painters() -> int:
     return max(1, (os.cpu_count() or 2) // 2)
 
 
-def make_reading(settings: Settings, given: Mapping[str, Any]) -> Reading:
+def make_reading(settings: Settings, given: Mapping[str, Any]) -> Corpus:
     """How the corpus is read."""
-    from attnscope.batch.reading import Reading
+    from attnscope.batch.corpus import Corpus
 
-    return Reading(
+    return Corpus(
         tuple(given["sources"]),
         given["input_format"],
         given["whole"],

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from attnscope.batch import cluster as on_ray
 from attnscope.batch.cluster import Cluster
-from attnscope.batch.running import Tally
+from attnscope.batch.pipeline import Run, Tally
 from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.cli.batch_ray import with_value
@@ -74,8 +74,8 @@ def test_ray_reaches_the_cluster_with_its_address(
     (place / "ray.yaml").write_text("ray: true\nnum_actors: 2\n")
     asked: list[Any] = []
 
-    def pretend(job: Any, reading: Any, sources: Any, folder: Any, journal: Any, cluster: Any, *more: Any) -> Tally:
-        asked.append((cluster, reading.sources))
+    def pretend(run: Run, cluster: Any) -> Tally:
+        asked.append((cluster, run.corpus.sources))
         return Tally(stopped=True)
 
     monkeypatch.setattr(on_ray, "run_on_ray", pretend)

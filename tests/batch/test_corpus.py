@@ -1,4 +1,4 @@
-"""Reading: every good item delivered, every bad one explained, nothing read ahead."""
+"""Corpus: every good item delivered, every bad one explained, nothing read ahead."""
 
 import csv
 import gzip
@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from attnscope.batch import reading as reading_module
-from attnscope.batch.folders import run_folder
-from attnscope.batch.job import Job
-from attnscope.batch.reading import Item, Reading, find_sources, read_items
-from attnscope.batch.rows import Output
+from attnscope.batch import items as items_module
+from attnscope.batch.corpus import Corpus, find_files
+from attnscope.batch.items import Item, read_items
+from attnscope.batch.job import DatasetOutput, Job
+from attnscope.batch.run import run_folder
 from attnscope.errors import InputError, UsageError
 from attnscope.model.loading import LoadOptions
 from attnscope.observe import Request
@@ -25,8 +25,8 @@ from helpers.corpora import rows, some_texts
 
 
 def read(*sources: object, **how: Any) -> list[Item]:
-    reading = Reading(tuple(map(str, sources)), **how)
-    return list(read_items(reading, find_sources(reading)))
+    reading = Corpus(tuple(map(str, sources)), **how)
+    return list(read_items(reading, find_files(reading)))
 
 
 GOOD = ["the bank", "a, b", 'say "so"', "日本 😀"]
@@ -96,10 +96,10 @@ def test_chat_messages_come_as_json(tmp_path: Path) -> None:
 def test_a_large_file_is_streamed_and_a_giant_line_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "c.txt"
     path.write_bytes(b"short\n" + b"x" * 30_000_000 + b"\nend\n" + b"a line of text\n" * 100_000)
-    monkeypatch.setattr(reading_module, "ITEM_BYTES", 100_000)
-    reading = Reading((str(path),))
+    monkeypatch.setattr(items_module, "ITEM_BYTES", 100_000)
+    reading = Corpus((str(path),))
     tracemalloc.start()
-    items: Iterator[Item] = read_items(reading, find_sources(reading))
+    items: Iterator[Item] = read_items(reading, find_files(reading))
     first = [next(items) for _ in range(3)]
     count = sum(1 for _ in items)
     peak = tracemalloc.get_traced_memory()[1]
@@ -155,9 +155,9 @@ def bad_files(folder: Path) -> dict[tuple[str, int | None], str]:
 
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load the model with NaN where % is embedded."""
-    from attnscope.batch import running
+    from attnscope.batch import worker
 
-    real = running.load
+    real = worker.load
 
     def load(options: LoadOptions) -> Any:
         loaded = real(options)
@@ -165,7 +165,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         loaded.model.get_input_embeddings().weight[token] = float("nan")
         return loaded
 
-    monkeypatch.setattr(running, "load", load)
+    monkeypatch.setattr(worker, "load", load)
 
 
 def test_thirty_kinds_of_bad_items_among_a_thousand_good_ones(
@@ -179,9 +179,11 @@ def test_thirty_kinds_of_bad_items_among_a_thousand_good_ones(
     poisoned(monkeypatch)
     sources = [str(tmp_path / "good.txt"), str(tmp_path / "bad"), str(tmp_path / "more.txt")]
     job = Job(
-        LoadOptions(model=str(tiny_folder), device="cpu"), Request(metrics=("entropy",)), output=Output(tables=())
+        LoadOptions(model=str(tiny_folder), device="cpu"),
+        Request(metrics=("entropy",)),
+        output=DatasetOutput(tables=()),
     )
-    _, tally = run_folder(job, Reading(tuple(sources)), tmp_path / "out", {})
+    _, tally = run_folder(job, Corpus(tuple(sources)), tmp_path / "out", {})
     failures = [json.loads(line) for line in (tmp_path / "out" / "failures.jsonl").read_text().splitlines()]
     found = {(Path(one["file"]).name, one["line"]): one["reason"] for one in failures}
     assert found.keys() == expected.keys()
@@ -201,12 +203,12 @@ def test_strict_stops_at_the_first_and_keeps_what_came_before(tmp_path: Path, ti
     (tmp_path / "c.txt").write_text("good\n\ngood\n")
     job = Job(LoadOptions(model=str(tiny_folder), device="cpu"), strict=True)
     with pytest.raises(InputError, match=r"c.txt, line 2: empty"):
-        run_folder(job, Reading((str(tmp_path / "c.txt"),)), tmp_path / "out", {})
+        run_folder(job, Corpus((str(tmp_path / "c.txt"),)), tmp_path / "out", {})
 
 
 def test_a_corpus_that_changed_is_refused_and_one_that_grew_is_gone_on_with(tmp_path: Path, tiny_folder: Path) -> None:
     corpus, out = tmp_path / "c.txt", tmp_path / "out"
-    job, reading = Job(LoadOptions(model=str(tiny_folder), device="cpu")), Reading((str(corpus),))
+    job, reading = Job(LoadOptions(model=str(tiny_folder), device="cpu")), Corpus((str(corpus),))
     corpus.write_text("one\ntwo\n")
     run_folder(job, reading, out, {})
     corpus.write_text("one\ntwo\nthree\n")

@@ -17,11 +17,12 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
-from attnscope.batch.folders import run_folder
-from attnscope.batch.job import Job
-from attnscope.batch.reading import Item, Reading
-from attnscope.batch.rows import SCHEMAS, Measured, Output, arrow_tables, json_rows, pieces, plain
-from attnscope.batch.running import Worker
+from attnscope.batch.corpus import Corpus
+from attnscope.batch.items import Item
+from attnscope.batch.job import DatasetOutput, Job
+from attnscope.batch.rows import SCHEMAS, Measured, arrow_tables, json_rows, pieces, plain
+from attnscope.batch.run import run_folder
+from attnscope.batch.worker import Worker
 from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.model.loading import LoadOptions
@@ -198,7 +199,7 @@ def test_ids_and_tokens_never_become_paths(tmp_path: Path, tiny_folder: Path) ->
     corpus = tmp_path / "c.jsonl"
     corpus.write_text("".join(json.dumps({"id": bad, "text": bad}) + "\n" for bad in ("../x", "/etc/passwd", "a\x00b")))
     job = Job(LoadOptions(model=str(tiny_folder), device="cpu"))
-    run_folder(job, Reading((str(corpus),)), tmp_path / "out", {})
+    run_folder(job, Corpus((str(corpus),)), tmp_path / "out", {})
     names = {path.name for path in (tmp_path / "out").rglob("*")}
     assert names == {
         *("texts", "heads", "relations", "part-000000000.parquet"),
@@ -217,7 +218,7 @@ def test_jsonl_on_stdout_is_one_object_a_text(
     assert printed.err.splitlines() == ["1 item failed", f"failed: {corpus}, line 6: empty"]
     found = [json.loads(line) for line in printed.out.splitlines()]
     out = tmp_path / "out"
-    run_folder(Job(LoadOptions(model=str(tiny_folder), device="cpu")), Reading((str(corpus),)), out, {})
+    run_folder(Job(LoadOptions(model=str(tiny_folder), device="cpu")), Corpus((str(corpus),)), out, {})
     for table in ("heads", "relations"):
         assert [row for one in found for row in one[table]] == [
             {**row, "weight": pytest.approx(row["weight"])} if table == "relations" else row
@@ -245,7 +246,7 @@ def test_changed_options_are_refused_by_the_command(
 
 
 def test_an_empty_window_has_the_same_schema(tiny: Any) -> None:
-    tables = arrow_tables(Measured(1, [], []), Output())
+    tables = arrow_tables(Measured(1, [], []), DatasetOutput())
     for name, table in tables.items():
         assert table.schema == SCHEMAS[name]
         assert len(table) == 0
@@ -253,14 +254,14 @@ def test_an_empty_window_has_the_same_schema(tiny: Any) -> None:
 
 
 def test_pieces_are_the_same_rows_in_the_same_order(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.batch.bucketing import Shard
+    from attnscope.batch.shards import Shard
 
     texts = ["the bank", "a", "the river bank is the bank", "one two three", "the"]
     worker = Worker(Job(), tiny)
     [window] = worker.windows(Shard(tuple(Item(n, "f", n, str(n), text) for n, text in enumerate(texts))))
     measured = worker.measure(window)
     assert measured is not None
-    whole = arrow_tables(measured, Output())
+    whole = arrow_tables(measured, DatasetOutput())
     assert len(list(pieces(measured))) == 1
     most = [one.most_relations for _, one in measured.seen]
     monkeypatch.setattr("attnscope.batch.rows.ROWS_A_PIECE", most[0] + 1)
@@ -268,13 +269,13 @@ def test_pieces_are_the_same_rows_in_the_same_order(tiny: Any, monkeypatch: pyte
     assert 1 < len(parts) < len(texts)
     assert [item.number for part in parts for item, _ in part.seen] == list(range(len(texts)))
     for name, table in whole.items():
-        rows = [row for part in parts for row in arrow_tables(part, Output())[name].to_pylist()]
+        rows = [row for part in parts for row in arrow_tables(part, DatasetOutput())[name].to_pylist()]
         assert rows == table.to_pylist()
     assert len(whole["relations"]) <= sum(most)
 
 
 def test_a_worker_measures_what_it_tokenised(tiny: Any) -> None:
-    from attnscope.batch.bucketing import Shard
+    from attnscope.batch.shards import Shard
 
     shard = Shard((Item(5, "f", 1, "a", "the bank"), Item(6, "f", 2, "b", problem="empty")))
     worker = Worker(Job(), tiny)

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnscope.batch.bucketing import Shard
-from attnscope.batch.folders import run_folder
-from attnscope.batch.job import Job
-from attnscope.batch.journal import locked
-from attnscope.batch.reading import Item, Reading
-from attnscope.batch.rows import Output
-from attnscope.batch.running import Worker
-from attnscope.batch.writing import MOST_WAITING, ShardWriter
+from attnscope.batch.corpus import Corpus
+from attnscope.batch.folder import locked
+from attnscope.batch.items import Item
+from attnscope.batch.job import DatasetOutput, Job
+from attnscope.batch.run import run_folder
+from attnscope.batch.shards import Shard
+from attnscope.batch.worker import Worker
+from attnscope.batch.writers import MOST_WAITING, ShardWriter
 from attnscope.errors import UsageError
 from attnscope.model.loading import LoadOptions
 from helpers.corpora import content, jsonl, rows, some_texts
@@ -83,7 +83,7 @@ def test_a_signal_finishes_the_batch_and_the_same_command_goes_on(
 
 PAINTING = """
 import os, signal, sys, time
-from attnscope.batch.folders import painting
+from attnscope.batch.painters import painting
 
 if __name__ == "__main__":
     with painting(1) as pool:
@@ -122,7 +122,7 @@ class Lazy(Executor):
 
 def test_few_texts_wait_for_slow_painters(tmp_path: Path, tiny) -> None:  # type: ignore[no-untyped-def]
     items = tuple(Item(n, "f", n + 1, str(n), "the bank") for n in range(3 * MOST_WAITING))
-    output = Output(tables=("heads",), pictures=lambda seen: None, paint=lambda job, folder: None)
+    output = DatasetOutput(tables=("heads",), pictures=lambda seen: None, paint=lambda job, folder: None)
     worker = Worker(Job(output=output), tiny)
     [window] = worker.windows(Shard(items))
     measured = worker.measure(window)
@@ -139,7 +139,7 @@ def test_few_texts_wait_for_slow_painters(tmp_path: Path, tiny) -> None:  # type
 
 def test_a_shard_that_is_written_after_its_run_has_ended_finds_no_place(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        ShardWriter(tmp_path, Shard((Item(0, "f", 1, "0", "a"),)), Output())
+        ShardWriter(tmp_path, Shard((Item(0, "f", 1, "0", "a"),)), DatasetOutput())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -148,7 +148,7 @@ def test_pictures_are_replaced_one_by_one_by_another_attempt(  # type: ignore[no
 ) -> None:
     """An attempt that dies half way through its renames leaves every picture of the attempt before."""
     shard = Shard((Item(7, "f", 1, "7", "the bank"),))
-    output = Output(tables=(), pictures=lambda seen: None, paint=lambda job, folder: None)
+    output = DatasetOutput(tables=(), pictures=lambda seen: None, paint=lambda job, folder: None)
     worker = Worker(Job(output=output), tiny)
     [window] = worker.windows(shard)
     (tmp_path / ".partial").mkdir()
@@ -156,7 +156,7 @@ def test_pictures_are_replaced_one_by_one_by_another_attempt(  # type: ignore[no
     def attempt(content: str) -> ShardWriter:
         writer = ShardWriter(tmp_path, shard, output, Lazy())
         writer.add(worker.measure(window))
-        writer._wait_for_painters(0)
+        writer._wait_for_pictures(0)
         for name in ("a.png", "heads/b.png"):
             path = writer.partial / "figures" / "000007" / name
             path.parent.mkdir(exist_ok=True)
@@ -187,7 +187,7 @@ def test_a_second_run_on_the_same_folder_is_refused(tmp_path: Path, tiny_folder:
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
         with pytest.raises(UsageError, match=f"another run is writing to .*process {os.getpid()} on "):
-            run_folder(Job(LoadOptions(model=str(tiny_folder))), Reading((str(corpus),)), tmp_path / "out", {})
+            run_folder(Job(LoadOptions(model=str(tiny_folder))), Corpus((str(corpus),)), tmp_path / "out", {})
         assert not (tmp_path / "out" / "journal.jsonl").exists()
 
 
@@ -213,7 +213,7 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(tmp_pa
         pytest.skip("this user may not mount a tmpfs")
     corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(120))
     job = Job(LoadOptions(model=str(tiny_folder), device="cpu"), shard_bytes=60_000)
-    reading = Reading((str(corpus),))
+    reading = Corpus((str(corpus),))
     try:
         with pytest.raises(UsageError, match="No space left on device"):
             run_folder(job, reading, disk / "out", {})
@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, tiny_folder:
     corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(3))
     try:
         with pytest.raises(UsageError, match=r"cannot write to .*: Read-only file system"):
-            run_folder(Job(LoadOptions(model=str(tiny_folder))), Reading((str(corpus),)), disk / "out", {})
+            run_folder(Job(LoadOptions(model=str(tiny_folder))), Corpus((str(corpus),)), disk / "out", {})
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -246,22 +246,22 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, tiny_folder:
 def test_memory_that_runs_out_halves_the_batch_and_fails_only_the_giant(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnscope.batch import running
+    from attnscope.batch import worker
 
-    real, sizes = running.observe, []
+    real, sizes = worker.observe, []
 
-    def small_machine(loaded, prompts, request):  # type: ignore[no-untyped-def]
+    def small_machine(loaded, prompts, request, engine):  # type: ignore[no-untyped-def]
         size = len(prompts) * max(map(len, prompts))
         sizes.append(size)
         if size > 120:
             raise MemoryError
-        return real(loaded, prompts, request)
+        return real(loaded, prompts, request, engine=engine)
 
-    monkeypatch.setattr(running, "observe", small_machine)
+    monkeypatch.setattr(worker, "observe", small_machine)
     texts = [*some_texts(40, longest=8), "the bank " * 100]
     corpus = jsonl(tmp_path / "corpus.jsonl", texts)
     job = Job(LoadOptions(model=str(tiny_folder), device="cpu"))
-    journal, tally = run_folder(job, Reading((str(corpus),)), tmp_path / "out", {})
+    journal, tally = run_folder(job, Corpus((str(corpus),)), tmp_path / "out", {})
     assert [(one.item, one.reason) for one in journal.failures()] == [(40, "memory ran out, with this text alone")]
     assert tally.texts == 40
     assert [row["item"] for row in rows(tmp_path / "out", "texts")] == list(range(40))

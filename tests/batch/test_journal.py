@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.batch.journal import Failure, Journal, Record, check_options
+from attnscope.batch.folder import check_options, check_ours
+from attnscope.batch.journal import Failure, Journal, Record
 from attnscope.errors import InputError, UsageError
 
 RECORDS = [
@@ -108,3 +109,37 @@ def test_changed_options_are_named(tmp_path: Path) -> None:
     check_options(tmp_path, {"model": "a", "top-k": 5, "by": None}, {})
     with pytest.raises(UsageError, match="begun with other options: model was 'a', now 'b'; top-k was 5, now 6;"):
         check_options(tmp_path, {"model": "b", "top-k": 6, "by": None}, {})
+
+
+OPTIONS = {"model": "a", "top-k": 5}
+
+
+def test_a_folder_says_the_version_of_its_layout(tmp_path: Path) -> None:
+    check_options(tmp_path, OPTIONS, {"about": "x"})
+    assert json.loads((tmp_path / "run.json").read_text()) == {"schema": 2, "options": OPTIONS, "about": "x"}
+
+
+def test_a_folder_that_says_no_version_is_gone_on_with_and_was_eager(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"options": OPTIONS, "about": "x"}))
+    check_ours(tmp_path)
+    check_options(tmp_path, OPTIONS, {})
+    check_options(tmp_path, {**OPTIONS, "engine": "eager"}, {})
+    with pytest.raises(UsageError, match="engine was 'eager', now 'auto'"):
+        check_options(tmp_path, {**OPTIONS, "engine": "auto"}, {})
+
+
+def test_a_folder_of_a_newer_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 3, "options": OPTIONS}))
+    for check in (check_ours, lambda folder: check_options(folder, OPTIONS, {})):
+        with pytest.raises(
+            UsageError, match=r"newer attnscope: its schema is 3, .* up to 2; update attnscope"
+        ) as refusal:
+            check(tmp_path)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("schema", ["2", None, True, 2.0])
+def test_a_version_that_is_no_number_is_damage(tmp_path: Path, schema: object) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"schema": schema, "options": OPTIONS}))
+    with pytest.raises(UsageError, match=r"run.json is not of attnscope batch, or damaged"):
+        check_ours(tmp_path)

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.batch.folders import run_folder
+from attnscope.batch.corpus import Corpus
+from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Journal, Record, digest
-from attnscope.batch.reading import Item, Reading
+from attnscope.batch.pipeline import Run
+from attnscope.batch.run import run_folder
 from attnscope.cli.batch_figures import Pictures
 from attnscope.cli.settings import Settings
 from attnscope.errors import AttnscopeError, InputError, UsageError
@@ -43,7 +45,7 @@ def job_of(model: Path, shard_bytes: int) -> Job:
 
 def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(40), ""])
-    job, reading = job_of(tiny_folder, 40_000), Reading((str(corpus),))
+    job, reading = job_of(tiny_folder, 40_000), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))
@@ -75,7 +77,7 @@ def same(here: Path, there: Path) -> bool:
 
 def test_figures_are_drawn_by_the_actors(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(3, longest=4), ""])
-    job, reading = drawing_job(tiny_folder, 2_000), Reading((str(corpus),))
+    job, reading = drawing_job(tiny_folder, 2_000), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {}, workers=1)
     assert len(list((tmp_path / "here" / "figures").rglob("*.png"))) == 3 * (1 + 4)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
@@ -86,7 +88,7 @@ def test_figures_are_drawn_by_the_actors(tmp_path: Path, tiny_folder: Path, stop
 @pytest.mark.slow
 def test_an_actor_is_killed_while_it_draws(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", some_texts(40, longest=4))
-    job, reading = drawing_job(tiny_folder, 6_000), Reading((str(corpus),))
+    job, reading = drawing_job(tiny_folder, 6_000), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {}, workers=1)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
     killed: list[int] = []
@@ -129,14 +131,14 @@ def test_what_ray_cannot_mend_is_begun_again_and_given_up_without_progress(
     class Rows:
         def iter_rows(self) -> Iterator[dict[str, bytes]]:
             for record in runs.pop(0):
-                yield {"record": pickle.dumps(record)}
+                yield {"record": pickle.dumps(cluster.Reply(record))}
             raise ray.exceptions.RayActorError
 
     monkeypatch.setattr(cluster, "_dataset", lambda *arguments: Rows())
     monkeypatch.setattr(cluster, "started", lambda where: ray)
     journal = Journal(tmp_path)
     with pytest.raises(AttnscopeError, match=r"the Ray cluster fails: .*; see that its nodes are well"):
-        cluster.run_on_ray(Job(), Reading(()), [], tmp_path, journal, Cluster(), lambda: False, lambda tally: None)
+        cluster.run_on_ray(Run(Job(), Corpus(()), [], tmp_path, journal), Cluster())
     assert list(journal.records) == [0, 1]  # once each
     assert len(runs) == 2  # the third attempt was the first without progress
 
@@ -164,7 +166,7 @@ def test_what_ray_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cluster_does_not_read_standard_input(tmp_path: Path, tiny_folder: Path) -> None:
     with pytest.raises(UsageError, match="cannot read standard input"):
-        run_folder(job_of(tiny_folder, 1), Reading(("-",)), tmp_path / "out", {}, cluster=Cluster())
+        run_folder(job_of(tiny_folder, 1), Corpus(("-",)), tmp_path / "out", {}, cluster=Cluster())
 
 
 def children(name: str) -> list[int]:
@@ -198,7 +200,7 @@ def test_a_worker_and_then_a_node_are_killed_and_nothing_is_lost_or_doubled(
     from ray.cluster_utils import Cluster as Nodes
 
     corpus = jsonl(tmp_path / "c.jsonl", some_texts(1000))
-    job, reading = job_of(tiny_folder, 200_000), Reading((str(corpus),))
+    job, reading = job_of(tiny_folder, 200_000), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
     nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     second = nodes.add_node(num_cpus=2)

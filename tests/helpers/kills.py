@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 
-from attnscope.batch.folders import run_folder
-from attnscope.batch.job import Job
-from attnscope.batch.reading import Reading
-from attnscope.batch.rows import Output
+from attnscope.batch.corpus import Corpus
+from attnscope.batch.job import DatasetOutput, Job
+from attnscope.batch.run import run_folder
 from attnscope.model.loading import LoadOptions
 from attnscope.observe import Request
 
@@ -29,8 +28,10 @@ def one_run(model: str, corpus: str, folder: Path) -> int:
     try:
         torch.set_num_threads(1)
         load = LoadOptions(model=model, device="cpu")
-        job = Job(load=load, request=Request(relations=True), output=Output(format="parquet"), shard_bytes=12_000)
-        run_folder(job, Reading((corpus,)), folder, {"model": model})
+        job = Job(
+            load=load, request=Request(relations=True), output=DatasetOutput(format="parquet"), shard_bytes=12_000
+        )
+        run_folder(job, Corpus((corpus,)), folder, {"model": model})
         os._exit(0)
     except BaseException as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")

@@ -1,116 +1,49 @@
-"""Shards on disk: tables, weights and pictures under temporary names, renamed together; or rows on standard output.
-
-Each Parquet file carries the name of its schema.
-"""
+"""Shards on disk: tables, weights and pictures under temporary names, renamed together; or rows on standard output."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import shutil
 import uuid
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from attnscope._version import __version__
-from attnscope.batch.bucketing import Shard
+from attnscope.batch.items import Item
+from attnscope.batch.job import DatasetOutput
 from attnscope.batch.journal import PARTIAL, Failure, Record, digest, sync
-from attnscope.batch.reading import Item
-from attnscope.batch.rows import SCHEMA_VERSION, Measured, Output, arrow_tables, json_rows, pieces, plain
+from attnscope.batch.rows import SCHEMA_VERSION, Measured, arrow_tables, json_rows, pieces
+from attnscope.batch.shards import Shard
+from attnscope.batch.table_files import TableFile
 from attnscope.files import json_line
 
 if TYPE_CHECKING:
     from attnscope.observe import Observation
 
-MOST_WAITING = 8  # texts whose maps are kept because no painter has come to them yet
+MOST_WAITING = 8  # texts whose maps are kept because they are not drawn yet
 
 
-class _Droppable(io.RawIOBase):
-    """A file that swallows what comes after it was dropped: Parquet's writer always writes an end."""
+class _Counts:
+    """What a writer has written so far of its shard."""
 
-    def __init__(self, path: Path) -> None:
-        self.file = open(path, "wb")  # noqa: SIM115
-        self.dropped = False
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.items = self.texts = self.tokens = 0
+        self.failures: list[Failure] = []
 
-    def writable(self) -> bool:
-        return True
+    def count(self, measured: Measured) -> None:
+        """Some more items were written."""
+        self.items += measured.items
+        self.texts += measured.texts
+        self.tokens += measured.tokens
+        self.failures += measured.failures
 
-    def write(self, data: Any) -> int:
-        return len(memoryview(data)) if self.dropped else self.file.write(data)
-
-
-class _Sheet:
-    """One table of one shard, written piece by piece to a stream."""
-
-    def __init__(self, path: Path, name: str, output: Output) -> None:
-        self.name, self.output, self.rows = name, output, 0
-        self.stream = _Droppable(path)
-        self._writer: Any = None
-
-    def write(self, table: pa.Table) -> None:
-        self.rows += len(table)
-        if self.output.format == "jsonl":
-            lines = json_rows(table).to_pylist()
-            self.stream.write(("\n".join(lines) + "\n" * bool(lines)).encode())
-            return
-        if self.output.format == "csv":
-            table = plain(table, self.output.spreadsheet)
-        self._writer = self._writer or self._open(table.schema)
-        self._writer.write_table(table)
-
-    def _open(self, schema: pa.Schema) -> Any:
-        if self.output.format == "csv":
-            from pyarrow.csv import CSVWriter
-
-            return CSVWriter(self.stream, schema)
-        from pyarrow.parquet import ParquetWriter
-
-        numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
-        floats = [field.name for field in schema if pa.types.is_floating(field.type)]
-        # without Arrow's own schema tokens are dictionaries on disk and strings to every reader
-        writer = ParquetWriter(
-            self.stream,
-            schema,
-            compression={name: "none" if name in floats else "zstd" for name in schema.names},  # they hardly shrink
-            store_schema=False,
-            use_dictionary=[name for name in schema.names if name not in numbers + floats],
-            column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
-            write_statistics=numbers,  # others find nothing
-        )
-        writer.add_key_value_metadata(metadata(self.name, self.output.about))
-        return writer
-
-    def close(self) -> None:
-        """Whole and on the disk."""
-        if self._writer is not None:
-            self._writer.close()
-        self.stream.file.flush()
-        os.fsync(self.stream.file.fileno())
-        self.stream.file.close()
-
-    def drop(self) -> None:
-        """Let go of the file; nothing more is written."""
-        self.stream.dropped = True
-        if self._writer is not None:
-            self._writer.close()
-        with suppress(OSError):  # what was buffered may have no room
-            self.stream.file.close()
-
-
-def metadata(table: str, about: Mapping[str, Any]) -> dict[str, str]:
-    """What a Parquet file says of itself: the version of its schema, and of the run."""
-    return {
-        "attnscope.schema": f"{table}/{SCHEMA_VERSION}",
-        "attnscope.version": __version__,
-        "attnscope.run": json.dumps(about, sort_keys=True, default=str),
-    }
+    def record(self, **written: Any) -> Record:
+        """The shard's record; written: its digest, rows and files, where it has any."""
+        return Record(self.shard.first, self.items, self.texts, self.tokens, failures=tuple(self.failures), **written)
 
 
 class ShardWriter:
@@ -121,38 +54,34 @@ class ShardWriter:
     >>> record = writer.commit()
     """
 
-    def __init__(self, folder: Path, shard: Shard, output: Output, pool: Executor | None = None) -> None:
-        self.folder, self.shard, self.output, self.pool = folder, shard, output, pool
+    def __init__(self, folder: Path, shard: Shard, output: DatasetOutput, pool: Executor | None = None) -> None:
+        self.folder, self.output, self.pool = folder, output, pool
+        self._counts = _Counts(shard)
         self.partial = folder / PARTIAL / f"{shard.first:09d}-{uuid.uuid4().hex[:8]}"
         self.partial.mkdir()  # not its parent: what outlives its run, on another machine, finds no place to write
         self.part = f"part-{shard.first:09d}"
-        self.items = self.texts = self.tokens = 0
-        self.failures: list[Failure] = []
         self._drawn: list[int] = []
         self._waiting: deque[Future[None]] = deque()
         self._weights: dict[str, Any] = {}
         self._weights_index: list[dict[str, Any]] = []
-        self._sheets = {name: _Sheet(self.partial / name, name, output) for name in output.names}
+        self._tables = {name: TableFile(self.partial / name, name, output) for name in output.names}
 
     def add(self, measured: Measured) -> None:
         """Write the rows of some more items; their pictures are begun."""
         for piece in pieces(measured):
             for name, table in arrow_tables(piece, self.output).items():
-                self._sheets[name].write(table)
+                self._tables[name].write(table)
         for item, one in measured.seen:
             self._draw(item, one)
             self._keep_weights(item, one)
-        self.items += measured.items
-        self.texts += len(measured.seen)
-        self.tokens += sum(len(one.prompt) for _, one in measured.seen)
-        self.failures += measured.failures
+        self._counts.count(measured)
 
     def commit(self) -> Record:
         """Close, sync and rename everything. What is renamed is not yet a part of the dataset: the journal says so."""
-        for sheet in self._sheets.values():
-            sheet.close()
-        self._wait_for_painters(0)
-        moves = {f"{name}/{self.part}.{self.output.format}": self.partial / name for name in self._sheets}
+        for table in self._tables.values():
+            table.close()
+        self._wait_for_pictures(0)
+        moves = {f"{name}/{self.part}.{self.output.format}": self.partial / name for name in self._tables}
         if self.output.weights:
             moves |= self._save_weights()
         files = {}
@@ -165,27 +94,27 @@ class ShardWriter:
         for parent in {(self.folder / name).parent for name in files}:
             sync(parent)
         shutil.rmtree(self.partial, ignore_errors=True)
-        items = self.shard.items[: self.items]
-        rows = {name: sheet.rows for name, sheet in self._sheets.items()}
-        first = self.shard.first
-        return Record(first, self.items, self.texts, self.tokens, digest(items), rows, files, tuple(self.failures))
+        read = digest(self._counts.shard.items[: self._counts.items])
+        return self._counts.record(
+            digest=read, rows={name: table.rows for name, table in self._tables.items()}, files=files
+        )
 
     def abandon(self) -> None:
         """Leave nothing."""
-        for sheet in self._sheets.values():
-            sheet.drop()
+        for table in self._tables.values():
+            table.drop()
         for drawing in self._waiting:
             drawing.cancel()
         shutil.rmtree(self.partial, ignore_errors=True)
 
     def _draw(self, item: Item, one: Observation) -> None:
         if self.output.pictures and self.output.paint and self.pool:
-            self._wait_for_painters(MOST_WAITING - 1)
+            self._wait_for_pictures(MOST_WAITING - 1)
             folder = self.partial / "figures" / f"{item.number:06d}"
             self._waiting.append(self.pool.submit(self.output.paint, self.output.pictures(one), folder))
             self._drawn.append(item.number)
 
-    def _wait_for_painters(self, most: int) -> None:
+    def _wait_for_pictures(self, most: int) -> None:
         """Until no more than `most` texts wait for their pictures; a picture that failed is raised here."""
         while len(self._waiting) > most:
             self._waiting.popleft().result()
@@ -239,15 +168,14 @@ class ShardWriter:
 
 
 class StreamWriter:
-    """Rows to a stream, one JSON object a text, in order: what it is, and a list for each table that was asked for.
+    """Rows to a stream, one JSON object per text, in order: what it is, and a list for each table that was asked for.
 
-    >>> StreamWriter(sys.stdout.buffer, shard, Output(tables=("heads",)))
+    >>> StreamWriter(sys.stdout.buffer, shard, DatasetOutput(tables=("heads",)))
     """
 
-    def __init__(self, stream: IO[bytes], shard: Shard, output: Output) -> None:
-        self.stream, self.shard, self.output = stream, shard, output
-        self.items = self.texts = self.tokens = 0
-        self.failures: list[Failure] = []
+    def __init__(self, stream: IO[bytes], shard: Shard, output: DatasetOutput) -> None:
+        self.stream, self.output = stream, output
+        self._counts = _Counts(shard)
 
     def add(self, measured: Measured) -> None:
         """Write some more texts."""
@@ -259,14 +187,11 @@ class StreamWriter:
             lists = (f',"{name}":[{",".join(rows[name].get(item.number, []))}]' for name in rows)
             self.stream.write(f'{text[:-1]},"fields":{given}{"".join(lists)}}}\n'.encode())
         self.stream.flush()
-        self.items += measured.items
-        self.texts += len(measured.seen)
-        self.tokens += sum(len(one.prompt) for _, one in measured.seen)
-        self.failures += measured.failures
+        self._counts.count(measured)
 
     def commit(self) -> Record:
         """What was written; a stream keeps no files."""
-        return Record(self.shard.first, self.items, self.texts, self.tokens, "", failures=tuple(self.failures))
+        return self._counts.record()
 
     def abandon(self) -> None:
         """What is written is written."""

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.batch.bucketing import batches, pads_exactly, settle_rotary, shards
-from attnscope.batch.reading import Item
+from attnscope.batch.batches import batches, pads_exactly, settle_rotary
+from attnscope.batch.items import Item
+from attnscope.batch.shards import shards
 from helpers.families import tiny_model
 
 ROTARY = {

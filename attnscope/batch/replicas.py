@@ -1,7 +1,7 @@
 """Several batches at once on the cores of one machine: threads that share a model's weights.
 
 On a CPU the operators of a small model are too short to be split over cores, so each batch runs on one core and the
-batches run side by side. A batch's numbers do not depend on which twin runs it.
+batches run side by side. A batch's numbers do not depend on which replica runs it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 
 from attnscope.model.loading import LoadedModel
 
-MOST = 4
+MOST_REPLICAS = 4
 T = TypeVar("T")
 G = TypeVar("G")
 
 
-class Twins:
+class Replicas:
     """A loaded model and copies of it that share its weights, as many as there are cores for.
 
-    >>> Twins(loaded).each(lambda loaded, batch: observe(loaded, batch, request), batches, stop)
+    >>> Replicas(loaded).each(lambda loaded, batch: observe(loaded, batch, request), batches, stop)
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-        self.threads = min(MOST, _cores()) if loaded.device == "cpu" else 1
+        self.threads = min(MOST_REPLICAS, _cores()) if loaded.device == "cpu" else 1
         self._free: queue.Queue[LoadedModel] = queue.Queue()
         self._made = False
 
@@ -78,7 +78,7 @@ def _cores() -> int:
 
 @contextmanager
 def _one_core_each(threads: int) -> Iterator[None]:
-    """Share the cores between the twins instead of giving all of them to each operator."""
+    """Share the cores between the replicas instead of giving all of them to each operator."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, before // threads))
     try:

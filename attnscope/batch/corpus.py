@@ -1,0 +1,110 @@
+"""What a corpus is: files, folders and globs -> the files to read, in a fixed order, each with its format."""
+
+from __future__ import annotations
+
+import glob
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnscope.errors import UsageError
+
+FORMATS = ("txt", "jsonl", "csv", "parquet")
+PACKED = (".gz", ".zst")
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What to read, and how.
+
+    sources: files, folders, globs, or `-`. format: of what has no telling suffix (stdin). whole: a .txt file is one
+    text, not one text per line. text_field, id_field: where records hold them; None takes `text` (under chat
+    `messages`, where there is one), and `id`, where there is one.
+    """
+
+    sources: tuple[str, ...]
+    format: str | None = None
+    whole: bool = False
+    text_field: str | None = None
+    id_field: str | None = None
+    chat: bool = False
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    """One file to read and its format."""
+
+    path: str
+    format: str
+
+    @property
+    def name(self) -> str:
+        """How tables and messages call it."""
+        return "stdin" if self.path == STDIN else self.path
+
+    @property
+    def size(self) -> int | None:
+        """Bytes on disk; None where that is not known."""
+        with suppress(OSError):
+            return None if self.path == STDIN else Path(self.path).stat().st_size
+        return None
+
+
+def find_files(corpus: Corpus) -> list[CorpusFile]:
+    """The files of a corpus in a fixed order: as given, folders and globs sorted.
+
+    Raises UsageError for a path that is not there, and for a file whose format nobody said.
+
+        >>> find_files(Corpus(("corpus/", "more.jsonl.gz")))
+    """
+    files = [CorpusFile(path, _format(path, corpus)) for name in corpus.sources for path in _expand(name)]
+    if not files:
+        raise UsageError("there is nothing to read", "name a file, a folder, a glob, or - for standard input")
+    return files
+
+
+def _expand(name: str) -> list[str]:
+    path = Path(name)
+    if name == STDIN or path.is_file():
+        return [name]
+    if path.is_dir():
+        return _files_in(path)
+    matches = sorted(match for match in glob.glob(name, recursive=True) if Path(match).is_file())
+    if not matches:
+        raise UsageError(f"there is no file {name}", "check the path; quote a glob")
+    return matches
+
+
+def _files_in(folder: Path) -> list[str]:
+    """Its files of a known format, also of folders in it, but for hidden ones."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and _suffix(path.name) in FORMATS]
+    seen = [str(path) for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    if not seen:
+        raise UsageError(f"{folder} holds no file that ends in .{', .'.join(FORMATS)}", "name another folder or file")
+    return seen
+
+
+def _suffix(name: str) -> str:
+    path = Path(name)
+    return (Path(path.stem).suffix if path.suffix in PACKED else path.suffix).lstrip(".").lower()
+
+
+def _format(path: str, corpus: Corpus) -> str:
+    suffix = _suffix(path) if path != STDIN else corpus.format or "txt"
+    kind = suffix if suffix in FORMATS else corpus.format
+    if kind is None:
+        raise UsageError(
+            f"{path}: its suffix does not say what it is", "give --input-format txt, jsonl, csv or parquet"
+        )
+    if path == STDIN and sys.stdin is not None and sys.stdin.isatty():
+        raise UsageError("standard input is a terminal", "pipe a corpus into it, or name a file")
+    if path.endswith(".zst"):
+        import pyarrow as pa
+
+        if not pa.Codec.is_available("zstd"):
+            raise UsageError(f"{path}: this pyarrow reads no zstd", "pip install -U pyarrow, or unpack the file")
+    if kind == "parquet" and (path == STDIN or path.endswith(PACKED)):
+        raise UsageError(f"{path}: Parquet is read from its end", "give it as an uncompressed file")
+    return kind

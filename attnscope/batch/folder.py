@@ -1,0 +1,116 @@
+"""An output folder: whose it is, the options it must be run with, and one run in it at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnscope.batch.journal import PARTIAL, Journal
+from attnscope.errors import UsageError
+from attnscope.files import save_json
+
+OPTIONS, LOCK = "run.json", ".lock"
+SCHEMA = 2  # of the folder; version 1 said no version
+UNSAID = {"engine": "eager"}  # options of version 1 that it did not write down
+
+
+@contextmanager
+def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
+    """The folder's journal, with the folder locked, its options checked, and what is not committed removed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_ours(folder)
+        with locked(folder):
+            check_options(folder, options, {"about": "written by attnscope batch; docs/schemas.md says what is here"})
+            journal = Journal(folder)
+            journal.sweep()
+            (folder / PARTIAL).mkdir(exist_ok=True)
+            try:
+                yield journal
+            finally:
+                journal.sweep()  # what actors that died on other machines left half made
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}",
+            "make room or name another folder; the same command again goes on from what is whole",
+        ) from error
+
+
+def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Check that the folder was begun with these options; a new folder takes them.
+
+    about: what else run.json says, which is not compared. Raises UsageError that names every option that differs.
+    """
+    wanted = json.loads(json.dumps(options, default=str))
+    path = folder / OPTIONS
+    if not path.exists():
+        save_json({"schema": SCHEMA, "options": wanted, **about}, path)
+        return
+    before, wanted = UNSAID | _options(path), UNSAID | wanted
+    changed = [
+        f"{name} was {before.get(name)!r}, now {wanted.get(name)!r}"
+        for name in sorted({*before, *wanted})
+        if before.get(name) != wanted.get(name)
+    ]
+    if changed:
+        raise UsageError(
+            f"{folder} was begun with other options: {'; '.join(changed)}",
+            "give the same options to go on, or name another folder with --out",
+        )
+
+
+def check_ours(folder: Path) -> None:
+    """Refuse a folder with files that no run of ours left. Raises UsageError that names one."""
+    if (folder / OPTIONS).exists():
+        _options(folder / OPTIONS)
+        return
+    others = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and path.name != "lost+found"]
+    if others:
+        raise UsageError(
+            f"{folder} holds {others[0].name}, which is not of a dataset of attnscope batch",
+            "name a new or an empty folder with --out",
+        )
+
+
+def _options(path: Path) -> dict[str, Any]:
+    """The options in a run.json. Raises UsageError where it is another program's, damaged, or of a newer version."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        options, schema = said["options"], said.get("schema", 1)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        options = schema = None
+    if not isinstance(options, dict) or type(schema) is not int:
+        raise UsageError(f"{path} is not of attnscope batch, or damaged", "name another folder with --out")
+    if schema > SCHEMA:
+        raise UsageError(
+            f"{path.parent} was written by a newer attnscope: its schema is {schema}, this one knows up to {SCHEMA}",
+            "update attnscope, or name another folder with --out",
+        )
+    return options
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second run out of the folder while this one writes. Raises UsageError that says who holds it."""
+    with open(folder / LOCK, "a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.seek(0)
+            raise UsageError(
+                f"another run is writing to {folder}: {stream.read().strip() or 'it does not say which'}",
+                "wait for it, or name another folder with --out",
+            ) from error
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        stream.flush()
+        yield

@@ -1,0 +1,283 @@
+"""A corpus -> items, one at a time: lines, JSON lines, CSV rows, Parquet rows, whole files; compressed or not.
+
+Nothing is read ahead, and no item is held that is larger than ITEM_BYTES: a 10 GB file costs the memory of its largest
+item. What cannot be read becomes an item too, one that says why.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, Any, NamedTuple
+
+from attnscope.batch.corpus import STDIN, Corpus, CorpusFile
+from attnscope.errors import InputError
+from attnscope.text.prompt import decode_utf8
+
+ITEM_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Item:
+    """One text of a corpus, or why there is none: `problem` is set then, and `text` is empty.
+
+    number: its place in the corpus, from 0. line: of the file (of a Parquet file, the row), from 1; None for whole
+    files. text: the text; under chat, the messages as JSON. fields: what else its record held. read: bytes of the
+    corpus that had been read when it came.
+    """
+
+    number: int
+    file: str
+    line: int | None
+    id: str
+    text: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+    read: int = 0
+
+
+class Raw(NamedTuple):
+    """What stands at one place of a file: a text or a record, or why there is none."""
+
+    line: int | None
+    value: str | Mapping[str, Any] = ""
+    problem: str | None = None
+
+
+class BytesRead:
+    """How many bytes of the files were read, compressed as they are."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def read_items(corpus: Corpus, files: Sequence[CorpusFile]) -> Iterator[Item]:
+    """Every item of the corpus, in order; what cannot be read is an item with a `problem`.
+
+    >>> [item.text for item in read_items(corpus, find_files(corpus))]
+    """
+    number, read = 0, BytesRead()
+    for file in files:
+        for raw in _read(file, corpus.whole, read):
+            yield _item(raw, file, corpus, number, read.count)
+            number += 1
+
+
+def printable(text: str) -> str:
+    """Names may hold bytes, and JSON halves of characters, that no UTF-8 file can: they are written as escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _item(raw: Raw, file: CorpusFile, corpus: Corpus, number: int, read: int) -> Item:
+    id = file.name if raw.line is None else f"{file.name}:{raw.line}"
+    text, problem = raw.value, raw.problem
+    fields: Mapping[str, Any] = {}
+    if isinstance(text, Mapping):
+        record = _Record(text, corpus)
+        id, fields, problem = record.id or id, record.fields, record.problem
+        text = "" if problem else record.text
+    if problem is None and not text.strip():
+        problem = "empty"
+    return Item(number, printable(file.name), raw.line, printable(id), "" if problem else text, fields, problem, read)
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A record, read as the corpus says; it has a `text` where it has no `problem`."""
+
+    values: Mapping[str, Any]
+    corpus: Corpus
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        """The fields of the text and of the id."""
+        text = "messages" if self.corpus.chat and "messages" in self.values else "text"
+        return self.corpus.text_field or text, self.corpus.id_field or "id"
+
+    @property
+    def id(self) -> str | None:
+        value = self.values.get(self._names[1])
+        return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All but the text and the id."""
+        names = self._names
+        return {key: value for key, value in self.values.items() if key not in names}
+
+    @property
+    def text(self) -> str:
+        """The text, messages as JSON."""
+        value = self.values[self._names[0]]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no text, or not the id that was asked for."""
+        name, id = self._names
+        value = self.values.get(name)
+        if self.corpus.id_field and self.values.get(id) is None:
+            return f"no field {id!r}"
+        if name not in self.values:
+            return f"no field {name!r}; there are {', '.join(map(repr, list(self.values)[:8])) or 'none'}"
+        if value is None:
+            return f"field {name!r} is null"
+        if isinstance(value, str) or (self.corpus.chat and isinstance(value, list)):
+            return None
+        return f"field {name!r} is not text but {type(value).__name__}"
+
+
+def _read(file: CorpusFile, whole: bool, read: BytesRead) -> Iterator[Raw]:
+    """What a file holds; one that breaks in the middle gives what it has, and then says why it ends."""
+    reader = READERS["whole" if whole and file.format == "txt" else file.format]
+    try:
+        yield from reader(file, read)
+    except Exception as error:  # any decompressor and any file format, with any bytes
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200] or type(error).__name__
+        yield Raw(None, problem=f"the file can't be read: {reason}")
+
+
+@contextmanager
+def _opened(file: CorpusFile, read: BytesRead) -> Iterator[IO[bytes]]:
+    """The uncompressed bytes of a file or of standard input; counts the compressed ones."""
+    raw: Any = sys.stdin.buffer if file.path == STDIN else open(file.path, "rb")  # noqa: SIM115
+    counted = io.BufferedReader(_Counted(raw, read), 2**16)
+    try:
+        if file.path.endswith(".gz"):
+            import gzip
+
+            yield io.BufferedReader(gzip.GzipFile(fileobj=counted), 2**16)
+        elif file.path.endswith(".zst"):
+            import pyarrow as pa
+
+            yield io.BufferedReader(pa.CompressedInputStream(counted, "zstd"), 2**16)
+        else:
+            yield counted
+    finally:
+        if file.path != STDIN:
+            raw.close()
+
+
+class _Counted(io.RawIOBase):
+    """A stream that counts what is read from it."""
+
+    def __init__(self, raw: IO[bytes], read: BytesRead) -> None:
+        self.raw, self.bytes_read = raw, read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.raw.read1(len(buffer)) if hasattr(self.raw, "read1") else self.raw.read(len(buffer))
+        buffer[: len(data)] = data
+        self.bytes_read.count += len(data)
+        return len(data)
+
+
+def _lines(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
+    """Lines without their ends, numbered from 1; one that is longer than ITEM_BYTES is a problem."""
+    with _opened(file, read) as stream:
+        number = 0
+        while line := stream.readline(ITEM_BYTES):
+            number += 1
+            if len(line) < ITEM_BYTES or line.endswith(b"\n"):
+                yield _decoded(number, line.removesuffix(b"\n").removesuffix(b"\r"))
+                continue
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(ITEM_BYTES)
+            yield _too_long(number)
+
+
+def _whole(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
+    with _opened(file, read) as stream:
+        data = stream.read(ITEM_BYTES + 1)
+    yield _decoded(None, data) if len(data) <= ITEM_BYTES else _too_long(None)
+
+
+def _too_long(line: int | None) -> Raw:
+    return Raw(line, problem=f"too long: over {ITEM_BYTES} bytes")
+
+
+def _decoded(line: int | None, data: bytes) -> Raw:
+    """The text, or why there is none. A byte order mark is only one at the start of a file."""
+    try:
+        return Raw(line, decode_utf8(data, "the text") if line in (None, 1) else data.decode())
+    except UnicodeDecodeError as error:
+        return Raw(line, problem=f"not UTF-8: byte 0x{data[error.start]:02X} at offset {error.start}")
+    except InputError as error:
+        return Raw(line, problem=error.message.replace("the text is not UTF-8", "not UTF-8"))
+
+
+def _json_lines(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
+    for raw in _lines(file, read):
+        yield raw if raw.problem else _record(raw.line, str(raw.value))
+
+
+def _record(line: int | None, text: str) -> Raw:
+    if not text.strip():
+        return Raw(line, problem="empty line")
+    try:
+        record = json.loads(text)
+    except RecursionError:
+        return Raw(line, problem="broken JSON: nested too deeply")
+    except ValueError as error:
+        return Raw(line, problem=f"broken JSON: {error}")
+    if not isinstance(record, dict):
+        return Raw(line, problem=f"expected a JSON object, got {type(record).__name__}")
+    return Raw(line, record)
+
+
+def _csv_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
+    """Rows under the header's names. Bytes that aren't UTF-8 come as lone surrogates, so that only their row fails."""
+    csv.field_size_limit(ITEM_BYTES)  # a quote that never closes ends here
+    with _opened(file, read) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        rows = csv.reader(text)
+        header: list[str] | None = None
+        while True:
+            line = rows.line_num + 1
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield Raw(line, problem=f"broken CSV: {error}")
+                continue
+            if header is None:
+                header = row
+            elif row:
+                yield _csv_record(line, header, row)
+
+
+def _csv_record(line: int, header: Sequence[str], row: Sequence[str]) -> Raw:
+    if any("\udc80" <= letter <= "\udcff" for cell in row if not cell.isascii() for letter in cell):
+        return Raw(line, problem="not UTF-8")
+    if len(row) != len(header):
+        return Raw(line, problem=f"expected {len(header)} cells, got {len(row)}")
+    return Raw(line, dict(zip(header, row, strict=True)))
+
+
+def _parquet_rows(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file.path, memory_map=True) as table:
+        number, rows = 0, max(1, table.metadata.num_rows)
+        for batch in table.iter_batches(batch_size=64):
+            for record in batch.to_pylist():
+                number += 1
+                yield Raw(number, record)
+            read.count += (file.size or 0) * batch.num_rows // rows
+
+
+READERS: Mapping[str, Callable[[CorpusFile, BytesRead], Iterator[Raw]]] = {
+    "txt": _lines,
+    "whole": _whole,
+    "jsonl": _json_lines,
+    "csv": _csv_rows,
+    "parquet": _parquet_rows,
+}

@@ -1,0 +1,66 @@
+"""A run over a corpus into a folder: what is done already is skipped, what is not is done, and nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.batch.corpus import Corpus, find_files
+from attnscope.batch.folder import opened
+from attnscope.batch.items import read_items
+from attnscope.batch.job import Job
+from attnscope.batch.journal import Journal
+from attnscope.batch.pipeline import Run, Tally, run_shards
+from attnscope.batch.shards import Shard, item_cost, unfinished
+from attnscope.batch.worker import Worker
+from attnscope.batch.writers import ShardWriter
+from attnscope.figures.pool import drawing_pool
+
+if TYPE_CHECKING:
+    from attnscope.batch.cluster import Cluster
+
+
+def run_folder(
+    job: Job,
+    corpus: Corpus,
+    folder: Path,
+    options: Mapping[str, Any],
+    *,
+    cluster: Cluster | None = None,
+    workers: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+    note: Callable[[Tally], None] = lambda tally: None,
+) -> tuple[Journal, Tally]:
+    """Measure every text of a corpus into a folder; the same call again goes on where the last one ended.
+
+    options: with which the folder must be run again; the job's engine is one of them. cluster: run on Ray. workers:
+    processes that draw figures. stop: asked after every batch. note: told after every window. Returns the journal and
+    what this run did. Raises UsageError for a folder that another run writes to, that was begun with other options, or
+    that cannot be written; InputError where the corpus is no longer the one that was read.
+
+        >>> journal, tally = run_folder(Job(), Corpus(("corpus.jsonl",)), Path("runs/corpus"), {"model": "demo"})
+    """
+    files = find_files(corpus)
+    with opened(folder, {"engine": job.engine, **options}) as journal:
+        run = Run(job, corpus, files, folder, journal, stop, note)
+        if cluster is not None:
+            from attnscope.batch.cluster import run_on_ray
+
+            tally = run_on_ray(run, cluster)
+        else:
+            tally = _run_here(run, workers)
+        journal.rewrite_failures()
+        return journal, tally
+
+
+def _run_here(run: Run, workers: int) -> Tally:
+    worker = Worker(run.job)
+    cost = item_cost(run.job, worker.loaded.geometry)
+    pending = unfinished(read_items(run.corpus, run.files), cost, run.job.shard_bytes, run.journal.records)
+    with drawing_pool(workers) as pool:
+
+        def open_writer(shard: Shard) -> ShardWriter:
+            return ShardWriter(run.folder, shard, run.job.output, pool)
+
+        return run_shards(worker, pending, open_writer, run.journal.append, run.stop, run.note)

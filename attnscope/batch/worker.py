@@ -1,0 +1,195 @@
+"""A loaded model that tokenises items and measures them; whatever is wrong with one text is that text's failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from attnscope.batch.batches import (
+    WINDOW_BYTES,
+    WINDOW_TEXTS,
+    batch_limit,
+    batches,
+    kept_bytes,
+    pads_exactly,
+    settle_rotary,
+)
+from attnscope.batch.items import Item
+from attnscope.batch.job import Job
+from attnscope.batch.journal import Failure
+from attnscope.batch.replicas import Replicas
+from attnscope.batch.rows import Measured
+from attnscope.batch.shards import Shard
+from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.manifest import failures
+from attnscope.memory import free_memory, is_out_of_memory, keep_freed_memory
+from attnscope.model.loading import LoadedModel, load, with_attention
+from attnscope.observe import Observation, observe
+from attnscope.seam.engines import SHARE, Choice, choose
+from attnscope.selection import select
+from attnscope.text.prompt import Prompt, from_chat, from_text
+
+SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
+Text = tuple[Item, Prompt]
+
+
+@dataclass
+class Window:
+    """Consecutive items of a shard, tokenised: `items` counts them, failures included; `last` ends the shard.
+
+    read: bytes of the corpus that had been read when its last item came.
+    """
+
+    shard: Shard
+    items: int = 0
+    texts: list[Text] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    read: int = 0
+    last: bool = False
+
+
+class Worker:
+    """A loaded model that tokenises and measures items.
+
+    >>> worker = Worker(Job())
+    >>> for window in worker.windows(shard):
+    ...     measured = worker.measure(window)
+    """
+
+    def __init__(self, job: Job, loaded: LoadedModel | None = None) -> None:
+        self.job = job
+        keep_freed_memory()
+        self.loaded = loaded or load(job.load)
+        if job.engine == "fused":
+            choose(self.loaded, 1, "fused")  # refused now, not once per text
+        self.request = job.request
+        heads = {layer.index: layer.heads for layer in self.loaded.geometry.attention_layers}
+        if job.select is not None:
+            self.request = replace(job.request, view=replace(job.request.view, heads=select(job.select, heads)))
+        self.pads = pads_exactly(self.loaded.model.config)
+        self.replicas = Replicas(self.loaded)
+        self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
+        self._heads = sum(heads.values())
+
+    def windows(self, shard: Shard) -> Iterator[Window]:
+        """A shard's items, tokenised, in pieces whose results fit into memory; the cut depends on the items alone."""
+        window, size = Window(shard), 0.0
+        for item in shard.items:
+            size += self._tokenise(item, window)
+            if size >= WINDOW_BYTES or len(window.texts) >= WINDOW_TEXTS or window.last:
+                yield window
+                window, size = Window(shard), 0.0
+
+    def measure(self, window: Window, stop: Callable[[], bool] = lambda: False) -> Measured | None:
+        """The window's observations in the order of its items, whatever the batching; None where `stop` said so."""
+        lengths = [len(prompt) for _, prompt in window.texts]
+        groups = batches(lengths, self.limit, not self.pads, 1 if self.job.one_by_one else None)
+
+        def observed(loaded: LoadedModel, places: Sequence[int]) -> Measured:
+            return self._observed(loaded, [window.texts[place] for place in places])
+
+        parts = self.replicas.each(observed, groups, stop)
+        if parts is None:
+            return None
+        return Measured.joined([Measured(len(window.failures), [], window.failures), *parts])
+
+    def _tokenise(self, item: Item, window: Window) -> float:
+        """Put an item into the window; about how many bytes its results will take."""
+        window.items += 1
+        window.read, window.last = item.read, item is window.shard.items[-1]
+        try:
+            prompt = self._prompt(item)
+        except InputError as error:
+            window.failures.append(Failure.of(item, error.message))
+            return 0.0
+        window.texts.append((item, prompt))
+        return kept_bytes(self.job, self._heads, len(prompt))
+
+    def _prompt(self, item: Item) -> Prompt:
+        """The item's text as token ids. Raises InputError where there is none."""
+        if item.problem is not None:
+            raise InputError(item.problem)
+        tokenize = from_chat if self.job.chat else from_text
+        try:
+            return tokenize(
+                self.loaded.tokenizer,
+                item.text,
+                max_tokens=self.loaded.geometry.max_positions,
+                truncate=self.job.truncate,
+            )
+        except AttnscopeError:
+            raise
+        except Exception as error:  # any tokenizer, with any text
+            raise InputError(f"cannot be tokenised: {type(error).__name__}: {_line(error)}") from error
+
+    def _observed(self, loaded: LoadedModel, texts: Sequence[Text]) -> Measured:
+        """Observe a batch; one that does not fit, or does not hold, is halved until the text at fault is alone."""
+        prompts = [prompt for _, prompt in texts]
+        try:
+            seen = self._forward(loaded, prompts)
+            broken = _broken(loaded, seen[0])
+        except Exception as error:  # any family's code, with any text
+            if _is_fatal(error):
+                raise
+            if is_out_of_memory(error):
+                self._take_less(prompts)
+            seen, broken = [], _reason(error)
+        items = [item for item, _ in texts]
+        if not broken:
+            return Measured(len(texts), list(zip(items, seen, strict=True)), [])
+        if len(texts) == 1:
+            return Measured(1, [], [Failure.of(items[0], broken)])
+        half = len(texts) // 2
+        return Measured.joined([self._observed(loaded, texts[:half]), self._observed(loaded, texts[half:])])
+
+    def _forward(self, loaded: LoadedModel, prompts: list[Prompt]) -> list[Observation]:
+        """One forward pass over a batch, through the engine of the job."""
+        choice = self._choice(loaded, len(prompts), max(len(prompt) for prompt in prompts))
+        if not self.pads:
+            settle_rotary(loaded.model)
+        return observe(choice.loaded, prompts, self.request, engine=choice.engine)
+
+    def _choice(self, loaded: LoadedModel, texts: int, longest: int) -> Choice:
+        """The engine for a batch, and the model under the attention implementation that it asks for."""
+        engine = self.job.engine
+        if engine != "fused" and texts * longest**2 <= SURELY_FITS:
+            return Choice(with_attention(loaded, "eager"), "eager")
+        budget = free_memory(loaded.device) * (SHARE if engine == "auto" else 1) / texts
+        choice = choose(loaded, longest, engine, str(max(1, int(budget))))
+        if choice.engine == "fused" and getattr(loaded.model, "_supports_sdpa", True):
+            return Choice(with_attention(loaded, "sdpa"), "fused")  # under eager the mask would be a matrix
+        return choice
+
+    def _take_less(self, prompts: list[Prompt]) -> None:
+        size = len(prompts) * max(len(prompt) for prompt in prompts)
+        self.limit = max(1, min(self.limit, size) // 2) if len(prompts) > 1 else self.limit
+        if self.loaded.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.empty_cache()
+
+
+def _broken(loaded: LoadedModel, seen: Observation) -> str:
+    """What did not hold, empty where all did; all texts of a batch share one report."""
+    found = failures(loaded, seen)
+    if any("nan" in line.split() for line in found):
+        return f"NaN in the weights: {found[0]}"
+    return "does not hold: " + "; ".join(found[:3]) if found else ""
+
+
+def _is_fatal(error: BaseException) -> bool:
+    """Whether no further text can be measured after this."""
+    broken_device = "CUDA error" in str(error) and not is_out_of_memory(error)
+    return isinstance(error, ModelError) or broken_device
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, AttnscopeError):
+        return error.message
+    if is_out_of_memory(error):
+        return "memory ran out, with this text alone"
+    return f"{type(error).__name__}: {_line(error)}"
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:200]

@@ -1,0 +1,191 @@
+"""What `attnscope batch` says while it runs, before (`--dry-run`), and at the end; and how it is stopped."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from attnscope.cli import output
+from attnscope.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from attnscope.batch.corpus import Corpus
+    from attnscope.batch.job import Job
+    from attnscope.batch.journal import Failure
+    from attnscope.batch.pipeline import Tally
+    from attnscope.cli.settings import Settings
+
+INTERRUPTED, TERMINATED = 130, 143
+A_MINUTE = 60.0
+STDIN = "-"
+
+
+class GracefulStop:
+    """While open, the first SIGINT or SIGTERM asks for an end after the batch that runs; the second ends at once.
+
+    Called, it says whether an end was asked for. Until it is first called nothing is under way, and a signal ends the
+    run as it would any command.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._armed = False
+        self._before: dict[int, Any] = {}
+
+    def __call__(self) -> bool:
+        self._armed = True
+        return self.signal is not None
+
+    def __enter__(self) -> GracefulStop:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._armed and self.signal is None:
+            self.signal = number
+            output.talk("stopping after the batch at hand; once more stops at once", False)
+            return
+        before = self._before[number]
+        if callable(before):
+            before(number, frame)
+
+
+class RunProgress:
+    """How far a run is, on stderr: a bar on a terminal, elsewhere a plain line per minute."""
+
+    def __init__(self, corpus: Corpus, quiet: bool) -> None:
+        self.corpus, self.quiet = corpus, quiet
+        self._size: int | None = None
+        self._bar: Progress | None = None
+        self._start = self._said = time.monotonic()
+
+    def __enter__(self) -> RunProgress:
+        from attnscope.batch.corpus import find_files
+
+        sizes = [file.size for file in find_files(self.corpus)]
+        self._size = None if None in sizes else sum(size or 0 for size in sizes)
+        if sys.stderr.isatty() and not self.quiet:
+            self._bar = _bar(self._size)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def note(self, tally: Tally) -> None:
+        """Say how far it is: on a terminal always, elsewhere if a minute has passed."""
+        now = time.monotonic()
+        if self._bar:
+            size = self._size if tally.read else None  # a cluster does not say how much it has read
+            said = _rates(tally, now - self._start)
+            self._bar.update(self._bar.task_ids[0], total=size, completed=tally.read, description=said)
+        elif not self.quiet and now - self._said >= A_MINUTE:
+            self._said = now
+            output.talk(progress_line(tally, now - self._start, self._size), False)
+
+
+def _bar(size: int | None) -> Progress:
+    """Rich's progress over the bytes of the corpus; without a size it only says what was done."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns: list[Any] = [TextColumn("{task.description}"), *([BarColumn(), TimeRemainingColumn()] if size else [])]
+    bar = Progress(*columns, console=output.console(sys.stderr), transient=True, redirect_stdout=False)
+    bar.add_task("", total=None)
+    return bar
+
+
+def progress_line(tally: Tally, seconds: float, size: int | None) -> str:
+    """`1,200 texts  85 texts/s  8,300 tokens/s  3 failed  0:02:10 left`."""
+    left = f"  {clock(seconds * max(0.0, size / tally.read - 1))} left" if size and tally.read else ""
+    return _rates(tally, seconds) + left
+
+
+def _rates(tally: Tally, seconds: float) -> str:
+    failed = f"  {tally.failed:,} failed" if tally.failed else ""
+    return (
+        f"{tally.texts:,} texts  {tally.texts / seconds:,.0f} texts/s  {tally.tokens / seconds:,.0f} tokens/s{failed}"
+    )
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 0:02:10."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it went: what this run did, and, of a folder over all its runs, how many items failed, and the first."""
+
+    tally: Tally
+    items: int
+    failed: int
+    first: Sequence[Failure]
+
+
+def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, settings: Settings) -> int:
+    """Say how it went; the exit code. Raises InputError where there was nothing to read."""
+    tally = outcome.tally
+    if not tally.stopped:
+        check_items(outcome.items, corpus)
+    where = f" in {settings.out}" if settings.out else ""
+    output.talk(f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}", settings.quiet)
+    reasons = [f"{one.file}{f', line {one.line}' * (one.line is not None)}: {one.reason}" for one in outcome.first]
+    if outcome.failed and settings.out:
+        listed = f"the first {reasons[0]}; all in {settings.out}/failures.jsonl"
+        output.talk(f"{several(outcome.failed, 'item')} failed, {listed}", False)
+    elif outcome.failed:
+        output.talk(f"{several(outcome.failed, 'item')} failed", False)
+        for reason in reasons:
+            output.talk(f"failed: {reason}", False)
+    if tally.stopped:
+        output.talk("stopped; the same command goes on from here", settings.quiet)
+        return TERMINATED if stop.signal == signal.SIGTERM else INTERRUPTED
+    return 1 if outcome.failed else 0
+
+
+def check_items(items: int, corpus: Corpus) -> None:
+    """Raise InputError where a corpus has no item: a pipe that broke before us, or the wrong file."""
+    if not items:
+        names = ", ".join("standard input" if name == STDIN else name for name in corpus.sources)
+        raise InputError(f"there is no text in {names}", "give a corpus with at least one line")
+
+
+def several(number: int, name: str) -> str:
+    """`1 text`, `1,200 texts`."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
+
+
+def dry_run(job: Job, corpus: Corpus) -> int:
+    """Print what would be done and what it would take; the exit code."""
+    from attnscope.batch.estimate import estimate
+
+    found = estimate(job, corpus)
+    check_items(found.items, corpus)
+    counts = ("items", "texts", "tokens", "failed", "shards")
+    lines = {
+        "model": found.model,
+        "device": f"{found.device} {found.dtype}",
+        "files": found.files,
+        **{name: getattr(found, name) for name in counts},
+        "tables": ", ".join(job.output.names),
+        "tokens per batch": found.batch_tokens,
+        "output, about": f"{found.output_bytes / 2**20:,.0f} MiB",
+        "time, about": clock(found.seconds),
+    }
+    for name, value in lines.items():
+        print(f"{name:18}{value:,}" if isinstance(value, int) else f"{name:18}{value}")  # noqa: T201
+    return 1 if found.failed else 0
