@@ -9,6 +9,7 @@ import typer
 
 from attnscope._version import __version__
 from attnscope.cli import batch, explain, heads, heatmap, info, metrics, parity, relations, rollout
+from attnscope.cli.batch_ray import BatchCommand
 
 app = typer.Typer(
     name="attnscope",
@@ -24,20 +25,21 @@ app = typer.Typer(
 COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "heads": (heads.heads, heads.EXAMPLES),
     "relations": (relations.relations, relations.EXAMPLES),
-    "batch": (batch.batch, batch.EXAMPLES),
     "heatmap": (heatmap.heatmap, heatmap.EXAMPLES),
     "rollout": (rollout.rollout, rollout.EXAMPLES),
+    "explain": (explain.explain, explain.EXAMPLES),
+    "batch": (batch.batch, batch.EXAMPLES),
+    "parity": (parity.parity, parity.EXAMPLES),
     "info": (info.info, info.EXAMPLES),
     "metrics": (metrics.metrics, metrics.EXAMPLES),
-    "explain": (explain.explain, explain.EXAMPLES),
-    "parity": (parity.parity, parity.EXAMPLES),
 }
 
-PARSERS = {"batch": batch.BatchCommand}
-
 for name, (command, examples) in COMMANDS.items():
-    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
-    app.command(name, cls=PARSERS.get(name), epilog=epilog)(command)
+    app.command(
+        name,
+        cls=BatchCommand if name == "batch" else None,
+        epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples),
+    )(command)
 
 
 def _version(asked: bool) -> None:
