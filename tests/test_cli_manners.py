@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from attnscope.cli import heads as heads_command
-from attnscope.cli import signals
+from attnscope.cli import output, signals
 from helpers.command_line import ATTNSCOPE, SENTENCE, call, on_terminal, spawn, tree
 
 ESCAPE = "\x1b"
@@ -330,10 +329,10 @@ def test_an_ignored_interrupt_stays_ignored():
 
 
 def test_stopped_becomes_the_exit_code(monkeypatch):
-    def stopped(settings):
+    def stopped(asked):
         raise signals.Stopped(signal.SIGTERM)
 
-    monkeypatch.setattr(heads_command, "run", stopped)
+    monkeypatch.setattr(output, "wanted_format", stopped)
     result = call("heads", "--text", SENTENCE)
     assert (result.code, result.err) == (143, "attnscope: terminated\n")
 
@@ -342,10 +341,10 @@ def test_stopped_becomes_the_exit_code(monkeypatch):
 
 
 def fail(monkeypatch, error):
-    def broken(settings):
+    def broken(asked):
         raise error
 
-    monkeypatch.setattr(heads_command, "run", broken)
+    monkeypatch.setattr(output, "wanted_format", broken)
 
 
 def test_a_bug_is_one_line_and_verbose_shows_where(monkeypatch):

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.cli.config import KEYS, read_config
+from attnscope.cli.config import keys_of, read_config
+from attnscope.cli.heads import GROUPS
 from attnscope.errors import UsageError
 
+KEYS = keys_of(*GROUPS)
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 
 
@@ -19,12 +21,12 @@ def written(tmp_path, text):
 def test_values_keep_their_types(tmp_path):
     text = "model: demo\ntop: 3\nmin_weight: 1\noffline: true\ntop_k: all\nselect: '27.3'\n"
     expected = {"model": "demo", "top": 3, "min_weight": 1, "offline": True, "top_k": "all", "select": "27.3"}
-    assert read_config(written(tmp_path, text)) == expected
+    assert read_config(written(tmp_path, text), KEYS) == expected
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "sink: null\n", "revision:\n"])
 def test_what_says_nothing_is_left_out(tmp_path, text):
-    assert read_config(written(tmp_path, text)) == {}
+    assert read_config(written(tmp_path, text), KEYS) == {}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_what_says_nothing_is_left_out(tmp_path, text):
 )
 def test_refusals_name_the_key_and_the_next_step(tmp_path, text, says):
     with pytest.raises(UsageError) as refusal:
-        read_config(written(tmp_path, text))
+        read_config(written(tmp_path, text), KEYS)
     assert says in str(refusal.value)
     assert "run.yaml" in str(refusal.value)
     assert refusal.value.hint
@@ -69,17 +71,17 @@ def test_refusals_name_the_key_and_the_next_step(tmp_path, text, says):
 
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
-        read_config(tmp_path / "absent.yaml")
+        read_config(tmp_path / "absent.yaml", KEYS)
     with pytest.raises(UsageError, match="cannot be read"):
-        read_config(tmp_path)
+        read_config(tmp_path, KEYS)
     (tmp_path / "latin.yaml").write_bytes(b"text: caf\xe9")
     with pytest.raises(UsageError, match="not UTF-8: byte 9"):
-        read_config(tmp_path / "latin.yaml")
+        read_config(tmp_path / "latin.yaml", KEYS)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_shipped_files_are_valid_and_name_their_command(path):
-    assert read_config(path)["model"]
+    assert read_config(path, KEYS)["model"]
     assert f"attnscope heads --config configs/{path.name}" in path.read_text(encoding="utf-8")
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnscope.cli.export import head_jobs, layer_maps
-from attnscope.cli.settings import Settings
-from attnscope.figures import Maps, save_head_maps, save_layer, save_metrics, save_overview
+from attnscope.figures import Maps, Style, save_head_maps, save_layer, save_metrics, save_overview
 
 if TYPE_CHECKING:
     from attnscope.observe import Observation
@@ -32,7 +31,8 @@ class Pictures:
     """What to draw of every text: kinds of overview, layers, heads, metrics. Called with an observation."""
 
     kinds: tuple[str, ...]
-    settings: Settings
+    style: Style = Style()
+    by_kv: bool = False
 
     def __call__(self, seen: Observation) -> Drawing:
         """Everything that the drawing needs, without torch."""
@@ -44,17 +44,13 @@ class Pictures:
             at = layers.index(head.layer), head.kv_head if head.head is None else head.head
             for name, score in head.score.items():
                 scores[name][at] = score
-        maps = [replace(one, values_HQK=np.ascontiguousarray(one.values_HQK)) for one in layer_maps(seen, self._by_kv)]
+        maps = [replace(one, values_HQK=np.ascontiguousarray(one.values_HQK)) for one in layer_maps(seen, self.by_kv)]
         return Drawing(maps, [head.name for head in kept], scores, layers)
-
-    @property
-    def _by_kv(self) -> bool:
-        return self.settings.by == "kv"
 
     def paint(self, drawing: Drawing, folder: Path) -> None:
         """Draw into a folder; in a worker process."""
         folder.mkdir(parents=True, exist_ok=True)
-        style = self.settings.style()
+        style = self.style
         if "overview" in self.kinds:
             save_overview(folder / f"overview.{style.image}", drawing.layers, style)
         if "layers" in self.kinds:

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from typer.core import TyperCommand
-
+from attnscope.cli.help import PanelCommand
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(r"auto|local|ray://\S+|([\w.-]+|\[[0-9A-Fa-f:]+\]):\d{1,5}")
 
 
-class BatchCommand(TyperCommand):
+class BatchCommand(PanelCommand):
     """A command that reads a plain `--ray` as one with an empty address."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]

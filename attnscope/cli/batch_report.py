@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from attnscope.batch.job import Job
     from attnscope.batch.journal import Failure
     from attnscope.batch.pipeline import Tally
-    from attnscope.cli.settings import Settings
+    from attnscope.cli.options import Writing
 
 INTERRUPTED, TERMINATED = 130, 143
 A_MINUTE = 60.0
@@ -136,23 +136,23 @@ class Outcome:
     first: Sequence[Failure]
 
 
-def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, settings: Settings) -> int:
+def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writing) -> int:
     """Say how it went; the exit code. Raises InputError where there was nothing to read."""
     tally = outcome.tally
     if not tally.stopped:
         check_items(outcome.items, corpus)
-    where = f" in {settings.out}" if settings.out else ""
-    output.talk(f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}", settings.quiet)
+    where = f" in {writing.out}" if writing.out else ""
+    output.talk(f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}", writing.quiet)
     reasons = [f"{one.file}{f', line {one.line}' * (one.line is not None)}: {one.reason}" for one in outcome.first]
-    if outcome.failed and settings.out:
-        listed = f"the first {reasons[0]}; all in {settings.out}/failures.jsonl"
+    if outcome.failed and writing.out:
+        listed = f"the first {reasons[0]}; all in {writing.out}/failures.jsonl"
         output.talk(f"{several(outcome.failed, 'item')} failed, {listed}", False)
     elif outcome.failed:
         output.talk(f"{several(outcome.failed, 'item')} failed", False)
         for reason in reasons:
             output.talk(f"failed: {reason}", False)
     if tally.stopped:
-        output.talk("stopped; the same command goes on from here", settings.quiet)
+        output.talk("stopped; the same command goes on from here", writing.quiet)
         return TERMINATED if stop.signal == signal.SIGTERM else INTERRUPTED
     return 1 if outcome.failed else 0
 

@@ -1,7 +1,6 @@
-"""A YAML file of a whole run: the options of `attnscope heads` or `batch`, with underscores for hyphens.
+"""A YAML file of options, named as on the command line with underscores for hyphens.
 
-`KEYS` and `BATCH_KEYS` are the one table of what may stand in such a file; the command line's long options are the same
-names.
+What may stand in such a file, and of which type, is read off the option groups.
 """
 
 from __future__ import annotations
@@ -10,9 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from attnscope.cli.groups import Parameter, parameters
 from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    import typer
+
+NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+INSTEAD = {"text": "file", "file": "text"}  # a flag of one leaves out the other of the file
 
 
 @dataclass(frozen=True)
@@ -37,84 +43,54 @@ class Key:
             return False
         return not (isinstance(value, str) and self.choices) or value in self.choices
 
-
-NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-TEXT, SWITCH = Key((str,)), Key((bool,))
-
-KEYS: dict[str, Key] = {
-    "model": TEXT,
-    "device": TEXT,
-    "dtype": Key((str,), ("auto", "float32", "bfloat16", "float16")),
-    "device_map": TEXT,
-    "revision": TEXT,
-    "offline": SWITCH,
-    "quantize": Key((str,), ("8bit", "4bit")),
-    "trust_remote_code": SWITCH,
-    "allow_pickle": SWITCH,
-    "positions": Key((int,)),
-    "engine": Key((str,), ("auto", "eager", "fused")),
-    "listen": SWITCH,
-    "memory": TEXT,
-    "verify": SWITCH,
-    "text": TEXT,
-    "file": TEXT,
-    "chat": SWITCH,
-    "truncate": Key((str,), ("left", "right")),
-    "select": TEXT,
-    "sort": TEXT,
-    "top": Key((int,)),
-    "out": TEXT,
-    "format": Key((str,), ("table", "csv", "tsv", "jsonl", "parquet", "arrow")),
-    "image": Key((str,), ("png", "svg", "pdf")),
-    "top_k": Key((int, str), ("all",)),
-    "min_weight": Key((float,)),
-    "group": Key((str,), ("words", "sentences")),
-    "weights": Key((str,), ("softmax", "scores")),
-    "by": Key((str,), ("kv",)),
-    "scale": Key((str,), ("linear", "log")),
-    "sink": Key((str,), ("keep", "mask")),
-    "per_head_scale": SWITCH,
-    "bin": Key((str,), ("sum", "max")),
-    "annotate": SWITCH,
-    "quiet": SWITCH,
-    "verbose": SWITCH,
-}
-
-SHARED_WITH_BATCH = (
-    *("model", "device", "dtype", "device_map", "revision", "offline", "quantize", "trust_remote_code", "allow_pickle"),
-    *("chat", "truncate", "select", "out", "image", "top_k", "min_weight", "group", "by", "quiet", "verbose"),
-)
-FROM_1 = Key((int,), least=1)
-
-BATCH_KEYS: dict[str, Key] = {name: KEYS[name] for name in SHARED_WITH_BATCH} | {
-    "tables": TEXT,
-    "format": Key((str,), ("parquet", "csv", "jsonl")),
-    "to_stdout": Key((str,), ("jsonl",)),
-    "input_format": Key((str,), ("txt", "jsonl", "csv", "parquet")),
-    "whole": SWITCH,
-    "text_field": TEXT,
-    "id_field": TEXT,
-    "weights": SWITCH,
-    "figures": TEXT,
-    "spreadsheet": SWITCH,
-    "batch_tokens": FROM_1,
-    "shard_size": FROM_1,
-    "strict": SWITCH,
-    "dry_run": SWITCH,
-    "ray": Key((bool, str)),
-    "num_actors": FROM_1,
-    "num_gpus_per_actor": Key((float,), least=0),
-}
+    @staticmethod
+    def of(option: Parameter) -> Key:
+        """What the values of an option may be; a Key in its annotation says what its type does not."""
+        said = [one for one in option.extra if isinstance(one, Key)]
+        if said:
+            return said[0]
+        kind = option.type if option.type in NAMES else str  # a path, or words to choose from
+        return Key((kind,), option.choices, option.info.min)
 
 
-def read_config(path: Path | str, keys: Mapping[str, Key] = KEYS) -> dict[str, object]:
+def keys_of(*groups: type) -> dict[str, Key]:
+    """What a configuration file may hold for these groups: every option but the file itself."""
+    found = [one for one in parameters(*groups).values() if one.is_option and one.name != "config"]
+    return {one.spelled.replace("-", "_"): Key.of(one) for one in found}
+
+
+def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[str, Key]) -> dict[str, Any]:
+    """The options, by field, that the file of --config gives and no flag does.
+
+    keys: what may stand in the file; what the groups have no option for is left out.
+    """
+    options = {one.spelled.replace("-", "_"): one for one in parameters(*groups).values()}
+    content = read_config(context.params["config"], keys)
+    return {
+        options[key].name: _converted(value, options[key].type)
+        for key, value in content.items()
+        if key in options and not _flagged(context, options[key].name) and not _flagged(context, INSTEAD.get(key))
+    }
+
+
+def _flagged(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name) if name else None
+    return source is not None and source.name != "DEFAULT"
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    """The value as the command line would have given it: a path, or a number where text is taken too."""
+    return kind(value) if kind is Path or (kind is str and type(value) is int) else value
+
+
+def read_config(path: Path | str, keys: Mapping[str, Key]) -> dict[str, Any]:
     """The options of a configuration file, by name; keys that say nothing (null) are left out.
 
-    keys: what may stand in it, KEYS or BATCH_KEYS. Raises `UsageError`: no such file, not YAML (with the line), an
-    unknown key (with the nearest valid one), a value of another type or outside the choices.
+    keys: what may stand in it. Raises `UsageError`: no such file, not YAML (with the line), an unknown key (with the
+    nearest valid one), a value of another type or outside the choices.
 
-    Example:
-        read_config("configs/demo.yaml")["model"]  # "demo"
+    >>> read_config("configs/demo.yaml", keys_of(Loading))["model"]
+    'demo'
     """
     content = _parse(Path(path))
     if content is None:

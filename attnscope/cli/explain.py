@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
-from attnscope.cli import options, output
-from attnscope.cli.settings import Settings, gather
+from attnscope.cli import output
+from attnscope.cli.options import Format, Image, ModelText, Writing
 from attnscope.cli.signals import unwinding
+from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,101 +29,100 @@ EXAMPLES = (
 )
 PICTURES = (".png", ".svg", ".pdf")
 
-Head = Annotated[str | None, typer.Option("--head", help="The head: L2H3 or 2.3.", metavar="HEAD")]
-Query = Annotated[str, typer.Option("--query", help="The token to follow: its position, or last.", metavar="N|last")]
-Toy = Annotated[bool, typer.Option("--toy", help='"I saw a saw" with tiny numbers, without a model.')]
-Scaling = Annotated[bool, typer.Option("--scaling", help="std(q·k) against d_k on random data, without a model.")]
-Seed = Annotated[int, typer.Option(help="Seed of --scaling's random data.", metavar="N")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Draw into this folder or file.", metavar="DIR|FILE")]
-Format = Annotated[
-    Literal["table", "jsonl"] | None,
-    typer.Option(help="Default: tables on a terminal, JSON lines with every number in a pipe."),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What is explained."""
+
+    head: Annotated[str | None, Option(help="The head: L2H3 or 2.3.", metavar="HEAD")] = None
+    query: Annotated[str, Option(help="The token to follow: its position, or last.", metavar="N|last")] = "last"
+    toy: Annotated[bool, Option(help='"I saw a saw" with tiny numbers, without a model.')] = False
+    scaling: Annotated[bool, Option(help="std(q·k) against d_k on random data, without a model.")] = False
+    seed: Annotated[int, Option(help="Seed of --scaling's random data.", metavar="N")] = 0
+
+    def check(self, asked: ModelText) -> None:
+        """Raise UsageError for what cannot be asked together."""
+        if self.toy and self.scaling:
+            raise UsageError("--toy and --scaling were both given", "give one of them")
+        if (self.toy or self.scaling) and (asked.text is not None or asked.file is not None):
+            raise UsageError(f"--{'toy' if self.toy else 'scaling'} takes no text", "leave out --text and --file")
 
 
-def explain(
-    context: typer.Context,
-    text: options.Text = None,
-    file: options.File = None,
-    head: Head = None,
-    query: Query = "last",
-    toy: Toy = False,
-    scaling: Scaling = False,
-    seed: Seed = 0,
-    model: options.Model = "demo",
-    out: Out = None,
-    image: options.Image = "png",
-    chat: options.Chat = False,
-    truncate: options.Truncate = None,
-    format: Format = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    device_map: options.DeviceMap = None,
-    revision: options.Revision = None,
-    offline: options.Offline = False,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.RemoteCode = False,
-    allow_pickle: options.Pickle = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-) -> int:
-    """One head, one sentence, every step of attention with its numbers, each held against the model's own.
+@dataclass(frozen=True, kw_only=True)
+class Telling(Image, Format, Writing):
+    """The steps to stdout, a figure to --out, which may also name the file itself."""
 
-    From the hidden states to the output projection, a query token followed. --out draws what the scaling does.
-    Leaves with 1 where a step differs from the model's own value.
+    out: Annotated[Path | None, Option(help="Draw into this folder or file.", metavar="DIR|FILE")] = None
+    format: Annotated[
+        Literal["table", "jsonl"] | None,
+        Option(help="Default: tables on a terminal, JSON lines with every number in a pipe."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_picture(self.out)
+
+    @property
+    def on_stdout(self) -> str:
+        """The format: as asked, else tables on a terminal and JSON lines in a pipe."""
+        return self.format or ("table" if sys.stdout.isatty() else "jsonl")
+
+    def place(self, name: str) -> Path | None:
+        """Where a figure of this name goes, if anywhere."""
+        return None if self.out is None else picture_path(self.out, name, self.image)
+
+
+@takes(ModelText, Steps, Telling)
+def explain(asked: ModelText, steps: Steps, telling: Telling) -> int:
+    """One head, one sentence, every step with its numbers.
+
+    From the hidden states to the output projection, a query token followed, each step held against the model's own.
+    --out draws what the scaling does. Leaves with 1 where a step differs from the model's own value.
     """
-    check_picture(out)
-    # the other commands' --out is a folder, and is refused where it is a file
-    settings = replace(gather(context, {**locals(), "out": None}), out=out)
-    if toy and scaling:
-        raise UsageError("--toy and --scaling were both given", "give one of them")
-    if (toy or scaling) and (text is not None or file is not None):
-        raise UsageError(f"--{'toy' if toy else 'scaling'} takes no text", "leave out --text and --file")
-    if scaling:
-        return run_scaling(settings, seed)
-    if toy:
-        return run_toy(settings, head, query)
-    return run(settings, head, query)
+    steps.check(asked)
+    if steps.scaling:
+        return run_scaling(telling, steps.seed)
+    if steps.toy:
+        return run_toy(telling, steps)
+    return run(asked, steps, telling)
 
 
-def run(settings: Settings, head: str | None, query: str) -> int:
+def run(asked: ModelText, steps: Steps, telling: Telling) -> int:
     """Explain one head of a model."""
-    if head is None:
+    if steps.head is None:
         raise UsageError("no head was named", "name one with --head L2H3; `attnscope heads` lists them")
-    position = read_query(query)
+    position = read_query(steps.query)
 
     from attnscope.text.prompt import read_text
 
-    given = read_text(settings.text, settings.file)
-    output.complain_through_talk(settings.quiet)
+    given = read_text(asked.text, asked.file)
+    output.complain_through_talk(telling.quiet)
     from attnscope.cli.single import header, load_prompt
 
-    choice, prompt = load_prompt(settings, given)
+    choice, prompt = load_prompt(asked, given, telling)
     loaded = choice.loaded
-    layer, number = one_head(head, {layer.index: layer.heads for layer in loaded.geometry.attention_layers})
+    layer, number = one_head(steps.head, {layer.index: layer.heads for layer in loaded.geometry.attention_layers})
     from attnscope.explain import explain_head
 
-    output.talk(header(loaded, prompt), settings.quiet)
-    with output.progress("forward pass", None, settings.quiet):
+    output.talk(header(loaded, prompt), telling.quiet)
+    with output.progress("forward pass", None, telling.quiet):
         explanation = explain_head(loaded, prompt, layer, number, position)
-    return finish(settings, explanation)
+    return finish(telling, explanation)
 
 
-def run_toy(settings: Settings, head: str | None, query: str) -> int:
+def run_toy(telling: Telling, steps: Steps) -> int:
     """Explain the toy, every number of it."""
     from attnscope.explain.toy import HEADS, explain_toy
 
-    _, number = one_head(head or "L0H0", {0: HEADS})
-    explanation = explain_toy(number, read_query(query))
-    return finish(settings, explanation, whole=True)
+    _, number = one_head(steps.head or "L0H0", {0: HEADS})
+    return finish(telling, explain_toy(number, read_query(steps.query)), whole=True)
 
 
-def run_scaling(settings: Settings, seed: int) -> int:
+def run_scaling(telling: Telling, seed: int) -> int:
     """Measure std(q . k) against d_k."""
     from attnscope.explain.scaling import FORMULA, SAMPLES, measure_scaling
 
     found = measure_scaling(seed=seed)
-    if settings.out is not None:
+    if place := telling.place("scaling"):
         import numpy as np
 
         from attnscope.figures.explain import Curve, save_scaling_curves
@@ -133,23 +133,21 @@ def run_scaling(settings: Settings, seed: int) -> int:
             )
             for label, group in _by_case(found).items()
         ]
-        place = picture_path(settings.out, "scaling", settings.image)
         note = f"points: measured on {SAMPLES} random pairs, seed {seed}; lines: √Var, {FORMULA}"
         with unwinding():
             save_scaling_curves(place, curves, note=note, image=_image(place))
-        output.talk(f"wrote {place}", settings.quiet)
-    output.emit(spread_table(found), _format(settings), lambda: spread_picture(found))
-    if _format(settings) == "table":
-        output.talk(f"{SAMPLES} random pairs of q and k for each number, seed {seed}; {FORMULA}", settings.quiet)
+        output.talk(f"wrote {place}", telling.quiet)
+    output.emit(spread_table(found), telling.on_stdout, lambda: spread_picture(found))
+    if telling.on_stdout == "table":
+        output.talk(f"{SAMPLES} random pairs of q and k for each number, seed {seed}; {FORMULA}", telling.quiet)
     return 0
 
 
-def finish(settings: Settings, explanation: Explanation, whole: bool = False) -> int:
+def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> int:
     """Draw the figure, print the steps, say which checks do not hold; returns the exit code."""
-    if settings.out is not None:
-        name = f"{'toy' if whole else 'explain'}-{explanation.head}"
-        output.talk(f"wrote {draw(explanation, picture_path(settings.out, name, settings.image))}", settings.quiet)
-    if _format(settings) == "table":
+    if place := telling.place(f"{'toy' if whole else 'explain'}-{explanation.head}"):
+        output.talk(f"wrote {draw(explanation, place)}", telling.quiet)
+    if telling.on_stdout == "table":
         from attnscope.cli.explain_tables import rendered
 
         output.show(rendered(explanation, whole))
@@ -252,10 +250,6 @@ def _by_case(found: list[Spread]) -> dict[str, list[Spread]]:
     for one in found:
         groups.setdefault(one.entries.label, []).append(one)
     return groups
-
-
-def _format(settings: Settings) -> str:
-    return settings.format or ("table" if sys.stdout.isatty() else "jsonl")
 
 
 def _image(place: Path) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,32 +16,39 @@ from attnscope.manifest import manifest
 from attnscope.tables import save
 
 if TYPE_CHECKING:
-    from attnscope.cli.settings import Settings
+    from attnscope.cli.options import Writing
     from attnscope.model.loading import LoadedModel
-    from attnscope.observe import Head, Observation
+    from attnscope.observe import Observation
 
 
-def export(settings: Settings, loaded: LoadedModel, seen: Observation, shown: Sequence[Head]) -> None:
+def export(
+    writing: Writing,
+    loaded: LoadedModel,
+    seen: Observation,
+    names: Sequence[str],
+    style: Style,
+    min_weight: float | None,
+    options: Mapping[str, Any],
+) -> None:
     """Write heads.csv, relations.csv, overview, layers, heads, metrics and manifest.json into --out.
 
-    Head figures are those of the printed table, or of --select. Says on stderr what was written.
+    names: the heads to draw one by one. Says on stderr what was written.
     """
-    folder = writable(settings.out)
-    written = [
-        save(seen.table(), folder / "heads.csv"),
-        save(seen.relations(settings.min_weight), folder / "relations.csv"),
-    ]
-    names = [head.name for head in (seen.heads if settings.select else shown)]
-    written += draw(settings, seen, folder, names)
-    written.append(draw_metrics(seen, folder, settings.style()))
-    finish(settings, loaded, seen, folder, written)
+    folder = writable(writing.out)
+    written = [save(seen.table(), folder / "heads.csv"), save(seen.relations(min_weight), folder / "relations.csv")]
+    written += draw(writing, seen, names, style)
+    written.append(draw_metrics(seen, folder, style))
+    finish(writing, loaded, seen, written, options)
 
 
-def finish(settings: Settings, loaded: LoadedModel, seen: Observation, folder: Path, written: Sequence[Path]) -> None:
+def finish(
+    writing: Writing, loaded: LoadedModel, seen: Observation, written: Sequence[Path], options: Mapping[str, Any]
+) -> None:
     """Write the manifest last: where it lies, everything it names is whole."""
+    folder = writable(writing.out)
     files = sorted(path.relative_to(folder).as_posix() for path in written)
-    save_json(manifest(loaded, seen, settings.options(), files), folder / "manifest.json")
-    output.talk(f"wrote {len(files) + 1} files to {folder}", settings.quiet)
+    save_json(manifest(loaded, seen, options, files), folder / "manifest.json")
+    output.talk(f"wrote {len(files) + 1} files to {folder}", writing.quiet)
 
 
 def writable(folder: Path | None) -> Path:
@@ -57,13 +64,13 @@ def writable(folder: Path | None) -> Path:
     return folder
 
 
-def draw(settings: Settings, seen: Observation, folder: Path, names: Sequence[str]) -> list[Path]:
+def draw(writing: Writing, seen: Observation, names: Sequence[str], style: Style) -> list[Path]:
     """overview, layers/ of the selected layers, heads/ of the named heads."""
-    style, layers = settings.style(), layer_maps(seen, settings.by == "kv")
+    folder, layers = writable(writing.out), layer_maps(seen, seen.view.by_kv)
     kept = {head.layer for head in seen.heads}
     jobs = head_jobs(folder, layers, names, style)
     drawn = [maps for maps in layers if maps.layer in kept]
-    with output.progress("drawing", len(drawn) + len(jobs) + 1, settings.quiet) as advance:
+    with output.progress("drawing", len(drawn) + len(jobs) + 1, writing.quiet) as advance:
         written = [save_overview(folder / f"overview.{style.image}", layers, style)]
         advance(1)
         for maps in drawn:

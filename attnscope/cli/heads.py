@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from attnscope.cli import options, output
-from attnscope.cli.settings import Settings, gather
+from attnscope.cli import output
+from attnscope.cli.groups import recorded
+from attnscope.cli.options import Drawing, Entries, Printing, Relations, TextRun, Top
 from attnscope.cli.signals import unwinding
+from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -40,105 +43,75 @@ SHORT = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ranking(Top):
+    """In which order the heads stand, and how many are printed."""
+
+    sort: Annotated[str, Option(help="Rank by a metric of `attnscope metrics`.", metavar="METRIC")] = "focus"
+    top: Annotated[int, Option(help="Heads in the printed table.")] = 20
+
+
+GROUPS = (TextRun, Entries, Ranking, Printing, Relations, Drawing)
+
+
+@takes(*GROUPS)
 def heads(
-    context: typer.Context,
-    text: options.Text = None,
-    file: options.File = None,
-    model: options.Model = "demo",
-    out: options.Out = None,
-    select: options.Select = None,
-    sort: Annotated[
-        str, typer.Option(help="Rank by this metric; `attnscope metrics` lists them.", metavar="METRIC")
-    ] = "focus",
-    top: Annotated[int, typer.Option(help="Heads in the printed table.", metavar="N")] = 20,
-    top_k: options.TopK = "5",
-    min_weight: options.MinWeight = None,
-    group: options.Group = None,
-    weights: options.Weights = "softmax",
-    by: options.By = None,
-    scale: options.Scale = "linear",
-    sink: options.Sink = None,
-    per_head_scale: options.PerHeadScale = False,
-    bin: options.Bin = "sum",
-    annotate: options.Annotate = None,
-    image: options.Image = "png",
-    chat: options.Chat = False,
-    truncate: options.Truncate = None,
-    format: options.Format = None,
-    config: options.Config = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    device_map: options.DeviceMap = None,
-    revision: options.Revision = None,
-    offline: options.Offline = False,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.RemoteCode = False,
-    allow_pickle: options.Pickle = False,
-    positions: options.Positions = None,
-    engine: options.Engine = "auto",
-    listen: options.Listen = False,
-    memory: options.Memory = None,
-    verify: options.Verify = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    asked: TextRun, entries: Entries, ranking: Ranking, printing: Printing, relations: Relations, drawing: Drawing
 ) -> int:
-    """What every head does with a text: a ranked table; with --out also relations, heatmaps and a manifest.
+    """What every head does with a text, as a ranked table.
 
-    On a terminal the heads are ranked by --sort; in a pipe all heads are printed as csv.
+    On a terminal the heads are ranked by --sort; in a pipe all heads are printed as csv. With --out, relations,
+    heatmaps and a manifest are written too.
     """
-    settings = gather(context, locals())
-    return run(settings)
-
-
-def run(settings: Settings) -> int:
-    """Observe one text and say what its heads do."""
     from attnscope.measure.metrics import known
 
-    known([settings.sort])
-    format = output.wanted_format(settings.format)
+    entries.check(relations.group, drawing.scale)
+    known([ranking.sort])
+    format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import observe_text, report_checks
 
     loaded, seen = observe_text(
-        settings,
-        key_zero=settings.sink == "keep",
-        relations=settings.out is not None,
-        top_k=settings.keys_per_query,
-        group=settings.group,
-        maps="all" if settings.out else None,
-        bin_rule=settings.bin,
-        split_sink=settings.sink == "mask",
+        asked,
+        entries,
+        printing,
+        key_zero=drawing.sink == "keep",
+        relations=printing.out is not None,
+        top_k=relations.keys_per_query,
+        group=relations.group,
+        maps="all" if printing.out else None,
+        **drawing.maps(),
     )
-    ranked = rank(seen.kept_heads(), settings)
-    shown = ranked[: settings.top]
-    seen.heads = ranked
-    if settings.out:
+    seen.heads = rank(seen.kept_heads(), ranking.sort)
+    shown = seen.heads[: ranking.top]
+    if printing.out:
         from attnscope.cli.export import export
 
+        names = [head.name for head in (seen.heads if entries.select else shown)]
+        options = recorded(asked, entries, ranking, printing, relations, drawing)
         with unwinding():
-            export(settings, loaded, seen, shown)
-    output.emit(seen.table(), format, lambda: picture(seen, shown, settings))
+            export(printing, loaded, seen, names, drawing.style(), relations.min_weight, options)
+    output.emit(seen.table(), format, lambda: picture(seen, shown, ranking.sort))
     for line in missing_support(seen):
-        output.talk(line, settings.quiet)
-    return report_checks(loaded, seen, settings)
+        output.talk(line, printing.quiet)
+    return report_checks(loaded, seen, printing.quiet)
 
 
-def rank(found: Sequence[Head], settings: Settings) -> list[Head]:
+def rank(found: Sequence[Head], key: str) -> list[Head]:
     """The selected heads, largest score first; nulls last, ties in the model's order."""
-    key = settings.sort
     return sorted(found, key=lambda head: (math.isnan(head.score[key]), -head.score[key], head.layer, head.kv_head))
 
 
-def picture(seen: Observation, shown: Sequence[Head], settings: Settings) -> RichTable:
+def picture(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
     """The ranked heads for a person: as many metrics as the terminal has room for."""
     relations = [strongest(seen, head) for head in shown]
-    names = _columns_that_fit(shown, relations, settings.sort)
+    names = _columns_that_fit(shown, relations, sort)
     table = output.sheet()
     table.add_column("head", no_wrap=True)
     table.add_column("kv", justify="right", no_wrap=True)
     table.add_column("role", no_wrap=True)
     for name in names:
-        table.add_column(SHORT[name] + (" ▾" if name == settings.sort else ""), justify="right", no_wrap=True)
+        table.add_column(SHORT[name] + (" ▾" if name == sort else ""), justify="right", no_wrap=True)
     table.add_column("strongest relation", min_width=8)
     for head, relation in zip(shown, relations, strict=True):
         cells = [_number(head.score[name]) for name in names]

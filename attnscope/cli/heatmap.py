@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
-import typer
+from typer import Option
 
-from attnscope.cli import options, output
-from attnscope.cli.settings import Settings, gather
+from attnscope.cli import output
+from attnscope.cli.groups import recorded
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import Config, Drawing, Entries, TextRun, Writing
 from attnscope.cli.signals import unwinding
+from attnscope.cli.takes import takes
+from attnscope.errors import UsageError
 
 EXAMPLES = (
     'attnscope heatmap --text "the cat sat on the mat" --select last --out runs/cat',
@@ -17,66 +24,36 @@ EXAMPLES = (
 )
 
 
-def heatmap(
-    context: typer.Context,
-    text: options.Text = None,
-    file: options.File = None,
-    model: options.Model = "demo",
-    out: options.Out = None,
-    select: options.Select = None,
-    weights: options.Weights = "softmax",
-    by: options.By = None,
-    scale: options.Scale = "linear",
-    sink: options.Sink = None,
-    per_head_scale: options.PerHeadScale = False,
-    bin: options.Bin = "sum",
-    annotate: options.Annotate = None,
-    image: options.Image = "png",
-    chat: options.Chat = False,
-    truncate: options.Truncate = None,
-    config: options.Config = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    device_map: options.DeviceMap = None,
-    revision: options.Revision = None,
-    offline: options.Offline = False,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.RemoteCode = False,
-    allow_pickle: options.Pickle = False,
-    positions: options.Positions = None,
-    engine: options.Engine = "auto",
-    listen: options.Listen = False,
-    memory: options.Memory = None,
-    verify: options.Verify = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-) -> int:
-    """Draw the attention of a text: overview, layers, and the heads of --select, into --out.
+@dataclass(frozen=True, kw_only=True)
+class Pictures(Config, Writing):
+    """Figures to --out, their paths to stdout."""
 
-    The path of every picture is printed on stdout, a line each.
+    out: Annotated[Path | None, Option(help="Draw into this folder.")] = None
+
+    def __post_init__(self) -> None:
+        if self.out is None:
+            raise UsageError("nowhere to draw", "name a folder with --out DIR")
+        super().__post_init__()
+
+
+@takes(TextRun, Entries, Pictures, Drawing, file=GROUPS)
+def heatmap(asked: TextRun, entries: Entries, pictures: Pictures, drawing: Drawing) -> int:
+    """The attention of a text, drawn: overview, layers, heads.
+
+    The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select.
     """
-    return run(gather(context, locals()))
-
-
-def run(settings: Settings) -> int:
-    """Observe one text and draw it."""
-    from attnscope.errors import UsageError
-
-    if settings.out is None:
-        raise UsageError("nowhere to draw", "name a folder with --out DIR")
+    entries.check(scale=drawing.scale)
 
     from attnscope.cli.single import observe_text, report_checks
 
-    loaded, seen = observe_text(
-        settings, metrics=(), maps="all", bin_rule=settings.bin, split_sink=settings.sink == "mask"
-    )
-    from attnscope.cli.export import draw, finish, writable
+    loaded, seen = observe_text(asked, entries, pictures, metrics=(), maps="all", **drawing.maps())
+    from attnscope.cli.export import draw, finish
 
-    folder = writable(settings.out)
     seen.heads = seen.kept_heads()
+    names = [head.name for head in seen.heads] if entries.select else []
     with unwinding():
-        written = draw(settings, seen, folder, [head.name for head in seen.heads] if settings.select else [])
-        finish(settings, loaded, seen, folder, written)
+        written = draw(pictures, seen, names, drawing.style())
+        finish(pictures, loaded, seen, written, recorded(asked, entries, pictures, drawing))
     sys.stdout.buffer.write(b"".join(os.fsencode(path) + b"\n" for path in written))
-    output.talk("heads are drawn one by one with --select", settings.quiet or settings.select is not None)
-    return report_checks(loaded, seen, settings)
+    output.talk("heads are drawn one by one with --select", pictures.quiet or entries.select is not None)
+    return report_checks(loaded, seen, pictures.quiet)

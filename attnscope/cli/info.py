@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
-from attnscope.cli import options, output
-from attnscope.cli.settings import gather
+from attnscope.cli import output
+from attnscope.cli.options import Checkpoint, Format, Verbose
+from attnscope.cli.takes import takes
+from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -18,34 +22,48 @@ if TYPE_CHECKING:
 EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
 
 
-def info(
-    context: typer.Context,
-    model: Annotated[str, typer.Argument(help="`demo`, a folder, or a hub id.")] = "demo",
-    tokens: Annotated[
-        str, typer.Option(help="What these text lengths would cost.", metavar="N,N,...")
-    ] = "128,2048,32768",
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    revision: options.Revision = None,
-    offline: options.Offline = False,
-    trust_remote_code: options.RemoteCode = False,
-    format: Annotated[
-        Literal["table", "json"] | None, typer.Option(help="Default: table on a terminal, json in a pipe.")
-    ] = None,
-    verbose: options.Verbose = False,
-) -> int:
-    """A model's layers, heads, kv heads, head size, windows, and what N tokens would cost. No weights are loaded."""
-    settings = gather(context, locals())
-    lengths = _lengths(tokens)
+@dataclass(frozen=True, kw_only=True)
+class Named(Checkpoint):
+    """The model is what the command is about: an argument."""
+
+    model: Annotated[str, Argument()] = "demo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs(Format):
+    """What is told, and how."""
+
+    tokens: Annotated[str, Option(help="What these text lengths would cost.", metavar="N,N,...")] = "128,2048,32768"
+    format: Annotated[Literal["table", "json"] | None, Option(help="Default: table on a terminal, json in a pipe.")] = (
+        None  # type: ignore[assignment]
+    )
+
+    @property
+    def lengths(self) -> list[int]:
+        """The numbers of --tokens."""
+        parts = [part.strip().replace("_", "") for part in self.tokens.split(",")]
+        if not all(re.fullmatch(r"0*[1-9][0-9]{0,11}", part) for part in parts):
+            raise UsageError(
+                f"--tokens takes numbers from 1, joined by commas; {self.tokens!r} came", "write --tokens 128,2048"
+            )
+        return [int(part) for part in parts]
+
+
+@takes(Named, Costs, Verbose)
+def info(named: Named, costs: Costs, noise: Verbose) -> int:
+    """A model's layers, heads, windows, and what N tokens would cost.
+
+    From its config alone: no weights are loaded.
+    """
+    lengths = costs.lengths
 
     from attnscope.model.geometry import geometry_of
     from attnscope.model.libraries import silence_libraries
     from attnscope.model.loading import load_config
 
-    silence_libraries(verbose)
-    geometry = geometry_of(load_config(settings.load_options()))
-    facts = describe(model, geometry, lengths, dtype)
-    if (format or ("table" if sys.stdout.isatty() else "json")) == "json":
+    silence_libraries(noise.verbose)
+    facts = describe(named.model, geometry_of(load_config(named.load_options())), lengths, named.dtype)
+    if (costs.format or ("table" if sys.stdout.isatty() else "json")) == "json":
         typer.echo(json.dumps(facts, indent=2))
     else:
         output.show(_sheet(facts))
@@ -87,15 +105,6 @@ def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[s
             for length in lengths
         ],
     }
-
-
-def _lengths(text: str) -> list[int]:
-    from attnscope.errors import UsageError
-
-    parts = [part.strip().replace("_", "") for part in text.split(",")]
-    if not all(re.fullmatch(r"0*[1-9][0-9]{0,11}", part) for part in parts):
-        raise UsageError(f"--tokens takes numbers from 1, joined by commas; {text!r} came", "write --tokens 128,2048")
-    return [int(part) for part in parts]
 
 
 def _sheet(facts: dict[str, Any]) -> Group:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument
 
-from attnscope.cli import options, output
+from attnscope.cli import output
+from attnscope.cli.options import Format
+from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -14,19 +17,28 @@ if TYPE_CHECKING:
 EXAMPLES = ("attnscope metrics", "attnscope metrics induction")
 
 
-def metrics(
-    id: Annotated[str | None, typer.Argument(help="A metric's id; all of them when left out.")] = None,
-    format: options.Format = None,
-) -> int:
-    """What each metric is: formula, rows, unit, range, source; and the rules that name a head's role."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which metrics are shown."""
+
+    id: Annotated[str | None, Argument(help="A metric's id; all of them when left out.")] = None
+
+
+@takes(Asked, Format)
+def metrics(asked: Asked, printing: Format) -> int:
+    """What each metric is, and the rules that name a head's role.
+
+    Of a metric: its formula, rows, unit, range and source.
+    """
     from attnscope.measure.metrics import METRICS, ROWS, known
     from attnscope.tables import as_table
 
-    chosen = [METRICS[name] for name in (known([id]) if id else METRICS)]
+    chosen = [METRICS[name] for name in (known([asked.id]) if asked.id else METRICS)]
     fields = ("id", "formula", "unit", "range", "source", "reading")
     columns = {field: [getattr(metric, field) for metric in chosen] for field in fields}
     columns["rows"] = [ROWS[metric.rows][0] for metric in chosen]
-    output.emit(as_table(columns), output.wanted_format(format), lambda: _sheet(columns, with_roles=id is None))
+    format = output.wanted_format(printing.format)
+    output.emit(as_table(columns), format, lambda: _sheet(columns, with_roles=asked.id is None))
     return 0
 
 

@@ -1,80 +1,306 @@
-"""The options that commands share, each defined once."""
+"""The options that commands share, each declared once, in the groups that commands take.
+
+A group's panel is the section of --help that its options stand in; those marked FIRST stand in the first.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Option
 
-Model = Annotated[str, typer.Option("--model", "-m", help="`demo`, a folder, or a hub id.", metavar="NAME")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
-Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"],
-    typer.Option(help="auto: the checkpoint's on an accelerator, float32 on CPU."),
-]
-DeviceMap = Annotated[str | None, typer.Option(help="`auto` spreads a model over several devices.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Never ask the network.")]
-Quantize = Annotated[Literal["8bit", "4bit"] | None, typer.Option(help="Load with bitsandbytes.")]
-RemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that the model brings.")]
-Pickle = Annotated[bool, typer.Option("--allow-pickle", help="Read weights that are not safetensors.")]
+from attnscope.cli.config import Key
+from attnscope.cli.groups import Mark, fill
+from attnscope.errors import UsageError
 
-Positions = Annotated[
-    int | None, typer.Option(help="Extend the model to so many positions, by linear rope scaling.", metavar="N")
-]
-Engine = Annotated[
-    Literal["auto", "eager", "fused"],
-    typer.Option(help="eager: the model's own matrices; fused: none is made; auto: eager where a layer's fit."),
-]
-Listen = Annotated[bool, typer.Option("--listen", help="Fused: keep the model's own attention call, too.")]
-Memory = Annotated[
-    str | None,
-    typer.Option(help="What a layer's matrices may take, e.g. 4GB (default: half of what is free).", metavar="SIZE"),
-]
-Verify = Annotated[bool, typer.Option("--verify", help="Check every layer against the oracle, as `parity` does.")]
+if TYPE_CHECKING:
+    from attnscope.figures import Style
+    from attnscope.measure.probes import View
+    from attnscope.model.loading import LoadOptions
 
-Text = Annotated[str | None, typer.Option("--text", "-t", help="The text; - reads stdin.", metavar="TEXT")]
-File = Annotated[str | None, typer.Option("--file", "-f", help="A UTF-8 file; - reads stdin.", metavar="FILE")]
-Chat = Annotated[
-    bool,
-    typer.Option("--chat", help="Apply the chat template: a user turn, or JSON messages."),
-]
-Truncate = Annotated[Literal["left", "right"] | None, typer.Option(help="Cut a text that is too long.")]
+# The sections of --help in their order; a group without a panel is of the first.
+PANELS = (
+    *("Options", "Corpus", "Text", "Attention", "Relations", "Dataset"),
+    *("Figures", "Engine", "Model", "Ray", "Messages"),
+)
+FIRST, HELD, UNRECORDED = Mark.FIRST, Mark.HELD, Mark.UNRECORDED
 
-Select = Annotated[
-    str | None,
-    typer.Option("--select", "-s", help="Heads: 27, 27.3, L27H3, 0-3.*, last, *.0; joined by commas.", metavar="HEADS"),
-]
-Weights = Annotated[Literal["softmax", "scores"], typer.Option(help="Weights, or the logits before the softmax.")]
-By = Annotated[Literal["kv"] | None, typer.Option(help="Average the heads that share a kv head.")]
-TopK = Annotated[str, typer.Option(help="Strongest keys a query: a number, or all.", metavar="N|all")]
-MinWeight = Annotated[float | None, typer.Option(help="Leave out smaller entries.")]
-Group = Annotated[
-    Literal["words", "sentences"] | None,
-    typer.Option(help="Relations of words or sentences: sum over keys, mean over queries."),
-]
 
-Scale = Annotated[Literal["linear", "log"], typer.Option(help="Colour scale.")]
-Sink = Annotated[
-    Literal["keep", "mask"] | None,
-    typer.Option(help="Key 0: keep it, or draw it as its own strip (default: keep)."),
-]
-PerHeadScale = Annotated[bool, typer.Option("--per-head-scale", help="A colour scale a head, not one a figure.")]
-Bin = Annotated[Literal["sum", "max"], typer.Option(help="How texts over 200 tokens are binned.")]
-Annotate = Annotated[
-    bool | None,
-    typer.Option("--annotate/--no-annotate", help="Numbers in the cells (default: up to 12 tokens)."),
-]
-Image = Annotated[Literal["png", "svg", "pdf"], typer.Option(help="Picture format.")]
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Which model, and how it is read."""
 
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write tables and figures here.", metavar="DIR")]
-Format = Annotated[
-    Literal["table", "csv", "tsv", "jsonl", "parquet", "arrow"] | None,
-    typer.Option(help="Default: table on a terminal, csv in a pipe."),
-]
-Config = Annotated[
-    Path | None, typer.Option("--config", help="A YAML file of options; flags win over it.", metavar="FILE")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No talk on stderr.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="The libraries' noise, and tracebacks.")]
+    panel = "Model"
+    model: Annotated[str, Option("-m", help="demo, a folder, or a hub id.", metavar="NAME"), FIRST, HELD] = "demo"
+    device: Annotated[str, Option(help="auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE"), HELD] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Option(help="auto: the checkpoint's on an accelerator, float32 on CPU."),
+        HELD,
+    ] = "auto"
+    revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.", metavar="REVISION"), HELD] = None
+    offline: Annotated[bool, Option(help="Never ask the network.")] = False
+    trust_remote_code: Annotated[bool, Option(help="Run code that the model brings.")] = False
+
+    def load_options(self, attention: str = "eager") -> LoadOptions:
+        """What `load` takes."""
+        from attnscope.model.loading import LoadOptions
+
+        return fill(LoadOptions, self, attention=attention)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading(Checkpoint):
+    """Where its weights go."""
+
+    device_map: Annotated[
+        str | None, Option(help="`auto` spreads the model over several devices.", metavar="MAP"), HELD
+    ] = None
+    quantize: Annotated[Literal["8bit", "4bit"] | None, Option(help="Load with bitsandbytes."), HELD] = None
+    allow_pickle: Annotated[bool, Option(help="Read weights that are not safetensors.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """How a text becomes tokens."""
+
+    panel = "Text"
+    chat: Annotated[bool, Option(help="Apply the chat template: a user turn, or JSON messages."), HELD] = False
+    truncate: Annotated[Literal["left", "right"] | None, Option(help="Cut a text that is too long."), HELD] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelText(Tokens, Loading):
+    """One text and the model that reads it."""
+
+    text: Annotated[str | None, Option("-t", help="The text; - reads stdin.", metavar="TEXT"), FIRST, UNRECORDED] = None
+    file: Annotated[str | None, Option("-f", help="A UTF-8 file; - reads stdin.", metavar="FILE"), FIRST] = None
+
+    def __post_init__(self) -> None:
+        if self.text is not None and self.file is not None:
+            raise UsageError("--text and --file were both given", "give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineName:
+    """Who computes the attention."""
+
+    panel = "Engine"
+    engine: Annotated[
+        Literal["auto", "eager", "fused"],
+        Option(help="eager: the model's own matrices; fused: none is made; auto: eager where a layer's fit."),
+        HELD,
+    ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice(EngineName):
+    """Who computes the attention, and whether it is checked."""
+
+    panel = "Engine"
+    memory: Annotated[
+        str | None,
+        Option(help="What a layer's matrices may take, e.g. 4GB (default: half of what is free).", metavar="SIZE"),
+    ] = None
+    listen: Annotated[bool, Option(help="Fused: keep the model's own attention call, too.")] = False
+    positions: Annotated[
+        int | None, Option(help="Extend the model to so many positions, by linear rope scaling.", metavar="N")
+    ] = None
+    verify: Annotated[bool, Option(help="Check every layer against the oracle, as `parity` does.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRun(EngineChoice, ModelText):
+    """One text through one model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selected:
+    """Which heads."""
+
+    panel = "Attention"
+    select: Annotated[
+        str | None,
+        Option("-s", help="Heads: 27, 27.3, L27H3, 0-3.*, last, *.0; joined by commas.", metavar="HEADS"),
+        FIRST,
+        HELD,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads(Selected):
+    """Which heads, one by one or averaged."""
+
+    by: Annotated[Literal["kv"] | None, Option(help="Average the heads that share a kv head."), HELD] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries(Heads):
+    """What is read of the heads."""
+
+    weights: Annotated[Literal["softmax", "scores"], Option(help="Weights, or logits before the softmax.")] = "softmax"
+
+    def view(self, heads: Mapping[int, tuple[int, ...]] | None) -> View:
+        """How entries are read, and of which heads."""
+        from attnscope.measure.probes import View
+
+        return View(self.weights, self.by == "kv", heads)
+
+    def check(self, group: str | None = None, scale: str = "linear") -> None:
+        """Raise UsageError where --group or --scale asks of logits what only weights can give."""
+        if group and self.weights == "scores":
+            raise UsageError("logits of several keys cannot be summed into one", "use --weights softmax with --group")
+        if scale == "log" and self.weights == "scores":
+            raise UsageError("logits can be negative and have no log scale", "use --scale linear with --weights scores")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Top:
+    """How much of a table is shown."""
+
+    top: Annotated[int, Option(help="Rows in the printed table.", metavar="N")] = 40
+
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise UsageError(f"--top takes a number from 1; {self.top} came", "write --top 20")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relations:
+    """Which keys of a query are listed."""
+
+    panel = "Relations"
+    top_k: Annotated[
+        str,
+        Option(help="Strongest keys per query: a number, or all.", metavar="N|all"),
+        Key((int, str), ("all",)),
+        HELD,
+    ] = "5"
+    min_weight: Annotated[float | None, Option(help="Leave out smaller entries.", metavar="WEIGHT"), HELD] = None
+    group: Annotated[
+        Literal["words", "sentences"] | None,
+        Option(help="Relations of words or sentences: sum over keys, mean over queries."),
+        HELD,
+    ] = None
+
+    def __post_init__(self) -> None:
+        _ = self.keys_per_query
+        if self.min_weight is not None and math.isnan(self.min_weight):
+            raise UsageError("--min-weight takes a number; nan came", "write --min-weight 0.1")
+
+    @property
+    def keys_per_query(self) -> int | None:
+        """The number behind --top-k, None for all."""
+        if self.top_k == "all":
+            return None
+        if not re.fullmatch(r"0*[1-9][0-9]{0,8}", self.top_k):
+            raise UsageError(
+                f"--top-k takes a number from 1, or all; {self.top_k!r} came", "write --top-k 5, or --top-k all"
+            )
+        return int(self.top_k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """What kind of file a figure is."""
+
+    panel = "Figures"
+    image: Annotated[Literal["png", "svg", "pdf"], Option(help="File format of figures."), HELD] = "png"
+
+    def style(self) -> Style:
+        """How figures are drawn."""
+        from attnscope.figures import Style
+
+        return fill(Style, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map(Image):
+    """How a heatmap is drawn."""
+
+    scale: Annotated[Literal["linear", "log"], Option(help="Colour scale.")] = "linear"
+    sink: Annotated[
+        Literal["keep", "mask"] | None, Option(help="Key 0: keep it, or draw it as its own strip (default: keep).")
+    ] = None
+    annotate: Annotated[
+        bool | None, Option("--annotate/--no-annotate", help="Numbers in the cells (default: up to 12 tokens).")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Map):
+    """How many heatmaps are drawn."""
+
+    per_head_scale: Annotated[bool, Option(help="One colour scale per head, not per figure.")] = False
+    bin: Annotated[Literal["sum", "max"], Option(help="How texts over 200 tokens are binned.")] = "sum"
+
+    def maps(self) -> dict[str, Any]:
+        """The fields of `Request` that say how maps are kept."""
+        return {"bin_rule": self.bin, "split_sink": self.sink == "mask"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """Whether we talk."""
+
+    panel = "Messages"
+    quiet: Annotated[bool, Option("-q", help="No talk on stderr."), UNRECORDED] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verbose:
+    """Whether the libraries underneath talk."""
+
+    panel = "Messages"
+    verbose: Annotated[bool, Option(help="The libraries' noise, and tracebacks."), UNRECORDED] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing(Verbose, Quiet):
+    """Where files go, and what is said on stderr."""
+
+    out: Annotated[Path | None, Option("-o", help="Write tables and figures here.", metavar="DIR"), FIRST] = None
+
+    def __post_init__(self) -> None:
+        if self.out is not None:
+            check_folder(self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How a table is printed."""
+
+    format: Annotated[
+        Literal["table", "csv", "tsv", "jsonl", "parquet", "arrow"] | None,
+        Option(help="Default: table on a terminal, csv in a pipe."),
+        UNRECORDED,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Where options come from that no flag gives."""
+
+    config: Annotated[
+        Path | None, Option(help="A YAML file of options; flags win over it.", metavar="FILE"), UNRECORDED
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printing(Config, Format, Writing):
+    """A table to stdout, files to --out."""
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UsageError for a folder that cannot be made or written, before a model is loaded; make nothing yet."""
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise UsageError(f"cannot write to {folder}: {there} is no folder", "name another folder with --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write to {folder}: {there} is not writable", "name another folder with --out")

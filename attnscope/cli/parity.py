@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from attnscope.cli import options, output
-from attnscope.cli.settings import Settings, gather
+from attnscope.cli import output
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import ModelText, Printing, Selected, Writing, check_folder
 from attnscope.cli.signals import unwinding
+from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,70 +28,61 @@ EXAMPLES = (
     'attnscope parity --model demo --text "the river bank" --select last --format jsonl',
 )
 
-Atol = Annotated[
-    float, typer.Option(help="What weights, and outputs relative to their norm, may differ by.", metavar="SIZE")
-]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the certificate here.", metavar="FILE.json")]
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """What a layer is held to."""
+
+    atol: Annotated[
+        float, Option(help="What weights, and outputs relative to their norm, may differ by.", metavar="SIZE")
+    ] = 1e-5
+
+    def __post_init__(self) -> None:
+        if not self.atol >= 0:
+            raise UsageError(f"--atol takes a size from 0; {self.atol} came", "leave it out for 1e-5")
 
 
-def parity(
-    context: typer.Context,
-    text: options.Text = None,
-    file: options.File = None,
-    model: options.Model = "demo",
-    out: Out = None,
-    select: options.Select = None,
-    atol: Atol = 1e-5,
-    chat: options.Chat = False,
-    truncate: options.Truncate = None,
-    format: options.Format = None,
-    config: options.Config = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    device_map: options.DeviceMap = None,
-    revision: options.Revision = None,
-    offline: options.Offline = False,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.RemoteCode = False,
-    allow_pickle: options.Pickle = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-) -> int:
-    """Hold every attention layer against attention written from the papers, from the layer's own weights.
+@dataclass(frozen=True, kw_only=True)
+class Certified(Printing):
+    """A table to stdout, a file to --out."""
 
-    Without a text, a built-in sentence. Levels: full (from hidden states and raw weights), scores (from the captured
-    q, k and v), none. Leaves with 1 where a layer does not hold.
+    out: Annotated[Path | None, Option(help="Write the certificate here.", metavar="FILE.json")] = None
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.is_dir():
+            raise UsageError(f"{self.out} is a folder", "name a file with --out FILE.json")
+        if self.out is not None:
+            check_folder(self.out.parent)
+
+
+@takes(ModelText, Selected, Tolerance, Certified, file=GROUPS)
+def parity(asked: ModelText, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
+    """Every layer against attention written from the papers.
+
+    Computed from the layer's own weights; without a text, on a built-in sentence. Levels: full (from hidden states and
+    raw weights), scores (from the captured q, k and v), none. Leaves with 1 where a layer does not hold.
     """
-    settings = gather(context, locals())
-    if not atol >= 0:
-        raise UsageError(f"--atol takes a size from 0; {atol} came", "leave it out for 1e-5")
-    return run(settings, atol)
-
-
-def run(settings: Settings, atol: float) -> int:
-    """Check one model on one text."""
-    format = output.wanted_format(settings.format)
+    format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import chosen_heads, header, load_prompt
     from attnscope.text.prompt import read_text
 
-    settings = settings if settings.text or settings.file else replace(settings, text=_sentence())
-    text = read_text(settings.text, settings.file)
-    output.complain_through_talk(settings.quiet)
-    choice, prompt = load_prompt(settings, text)
+    text = read_text(asked.text, asked.file) if asked.text or asked.file else _sentence()
+    output.complain_through_talk(printing.quiet)
+    choice, prompt = load_prompt(asked, text, printing)
     loaded = choice.loaded
-    chosen_heads(settings, loaded)  # refuse a selection that is not there before the forward pass
-    output.talk(header(loaded, prompt), settings.quiet)
+    chosen_heads(selected.select, loaded)  # refuse a selection that is not there before the forward pass
+    output.talk(header(loaded, prompt), printing.quiet)
 
     from attnscope.parity import check_parity
     from attnscope.parity.certificate import table
 
-    with output.progress("forward pass and oracle", None, settings.quiet):
-        report = check_parity(loaded, prompt, select=settings.select, atol=atol)
+    with output.progress("forward pass and oracle", None, printing.quiet):
+        report = check_parity(loaded, prompt, select=selected.select, atol=tolerance.atol)
     found = table(report)
-    _write(settings, report, loaded, prompt)  # first: a reader of stdout may leave early
+    _write(printing, report, loaded, prompt)  # first: a reader of stdout may leave early
     output.emit(found, format, lambda: picture(found))
-    return conclude(report, settings.quiet)
+    return conclude(report, printing.quiet)
 
 
 def conclude(report: ParityReport, quiet: bool) -> int:
@@ -137,15 +130,15 @@ def _cell(value: object) -> str:
     return "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)
 
 
-def _write(settings: Settings, report: ParityReport, loaded: LoadedModel, prompt: Prompt) -> None:
-    if settings.out is None:
+def _write(writing: Writing, report: ParityReport, loaded: LoadedModel, prompt: Prompt) -> None:
+    if writing.out is None:
         return
     from attnscope.files import save_json
     from attnscope.parity.certificate import certificate
 
     with unwinding():
-        written = save_json(certificate(report, loaded, prompt), settings.out)
-    output.talk(f"wrote {written}", settings.quiet)
+        written = save_json(certificate(report, loaded, prompt), writing.out)
+    output.talk(f"wrote {written}", writing.quiet)
 
 
 def _sentence() -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from attnscope.cli import options, output
-from attnscope.cli.settings import Settings, gather
+from attnscope.cli import output
+from attnscope.cli.groups import recorded
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import Entries, Printing, Relations, TextRun, Top
 from attnscope.cli.signals import unwinding
+from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,68 +22,37 @@ EXAMPLES = (
 )
 
 
-def relations(
-    context: typer.Context,
-    text: options.Text = None,
-    file: options.File = None,
-    model: options.Model = "demo",
-    out: options.Out = None,
-    select: options.Select = None,
-    top: Annotated[int, typer.Option(help="Rows in the printed table.", metavar="N")] = 40,
-    top_k: options.TopK = "5",
-    min_weight: options.MinWeight = None,
-    group: options.Group = None,
-    weights: options.Weights = "softmax",
-    by: options.By = None,
-    chat: options.Chat = False,
-    truncate: options.Truncate = None,
-    format: options.Format = None,
-    config: options.Config = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    device_map: options.DeviceMap = None,
-    revision: options.Revision = None,
-    offline: options.Offline = False,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.RemoteCode = False,
-    allow_pickle: options.Pickle = False,
-    positions: options.Positions = None,
-    engine: options.Engine = "auto",
-    listen: options.Listen = False,
-    memory: options.Memory = None,
-    verify: options.Verify = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-) -> int:
-    """Which token looks at which: the strongest keys of every query, of every head or of --select.
+@takes(TextRun, Entries, Top, Printing, Relations, file=GROUPS)
+def relations(asked: TextRun, entries: Entries, top: Top, printing: Printing, listed: Relations) -> int:
+    """Which token looks at which: the strongest keys of every query.
 
-    On a terminal the first --top rows are shown; in a pipe all of them are printed as csv. With --out, relations.csv
-    and manifest.json are written too.
+    Of every head, or of those of --select. On a terminal the first --top rows are shown; in a pipe all of them are
+    printed as csv. With --out, relations.csv and manifest.json are written too.
     """
-    return run(gather(context, locals()))
-
-
-def run(settings: Settings) -> int:
-    """Observe one text and list its relations."""
-    format = output.wanted_format(settings.format)
+    entries.check(listed.group)
+    format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import observe_text, report_checks
 
-    loaded, seen = observe_text(
-        settings, metrics=(), relations=True, top_k=settings.keys_per_query, group=settings.group
-    )
-    table = seen.relations(settings.min_weight)
-    if settings.out:
+    kept = {"relations": True, "top_k": listed.keys_per_query, "group": listed.group}
+    loaded, seen = observe_text(asked, entries, printing, metrics=(), **kept)
+    table = seen.relations(listed.min_weight)
+    if printing.out:
         from attnscope.cli.export import finish, writable
         from attnscope.tables import save
 
-        folder = writable(settings.out)
         with unwinding():
-            finish(settings, loaded, seen, folder, [save(table, folder / "relations.csv")])
-    output.emit(table, format, lambda: picture(table, settings.top))
-    if format == "table" and len(table) > settings.top:
-        output.talk(f"{settings.top} of {len(table)} rows; --top N shows more, a pipe gets all", settings.quiet)
-    return report_checks(loaded, seen, settings)
+            written = [save(table, writable(printing.out) / "relations.csv")]
+            finish(printing, loaded, seen, written, recorded(asked, entries, top, printing, listed))
+    output.emit(table, format, lambda: picture(table, top.top))
+    say_rest(table, format, top.top, printing.quiet)
+    return report_checks(loaded, seen, printing.quiet)
+
+
+def say_rest(table: pa.Table, format: str, top: int, quiet: bool) -> None:
+    """Say how many rows a printed table left out."""
+    if format == "table" and len(table) > top:
+        output.talk(f"{top} of {len(table)} rows; --top N shows more, a pipe gets all", quiet)
 
 
 def picture(table: pa.Table, top: int) -> RichTable:

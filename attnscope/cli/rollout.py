@@ -1,20 +1,25 @@
-"""`attnscope rollout`: where what a token holds after the last layer came from, if attention alone mixed."""
+"""`attnscope rollout`: how much of each token's final state is attributed to each input token."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Option
 
-from attnscope.cli import options, output
-from attnscope.cli.relations import picture
-from attnscope.cli.settings import Settings, gather
+from attnscope.cli import output
+from attnscope.cli.groups import recorded
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import Entries, Map, Printing, Relations, TextRun, Top
+from attnscope.cli.relations import picture, say_rest
 from attnscope.cli.signals import unwinding
+from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from attnscope.figures import Style
     from attnscope.measure.rollout import Rollout
     from attnscope.model.loading import LoadedModel
     from attnscope.observe import Observation
@@ -27,78 +32,47 @@ EXAMPLES = (
 SUM_TOLERANCE = 1e-4
 LONGEST_LABEL = 24
 
-Group = Annotated[
-    Literal["tokens", "words", "sentences"] | None,
-    typer.Option(help="Units: sum over keys, mean over queries (default: tokens, in runs where there are over 200)."),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class Units(Relations):
+    """Which keys are listed, of which units."""
+
+    group: Annotated[
+        Literal["tokens", "words", "sentences"] | None,
+        Option(help="Units: sum over keys, mean over queries (default: tokens, in runs if over 200)."),
+    ] = None  # type: ignore[assignment]
 
 
-def rollout(
-    context: typer.Context,
-    text: options.Text = None,
-    file: options.File = None,
-    model: options.Model = "demo",
-    out: options.Out = None,
-    top: Annotated[int, typer.Option(help="Rows in the printed table.", metavar="N")] = 40,
-    top_k: options.TopK = "5",
-    min_weight: options.MinWeight = None,
-    group: Group = None,
-    scale: options.Scale = "linear",
-    sink: options.Sink = None,
-    annotate: options.Annotate = None,
-    image: options.Image = "png",
-    chat: options.Chat = False,
-    truncate: options.Truncate = None,
-    format: options.Format = None,
-    config: options.Config = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    device_map: options.DeviceMap = None,
-    revision: options.Revision = None,
-    offline: options.Offline = False,
-    quantize: options.Quantize = None,
-    trust_remote_code: options.RemoteCode = False,
-    allow_pickle: options.Pickle = False,
-    positions: options.Positions = None,
-    engine: options.Engine = "auto",
-    listen: options.Listen = False,
-    memory: options.Memory = None,
-    verify: options.Verify = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-) -> int:
-    """Attention rolled out: where what each token holds after the last layer came from, if attention alone mixed.
+@takes(TextRun, Top, Printing, Units, Map, file=GROUPS)
+def rollout(asked: TextRun, top: Top, printing: Printing, units: Units, drawing: Map) -> int:
+    """Attention rolled out: which tokens each token came from.
 
-    The product over all layers of the heads' mean plus the residual (Abnar & Zuidema 2020), which leaves out what
-    values and MLPs do. On a terminal the first --top rows are shown; in a pipe all of them are printed as csv. With
-    --out, rollout.csv, a heatmap and manifest.json are written too.
+    How much of each token's state after the last layer is attributed to each input token: the product over all layers
+    of the heads' mean plus the residual (Abnar & Zuidema 2020), ignoring what values and MLPs do. On a terminal the
+    first --top rows are shown; in a pipe all of them are printed as csv. With --out, rollout.csv, a heatmap and
+    manifest.json are written too.
     """
-    return run(gather(context, locals()))
-
-
-def run(settings: Settings) -> int:
-    """Roll one text out and list where its units came from."""
-    format = output.wanted_format(settings.format)
+    format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import observe_text, report_checks
 
-    loaded, seen = observe_text(settings, metrics=(), rollout=settings.group or "bins")
+    loaded, seen = observe_text(asked, Entries(), printing, metrics=(), rollout=units.group or "bins")
     rolled = seen.rollout
     assert rolled is not None
     seen.context["rollout"] = facts(loaded, rolled)
-    table = rolled.table(settings.keys_per_query, settings.min_weight)
-    if settings.out:
+    table = rolled.table(units.keys_per_query, units.min_weight)
+    if printing.out:
         from attnscope.cli.export import finish, writable
         from attnscope.tables import save
 
-        folder = writable(settings.out)
+        folder, style = writable(printing.out), drawing.style()
         with unwinding():
-            written = [save(table, folder / "rollout.csv"), draw(settings, seen, rolled, folder)]
-            finish(settings, loaded, seen, folder, written)
-    output.emit(table, format, lambda: picture(table, settings.top))
-    if format == "table" and len(table) > settings.top:
-        output.talk(f"{settings.top} of {len(table)} rows; --top N shows more, a pipe gets all", settings.quiet)
-    return max(report_checks(loaded, seen, settings), report_rollout(seen, rolled, settings))
+            written = [save(table, folder / "rollout.csv"), draw(seen, units.group, folder, style)]
+            finish(printing, loaded, seen, written, recorded(asked, top, printing, units, drawing))
+    output.emit(table, format, lambda: picture(table, top.top))
+    say_rest(table, format, top.top, printing.quiet)
+    reported = report_checks(loaded, seen, printing.quiet)
+    return max(reported, report_rollout(seen, rolled, units.group, printing.quiet))
 
 
 def facts(loaded: LoadedModel, rolled: Rollout) -> dict[str, Any]:
@@ -111,13 +85,13 @@ def facts(loaded: LoadedModel, rolled: Rollout) -> dict[str, Any]:
     }
 
 
-def report_rollout(seen: Observation, rolled: Rollout, settings: Settings) -> int:
+def report_rollout(seen: Observation, rolled: Rollout, group: str | None, quiet: bool) -> int:
     """Say what the rows stand for where they are not what one expects, and what did not hold; the exit code."""
     run = longest(rolled)
-    if settings.group is None and run > 1:
-        output.talk(f"a row is a run of {run} tokens; --group tokens keeps them apart", settings.quiet)
+    if group is None and run > 1:
+        output.talk(f"a row is a run of {run} tokens; --group tokens keeps them apart", quiet)
     if passed_over := seen.context["rollout"]["passed_over"]:
-        output.talk(f"layers {passed_over} do not attend to tokens: the rollout passes them unchanged", settings.quiet)
+        output.talk(f"layers {passed_over} do not attend to tokens: the rollout passes them unchanged", quiet)
     if rolled.row_sum_error <= SUM_TOLERANCE:
         return 0
     output.talk(f"does not hold: rollout rows sum to 1 only within {rolled.row_sum_error:.2g}", quiet=False)
@@ -129,20 +103,22 @@ def longest(rolled: Rollout) -> int:
     return max(unit.stop - unit.start for unit in rolled.units)
 
 
-def draw(settings: Settings, seen: Observation, rolled: Rollout, folder: Path) -> Path:
+def draw(seen: Observation, group: str | None, folder: Path, style: Style) -> Path:
     """rollout.png: units x units, put together where there are more than a map takes."""
     from attnscope.cli.export import bin_labels
     from attnscope.figures import Maps, save_head_maps
 
+    rolled = seen.rollout
+    assert rolled is not None
     values_GG, step = rolled.binned()
-    if settings.group is None:
+    if group is None:
         run, shown = longest(rolled), bin_labels(seen.prompt.labels, [unit.stop - unit.start for unit in rolled.units])
     else:
         run, shown = 1, labels(seen.prompt, rolled.units, step)
     rule = "sum over keys, mean over queries"
     maps = Maps(rolled.layers[-1], (0,), values_GG[None], shown, shown, run, rule if run > 1 else "", quantity="share")
-    title = f"Rollout of {len(rolled.layers)} layers" + f", {step} {settings.group} a cell" * (step > 1)
-    path, style = folder / f"rollout.{settings.image}", settings.style()
+    title = f"Rollout of {len(rolled.layers)} layers" + f", {step} {group} a cell" * (step > 1)
+    path = folder / f"rollout.{style.image}"
     [written] = save_head_maps([(path, maps, 0)], style, title=lambda maps, index: title)
     return written
 

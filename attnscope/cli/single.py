@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.settings import Settings
+from attnscope.cli.options import Entries, ModelText, TextRun, Writing
 from attnscope.errors import MemoryLimitError
 
 if TYPE_CHECKING:
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
 EAGER: Mapping[str, Any] = {"engine": "eager"}
 
 
-def observe_text(settings: Settings, **wanted: Any) -> tuple[LoadedModel, Observation]:
+def observe_text(asked: TextRun, entries: Entries, writing: Writing, **wanted: Any) -> tuple[LoadedModel, Observation]:
     """Read the text, load the model, run it once. What can be refused is refused before the next costly step.
 
     wanted: the fields of `observe.Request`, which imports torch and is therefore made here, after the model was found.
     """
     from attnscope.text.prompt import read_text
 
-    text = read_text(settings.text, settings.file)
-    output.complain_through_talk(settings.quiet)
-    choice, prompt = load_prompt(settings, text)
+    text = read_text(asked.text, asked.file)
+    output.complain_through_talk(writing.quiet)
+    choice, prompt = load_prompt(asked, text, writing, asked.engine, asked.memory)
     from attnscope.observe import Request
 
-    request = Request(view=settings.view(chosen_heads(settings, choice.loaded)), **wanted)
-    context = engine_context(choice, prompt, settings)
-    output.talk(header(choice.loaded, prompt, context), settings.quiet)
-    if settings.verify:
-        context["parity"] = _verified(choice.loaded, prompt, settings)
-    with output.progress("forward pass", None, settings.quiet):
-        seen = _observe(choice, prompt, request, settings)
+    request = Request(view=entries.view(chosen_heads(entries.select, choice.loaded)), **wanted)
+    context = engine_context(choice, prompt, asked.listen)
+    output.talk(header(choice.loaded, prompt, context), writing.quiet)
+    if asked.verify:
+        context["parity"] = _verified(choice.loaded, prompt, writing.quiet)
+    with output.progress("forward pass", None, writing.quiet):
+        seen = _observe(choice, prompt, request, asked.listen)
     seen.context |= context
     return choice.loaded, seen
 
 
-def engine_context(choice: Choice, prompt: Prompt, settings: Settings) -> dict[str, Any]:
+def engine_context(choice: Choice, prompt: Prompt, listen: bool) -> dict[str, Any]:
     """What the manifest says of the engine: its name, who gave each layer's output, how far it is from the other."""
     fused = choice.engine == "fused"
     context: dict[str, Any] = {
         "engine": choice.engine,
-        "output": "attnscope" if fused and not settings.listen else "model",
+        "output": "attnscope" if fused and not listen else "model",
     }
     if fused:
         from attnscope.seam.engines import difference
@@ -62,14 +62,14 @@ def engine_context(choice: Choice, prompt: Prompt, settings: Settings) -> dict[s
     return context
 
 
-def _observe(choice: Choice, prompt: Prompt, request: Request, settings: Settings) -> Observation:
+def _observe(choice: Choice, prompt: Prompt, request: Request, listen: bool) -> Observation:
     """The forward pass; a lack of memory that was not foreseen says what would fit."""
     from attnscope.memory import is_out_of_memory
     from attnscope.observe import observe
 
     loaded = choice.loaded
     try:
-        return observe(loaded, [prompt], request, engine=choice.engine, answer=not settings.listen)[0]
+        return observe(loaded, [prompt], request, engine=choice.engine, answer=not listen)[0]
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -80,13 +80,13 @@ def _observe(choice: Choice, prompt: Prompt, request: Request, settings: Setting
         ) from error
 
 
-def _verified(loaded: LoadedModel, prompt: Prompt, settings: Settings) -> dict[str, Any]:
+def _verified(loaded: LoadedModel, prompt: Prompt, quiet: bool) -> dict[str, Any]:
     from attnscope.model.loading import with_attention
     from attnscope.parity.certificate import verify
 
     attention = loaded.attention
     try:
-        with output.progress("oracle", None, settings.quiet):
+        with output.progress("oracle", None, quiet):
             return verify(with_attention(loaded, "eager"), prompt)
     finally:
         with_attention(loaded, attention)
@@ -101,13 +101,13 @@ def tokens_that_should_fit(loaded: LoadedModel, failed: int) -> int:
     return max(1, min(room, failed // 2))
 
 
-def chosen_heads(settings: Settings, loaded: LoadedModel) -> Mapping[int, tuple[int, ...]] | None:
+def chosen_heads(text: str | None, loaded: LoadedModel) -> Mapping[int, tuple[int, ...]] | None:
     """The heads of --select, None where it was not given. Raises UsageError for heads that are not there."""
-    if settings.select is None:
+    if text is None:
         return None
     from attnscope.selection import select
 
-    return select(settings.select, {layer.index: layer.heads for layer in loaded.geometry.attention_layers})
+    return select(text, {layer.index: layer.heads for layer in loaded.geometry.attention_layers})
 
 
 def header(loaded: LoadedModel, prompt: Prompt, context: Mapping[str, Any] = EAGER) -> str:
@@ -139,36 +139,33 @@ def _engine_words(context: Mapping[str, Any]) -> str:
     return f"engine fused (output {context['output']}, {far})"
 
 
-def report_checks(loaded: LoadedModel, seen: Observation, settings: Settings) -> int:
+def report_checks(loaded: LoadedModel, seen: Observation, quiet: bool) -> int:
     """Say what did not hold or could not be measured; the exit code that follows."""
     from attnscope.manifest import failures, unmeasured
 
     for line in unmeasured(seen):
-        output.talk(f"not measured: {line}", settings.quiet)
+        output.talk(f"not measured: {line}", quiet)
     broken = failures(loaded, seen) + seen.context.get("parity", {}).get("failures", [])
     for line in broken:
         output.talk(f"does not hold: {line}", quiet=False)
     return 1 if broken else 0
 
 
-def load_prompt(settings: Settings, text: str) -> tuple[Choice, Prompt]:
+def load_prompt(
+    asked: ModelText, text: str, writing: Writing, engine: str = "eager", memory: str | None = None
+) -> tuple[Choice, Prompt]:
     """The model with the engine that reads it, and the text as its token ids; refused where they do not fit."""
     from attnscope.model.libraries import silence_libraries
     from attnscope.model.loading import load
     from attnscope.seam.engines import choose
     from attnscope.text.prompt import from_chat, from_text
 
-    silence_libraries(settings.verbose)
-    with output.progress(f"loading {settings.model}", None, settings.quiet):
-        loaded = load(settings.load_options())
-    tokenize = from_chat if settings.chat else from_text
-    prompt = tokenize(
-        loaded.tokenizer,
-        text,
-        max_tokens=loaded.geometry.max_positions,
-        truncate=settings.truncate,  # type: ignore[arg-type]
-    )
-    return choose(loaded, len(prompt), settings.engine, settings.memory), prompt
+    silence_libraries(writing.verbose)
+    with output.progress(f"loading {asked.model}", None, writing.quiet):
+        loaded = load(asked.load_options("eager" if engine == "eager" else "sdpa"))
+    tokenize = from_chat if asked.chat else from_text
+    prompt = tokenize(loaded.tokenizer, text, max_tokens=loaded.geometry.max_positions, truncate=asked.truncate)
+    return choose(loaded, len(prompt), engine, memory), prompt
 
 
 def _one_or_range(numbers: list[int]) -> str:

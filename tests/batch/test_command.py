@@ -19,8 +19,9 @@ from attnscope.batch.cluster import Cluster
 from attnscope.batch.pipeline import Run, Tally
 from attnscope.cli import run
 from attnscope.cli.app import app
+from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.batch_ray import with_value
-from attnscope.cli.config import BATCH_KEYS, read_config
+from attnscope.cli.config import keys_of, read_config
 from attnscope.errors import UsageError
 from attnscope.model.checkpoint import _samples, digest
 from helpers.corpora import jsonl, rows
@@ -90,7 +91,7 @@ def test_help_shows_that_the_address_may_be_left_out() -> None:
 def test_the_keys_of_a_batch_file_are_the_options_of_batch() -> None:
     command = get_command(app).commands["batch"]  # type: ignore[attr-defined]
     options = {max(one.opts, key=len).lstrip("-").replace("-", "_") for one in command.params}
-    assert set(BATCH_KEYS) == options - {"sources", "config", "help"}
+    assert set(keys_of(BatchRun)) == options - {"sources", "config", "help"}
 
 
 def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder
 def test_what_a_batch_file_cannot_say(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(UsageError) as refusal:
-        read_config(tmp_path / "run.yaml", BATCH_KEYS)
+        read_config(tmp_path / "run.yaml", keys_of(BatchRun))
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)
 

@@ -21,7 +21,6 @@ from attnscope.batch.journal import Journal, Record, digest
 from attnscope.batch.pipeline import Run
 from attnscope.batch.run import run_folder
 from attnscope.cli.batch_figures import Pictures
-from attnscope.cli.settings import Settings
 from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.model.loading import LoadOptions
 from helpers.corpora import content, jsonl, rows, some_texts
@@ -60,7 +59,7 @@ def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, stopp
 
 def drawing_job(model: Path, shard_bytes: int) -> Job:
     """A job that draws every text, as `--figures overview,heads --select 1.*` makes it."""
-    pictures = Pictures(("overview", "heads"), Settings())
+    pictures = Pictures(("overview", "heads"))
     job = job_of(model, shard_bytes)
     output = replace(job.output, tables=("heads",), pictures=pictures, paint=pictures.paint)
     return replace(job, request=replace(job.request, relations=False, maps="all"), output=output, select="1.*")

@@ -1,0 +1,180 @@
+"""The options of `attnscope batch` that no other command has, and what the library makes of them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Option
+
+from attnscope.cli.batch_ray import address
+from attnscope.cli.config import Key
+from attnscope.cli.groups import fill, held
+from attnscope.cli.options import FIRST, HELD, EngineName, Heads, Image, Loading, Printing, Relations, Tokens
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnscope.batch.cluster import Cluster
+    from attnscope.batch.corpus import Corpus
+    from attnscope.batch.job import DatasetOutput, Job
+
+TABLES = ("heads", "relations")
+FIGURES = ("overview", "layers", "heads", "metrics")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources(Tokens):
+    """Which texts, and how they are read."""
+
+    panel = "Corpus"
+    sources: Annotated[list[str], Argument(help="Files, folders, globs; - reads stdin.", metavar="SOURCE"), HELD]
+    text_field: Annotated[
+        str | None, Option(help="Field of the text (default: text).", metavar="NAME"), FIRST, HELD
+    ] = None
+    id_field: Annotated[str | None, Option(help="Field of the id (default: id).", metavar="NAME"), HELD] = None
+    input_format: Annotated[
+        Literal["txt", "jsonl", "csv", "parquet"] | None, Option(help="What stdin, or an odd suffix, is."), HELD
+    ] = None
+    whole: Annotated[bool, Option(help="A .txt file is one text, not one text per line."), HELD] = False
+
+    def corpus(self) -> Corpus:
+        """How the corpus is read."""
+        from attnscope.batch.corpus import Corpus
+
+        return fill(Corpus, self, sources=tuple(self.sources), format=self.input_format)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Image, Heads, Relations, Printing):
+    """What is written of every text."""
+
+    panel = "Dataset"
+    tables: Annotated[
+        str,
+        Option(help="heads, relations; joined by commas.", metavar="TABLES"),
+        FIRST,
+        HELD,
+    ] = "heads,relations"
+    figures: Annotated[
+        str | None, Option(help="overview, layers, heads, metrics; joined by commas.", metavar="KINDS"), FIRST, HELD
+    ] = None
+    format: Annotated[Literal["parquet", "csv", "jsonl"], Option(help="Format of the tables."), HELD] = "parquet"
+    to_stdout: Annotated[Literal["jsonl"] | None, Option(help="Print one JSON object per text instead.")] = None
+    save_weights: Annotated[bool, Option("--weights", help="Matrices too, float16 safetensors."), HELD] = False
+    spreadsheet: Annotated[bool, Option(help="Csv cells that no program runs."), HELD] = False
+    shard_size: Annotated[int, Option(min=1, help="MiB per shard, about.", metavar="MIB"), HELD] = 64
+
+    def __post_init__(self) -> None:
+        Relations.__post_init__(self)
+        Printing.__post_init__(self)
+        if self.spreadsheet and self.format != "csv":
+            raise UsageError("--spreadsheet is about csv", "add --format csv")
+        _ = self.table_names, self.figure_kinds
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables of --tables, in a fixed order."""
+        return names(self.tables, TABLES, "--tables")
+
+    @property
+    def figure_kinds(self) -> tuple[str, ...]:
+        """The kinds of --figures, in a fixed order."""
+        return names(self.figures, FIGURES, "--figures")
+
+    def output(self, about: dict[str, object]) -> DatasetOutput:
+        """What a worker writes; about: what it says of itself in every file."""
+        from attnscope.batch.job import DatasetOutput
+
+        pictures = None
+        if self.figure_kinds:
+            from attnscope.cli.batch_figures import Pictures
+
+            pictures = Pictures(self.figure_kinds, self.style(), self.by == "kv")
+        return fill(
+            DatasetOutput,
+            self,
+            tables=self.table_names,
+            weights=self.save_weights,
+            pictures=pictures,
+            paint=pictures.paint if pictures else None,
+            about=about,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How a corpus is worked through."""
+
+    panel = "Dataset"
+    batch_tokens: Annotated[
+        int | None,
+        Option(min=1, help="Tokens per batch (default: by memory).", metavar="N"),
+    ] = None
+    strict: Annotated[bool, Option(help="Stop at the first item that fails.")] = False
+    dry_run: Annotated[bool, Option(help="Say what would be done, and its cost."), FIRST] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ray:
+    """On how many machines."""
+
+    panel = "Ray"
+    ray: Annotated[
+        str | None,
+        Option(help="Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; alone, as Ray finds.", metavar="[ADDRESS]"),
+        Key((bool, str)),
+    ] = None
+    num_actors: Annotated[int, Option(min=1, help="With --ray: models side by side.", metavar="N")] = 1
+    num_gpus_per_actor: Annotated[float, Option(min=0, help="With --ray: GPUs of each.", metavar="N")] = 0
+
+    def cluster(self) -> Cluster | None:
+        """Where the run goes when --ray was given."""
+        where = address(self.ray)
+        if where is None:
+            return None
+        from attnscope.batch.cluster import Cluster
+
+        return Cluster(where, self.num_actors, self.num_gpus_per_actor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRun(Ray, Work, EngineName, Dataset, Sources, Loading):
+    """A corpus, a model, and what is written of each text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.out is None) == (self.to_stdout is None) and not self.dry_run:
+            raise UsageError("expected one place to write to", "give --out DIR or --to-stdout jsonl")
+        if self.to_stdout and (self.figures or self.save_weights or address(self.ray) is not None):
+            raise UsageError("--to-stdout prints rows alone", "give --out DIR for figures, weights and --ray")
+
+    def held(self) -> dict[str, object]:
+        """The options that change the rows, each spelled one way: what an output folder is held to."""
+        return held(self) | {"tables": ",".join(self.table_names), "figures": ",".join(self.figure_kinds)}
+
+    def job(self) -> Job:
+        """What a worker needs to know."""
+        from attnscope.batch.job import Job
+        from attnscope.measure.probes import View
+        from attnscope.observe import Request
+
+        output = self.output({key: value for key, value in self.held().items() if key != "sources"})
+        request = Request(
+            view=View(by_kv=self.by == "kv"),
+            relations="relations" in output.tables,
+            top_k=self.keys_per_query,
+            group=self.group,
+            maps="all" if self.figure_kinds else None,
+            weights=self.save_weights,
+        )
+        made = {"load": self.load_options(), "request": request, "output": output}
+        return fill(Job, self, **made, shard_bytes=self.shard_size * 2**20)
+
+
+def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, ...]:
+    """The parts of a comma-joined option, each known, in the order of `known`."""
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for part in parts:
+        if part not in known:
+            raise UsageError(f"{option} knows {', '.join(known)}; {part!r} came", "see --help")
+    return tuple(name for name in known if name in parts)

@@ -1,0 +1,156 @@
+"""Option groups: frozen dataclasses whose fields are a command's options, and what is read off those fields.
+
+A field's name is the option (`top_k` is `--top-k`), its type what may be given, its default the default. A subclass
+that declares a field again inherits what its own `typer.Option` leaves out.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Top:
+        panel = "Table"
+        top: Annotated[int, typer.Option(help="Rows in the printed table.", metavar="N")] = 20
+
+    @dataclass(frozen=True, kw_only=True)
+    class TopHeads(Top):
+        top: Annotated[int, typer.Option(help="Heads in the printed table.")] = 10
+"""
+
+from __future__ import annotations
+
+import inspect
+from copy import copy
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import typer
+from typer.models import ArgumentInfo, OptionInfo
+
+T = TypeVar("T")
+UNSET = vars(typer.Option())
+
+
+class Mark(Enum):
+    """What a field's annotation may say of its option beside typer's description."""
+
+    FIRST = "stands in the first panel of --help, whatever the panel of its group"
+    HELD = "whoever goes on in an output folder of batch must give the same value"
+    UNRECORDED = "left out of manifests: it changes no number, or it is the text, which manifests only hash"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An option or argument, as the fields of a group declare it; info is typer's description, complete."""
+
+    name: str
+    hint: Any
+    info: OptionInfo | ArgumentInfo
+    extra: tuple[Any, ...]
+
+    @property
+    def is_option(self) -> bool:
+        """Whether it is an option, not an argument."""
+        return isinstance(self.info, OptionInfo)
+
+    @property
+    def spelled(self) -> str:
+        """`top-k` of --top-k; of an argument its name."""
+        names = self.info.param_decls or (self.name,)
+        return max(names, key=len).partition("/")[0].lstrip("-")
+
+    @property
+    def type(self) -> Any:
+        """The type of its values, None left aside."""
+        given = [one for one in get_args(self.hint) if one is not NoneType]
+        return given[0] if NoneType in get_args(self.hint) else self.hint
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that may be given; empty where others may be, too."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    def for_typer(self, default: Any) -> inspect.Parameter:
+        """The parameter of a function as typer reads it; MISSING is no default."""
+        info = copy(self.info)
+        info.default = ... if default is MISSING else default
+        info.metavar = info.metavar or "|".join(self.choices) or None
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=self.hint)
+
+
+def parameters(*groups: type) -> dict[str, Parameter]:
+    """The options of groups by field, in the order of the groups and their fields."""
+    found: dict[str, Parameter] = {}
+    for group in groups:
+        found |= _parameters(group)
+    return found
+
+
+@cache
+def _parameters(group: type) -> dict[str, Parameter]:
+    declared: dict[str, Parameter] = {}
+    for cls in reversed(group.__mro__):
+        for name, hint in inspect.get_annotations(cls, eval_str=True).items():
+            declared[name] = _parameter(name, hint, getattr(cls, "panel", None), declared.get(name))
+    return {field.name: declared[field.name] for field in fields(group)}
+
+
+def for_typer(*groups: type) -> list[inspect.Parameter]:
+    """Every option of the groups as the parameter of a function that typer reads."""
+    defaults = {field.name: field.default for group in groups for field in fields(group)}
+    return [one.for_typer(defaults[name]) for name, one in parameters(*groups).items()]
+
+
+def build(group: type[T], values: dict[str, Any]) -> T:
+    """The group with its fields' values."""
+    return group(**{name: values[name] for name in parameters(group)})
+
+
+def fill(target: type[T], source: Any, **more: Any) -> T:
+    """A library dataclass from the fields of the same name of a group; what is None there keeps its default.
+
+    >>> fill(LoadOptions, loading, attention="sdpa")
+    """
+    shared = {field.name for field in fields(target)} & set(parameters(type(source)))  # type: ignore[arg-type]
+    return target(**{name: value for name in shared if (value := getattr(source, name)) is not None} | more)
+
+
+def recorded(*groups: Any) -> dict[str, Any]:
+    """What was asked for, as it goes into a manifest: enough to repeat the run."""
+    return {
+        name: str(value) if isinstance(value := getattr(group, name), Path) else value
+        for group in groups
+        for name, one in parameters(type(group)).items()
+        if Mark.UNRECORDED not in one.extra
+    }
+
+
+def held(group: Any) -> dict[str, Any]:
+    """What an output folder is held to, by option: {"top-k": "5"}."""
+    return {
+        one.spelled: getattr(group, name) for name, one in parameters(type(group)).items() if Mark.HELD in one.extra
+    }
+
+
+def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | None) -> Parameter:
+    """A field's option: what its own annotation says, and for the rest what the group that it varies says."""
+    plain, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    own = [one for one in said if isinstance(one, OptionInfo | ArgumentInfo)]
+    below = inherited.info if inherited else typer.Option(rich_help_panel=None if Mark.FIRST in said else panel)
+    info = copy(own[0]) if own else copy(below)
+    if isinstance(info, OptionInfo):
+        info.param_decls = _names(name, info) or below.param_decls or (f"--{name.replace('_', '-')}",)
+        info.default = ...
+    for key, value in vars(below).items():
+        if key in vars(info) and vars(info)[key] == UNSET[key]:
+            setattr(info, key, value)
+    extra = tuple(one for one in said if one not in own)
+    return Parameter(name, plain, info, extra or (inherited.extra if inherited else ()))
+
+
+def _names(name: str, info: OptionInfo) -> tuple[str, ...]:
+    """The names that an annotation gives, the long one with them; none where it gives none."""
+    first = () if info.default is ... else (info.default,)  # inside Annotated, typer keeps the first name there
+    names = (*first, *(info.param_decls or ()))
+    long = any(one.startswith("--") for one in names)
+    return names if long or not names else (*names, f"--{name.replace('_', '-')}")

@@ -1,0 +1,40 @@
+"""A command gets its options from groups, and is called with one object of each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from attnscope.cli.config import configured, keys_of
+from attnscope.cli.groups import build, for_typer
+
+CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
+
+def takes(*groups: type, file: tuple[type, ...] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the options of these groups; it is called with one object of each, in this order.
+
+    file: groups whose options may stand in the file of --config too, where this command ignores them.
+
+        @takes(Loading, Top)
+        def command(loading: Loading, top: Top) -> int: ...
+    """
+    options, keys = for_typer(*groups), keys_of(*file, *groups)
+
+    def give(run: Callable[..., int]) -> Callable[..., int]:
+        def command(context: typer.Context, **given: Any) -> int:
+            if given.get("config") is not None:
+                given |= configured(context, groups, keys)
+            return run(*(build(group, given) for group in groups))
+
+        asked = [CONTEXT, *options]
+        command.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in asked}
+        command.__name__, command.__doc__ = run.__name__, run.__doc__
+        command.groups = groups  # type: ignore[attr-defined]
+        return command
+
+    return give

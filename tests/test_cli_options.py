@@ -1,0 +1,175 @@
+"""Options: each is one field of one group, and everything else about it is read off that field."""
+
+import ast
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+import typer
+from typer import Option
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import attnscope.cli
+from attnscope.cli.app import COMMANDS, app
+from attnscope.cli.batch_options import BatchRun
+from attnscope.cli.config import keys_of
+from attnscope.cli.groups import fill, held, parameters, recorded
+from attnscope.cli.options import PANELS, Printing, Relations, TextRun
+from attnscope.cli.parity import Certified
+from attnscope.cli.takes import takes
+from attnscope.errors import UsageError
+
+SHARED = {name: command.groups for name, (command, _) in COMMANDS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Top:
+    panel = "Attention"
+    top: Annotated[int, Option("-n", help="Rows.", metavar="N", min=1)] = 3
+    out_of: Annotated[Literal["all", "some"], Option(help="Of which.")] = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopHeads(Top):
+    top: Annotated[int, Option(help="Heads.")] = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    top: Annotated[int, Option(help="The same name, of nobody's child.")] = 5
+
+
+def homes(groups):
+    """Where each long option comes from: {"top-k": {("Relations", "top_k")}}; a varied field is its first group's."""
+    found = defaultdict(set)
+    for group in groups:
+        for name, option in parameters(group).items():
+            first = [cls for cls in group.__mro__ if name in vars(cls).get("__annotations__", {})][-1]
+            if option.is_option:
+                found[option.spelled].add((first.__name__, name))
+    return found
+
+
+def test_an_option_is_one_field_of_one_group():
+    found = homes([group for groups in SHARED.values() for group in groups])
+    two_meanings = {"weights": {("Entries", "weights"), ("Dataset", "save_weights")}}
+    assert {name: places for name, places in found.items() if len(places) > 1} == two_meanings
+    assert len(found) > 50
+    assert homes([Top, TopHeads])["top"] == {("Top", "top")}
+    assert len(homes([Top, Again])["top"]) == 2
+
+
+def test_no_name_is_spelled_twice():
+    """What an `Option(...)` is given as names: short ones, and the few long ones that are not the field's own."""
+    spelled = []
+    for path in sorted(Path(attnscope.cli.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Option":
+                spelled += [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+    long = {name for name in spelled if name.startswith("--")}
+    assert len(spelled) == len(set(spelled))
+    assert long == {"--version", "--annotate/--no-annotate", "--weights"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_the_options_of_its_groups_and_no_other(command):
+    found = get_command(app).commands[command].params
+    assert [one.name for one in found] == list(parameters(*SHARED[command]))
+    assert {panel for one in found if (panel := getattr(one, "rich_help_panel", None))} <= set(PANELS)
+
+
+def test_a_subclass_inherits_what_it_leaves_out():
+    below, above = parameters(Top)["top"].info, parameters(TopHeads)["top"].info
+    assert (above.help, below.help) == ("Heads.", "Rows.")
+    for kept in ("param_decls", "metavar", "min", "rich_help_panel"):
+        assert getattr(above, kept) == getattr(below, kept)
+    assert below.param_decls == ("-n", "--top")
+    assert TopHeads().top == 5
+
+
+def test_a_command_is_called_with_one_object_per_group():
+    given = []
+    toy = typer.Typer()
+
+    @toy.command()
+    @takes(TopHeads, Relations)
+    def command(*groups):
+        """Take them."""
+        given.extend(groups)
+
+    assert CliRunner().invoke(toy, ["-n", "7", "--top-k", "all"]).exit_code == 0
+    assert given == [TopHeads(top=7), Relations(top_k="all")]
+    assert CliRunner().invoke(toy, ["--out-of", "none"]).exit_code == 2
+
+
+def test_a_file_gives_what_no_flag_gave(tmp_path):
+    given = []
+    toy = typer.Typer()
+    (tmp_path / "run.yaml").write_text("top: 9\ntop_k: 4\nout: runs\nfile: a.txt\nout_of: some\n")
+
+    @toy.command()
+    @takes(Relations, Printing, TextRun, file=(Top,))
+    def command(*groups):
+        """Take them; of Top there is no option."""
+        given.extend(groups)
+
+    assert CliRunner().invoke(toy, ["--config", str(tmp_path / "run.yaml"), "-o", "there"]).exit_code == 0
+    relations, printing, asked = given
+    assert (relations.top_k, printing.out, asked.file) == ("4", Path("there"), "a.txt")
+    given.clear()
+    assert CliRunner().invoke(toy, ["--config", str(tmp_path / "run.yaml"), "-t", "a text"]).exit_code == 0
+    relations, printing, asked = given
+    assert (printing.out, asked.text, asked.file) == (Path("runs"), "a text", None)
+
+
+def test_what_a_field_says_is_checked_in_a_file():
+    keys = keys_of(TopHeads, BatchRun)
+    said = {name: keys[name].expected for name in ("top", "out_of", "top_k", "ray", "strict", "num_gpus_per_actor")}
+    assert said == {
+        "top": "a whole number from 1",
+        "out_of": "all or some",
+        "top_k": "a whole number or all",
+        "ray": "true or false or text",
+        "strict": "true or false",
+        "num_gpus_per_actor": "a number from 0",
+    }
+
+
+def test_a_folder_is_held_to_the_same_options_as_ever():
+    asked = BatchRun(sources=["a"], out=Path("o"), tables="relations, heads", group="words", save_weights=True)
+    corpus = {"sources": ["a"], "input-format": None, "whole": False, "text-field": None, "id-field": None}
+    files = {"tables": "heads,relations", "format": "parquet", "figures": "", "spreadsheet": False, "shard-size": 64}
+    model = {"model": "demo", "revision": None, "dtype": "auto", "device": "auto", "device-map": None}
+    text = {"quantize": None, "chat": False, "truncate": None, "select": None, "top-k": "5", "min-weight": None}
+    kept = {"group": "words", "by": None, "image": "png", "weights": True}
+    assert asked.held() == corpus | files | model | text | kept
+    assert held(Top()) == {}
+
+
+def test_a_manifest_leaves_out_the_text_and_the_talk():
+    said = recorded(TextRun(text="a secret", model="m"), Relations(), Printing(out=Path("runs"), format="csv"))
+    assert "a secret" not in said.values()
+    assert not {"text", "quiet", "verbose", "format", "config"} & set(said)
+    assert (said["model"], said["out"], said["top_k"]) == ("m", "runs", "5")
+
+
+def test_a_library_dataclass_is_filled_by_name():
+    @dataclass
+    class Target:
+        top_k: str = "none"
+        group: str = "default"
+        other: int = 1
+
+    assert fill(Target, Relations(top_k="3"), other=2) == Target("3", "default", 2)
+
+
+def test_a_certificate_may_be_written_again_but_not_over_a_folder(tmp_path):
+    (tmp_path / "certificate.json").touch()
+    assert Certified(out=tmp_path / "certificate.json").out
+    with pytest.raises(UsageError, match="is a folder; name a file"):
+        Certified(out=tmp_path)
+    with pytest.raises(UsageError, match=r"certificate\.json is no folder"):
+        Certified(out=tmp_path / "certificate.json" / "more.json")
