@@ -10,6 +10,7 @@ import torch
 
 from attnscope.attention import visibility
 from attnscope.attention.operator import DenseAttention
+from attnscope.attention.questions import TopK
 from attnscope.attention.visibility import Visibility
 
 
@@ -32,25 +33,25 @@ def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("width", [1, 3, 50])
 @pytest.mark.parametrize(("queries", "keys"), [(9, 9), (4, 9), (1, 1)])
-def test_recent_mass_counts_the_last_keys(block_bytes: int, queries: int, keys: int, width: int, causal: bool) -> None:
+def test_window_mass_counts_the_last_keys(block_bytes: int, queries: int, keys: int, width: int, causal: bool) -> None:
     P = (
         random_attention(queries, keys, causal)
         if keys > 1
         else DenseAttention(torch.ones(2, 2, 1, 1), Visibility(1, 1))
     )
-    found = P.recent_mass(width)
+    found = P.window_mass(width)
     for b, h, q in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(queries)).tolist():
         position = q + keys - queries
         near = range(max(0, position - width + 1), position + 1)
         assert found[b, h, q] == pytest.approx(sum(P.dense()[b, h, q, k].item() for k in near), abs=1e-6)
 
 
-def test_match_mass_keeps_its_questions_apart(block_bytes: int) -> None:
+def test_mass_where_equal_keeps_its_questions_apart(block_bytes: int) -> None:
     P = random_attention(6, 6)
     labels = torch.tensor([[1, 2, 1, 1, 2, 3], [4, 4, 4, 5, 5, 4]])
     others = labels.flip(1)
     for queries, keys, gap in [(labels, labels, 1), (labels, labels, 0), (labels, others, 1), (labels, labels, 1)]:
-        found = P.match_mass(queries, keys, gap)
+        found = P.mass_where_equal(queries, keys, gap)
         for b, h, q in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(6)).tolist():
             same = [k for k in range(6) if k <= q - gap and queries[b, q] == keys[b, k]]
             assert found[b, h, q] == pytest.approx(sum(P.dense()[b, h, q, k].item() for k in same), abs=1e-6)
@@ -58,7 +59,7 @@ def test_match_mass_keeps_its_questions_apart(block_bytes: int) -> None:
 
 def test_entropy_of_rows_with_nothing_in_places(block_bytes: int) -> None:
     P = random_attention(9, 9)
-    found, rest = P.entropy(), P.entropy(skip_first=True)
+    found, rest = P.entropy(), P.entropy(skip_key0=True)
     for b, h, q in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(9)).tolist():
         row = P.dense()[b, h, q].double().tolist()
         assert found[b, h, q] == pytest.approx(-sum(a * math.log(a) for a in row if a > 0), abs=1e-5)
@@ -87,8 +88,8 @@ def test_topk_tells_a_visible_zero_from_a_hidden_one() -> None:
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_topk_without_the_first_key(k: int) -> None:
     P = random_attention(8, 8)
-    P.topk(5)  # what is known already is used again
-    weights, keys = P.topk(k, skip_first=True)
+    asked = TopK(k, skip_key0=True)
+    weights, keys = P.together([TopK(5), asked])[asked]  # beside a question for more
     for q in range(8):
         row = P.dense()[1, 1, q]
         expected = sorted((row[j].item() for j in range(1, q + 1)), reverse=True)[:k]

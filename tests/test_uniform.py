@@ -1,10 +1,11 @@
-"""Evenness without a mask is read off running sums; the same as of its rows."""
+"""Uniform attention without a mask is read off running sums; the same as of its rows."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 from attnscope.attention.operator import DenseAttention
+from attnscope.attention.questions import At, Back, Entropy, Key
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.measure.metrics import METRICS, Texts, measure
@@ -23,25 +24,28 @@ def test_it_answers_like_its_matrix(case: str) -> None:
     visible = VISIBLE[case]
     seen_QK = visible.rows(0, visible.queries)
     dense = DenseAttention(seen_QK / seen_QK.sum(-1, keepdim=True), visible)
-    even = UniformAttention(visible)
+    uniform = UniformAttention(visible)
     generator = torch.Generator().manual_seed(0)
     query_BQ, key_BK = (torch.randint(0, 5, (2, n), generator=generator) for n in (visible.queries, visible.keys))
     for gap in (0, 1):
-        expected = dense.match_mass(query_BQ, key_BK, gap)
-        assert_close(even.match_mass(query_BQ, key_BK, gap), expected)
+        expected = dense.mass_where_equal(query_BQ, key_BK, gap)
+        assert_close(uniform.mass_where_equal(query_BQ, key_BK, gap), expected)
     for width in (1, 5, 32, 100):
-        assert_close(even.recent_mass(width), dense.recent_mass(width))
+        assert_close(uniform.window_mass(width), dense.window_mass(width))
     for features in (torch.randn(visible.keys, 3, generator=generator), torch.rand(1, visible.keys, 2)):
-        assert_close(even @ features, dense @ features)
-    for name in ("mass", "entropy", "squares", "largest", "distance"):
-        found, expected = (getattr(one, name) for one in (even, dense))
+        assert_close(uniform @ features, dense @ features)
+    for name in ("row_sum", "entropy", "sum_of_squares", "max_weight", "distance"):
+        found, expected = (getattr(P, name)() for P in (uniform, dense))
+        assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    key_BQ = torch.randint(-1, visible.keys, (1, visible.queries), generator=generator)
+    for question in (Back(0), Back(1), Key(0), At(key_BQ), Entropy(skip_key0=True)):
         assert_close(
-            found() if callable(found) else found, expected() if callable(expected) else expected, atol=1e-4, rtol=1e-5
+            uniform.ask(question).expand(2, -1, -1), dense.ask(question).expand(2, -1, -1), atol=1e-5, rtol=1e-5
         )
 
 
 @pytest.mark.parametrize("case", ["causal", "window"])
-def test_every_metric_of_evenness(case: str) -> None:
+def test_every_metric_of_uniform_attention(case: str) -> None:
     visible = VISIBLE[case]
     texts = Texts(torch.randint(0, 6, (1, 40), generator=torch.Generator().manual_seed(1)), torch.tensor([40]))
     seen_QK = visible.rows(0, 40)

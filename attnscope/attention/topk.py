@@ -13,14 +13,14 @@ CHUNK = 8
 PLACES = (1 << 29) - 1  # what fits into the bits that a float64 has beyond a float32
 
 
-def strongest(entries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def topk(entries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of every row, largest first: values and places (..., min(k, n)); equal entries in any order.
 
     Long rows are searched in chunks: the k largest lie in the k chunks with the largest maxima. On a CPU this is
     several times as fast as `torch.topk`, which takes one row after the other without vector instructions.
 
     Example:
-        strongest(torch.tensor([[0.1, 0.7, 0.2]]), 2)  # [[0.7, 0.2]], [[1, 2]]
+        topk(torch.tensor([[0.1, 0.7, 0.2]]), 2)  # [[0.7, 0.2]], [[1, 2]]
     """
     k = min(k, entries.shape[-1])
     if entries.device.type != "cpu" or entries.dtype == torch.float64:

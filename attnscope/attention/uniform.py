@@ -5,17 +5,34 @@ Shapes: B text, Q query, K key, M feature.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnscope.attention.operator import RowAttention
+from attnscope.attention.operator import AttentionOperator
+from attnscope.attention.questions import (
+    At,
+    Back,
+    Distance,
+    Entropy,
+    EqualLabels,
+    Features,
+    Key,
+    MaxWeight,
+    Question,
+    RowSum,
+    SumOfSquares,
+    Window,
+)
+from attnscope.attention.rows import asked_key, centred
 from attnscope.attention.visibility import Visibility
 
 
-class UniformAttention(RowAttention):
-    """Evenness as an operator of one head: every visible key gets 1 / (how many there are).
+class UniformAttention(AttentionOperator):
+    """Uniform attention as an operator of one head: every visible key gets 1 / (how many there are).
 
     Without a mask a query sees one run of keys, and every answer is read off sums over the keys so far: O(K), where
     rows would take O(Q K).
@@ -35,61 +52,63 @@ class UniformAttention(RowAttention):
     def rows(self, start: int, stop: int) -> Tensor:
         return self.visible.rows(start, stop)[:, :1] * self._share_BHQ[..., start:stop, None]
 
-    @property
-    def mass(self) -> Tensor:
+    def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
+        """From the counts where they tell, else from the rows."""
+        asked = list(questions)
+        forms = BY_COUNT if self._run_Q2 is None else {**BY_COUNT, **BY_RUN}
+        known = {question: forms[type(question)](self, question) for question in asked if type(question) in forms}
+        return {**super().together([question for question in asked if question not in known]), **known}
+
+    def _row_sum(self, question: RowSum) -> Tensor:
         return (self.visible.counts_BHQ[:, :1] > 0).float()
 
-    def __matmul__(self, features: Tensor) -> Tensor:
-        if self._run_Q2 is None:
-            return super().__matmul__(features)
-        features_BKM = features.to(self.device, torch.float64)
-        features_BKM = features_BKM if features.ndim == 3 else features_BKM[None]
-        sums_BKM = torch.nn.functional.pad(features_BKM.cumsum(1), (0, 0, 1, 0))
-        first_Q, past_Q = self._run_Q2.unbind(-1)
-        return self._shared((sums_BKM[:, past_Q] - sums_BKM[:, first_Q])[:, None])
+    def _one_key(self, question: At | Back | Key) -> Tensor:
+        return self.visible.at(asked_key(question, self.visible).to(self.device))[:, :1] * self._share_BHQ
 
-    def at(self, key_Q: Tensor) -> Tensor:
-        return self.visible.at(key_Q.to(self.device))[:, :1] * self._share_BHQ
-
-    def entropy(self, skip_first: bool = False) -> Tensor:
+    def _entropy(self, question: Entropy) -> Tensor:
         count_BHQ = 1 / self._share_BHQ
-        if skip_first:
-            first_Q = torch.zeros(self.queries, dtype=torch.long, device=self.device)
-            count_BHQ = count_BHQ - self.visible.at(first_Q)[:, :1].float()
+        if question.skip_key0:
+            key0_1Q = torch.zeros(1, self.queries, dtype=torch.long, device=self.device)
+            count_BHQ = count_BHQ - self.visible.at(key0_1Q)[:, :1].float()
         return count_BHQ.clamp_min(1).log()
 
-    def squares(self) -> Tensor:
+    def _share(self, question: SumOfSquares | MaxWeight) -> Tensor:
         return self._share_BHQ
 
-    def largest(self) -> Tensor:
-        return self._share_BHQ
+    def _features(self, question: Features) -> Tensor:
+        features_BKM = question.features.to(self.device, torch.float64)
+        features_BKM = features_BKM if features_BKM.ndim == 3 else features_BKM[None]
+        sums_BKM = torch.nn.functional.pad(features_BKM.cumsum(1), (0, 0, 1, 0))
+        first_Q, past_Q = self._runs
+        return self._of_counts((sums_BKM[:, past_Q] - sums_BKM[:, first_Q])[:, None])
 
-    def match_mass(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> Tensor:
-        if self._run_Q2 is None:
-            return super().match_mass(query_label_BQ, key_label_BK, gap)
-        first_Q, past_Q = self._run_Q2.unbind(-1)
-        past_Q = past_Q.minimum(self._position_Q - gap + 1).maximum(first_Q)
+    def _distance(self, question: Distance) -> Tensor:
+        centred_K = centred(self.keys, self.device)
+        return centred_K[self.visible.position_Q] - self._features(Features(centred_K[:, None]))[..., 0]
+
+    def _equal_labels(self, question: EqualLabels) -> Tensor:
+        first_Q, past_Q = self._runs
+        past_Q = past_Q.minimum(self.visible.position_Q - question.gap + 1).maximum(first_Q)
         K = self.keys + 1  # positions 0 to K, so that the end of a run is told from the next label's start
-        sorted_BK = (key_label_BK * K + torch.arange(self.keys, device=self.device)).sort().values
-        count_BQ = torch.searchsorted(sorted_BK, query_label_BQ * K + past_Q) - torch.searchsorted(
-            sorted_BK, query_label_BQ * K + first_Q
-        )
-        return self._shared(count_BQ[:, None, :, None])[..., 0]
+        sorted_BK = (question.key_label_BK * K + torch.arange(self.keys, device=self.device)).sort().values
+        label_BQ = question.query_label_BQ * K
+        count_BQ = torch.searchsorted(sorted_BK, label_BQ + past_Q) - torch.searchsorted(sorted_BK, label_BQ + first_Q)
+        return self._of_counts(count_BQ[:, None, :, None])[..., 0]
 
-    def recent_mass(self, width: int) -> Tensor:
-        if self._run_Q2 is None:
-            return super().recent_mass(width)
-        first_Q, past_Q = self._run_Q2.unbind(-1)
-        past_Q = past_Q.minimum(self._position_Q + 1)
-        count_Q = (past_Q - first_Q.maximum(past_Q - width)).clamp_min(0)
-        return self._shared(count_Q[None, None, :, None])[..., 0]
+    def _window(self, question: Window) -> Tensor:
+        first_Q, past_Q = self._runs
+        past_Q = past_Q.minimum(self.visible.position_Q + 1)
+        count_Q = (past_Q - first_Q.maximum(past_Q - question.width)).clamp_min(0)
+        return self._of_counts(count_Q[None, None, :, None])[..., 0]
 
-    def _shared(self, sums_BHQM: Tensor) -> Tensor:
+    def _of_counts(self, sums_BHQM: Tensor) -> Tensor:
         return (sums_BHQM * self._share_BHQ[..., None]).float()
 
     @property
-    def _position_Q(self) -> Tensor:
-        return torch.arange(self.keys - self.queries, self.keys, device=self.device)
+    def _runs(self) -> tuple[Tensor, Tensor]:
+        assert self._run_Q2 is not None
+        first_Q, past_Q = self._run_Q2.unbind(-1)
+        return first_Q, past_Q
 
     @cached_property
     def _run_Q2(self) -> Tensor | None:
@@ -97,8 +116,26 @@ class UniformAttention(RowAttention):
         visible = self.visible
         if visible.mask is not None:
             return None
-        past_Q = self._position_Q + 1 if visible.causal else torch.full_like(self._position_Q, self.keys)
+        past_Q = visible.position_Q + 1 if visible.causal else torch.full_like(visible.position_Q, self.keys)
         first_Q = torch.zeros_like(past_Q)
         if visible.window is not None:
-            first_Q = (self._position_Q - visible.window + 1).clamp_min(0)
+            first_Q = (visible.position_Q - visible.window + 1).clamp_min(0)
         return torch.stack([first_Q, past_Q], -1)
+
+
+Form = Callable[[UniformAttention, Any], Tensor]
+BY_COUNT: Mapping[type[Question], Form] = {
+    RowSum: UniformAttention._row_sum,
+    At: UniformAttention._one_key,
+    Back: UniformAttention._one_key,
+    Key: UniformAttention._one_key,
+    Entropy: UniformAttention._entropy,
+    SumOfSquares: UniformAttention._share,
+    MaxWeight: UniformAttention._share,
+}
+BY_RUN: Mapping[type[Question], Form] = {
+    Features: UniformAttention._features,
+    Distance: UniformAttention._distance,
+    EqualLabels: UniformAttention._equal_labels,
+    Window: UniformAttention._window,
+}

@@ -1,6 +1,6 @@
-"""What a call's attention is made of: which keys each query may see, and its logits.
+"""Which keys each query may see.
 
-Shapes: B text, H head, G kv head, Q query, K key, D head dim.
+Shapes: B text, H head, Q query, K key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-KEPT_BYTES = 4 * 2**20  # of a mask that is worth keeping from layer to layer
+KEPT_BYTES = 4 * 2**20  # of equal-label pairs that are worth keeping from layer to layer
 BLOCK_BYTES = 64 * 2**20  # the largest temporary that a pass over the rows makes
 
 
@@ -37,7 +37,7 @@ class Visibility:
         if self.mask is not None:
             block = self.mask[..., start:stop, : self.keys]
             return block if block.dtype == torch.bool else block > torch.finfo(block.dtype).min / 2
-        query_position = self._position_Q[start:stop, None]
+        query_position = self.position_Q[start:stop, None]
         key_position = torch.arange(self.keys, device=self.device)
         distance_QK = query_position - key_position
         visible_QK = distance_QK >= 0 if self.causal else torch.ones_like(distance_QK, dtype=torch.bool)
@@ -45,32 +45,32 @@ class Visibility:
             visible_QK &= distance_QK < self.window
         return visible_QK[None, None]
 
-    def at(self, key_Q: Tensor) -> Tensor:
-        """Boolean (B or 1, H or 1, Q): may query i see key `key_Q[i]`? False where the key does not exist."""
-        exists_Q = (key_Q >= 0) & (key_Q < self.keys)
+    def at(self, key_BQ: Tensor) -> Tensor:
+        """Boolean (B or 1, H or 1, Q): may query i see key `key_BQ[b, i]`? False where the key does not exist."""
+        exists_BQ = (key_BQ >= 0) & (key_BQ < self.keys)
         if self.mask is None:
-            distance_Q = self._position_Q - key_Q
-            seen_Q = distance_Q >= 0 if self.causal else torch.ones_like(exists_Q)
-            return (exists_Q & seen_Q if self.window is None else exists_Q & seen_Q & (distance_Q < self.window))[
-                None, None
-            ]
-        safe_Q = key_Q.clamp(0, self.keys - 1)
-        lead = self.mask.shape[:2]
+            distance_BQ = self.position_Q - key_BQ
+            seen_BQ = exists_BQ & (distance_BQ >= 0) if self.causal else exists_BQ
+            return (seen_BQ if self.window is None else seen_BQ & (distance_BQ < self.window))[:, None]
+        safe_BQ = key_BQ.clamp(0, self.keys - 1)
+        texts, heads = max(len(key_BQ), self.mask.shape[0]), self.mask.shape[1]
         blocks = [
-            self.rows(a, b).gather(-1, safe_Q[a:b, None].expand(*lead, b - a, 1))[..., 0]
+            self.rows(a, b)
+            .expand(texts, -1, -1, -1)
+            .gather(-1, safe_BQ[:, None, a:b, None].expand(texts, heads, b - a, 1))[..., 0]
             for a, b in row_blocks(self.queries, self.keys)
         ]
-        return torch.cat(blocks, dim=-1) & exists_Q
+        return torch.cat(blocks, dim=-1) & exists_BQ[:, None]
 
     @cached_property
     def counts_BHQ(self) -> Tensor:
         """How many keys each query may see, (B or 1, H or 1, Q) integers."""
         if self.mask is None and self.causal:
-            return (self._position_Q + 1).clamp(max=self.keys if self.window is None else self.window)[None, None]
+            return (self.position_Q + 1).clamp(max=self.keys if self.window is None else self.window)[None, None]
         return torch.cat([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys)], dim=-1)
 
     @property
-    def _position_Q(self) -> Tensor:
+    def position_Q(self) -> Tensor:
         """Each query's position among the keys."""
         return torch.arange(self.queries, device=self.device) + (self.keys - self.queries)
 
@@ -80,7 +80,7 @@ class Visibility:
         if asked in self._matches:
             return self._matches[asked][-1]
         same_BQK = query_label_BQ[:, start:stop, None] == key_label_BK[:, None, :]
-        latest_Q = self._position_Q[start:stop, None].to(same_BQK.device) - gap
+        latest_Q = self.position_Q[start:stop, None].to(same_BQK.device) - gap
         found = (same_BQK & (torch.arange(self.keys, device=same_BQK.device) <= latest_Q)).float()
         if 4 * found.numel() <= KEPT_BYTES:
             while len(self._matches) >= 4:
@@ -115,41 +115,6 @@ class Visibility:
             first_Q, last_Q = seen_QK.byte().argmax(-1), seen_QK.flip(-1).byte().argmax(-1)
             reaches.append(torch.stack([first_Q, self.keys - last_Q], -1))
         return torch.cat(reaches).cpu()
-
-
-@dataclass(eq=False)
-class Logits:
-    """What a call's logits are made of: scale * q.k, soft-cap, position bias, mask, in this order.
-
-    q_BHQD and k_BGKD are as the model passed them, after position encoding; H is a multiple of G.
-    """
-
-    q_BHQD: Tensor
-    k_BGKD: Tensor
-    scale: float
-    softcap: float | None = None
-    bias: Tensor | None = None
-    visible: Visibility | None = None
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Logits (pre-softmax) of a block of queries, fp32 (B, H, stop - start, K); -inf where a mask blanks."""
-        B, H, _, D = self.q_BHQD.shape
-        G = self.k_BGKD.shape[1]
-        q_BGRD = self.q_BHQD[:, :, start:stop].float().reshape(B, G, -1, D)  # the group's heads stacked as rows
-        logits = (q_BGRD @ self.k_BGKD.float().mT).view(B, H, stop - start, -1) * self.scale
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        if self.bias is not None:
-            logits = logits + self.bias[..., start:stop, :].float()
-        return self._masked(logits, start, stop)
-
-    def _masked(self, logits: Tensor, start: int, stop: int) -> Tensor:
-        if self.visible is None:
-            return logits
-        mask = self.visible.mask
-        if mask is not None and mask.dtype != torch.bool:  # may carry finite bias; finfo.min stays additive
-            return logits + mask[..., start:stop, : logits.shape[-1]].float()
-        return logits.masked_fill(~self.visible.rows(start, stop), float("-inf"))
 
 
 def row_blocks(queries: int, row_items: int) -> Iterator[tuple[int, int]]:

@@ -19,8 +19,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from attnscope.attention.topk import strongest
-from attnscope.attention.visibility import Logits, Visibility
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.topk import topk
+from attnscope.attention.visibility import Visibility
 from attnscope.memory import TILE
 
 TILE_BYTES = {"cpu": TILE, "cuda": 256 * 2**20, "mps": 64 * 2**20}
@@ -45,31 +46,33 @@ class Place:
 class Tile:
     """Some rows of the heads of some kv heads, (H, r, n) over the keys that any of the rows may see.
 
-    t = logits - their row's maximum; p = their softmax over the keys alone. norm (H, r, 1) makes p the row of P: the
-    share that a sink logit leaves, 0 for a row that sees nothing. Valid until the worker's next tile, which writes over
-    t and p.
+    p: softmax of the logits over the keys alone; t = logits - their row's maximum, None once `energy` took it. norm
+    (H, r, 1) makes p the row of P: the share that a sink logit leaves, 0 for a row that sees nothing. share (H, r, 1):
+    what a sink logit leaves of the output. max_p (H, r, 1): exp 0 over the sum of exp t. top: logits of the largest
+    entries of the heads `top_heads`, and their places in the tile. Valid until the worker's next tile, which writes
+    over t and p.
     """
 
     place: Place
-    t: Tensor
+    t: Tensor | None
     p: Tensor
     norm: Tensor
-    share: Tensor  # what a sink logit leaves of the output, (H, r, 1)
-    largest: Tensor  # of p, (H, r, 1): exp 0 over the sum of exp t
-    strongest: tuple[Tensor, Tensor] | None  # logits of the strongest keys of the heads `among`, and places in the tile
-    among: Sequence[int]
+    share: Tensor
+    max_p: Tensor
+    top: tuple[Tensor, Tensor] | None
+    top_heads: Sequence[int]
     columns_GKC: Tensor | None
 
     @cached_property
     def product(self) -> Tensor:
-        """P times all columns that any question multiplies by, (H, r, C): one product a tile."""
+        """P times all columns that any question multiplies by, (H, r, C): one product per tile."""
         assert self.columns_GKC is not None
         H, r, n = self.p.shape
         p_GRn = self.p.view(self.columns_GKC.shape[0], -1, n)
         return (p_GRn @ self.columns_GKC[:, self.place.keys]).view(H, r, -1) * self.norm
 
     @cached_property
-    def first(self) -> Tensor:
+    def key0(self) -> Tensor:
         """p of key 0, (H, r)."""
         return self.p[..., 0].clone() if self.low == 0 else torch.zeros_like(self.norm[..., 0])
 
@@ -79,15 +82,12 @@ class Tile:
         return self.p[..., 1:].sum(-1) if self.low == 0 else self.p.sum(-1)
 
     @cached_property
-    def energy_first(self) -> Tensor:
-        """p t of key 0, (H, r)."""
-        return self.first * self.t[..., 0]
-
-    @cached_property
-    def energy_rest(self) -> Tensor:
-        """Sum of p t over the other keys, (H, r). Destroys t."""
-        first = self.energy_first
-        return self.t.mul_(self.p).sum(-1) - first
+    def energy(self) -> tuple[Tensor, Tensor]:
+        """p t of key 0, and summed over the other keys, (H, r) each; computed in the memory of t."""
+        assert self.t is not None
+        key0 = self.key0 * self.t[..., 0]
+        whole, self.t = self.t.mul_(self.p).sum(-1), None
+        return key0, whole - key0
 
     @property
     def low(self) -> int:
@@ -108,22 +108,19 @@ class Tile:
 class Tiling:
     """One pass over a call's attention: how its logits are made, and what every tile brings with it.
 
-    sinks: (B or 1, H, Q or 1) sink logits or None; with `sinks_scale_output` they leave the rows alone. most: how many
-    strongest keys are wanted, of `heads`. columns(text): (G, K, C) to multiply by, or None. tile_bytes: the most that a
-    worker's t or p take.
+    most: how many of a row's largest entries are wanted, of the heads `top_heads`. columns(text): (G, K, C) to multiply
+    by, or None. tile_bytes: the most that a worker's t or p take.
     """
 
-    logits: Logits
-    sinks: Tensor | None
-    sinks_scale_output: bool
+    spec: AttentionSpec
     most: int
-    heads: Sequence[int]
+    top_heads: Sequence[int]
     columns: Callable[[int], Tensor | None]
     tile_bytes: int
 
     def each(self, visit: Callable[[Tile], None]) -> None:
         """Call `visit` with every tile, on as many cores as PyTorch may use; from several threads on a CPU."""
-        device, cores = self.logits.q_BHQD.device, torch.get_num_threads()
+        device, cores = self.spec.device, torch.get_num_threads()
         workers = min(cores, MOST_WORKERS) if device.type == "cpu" else 1
         places = _Places(self._places())
         if workers == 1:
@@ -139,9 +136,8 @@ class Tiling:
 
     def _places(self) -> Iterator[tuple[Place, _Text]]:
         """Every tile's place: rows of as many kv heads as fit."""
-        B, H = self.logits.q_BHQD.shape[:2]
-        G, numbers = self.logits.k_BGKD.shape[1], self.tile_bytes // 4
-        for number in range(B):
+        H, G, numbers = self.spec.heads, self.spec.kv_heads, self.tile_bytes // 4
+        for number in range(self.spec.batch):
             text = self._text(number)
             # the largest first: they end together, and their memory is enough for the others
             for rows, keys in reversed(list(self._ranges(numbers // (H // G)))):
@@ -154,7 +150,7 @@ class Tiling:
 
     def _ranges(self, numbers: int) -> Iterator[tuple[slice, slice]]:
         """Rows, and the keys that any of them may see; at most so many numbers a head, if that leaves rows enough."""
-        device, start, queries = self.logits.q_BHQD.device.type, 0, self.logits.q_BHQD.shape[2]
+        device, start, queries = self.spec.device.type, 0, self.spec.visible.queries
         while start < queries:
             low, high = self._reach(start, min(queries, start + FEWEST_ROWS))
             most = min(TILE_ROWS.get(device, TILE_ROWS["cpu"]), numbers // max(1, high - low))
@@ -164,8 +160,8 @@ class Tiling:
 
     def _reach(self, start: int, stop: int) -> tuple[int, int]:
         """The keys that some of these rows may see."""
-        visible, keys = self._visible, self.logits.k_BGKD.shape[2]
-        offset = keys - self.logits.q_BHQD.shape[2]
+        visible, keys = self.spec.visible, self.spec.visible.keys
+        offset = keys - visible.queries
         if visible.mask is not None:
             reach_2 = visible.reach_Q2[start:stop]
             return int(reach_2[:, 0].min()), int(reach_2[:, 1].max())
@@ -173,13 +169,8 @@ class Tiling:
         return low, min(keys, stop + offset) if visible.causal else keys
 
     def _text(self, number: int) -> _Text:
-        q_HQD = self.logits.q_BHQD[number].float() * self.logits.scale
-        return _Text(q_HQD, self.logits.k_BGKD[number].float().mT, self.columns(number))
-
-    @property
-    def _visible(self) -> Visibility:
-        assert self.logits.visible is not None
-        return self.logits.visible
+        q_HQD = self.spec.q_BHQD[number].float() * self.spec.scale
+        return _Text(q_HQD, self.spec.k_BGKD[number].float().mT, self.columns(number))
 
     def _work(self, places: _Places, visit: Callable[[Tile], None]) -> None:
         """Take place after place, until none is left."""
@@ -193,44 +184,51 @@ class Tiling:
             raise
 
     def _tile(self, place: Place, text: _Text, rooms: tuple[_Room, _Room]) -> Tile:
-        q_HrD, k_GDn = text.q_HQD[place.heads, place.rows], text.k_GDK[place.groups, :, place.keys]
-        G, n = len(k_GDn), k_GDn.shape[-1]
-        logits = rooms[0].of((*q_HrD.shape[:2], n), q_HrD.device)
-        # the heads of a group stacked as rows: k is not repeated
-        torch.bmm(q_HrD.reshape(G, -1, q_HrD.shape[-1]), k_GDn, out=logits.view(G, -1, n))
-        logits = self._shaped(logits, place)
-        among = [head for head in self.heads if place.heads.start <= head < place.heads.stop]
-        best = self._strongest(logits, among, place) if among else None
-        known = best if len(among) == len(logits) else None  # the first of a row's strongest is its maximum
-        peak = known[0][..., :1] if known else logits.amax(-1, keepdim=True)
-        sees = (peak > HIDDEN / 2) | (peak < HIDDEN * 2)  # a row that an additive mask hides whole is uniform
+        logits = self._logits(place, text, rooms[0])
+        top_heads = [head for head in self.top_heads if place.heads.start <= head < place.heads.stop]
+        top = self._top(logits, top_heads, place) if top_heads else None
+        first = top if len(top_heads) == len(logits) else None  # the first of a row's largest is its maximum
+        peak = first[0][..., :1] if first else logits.amax(-1, keepdim=True)
         t = logits.sub_(peak)
         p = torch.softmax(t, -1, out=rooms[1].of(t.shape, t.device))
-        largest = p.gather(-1, known[1][..., :1]) if known else p.amax(-1, keepdim=True)
-        norm, share = sees.float(), torch.ones_like(peak)
-        if self.sinks is not None:
-            share = torch.sigmoid(peak - largest.log() - _part(self.sinks[..., None], place).float())
-            if not self.sinks_scale_output:
-                norm, share = norm * share, torch.ones_like(share)
+        max_p = p.gather(-1, first[1][..., :1]) if first else p.amax(-1, keepdim=True)
+        norm, share = self._shares(place, peak, max_p)
         columns = text.columns_GKC
         columns = columns[place.groups] if columns is not None else None
-        return Tile(place, t, p, norm, share, largest, best, among, columns)
+        return Tile(place, t, p, norm, share, max_p, top, top_heads, columns)
 
-    def _strongest(self, logits: Tensor, among: Sequence[int], place: Place) -> tuple[Tensor, Tensor]:
-        if len(among) < len(logits):
-            logits = logits[[head - place.heads.start for head in among]]
-        return strongest(logits, self.most)
+    def _logits(self, place: Place, text: _Text, room: _Room) -> Tensor:
+        """(H, r, n); the heads of a group stacked as rows, so that k is not repeated."""
+        q_HrD, k_GDn = text.q_HQD[place.heads, place.rows], text.k_GDK[place.groups, :, place.keys]
+        G, n = len(k_GDn), k_GDn.shape[-1]
+        logits = room.of((*q_HrD.shape[:2], n), q_HrD.device)
+        torch.bmm(q_HrD.reshape(G, -1, q_HrD.shape[-1]), k_GDn, out=logits.view(G, -1, n))
+        return self._shaped(logits, place)
+
+    def _shares(self, place: Place, peak: Tensor, max_p: Tensor) -> tuple[Tensor, Tensor]:
+        """What makes p the row of P, and what a sink logit leaves of the output, (H, r, 1) each."""
+        sees = (peak > HIDDEN / 2) | (peak < HIDDEN * 2)  # a row that an additive mask hides whole is uniform
+        norm, share = sees.float(), torch.ones_like(peak)
+        if self.spec.sinks is None:
+            return norm, share
+        left = torch.sigmoid(peak - max_p.log() - _part(self.spec.sinks[..., None], place).float())
+        return (norm, left) if self.spec.sinks_scale_output else (norm * left, share)
+
+    def _top(self, logits: Tensor, heads: Sequence[int], place: Place) -> tuple[Tensor, Tensor]:
+        if len(heads) < len(logits):
+            logits = logits[[head - place.heads.start for head in heads]]
+        return topk(logits, self.most)
 
     def _shaped(self, logits: Tensor, place: Place) -> Tensor:
         """Soft-cap, position bias, mask, in the families' own order."""
-        spec, visible = self.logits, self._visible
+        spec, visible = self.spec, self.spec.visible
         if spec.softcap is not None:
             logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
         if spec.bias is not None:
             logits = logits.add_(_part(spec.bias, place))
         if visible.mask is None:
-            offset = spec.k_BGKD.shape[2] - spec.q_BHQD.shape[2]
-            return _hide_future(logits, place.rows.start + offset, place.keys.start, visible)
+            first_query = place.rows.start + visible.keys - visible.queries
+            return _hide_future(logits, first_query, place.keys.start, visible)
         mask = _part(visible.mask, place)
         if mask.dtype == torch.bool:
             return logits.masked_fill_(~mask, HIDDEN)

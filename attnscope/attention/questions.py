@@ -1,0 +1,129 @@
+"""What can be asked of every row of an attention operator, as plain data.
+
+    answers = P.together([Entropy(), TopK(5)])     # one pass over the rows, or over the tiles
+    answers[Entropy()]
+
+`rows.py` says how a dense block of rows answers each of them; an engine with a faster way has a table of its own
+(`tiled/readers.py`, `uniform.py`) and leaves what it does not know to the rows. No torch is imported here.
+
+Shapes: B text, H head, Q query, K key, M feature, G group of tokens, k kept keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Question:
+    """Something asked of every row. Two with the same values (tensors: the same objects) are one question."""
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        values = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        plain = (int, bool, tuple, type(None))
+        return type(self), *(value if isinstance(value, plain) else id(value) for value in values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Question) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSum(Question):
+    """(B, H, Q): what each row sums to; less than 1 where a sink logit takes a share."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entropy(Question):
+    """(B, H, Q) nats: -sum p ln p of the row divided by its sum; with `skip_key0`, of the row without key 0."""
+
+    skip_key0: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class SumOfSquares(Question):
+    """(B, H, Q): the sum of the squared weights of the row divided by its sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class MaxWeight(Question):
+    """(B, H, Q): the largest weight of each row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Distance(Question):
+    """(B, H, Q) tokens: sum A[i,j] (i - j) of the row divided by its sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class At(Question):
+    """(B, H, Q): the weight of query i on key `key_BQ[b, i]`, (B or 1, Q); 0 where that key does not exist."""
+
+    key_BQ: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Back(Question):
+    """(B, H, Q): the weight on the key `steps` tokens back; 0 is the query's own, 1 the previous token."""
+
+    steps: int
+
+
+@dataclass(frozen=True, eq=False)
+class Key(Question):
+    """(B, H, Q): the weight on the same key of every row, such as key 0."""
+
+    position: int
+
+
+@dataclass(frozen=True, eq=False)
+class EqualLabels(Question):
+    """(B, H, Q): the mass on the keys j <= i - gap whose label (B, K) equals the query's (B, Q)."""
+
+    query_label_BQ: Tensor
+    key_label_BK: Tensor
+    gap: int
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Question):
+    """(B, H, Q): the mass on the last `width` keys, the query's own included."""
+
+    width: int
+
+
+@dataclass(frozen=True, eq=False)
+class Features(Question):
+    """(B, H, Q, M): P @ F for features of the keys, (K, M) or (B, K, M)."""
+
+    features: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class GroupMass(Question):
+    """(B, H, query groups, key groups): the mass between groups, summed over the queries and the keys of each.
+
+    Groups are numbered from 0, (B, Q) and (B, K); a token of group -1 is in none.
+    """
+
+    query_group_BQ: Tensor
+    key_group_BK: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TopK(Question):
+    """The k largest weights of every row, largest first, and their keys: a pair of (B, heads, Q, k).
+
+    heads: of which heads, None for all. With `skip_key0`, key 0 is not counted. Weights are NaN where a row sees fewer
+    keys.
+    """
+
+    k: int
+    heads: tuple[int, ...] | None = None
+    skip_key0: bool = False

@@ -1,0 +1,201 @@
+"""How dense rows answer each question: the definitions that every faster way is tested against.
+
+Shapes: B text, H head, Q query, K key, M feature, G group of tokens, r rows of a block, k kept keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import (
+    At,
+    Back,
+    Distance,
+    Entropy,
+    EqualLabels,
+    Features,
+    GroupMass,
+    Key,
+    MaxWeight,
+    Question,
+    RowSum,
+    SumOfSquares,
+    TopK,
+    Window,
+)
+from attnscope.attention.topk import topk
+from attnscope.attention.visibility import Visibility
+
+ROWS_PER_SORT = 64  # early rows of a causal text reach few keys: no more than those are sorted
+TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass(eq=False)
+class Block:
+    """Query rows [start, stop) of an operator, dense fp32 (B, H, r, K), and what several questions read off them."""
+
+    rows: Tensor
+    start: int
+    stop: int
+    visible: Visibility
+
+    @cached_property
+    def row_sum(self) -> Tensor:
+        """(B, H, r)."""
+        return self.rows.sum(-1)
+
+    @cached_property
+    def rest_sum(self) -> Tensor:
+        """(B, H, r): the sum without key 0, added up without it, so that a small rest loses no digits."""
+        return self.rows[..., 1:].sum(-1)
+
+    @cached_property
+    def minus_p_ln_p(self) -> tuple[Tensor, Tensor]:
+        """-p ln p of key 0, and summed over the other keys, (B, H, r) each."""
+        p_ln_p = _p_ln_p(self.rows)
+        return -p_ln_p[..., 0], -p_ln_p[..., 1:].sum(-1)
+
+
+def read(block: Block, question: Question) -> Any:
+    """A question's answer for the rows of a block."""
+    return READ[type(question)](block, question)
+
+
+def join(question: Question, parts: Sequence[Any]) -> Any:
+    """The answer for all rows, from those of the blocks in order."""
+    if isinstance(question, TopK):
+        return tuple(torch.cat(part, 2) for part in zip(*parts, strict=True))
+    if isinstance(question, GroupMass):
+        return torch.stack(list(parts)).sum(0) if len(parts) > 1 else parts[0]
+    return torch.cat(list(parts), 2) if len(parts) > 1 else parts[0]
+
+
+def asked_key(question: At | Back | Key, visible: Visibility) -> Tensor:
+    """The key that a question asks of each query, (B or 1, Q)."""
+    if isinstance(question, At):
+        return question.key_BQ
+    position_Q = visible.position_Q
+    return (position_Q - question.steps if isinstance(question, Back) else position_Q * 0 + question.position)[None]
+
+
+def _entropy(block: Block, question: Entropy) -> Tensor:
+    key0, rest = block.minus_p_ln_p
+    raw = rest if question.skip_key0 else key0 + rest
+    total = (block.rest_sum if question.skip_key0 else block.row_sum).clamp_min(TINY)
+    return (raw / total + total.log()).clamp_min(0.0)  # -sum (p/m) ln (p/m) = (-sum p ln p) / m + ln m
+
+
+def _distance(block: Block, question: Distance) -> Tensor:
+    centred_K = centred(block.visible.keys, block.rows.device)  # small numbers keep fp32's digits
+    position_r = block.visible.position_Q[block.start : block.stop].to(block.rows.device)
+    return centred_K[position_r] - (block.rows @ centred_K) / block.row_sum.clamp_min(TINY)
+
+
+def _one_key(block: Block, question: At | Back | Key) -> Tensor:
+    key_Br = asked_key(question, block.visible)[:, block.start : block.stop].to(block.rows.device)
+    exists = (key_Br >= 0) & (key_Br < block.visible.keys)
+    index = key_Br.clamp(0, block.visible.keys - 1)[:, None, :, None]
+    return block.rows.gather(-1, index.expand(*block.rows.shape[:3], 1))[..., 0] * exists[:, None]
+
+
+def _equal_labels(block: Block, question: EqualLabels) -> Tensor:
+    same = block.visible.matches(question.query_label_BQ, question.key_label_BK, question.gap, block.start, block.stop)
+    return (block.rows * same[:, None]).sum(-1)
+
+
+def _window(block: Block, question: Window) -> Tensor:
+    rows, width = block.rows, question.width
+    first = block.start + block.visible.keys - block.visible.queries  # where the block's first query stands
+    early = min(rows.shape[-2], max(0, width - 1 - first))  # rows with fewer than `width` keys before them
+    start = rows[:, :, :early, :width]
+    inside = torch.ones(start.shape[-2:], device=rows.device).tril(first)
+    return torch.cat([(start * inside).sum(-1), _band(rows, early, first, width).sum(-1)], -1)
+
+
+def _features(block: Block, question: Features) -> Tensor:
+    features = question.features.to(block.rows)
+    return block.rows @ (features if features.ndim == 2 else features[:, None])
+
+
+def _group_mass(block: Block, question: GroupMass) -> Tensor:
+    mass_BHrG = block.rows @ indicator(question.key_group_BK)[:, None]
+    query_BrG = indicator(question.query_group_BQ)[:, block.start : block.stop]
+    return torch.einsum("brg,bhrm->bhgm", query_BrG, mass_BHrG)
+
+
+def _top_k(block: Block, question: TopK) -> tuple[Tensor, Tensor]:
+    rows, count = block.rows, block.stop - block.start
+    hidden = block.visible.rows(block.start, block.stop).to(rows.device).float() - 1  # faster than a masked fill
+    if question.heads is not None:
+        rows = rows[:, list(question.heads)]
+        hidden = hidden[:, list(question.heads)] if hidden.shape[1] > 1 else hidden
+    parts = []
+    for a in range(0, count, ROWS_PER_SORT):
+        b = min(count, a + ROWS_PER_SORT)
+        reach = int(block.visible.reach_Q2[block.start + a : block.start + b, 1].max())
+        parts.append(_largest(rows[:, :, a:b, :reach] + hidden[..., a:b, :reach], question))
+    weights, keys = zip(*parts, strict=True)
+    return torch.cat(weights, 2), torch.cat(keys, 2)
+
+
+def _largest(entries: Tensor, question: TopK) -> tuple[Tensor, Tensor]:
+    """The k largest of every row, filled up to k with NaN; what is below 0 is hidden. Writes over the entries."""
+    if question.skip_key0:
+        entries[..., 0] = -1.0
+    weights, keys = entries.max(-1, keepdim=True) if question.k == 1 else topk(entries, question.k)
+    short = (0, question.k - weights.shape[-1])
+    weights = torch.nn.functional.pad(weights.masked_fill(weights < 0, torch.nan), short, value=torch.nan)
+    return weights, torch.nn.functional.pad(keys, short)
+
+
+READ: Mapping[type[Question], Callable[[Block, Any], Any]] = {
+    RowSum: lambda block, question: block.row_sum,
+    Entropy: _entropy,
+    SumOfSquares: lambda block, question: (block.rows * block.rows).sum(-1) / block.row_sum.square().clamp_min(TINY),
+    MaxWeight: lambda block, question: block.rows.amax(-1),
+    Distance: _distance,
+    At: _one_key,
+    Back: _one_key,
+    Key: _one_key,
+    EqualLabels: _equal_labels,
+    Window: _window,
+    Features: _features,
+    GroupMass: _group_mass,
+    TopK: _top_k,
+}
+
+
+def centred(keys: int, device: torch.device) -> Tensor:
+    """Positions of the keys counted from their middle, (K,) fp32."""
+    return torch.arange(keys, device=device, dtype=torch.float32) - keys / 2
+
+
+def indicator(groups_BT: Tensor) -> Tensor:
+    """One column per group, (B, T, G) of zeros and ones; a token of group -1 is in none."""
+    count = int(groups_BT.max()) + 1
+    return (groups_BT[..., None] == torch.arange(count, device=groups_BT.device)).float()
+
+
+def _p_ln_p(p: Tensor) -> Tensor:
+    """p ln p, 0 for 0; on a CPU NumPy's vectorised logarithm takes a fifth of the time of torch's."""
+    if p.device.type != "cpu":
+        return torch.special.entr(p).neg_()
+    logarithm = torch.empty_like(p)
+    np.log(p.clamp_min(TINY).numpy(), out=logarithm.numpy())  # not in place: that is a slow loop
+    return logarithm.mul_(p)
+
+
+def _band(rows: Tensor, start: int, first: int, width: int) -> Tensor:
+    """The last `width` keys of every row from `start` on, a view (..., rows - start, width); row 0 is query `first`."""
+    row, key = rows.stride()[-2:]
+    count = rows.shape[-2] - start
+    offset = rows.storage_offset() + start * row + max(0, first + start - width + 1) * key
+    size = (*rows.shape[:-2], count, width if count else 0)
+    return rows.as_strided(size, (*rows.stride()[:-2], row + key, key), offset)

@@ -1,0 +1,301 @@
+"""How each question is read off the tiles of a pass: a reader visits every tile once and notes its part of the answer.
+
+Shapes: B text, H head, Q query, K key, M feature, r rows of a tile, n keys of a tile.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.operator import AttentionOperator
+from attnscope.attention.questions import (
+    At,
+    Back,
+    Distance,
+    Entropy,
+    EqualLabels,
+    Features,
+    GroupMass,
+    Key,
+    MaxWeight,
+    Question,
+    RowSum,
+    SumOfSquares,
+    TopK,
+    Window,
+)
+from attnscope.attention.rows import TINY, asked_key, centred
+from attnscope.attention.tiled.tiles import HIDDEN, Tile
+
+DENSE_MATCHES = 1 / 16  # share of equal pairs in a tile beyond which a product is cheaper than looking them up
+
+
+class Reader(ABC):
+    """Notes what every tile says of one question of an operator."""
+
+    def __init__(self, question: Any, P: AttentionOperator) -> None:
+        self.question, self.P = question, P
+        self.answer: Any = self.room()
+
+    def room(self) -> Any:
+        """Memory for the answer, (B, H, Q)."""
+        return torch.zeros(self.P.batch, self.P.heads, self.P.queries, device=self.P.device)
+
+    @abstractmethod
+    def visit(self, tile: Tile) -> None:
+        """Read one tile; called from several threads, never twice for the same rows of a head."""
+
+    def end(self) -> None:  # noqa: B027 - most readers are done with their last tile
+        """After the last tile."""
+
+
+class RowSumReader(Reader):
+    def visit(self, tile: Tile) -> None:
+        self.answer[tile.answer] = (tile.key0 + tile.rest) * tile.norm[..., 0]
+
+
+class EntropyReader(Reader):
+    def visit(self, tile: Tile) -> None:
+        # with p = exp t / Z, over any keys: H = ln(Z sum p) - (sum p t) / sum p, and Z = 1 / max_p
+        key0, energy = tile.energy
+        total = tile.rest
+        if not self.question.skip_key0:
+            energy, total = energy + key0, total + tile.key0
+        total = total.clamp_min(TINY)
+        self.answer[tile.answer] = ((total / tile.max_p[..., 0]).log() - energy / total).clamp_min(0.0)
+
+
+class SumOfSquaresReader(Reader):
+    def visit(self, tile: Tile) -> None:
+        self.answer[tile.answer] = torch.linalg.vector_norm(tile.p, dim=-1).square()
+
+
+class MaxWeightReader(Reader):
+    def visit(self, tile: Tile) -> None:
+        self.answer[tile.answer] = (tile.max_p * tile.norm)[..., 0]
+
+
+class OneKeyReader(Reader):
+    def visit(self, tile: Tile) -> None:
+        key_BQ = asked_key(self.question, self.P.visible)
+        key_r = key_BQ[tile.place.text if len(key_BQ) > 1 else 0, tile.rows].to(tile.p.device) - tile.low
+        index_1r1 = key_r.clamp(0, tile.p.shape[-1] - 1)[None, :, None]
+        there_r = (key_r >= 0) & (key_r < tile.p.shape[-1])
+        weight = tile.p.gather(-1, index_1r1.expand(*tile.p.shape[:2], 1)) * tile.norm
+        self.answer[tile.answer] = weight[..., 0] * there_r
+
+
+class ProductReader(Reader):
+    """A question whose columns the weights are multiplied by: all of a pass stand side by side in one product per tile.
+
+    width: how many columns. span: where they lie in the product, given by the pass.
+    """
+
+    width: int
+    span: slice
+
+    @abstractmethod
+    def columns(self, text: int) -> Tensor:
+        """(G or 1, K, width) fp32, for one text."""
+
+
+class FeaturesReader(ProductReader):
+    def room(self) -> Tensor:
+        self.width = self.question.features.shape[-1]
+        return torch.zeros(self.P.batch, self.P.heads, self.P.queries, self.width, device=self.P.device)
+
+    def columns(self, text: int) -> Tensor:
+        features = self.question.features
+        return (features if features.ndim == 2 else features[text]).float()[None]
+
+    def visit(self, tile: Tile) -> None:
+        self.answer[tile.answer] = tile.product[..., self.span]
+
+
+class OutputReader(ProductReader):
+    """The layer's own output, P V of each head: (B, H, Q, V)."""
+
+    def room(self) -> Tensor:
+        self.width = self.P.spec.v_BGKV.shape[-1]  # type: ignore[union-attr]
+        buffer_BQHV = torch.empty(self.P.batch, self.P.queries, self.P.heads, self.width, device=self.P.device)
+        return buffer_BQHV.transpose(1, 2)
+
+    def columns(self, text: int) -> Tensor:
+        return self.P.spec.v_BGKV[text].float()  # type: ignore[union-attr]
+
+    def visit(self, tile: Tile) -> None:
+        self.answer[tile.answer] = tile.product[..., self.span] * tile.share
+
+
+class FeatureReader(Reader):
+    """P @ f for one feature: a matrix times a vector, cheaper than an odd column in a product."""
+
+    def room(self) -> Tensor:
+        self.feature = self.question.features.float()
+        return torch.zeros(self.P.batch, self.P.heads, self.P.queries, 1, device=self.P.device)
+
+    def visit(self, tile: Tile) -> None:
+        feature = self.feature if self.feature.ndim == 2 else self.feature[tile.place.text]
+        self.answer[tile.answer] = (_times(tile, feature[:, 0]) * tile.norm[..., 0])[..., None]
+
+
+class DistanceReader(Reader):
+    def room(self) -> Tensor:
+        self.centred_K = centred(self.P.keys, self.P.device)
+        return super().room()
+
+    def visit(self, tile: Tile) -> None:
+        reached = _times(tile, self.centred_K) / (tile.key0 + tile.rest)
+        position_r = self.centred_K[self.P.keys - self.P.queries :][tile.rows]
+        self.answer[tile.answer] = torch.where(tile.norm[..., 0] > 0, position_r - reached, position_r)
+
+
+class EqualLabelsReader(Reader):
+    def room(self) -> Tensor:
+        """Sorted by label and position, a query's partners are one run of the keys: from first to past."""
+        asked, K, device = self.question, self.P.keys, self.P.device
+        self._offset = K - self.P.queries
+        sorted_BK, self._position_BK = (asked.key_label_BK * K + torch.arange(K, device=device)).sort()
+        label_BQ = asked.query_label_BQ * K
+        latest_Q = torch.arange(self._offset, K, device=device) - asked.gap
+        self._first_BQ = torch.searchsorted(sorted_BK, label_BQ)
+        past_BQ = torch.searchsorted(sorted_BK, label_BQ + latest_Q.clamp_min(-1), right=True)
+        self._count_BQ = (past_BQ - self._first_BQ).clamp_min(0)
+        return super().room()
+
+    def pairs(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """The (row, key) pairs of a tile whose labels are equal."""
+        text, keys = tile.place.text, tile.place.keys
+        row, run = _runs(self._first_BQ[text, tile.rows], self._count_BQ[text, tile.rows])
+        key = self._position_BK[text, run]
+        if keys.start == 0 and keys.stop >= tile.rows.stop + self._offset:
+            return row, key
+        inside = (key >= keys.start) & (key < keys.stop)
+        return row[inside], key[inside] - keys.start
+
+    def visit(self, tile: Tile) -> None:
+        row, column = self.pairs(tile)
+        H, r, n = tile.p.shape
+        if len(row) > r * n * DENSE_MATCHES:
+            same = torch.zeros(r, n, device=tile.p.device)
+            same[row, column] = 1.0
+            found = (tile.p * same).sum(-1)
+        else:
+            weights = tile.p.view(H, r * n).index_select(1, row * n + column)
+            found = torch.zeros(H, r, device=tile.p.device).index_add_(1, row, weights)
+        self.answer[tile.answer] = found * tile.norm[..., 0]
+
+
+class WindowReader(Reader):
+    def visit(self, tile: Tile) -> None:
+        width, offset = self.question.width, self.P.keys - self.P.queries
+        _, r, n = tile.p.shape
+        first = max(0, tile.rows.start + offset - width + 1 - tile.low)
+        near = tile.p[..., first:]
+        query = torch.arange(tile.rows.start, tile.rows.start + r, device=near.device)[:, None] + offset
+        distance = query - torch.arange(tile.low + first, tile.low + n, device=near.device)
+        inside = (distance >= 0) & (distance < width)
+        self.answer[tile.answer] = (near * inside).sum(-1) * tile.norm[..., 0]
+
+
+class GroupMassReader(Reader):
+    """Rows of a tile are added up by query group first, keys in what is left."""
+
+    def room(self) -> Tensor:
+        self.groups = int(self.question.query_group_BQ.max()) + 1, int(self.question.key_group_BK.max()) + 1
+        self._parts: dict[tuple[int, int, int], tuple[slice, Tensor, Tensor]] = {}
+        return torch.zeros(self.P.batch, self.P.heads, *self.groups, device=self.P.device)
+
+    def visit(self, tile: Tile) -> None:
+        place = tile.place
+        group_g, member_r = self.question.query_group_BQ[place.text, place.rows].unique(return_inverse=True)
+        member_gr = (member_r == torch.arange(len(group_g), device=member_r.device)[:, None]).float()
+        rows_Hgn = (member_gr * tile.norm.mT) @ tile.p
+        column_n = self.question.key_group_BK[place.text, place.keys] % (self.groups[1] + 1)  # -1: one more column
+        mass_Hgm = torch.zeros(*rows_Hgn.shape[:2], self.groups[1] + 1, device=rows_Hgn.device)
+        mass_Hgm.scatter_add_(-1, column_n.expand_as(rows_Hgn), rows_Hgn)
+        known = group_g >= 0
+        self._parts[place.text, place.heads.start, place.rows.start] = place.heads, group_g[known], mass_Hgm[:, known]
+
+    def end(self) -> None:
+        """Tiles that share a group are added in their own order, whichever came first."""
+        for (text, _, _), (heads, group_g, mass_Hgm) in sorted(self._parts.items()):
+            self.answer[text, heads].index_add_(1, group_g, mass_Hgm[..., :-1])
+        self._parts.clear()
+
+
+class TopKReader(Reader):
+    def room(self) -> tuple[Tensor, Tensor]:
+        asked, P = self.question, self.P
+        self.heads = list(range(P.heads)) if asked.heads is None else list(asked.heads)
+        self._every = self.heads == list(range(P.heads))
+        shape = (P.batch, len(self.heads), P.queries, asked.k)
+        weights = torch.full(shape, torch.nan, device=P.device)
+        return weights, torch.zeros(shape, dtype=torch.int32, device=P.device)
+
+    @property
+    def wanted(self) -> int:
+        """How many of a row's largest entries settle the question."""
+        return self.question.k + self.question.skip_key0
+
+    def visit(self, tile: Tile) -> None:
+        mine = [head for head in tile.top_heads if head in self.heads]
+        if tile.top is None or not mine:
+            return
+        (logit, place), p, norm = tile.top, tile.p, tile.norm
+        answer: slice | list[int] = tile.place.heads
+        if not self._every:
+            within = [head - tile.place.heads.start for head in mine]
+            logit, place = (part[[tile.top_heads.index(head) for head in mine]] for part in (logit, place))
+            p, norm, answer = p[within], norm[within], [self.heads.index(head) for head in mine]
+        if self.question.skip_key0 and tile.low == 0:
+            logit, order = logit.masked_fill(place == 0, HIDDEN).sort(dim=-1, descending=True, stable=True)
+            place = place.gather(-1, order)
+        logit, place = logit[..., : self.question.k], place[..., : self.question.k]
+        weight = (p.gather(-1, place) * norm).masked_fill_(logit < HIDDEN / 2, torch.nan)
+        text, columns = tile.place.text, slice(0, place.shape[-1])
+        self.answer[0][text][answer, tile.rows, columns] = weight
+        self.answer[1][text][answer, tile.rows, columns] = (place + tile.low).int()
+
+
+def reader_of(question: Question, P: AttentionOperator) -> Reader | None:
+    """A reader of the question, None where the tiles have no way for it."""
+    if isinstance(question, Features) and question.features.shape[-1] == 1:
+        return FeatureReader(question, P)
+    make = READERS.get(type(question))
+    return make(question, P) if make else None
+
+
+READERS: Mapping[type[Question], Callable[[Any, AttentionOperator], Reader]] = {
+    RowSum: RowSumReader,
+    Entropy: EntropyReader,
+    SumOfSquares: SumOfSquaresReader,
+    MaxWeight: MaxWeightReader,
+    Distance: DistanceReader,
+    At: OneKeyReader,
+    Back: OneKeyReader,
+    Key: OneKeyReader,
+    Features: FeaturesReader,
+    EqualLabels: EqualLabelsReader,
+    Window: WindowReader,
+    GroupMass: GroupMassReader,
+    TopK: TopKReader,
+}
+
+
+def _times(tile: Tile, feature_K: Tensor) -> Tensor:
+    """p times one number per key, (H, r)."""
+    H, r, n = tile.p.shape
+    return torch.mv(tile.p.view(H * r, n), feature_K[tile.low : tile.low + n].to(tile.p.device)).view(H, r)
+
+
+def _runs(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """[1, 5], [2, 1] -> rows [0, 0, 1] and members [1, 2, 5]: the runs written out."""
+    row = torch.repeat_interleave(count)
+    before = count.cumsum(0) - count
+    return row, torch.arange(len(row), device=count.device) + (first - before)[row]
