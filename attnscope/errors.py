@@ -3,19 +3,42 @@
 The library raises these; the command line prints each as one line and leaves with its `exit_code`.
 """
 
+import re
+from collections.abc import Callable
+
+_OPTION = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
+
 
 class AttnscopeError(Exception):
     """Something a person can act on: what happened, and the next step.
 
-    `message` says what was expected and what came; `hint` says what to do next.
+    `message` says what was expected and what came; `hint` says what to do next. A hint names an option as
+    `{engine=eager}` or `{truncate}`; in Python that reads engine="eager", on the command line --engine eager.
     """
 
     exit_code = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
         self.message = message
         self.hint = hint
+        super().__init__(message, hint)
+
+    def __str__(self) -> str:
+        return self._line(lambda name, value: name if value is None else f"{name}={_python(value)}")
+
+    def for_shell(self) -> str:
+        """The same line in the words of the command line."""
+        return self._line(
+            lambda name, value: f"--{name.replace('_', '-')}" + ("" if value in (None, "True") else f" {value}")
+        )
+
+    def _line(self, spell: Callable[[str, str | None], str]) -> str:
+        hint = _OPTION.sub(lambda option: spell(option[1], option[2]), self.hint)
+        return f"{self.message}; {hint}" if hint else self.message
+
+
+def _python(value: str) -> str:
+    return value if value.isdecimal() or value == "True" else f'"{value}"'
 
 
 class UsageError(AttnscopeError):

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.model.geometry import longer
 from attnscope.model.loading import LoadedModel, LoadOptions, load
-from attnscope.seam.call import CHECKED_ROWS
-from attnscope.seam.engines import choose, difference, read_size
+from attnscope.seam.checks import CHECKED_ROWS
+from attnscope.seam.choice import choose, difference, read_size
+from attnscope.seam.engines import Eager, Tiled, TiledBeside
 from attnscope.seam.listen import listen
 from attnscope.text.prompt import from_text
 from helpers.command_line import call
@@ -30,19 +31,25 @@ def loaded() -> LoadedModel:
 
 
 def test_auto_takes_eager_while_a_layer_fits_the_budget(loaded: LoadedModel) -> None:
-    assert choose(loaded, 100, "auto").engine == "eager"
-    assert choose(loaded, 100, "auto", "10k").engine == "fused"
-    assert choose(loaded, 10**6, "auto").engine == "fused"
+    assert isinstance(choose(loaded, 100, "auto"), Eager)
+    assert isinstance(choose(loaded, 100, "auto", "10k"), Tiled)
+    assert isinstance(choose(loaded, 10**6, "auto"), Tiled)
+    assert isinstance(choose(loaded, 10**6, "auto", listen=True), TiledBeside)
+    assert isinstance(choose(loaded, 600, "auto", "30MB"), Eager)
+    assert isinstance(choose(loaded, 600, "auto", "30MB", batch=10), Tiled)
 
 
 def test_the_model_runs_under_the_implementation_that_is_listened_to(loaded: LoadedModel) -> None:
-    assert choose(loaded, 100, "auto").loaded.attention == "eager"
-    assert loaded.model.config._attn_implementation == "eager"
+    ran = []
+    ids_BT, engine = torch.tensor([[1, 2, 3]]), choose(loaded, 100, "auto")
+    listen(loaded.model, ids_BT, lambda call: ran.append(loaded.attention), engine=engine)
+    assert ran == ["eager"] * 4
+    assert loaded.attention == "sdpa"  # as it was loaded
 
 
 def test_eager_that_does_not_fit_says_what_would(loaded: LoadedModel) -> None:
     with pytest.raises(
-        MemoryLimitError, match=r"1000000 tokens takes .* tokens fit: shorten the text, or use --engine"
+        MemoryLimitError, match=r'1000000 tokens takes .* tokens fit: shorten the text, or use engine="fused"'
     ):
         choose(loaded, 10**6, "eager")
     assert MemoryLimitError.exit_code == 5
@@ -50,9 +57,9 @@ def test_eager_that_does_not_fit_says_what_would(loaded: LoadedModel) -> None:
 
 def test_a_family_outside_the_interface_stays_eager() -> None:
     model = tiny_model("bloom")
-    bloom = LoadedModel(model, None, load(LoadOptions()).geometry, "bloom", None, "cpu", "float32", "eager", None)
-    assert choose(bloom, 10, "auto").engine == "eager"
-    with pytest.raises(UsageError, match="use --engine eager"):
+    bloom = LoadedModel(model, None, load(LoadOptions()).geometry, "bloom", None, "cpu", "float32")
+    assert choose(bloom, 10, "auto").name == "eager"
+    with pytest.raises(UsageError, match='use engine="eager"'):
         choose(bloom, 10, "fused")
 
 
@@ -65,7 +72,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "lots", "-4GB", "4 PB", "0", "1.2.3G"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(UsageError, match="--memory 4GB"):
+    with pytest.raises(UsageError, match='memory="4GB"'):
         read_size(text)
 
 
@@ -145,11 +152,11 @@ def test_the_model_s_own_sdpa_takes_no_hidden_matrix() -> None:
     """A plain causal text passes no mask and runs the flash kernel: forbidding every other changes nothing."""
     model, ids_BT = tiny_model("llama", attention="sdpa"), torch.randint(6, 30, (1, 40))
     masks, expected = [], []
-    listen(model, ids_BT, lambda call: (masks.append(call.visible.mask), expected.append(call.output_BQHD)))
+    listen(model, ids_BT, lambda call: (masks.append(call.visible.mask), expected.append(call.output_BQHV)))
     assert masks == [None] * 4
     with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         found: list[torch.Tensor] = []
-        listen(model, ids_BT, lambda call: found.append(call.output_BQHD))
+        listen(model, ids_BT, lambda call: found.append(call.output_BQHV))
     for ours, theirs in zip(found, expected, strict=True):
         assert_close(ours, theirs, atol=0, rtol=0)
 
@@ -179,7 +186,7 @@ def test_which_kernel_ran(family: str, answer: bool) -> None:
     """Answering, the model's own attention runs over the sampled rows alone; listening, over all of them."""
     model, ids_BT = tiny_model(family, attention="sdpa"), torch.randint(6, 30, (1, 200))
     with thread_count(1), Kernels(4, 200) as ran:
-        report = listen(model, ids_BT, lambda call: call.P.topk(2), answer=answer)
+        report = listen(model, ids_BT, lambda call: call.P.topk(2), engine=Tiled() if answer else TiledBeside())
     kernel = "attnscope" if answer else "math" if family == "deepseek_v3" else "flash"
     assert [check.kernel for check in report.calls] == [kernel] * 4
     if family == "deepseek_v3":  # no flash kernel takes values of another width: listening, its own sdpa makes matrices
@@ -201,13 +208,13 @@ def test_a_matrix_of_every_head_would_be_noticed() -> None:
 def test_masks_that_a_model_builds_are_named() -> None:
     ids_BT = torch.randint(6, 30, (2, 40))
     padding_BT = torch.ones_like(ids_BT).index_fill(1, torch.arange(30, 40), 0)
-    for answer in (True, False):
-        windowed = listen(tiny_model("mistral", attention="sdpa"), ids_BT, lambda call: None, answer=answer)
+    for engine in (Tiled(), TiledBeside()):
+        windowed = listen(tiny_model("mistral", attention="sdpa"), ids_BT, lambda call: None, engine=engine)
         assert [check.mask for check in windowed.calls] == ["boolean"] * 4
         model = tiny_model("llama", attention="sdpa")
-        padded = listen(model, ids_BT, lambda call: None, answer=answer, attention_mask=padding_BT)
+        padded = listen(model, ids_BT, lambda call: None, engine=engine, attention_mask=padding_BT)
         assert [check.mask for check in padded.calls] == ["boolean"] * 4
-        assert [check.mask for check in listen(model, ids_BT, lambda call: None, answer=answer).calls] == ["none"] * 4
+        assert [check.mask for check in listen(model, ids_BT, lambda call: None, engine=engine).calls] == ["none"] * 4
 
 
 @pytest.mark.parametrize("listening", [[], ["--listen"]], ids=["answering", "listening"])

@@ -54,7 +54,7 @@ def tiny(family: str, **overrides: Any) -> LoadedModel:
         for parameter in model.parameters():
             parameter.mul_(4 if parameter.ndim > 1 else 1)
     geometry = geometry_of(model.config, count=False)
-    return LoadedModel(model, None, geometry, family, None, "cpu", "float32", "eager", None)  # type: ignore[arg-type]
+    return LoadedModel(model, None, geometry, family, None, "cpu", "float32")  # type: ignore[arg-type]
 
 
 def text_of(explanation: Any, width: int = 100, whole: bool = False) -> str:

@@ -101,7 +101,7 @@ def test_a_hub_that_is_not_there(tmp_path):
     said, noise, seconds = in_a_fresh_process(tmp_path / "home", model="owner/tiny")
     assert said.startswith("ModelError owner/tiny is neither a folder nor in the local cache, and the Hugging Face Hub")
     assert "(http://127.0.0.1:9) cannot be reached" in said
-    assert "pass a folder: --model path/to/model" in said
+    assert 'pass a folder: model="path/to/model"' in said
     assert noise == ""
     assert seconds < 20
 

@@ -25,12 +25,13 @@ def listing(folder):
 
 
 def refusal(error, **options):
-    """The message with which `load` refuses, one line with a next step."""
+    """The message with which `load` refuses, one line with a next step, in the words of the command line."""
     with pytest.raises(error) as caught:
         load(LoadOptions(**options))
     assert caught.value.hint
     assert "\n" not in str(caught.value)
-    return str(caught.value)
+    assert "--" not in str(caught.value).replace("on the command line --verbose", "")
+    return caught.value.for_shell()
 
 
 # What is loaded

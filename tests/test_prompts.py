@@ -18,7 +18,8 @@ from transformers.tokenization_python import PythonBackend
 
 from attnscope.errors import InputError, UsageError
 from attnscope.text.labels import BYTES, visible
-from attnscope.text.prompt import Prompt, decode_utf8, from_chat, from_ids, from_text, read_text
+from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
+from attnscope.text.reading import decode_utf8, read_text
 from attnscope.text.spans import sentence_ranges, word_ranges
 
 SHARED = Path(__file__).parents[2] / "shared" / "models"
@@ -481,12 +482,14 @@ def test_a_surrogate_pair_in_json_is_its_character():
 
 
 def test_no_template_is_a_usage_error():
-    with pytest.raises(UsageError, match="no chat template; leave --chat out"):
+    with pytest.raises(UsageError, match="no chat template; leave out chat"):
         from_chat(byte_level(), "hi")
 
 
 def test_too_long_names_both_numbers():
-    with pytest.raises(InputError, match=r"13 tokens, the model reads at most 5; .*--truncate left\|right"):
+    with pytest.raises(
+        InputError, match=r"13 tokens, the model reads at most 5; .*truncate=\"left\" or truncate=\"right\""
+    ):
         from_text(SlowBytes(), "the bank of x", max_tokens=5)
     assert from_text(SlowBytes(), "the bank of x", max_tokens=13).removed == 0
 

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from transformers.modeling_utils import AttentionInterface
 
 from attnscope.errors import ModelError, UsageError
+from attnscope.seam.engines import Altered, Eager, Tiled, TiledBeside
 from attnscope.seam.listen import listen, listening
 from helpers.families import tiny_model
 
@@ -78,7 +79,7 @@ def test_logits_are_recomputed_as_the_model_made_them() -> None:
             continue  # the sink takes a share that the softmax over keys alone does not know
 
         def hear(call) -> None:  # type: ignore[no-untyped-def]
-            assert_close(call.logits.rows(0, TOKENS).softmax(-1), call.weights_BHQK, atol=2e-6, rtol=0)
+            assert_close(call.spec.logits(0, TOKENS).softmax(-1), call.weights_BHQK, atol=2e-6, rtol=0)
 
         listen(tiny_model(family), some_ids(), hear)
 
@@ -87,11 +88,11 @@ def test_sink_logits_take_their_share() -> None:
     model = tiny_model("gpt_oss")
 
     def hear(call) -> None:  # type: ignore[no-untyped-def]
-        logits = call.logits.rows(0, TOKENS)
+        logits = call.spec.logits(0, TOKENS)
         sink = call.module.sinks[None, :, None, None].expand(1, -1, TOKENS, 1)
         expected = torch.cat([logits, sink], -1).softmax(-1)[..., :-1]
         assert_close(call.weights_BHQK, expected, atol=2e-6, rtol=0)
-        assert (call.P.mass < 0.999).all()
+        assert (call.P.row_sum() < 0.999).all()
 
     listen(model, some_ids(), hear)
 
@@ -211,42 +212,51 @@ def test_no_logits_are_computed() -> None:
     assert projected == []
 
 
-@pytest.mark.parametrize("answer", [False, True])
-def test_a_later_pass_ends_with_the_last_attention(answer: bool) -> None:
-    """What comes behind it is not run, and nothing that is read changes; the model itself runs on as ever."""
-    model = tiny_model("llama", attention="sdpa" if answer else "eager")
-    ran: list[int] = []
-    model.model.norm.register_forward_hook(lambda *call: ran.append(1))
-    first, second = ([], [])
-    logits = model(some_ids()).logits
-    ran.clear()
-    for found in (first, second):
-        report = listen(
-            model, some_ids(), lambda call, found=found: found.append(call.P.dense()), answer=answer, whole=False
-        )
-        assert len(report.calls) == len(found) == model.config.num_hidden_layers
-    assert len(ran) == 1
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert torch.equal(model(some_ids()).logits, logits)
-    listen(model, some_ids(), lambda call: None, answer=answer)
-    assert len(ran) == 3  # who does not ask for less gets a whole pass
-
-
-def test_a_model_that_is_moved_layer_by_layer_runs_whole() -> None:
-    from accelerate.hooks import ModelHook, add_hook_to_module
-
-    model = tiny_model("llama")
-    after: list[int] = []
-
-    class Moved(ModelHook):
-        def post_forward(self, module, output):  # type: ignore[no-untyped-def]
-            after.append(1)
-            return output
-
-    add_hook_to_module(model.model.layers[-1], Moved())
+@pytest.mark.parametrize("engine", [None, Eager(), Tiled(), TiledBeside()], ids=lambda engine: type(engine).__name__)
+def test_every_pass_gives_back_what_the_model_s_backbone_returns(engine) -> None:
+    model = tiny_model("llama", attention="sdpa")
+    expected = model.model(some_ids(), use_cache=False).last_hidden_state
     for _ in range(2):
-        listen(model, some_ids(), lambda call: None, whole=False)
-    assert len(after) == 2
+        report = listen(model, some_ids(), lambda call: None, engine=engine)
+        assert len(report.calls) == model.config.num_hidden_layers
+        assert_close(report.output.last_hidden_state, expected, atol=1e-5, rtol=1e-5)
+        assert report.attention == (engine.implementation if engine else "sdpa")
+        assert model.config._attn_implementation == "sdpa"  # as it was
+
+
+@pytest.mark.parametrize("engine", [Eager(), Tiled(), TiledBeside()], ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_an_engine_that_switches_a_head_off_equals_a_model_without_it(family: str, engine) -> None:
+    model, without = tiny_model(family), tiny_model(family)
+    width = model.config.hidden_size // model.config.num_attention_heads
+    off = slice(2 * width, 3 * width)  # head 2 of layer 1, where the output projection reads it
+    if family == "llama":
+        without.model.layers[1].self_attn.o_proj.weight[:, off] = 0
+    else:
+        without.transformer.h[1].attn.c_proj.weight[off] = 0
+    expected = without.base_model(some_ids(), use_cache=False).last_hidden_state
+
+    def change(place, output_BQHV):
+        return output_BQHV.index_fill(2, torch.tensor([2]), 0.0) if place.layer == 1 else output_BQHV
+
+    report = listen(model, some_ids(), lambda call: None, engine=Altered(engine, change))
+    assert_close(report.output.last_hidden_state, expected, atol=1e-5, rtol=1e-5)
+    assert [check.altered for check in report.calls] == [False, True, False, False]
+    intact = listen(model, some_ids(), lambda call: None, engine=engine)
+    assert (intact.output.last_hidden_state - expected).abs().max() > 1e-3
+
+
+def test_a_family_outside_the_interface_refuses_to_be_changed() -> None:
+    with pytest.raises(ModelError, match="where its output cannot be changed"):
+        listen(
+            tiny_model("bloom"), some_ids(), lambda call: None, engine=Altered(Eager(), lambda place, output: output)
+        )
+
+
+def test_an_output_of_another_shape_is_refused() -> None:
+    engine = Altered(Eager(), lambda place, output: output[..., :1])
+    with pytest.raises(ModelError, match=r"shape .* was expected back"):
+        listen(tiny_model("llama"), some_ids(), lambda call: None, engine=engine)
 
 
 def test_a_layer_that_is_not_heard_is_named() -> None:

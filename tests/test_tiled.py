@@ -10,11 +10,17 @@ import torch
 from torch.testing import assert_close
 
 from attnscope.attention.operator import DenseAttention
+from attnscope.attention.questions import Entropy, RowSum, TopK
+from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention, tiles
-from attnscope.attention.tiled.questions import Mass
-from attnscope.attention.visibility import Logits, Visibility
+from attnscope.attention.tiled.readers import READERS, RowSumReader
+from attnscope.attention.visibility import Visibility
 from attnscope.errors import MemoryLimitError
-from attnscope.measure.metrics import METRICS, Texts, measure
+from attnscope.measure.layers import LayerKey
+from attnscope.measure.metrics import METRICS, Texts, means, measure, questions
+from attnscope.measure.probes import HeadScores, Layer, TopKeys, TopRelation, run_probes
+from attnscope.measure.rollout import RolloutProbe
+from attnscope.seam.engines import Tiled
 from attnscope.seam.listen import listen
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import MODEL_TYPES, tiny_model
@@ -71,12 +77,12 @@ def operators(
     k_BGKD = torch.randn(texts, groups, queries, dim, generator=generator) * 2
     v_BGKD = torch.randn(texts, groups, queries, value_dim, generator=generator)
     visible = Visibility(queries, queries, mask, causal, window)
-    logits = Logits(q_BHQD, k_BGKD, 0.5, visible=visible, **extras)
-    rows = logits.rows(0, queries)
+    spec = AttentionSpec(q_BHQD, k_BGKD, v_BGKD, 0.5, visible, sinks=sinks, **extras)
+    rows = spec.logits(0, queries)
     if sinks is not None:
         rows = torch.cat([rows, sinks.expand(rows.shape[:3])[..., None]], -1)
     weights_BHQK = rows.softmax(-1)[..., :queries].nan_to_num(0.0)
-    return DenseAttention(weights_BHQK, visible, logits), TiledAttention(logits, sinks, v_BGKD, answers=True), v_BGKD
+    return DenseAttention(weights_BHQK, visible, spec), TiledAttention(spec, with_output=True), v_BGKD
 
 
 @pytest.fixture(params=[2**12, 2**21], ids=["small tiles", "large tiles"])
@@ -96,17 +102,16 @@ def test_answers_equal_the_matrix(case: str) -> None:
     dense, asked, v_BGKD = operators(**CASES[case])
     ids_BT = torch.randint(0, 9, (dense.batch, dense.queries), generator=torch.Generator().manual_seed(0))
     texts = Texts(ids_BT, torch.full((dense.batch,), dense.queries))
-    with asked.planning():
-        measure(asked, texts, list(METRICS))
-        asked.topk(5)
-        asked.topk(3, [1, 6], skip_first=True)
-    found, expected = measure(asked, texts, list(METRICS)), measure(dense, texts, list(METRICS))
+    every, some = TopK(5), TopK(3, (1, 6), skip_key0=True)
+    answers = asked.together([*questions(list(METRICS), texts), every, some])
+    found, expected = means(asked, texts, answers, list(METRICS)), measure(dense, texts, list(METRICS))
     for name in METRICS:
         assert_close(
             found[name], expected[name], atol=1e-5, rtol=1e-5, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
         )
-    assert_same_keys(asked.topk(5), dense.topk(5), dense)
-    assert_same_keys(asked.topk(3, [1, 6], skip_first=True), dense.topk(3, [1, 6], skip_first=True), dense, [1, 6])
+    assert_same_keys(answers[every], dense.topk(5), dense)
+    assert_same_keys(answers[some], dense.topk(3, [1, 6], skip_key0=True), dense, [1, 6])
+    assert_same_keys(asked.topk(5), dense.topk(5), dense)  # and alone
     groups_BT = (torch.arange(dense.queries) // 7 - 1).expand(dense.batch, -1)  # the first seven are in none
     keys_BT = torch.randint(-1, 4, (dense.batch, dense.queries), generator=torch.Generator().manual_seed(2))
     assert_close(asked.group_mass(groups_BT, keys_BT), dense.group_mass(groups_BT, keys_BT), atol=1e-5, rtol=1e-5)
@@ -135,18 +140,20 @@ def test_a_broken_tile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         test_answers_equal_the_matrix("plain")
 
 
-def test_an_error_in_a_tile_ends_the_pass() -> None:
+def test_an_error_in_a_tile_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     _, asked, _ = operators(queries=300)
 
-    class Broken(Mass):
+    class Broken(RowSumReader):
         def visit(self, tile: tiles.Tile) -> None:
             raise RuntimeError("broken tile")
 
     with thread_count(3):
-        with pytest.raises(RuntimeError, match="broken tile"):
-            asked.sweep([Broken()])
+        with monkeypatch.context() as patched:
+            patched.setitem(READERS, RowSum, Broken)
+            with pytest.raises(RuntimeError, match="broken tile"):
+                asked.row_sum()
         assert torch.get_num_threads() == 3
-        assert_close(asked.mass, torch.ones_like(asked.mass))
+        assert_close(asked.row_sum(), torch.ones_like(asked.row_sum()))
 
 
 @pytest.mark.parametrize("room", [2**18, 2**10])
@@ -172,25 +179,32 @@ def test_memory_that_runs_out_makes_tiles_smaller(monkeypatch: pytest.MonkeyPatc
     assert list(dict.fromkeys(taken)) == [2**20, 2**19, 2**18]
 
 
-def test_one_pass_answers_a_whole_plan() -> None:
+def test_one_pass_answers_every_probe_and_gives_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     _, asked, _ = operators()
     passes: list[int] = []
-    sweep = asked.sweep
-    asked.sweep = lambda questions: (passes.append(len(questions)), sweep(questions))[1]  # type: ignore[method-assign]
+    each = tiles.Tiling.each
+    monkeypatch.setattr(tiles.Tiling, "each", lambda tiling, visit: (passes.append(1), each(tiling, visit))[1])
     texts = Texts(torch.zeros(1, 70, dtype=torch.long), torch.tensor([70]))
-    with asked.planning():
-        measure(asked, texts, list(METRICS))
-    measure(asked, texts, list(METRICS))
+    runs = [RolloutProbe(torch.arange(70)[None]), HeadScores(), TopRelation(), TopKeys(3)]
+    probes = {str(number): probe for number, probe in enumerate(runs)}
+    run_probes(probes, Layer(LayerKey(0), asked, 4, texts))
     asked.output()
     assert len(passes) == 1
+
+
+def test_a_question_that_the_tiles_cannot_read_is_read_off_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, asked, _ = operators()
+    monkeypatch.delitem(READERS, Entropy)
+    answers = asked.together([Entropy(), RowSum()])
+    assert_close(answers[Entropy()], dense.entropy(), atol=1e-5, rtol=1e-5)
+    assert_close(answers[RowSum()], dense.row_sum(), atol=1e-5, rtol=1e-5)
 
 
 def test_no_tensor_grows_with_the_square_of_the_text() -> None:
     """The largest tensor that a pass makes, watched through the dispatcher, stays far below N x N."""
     _, asked, _ = operators(queries=4096, heads=4, groups=2)
-    with largest_tensor() as largest, asked.planning():
-        asked.entropy()
-        asked.topk(8)
+    with largest_tensor() as largest:
+        asked.together([Entropy(), TopK(8)])
     assert largest[0] <= 2 * tiles.TILE_BYTES["cpu"]
     assert largest[0] * 8 < 4 * 4 * 4096 * 4096
 
@@ -201,7 +215,7 @@ def test_half_precision_entropy_is_that_of_float64(largest_logit: float) -> None
     q, k = (torch.randn(1, 2, 300, 64, generator=torch.Generator().manual_seed(s)) + 0.5 for s in (0, 1))
     reach = (q @ k.mT).abs().max()
     q, k = (q * (largest_logit / reach)).bfloat16(), k.bfloat16()
-    found = TiledAttention(Logits(q, k, 1.0, visible=Visibility(300, 300))).entropy()
+    found = TiledAttention(AttentionSpec(q, k, k, 1.0, Visibility(300, 300))).entropy()
     causal = torch.ones(300, 300, dtype=torch.bool).tril()
     logits = (q.double() @ k.double().mT).masked_fill(~causal, -torch.inf)
     assert logits[..., causal].abs().max() > 0.9 * largest_logit
@@ -236,18 +250,16 @@ def test_fused_equals_eager_in_every_family(family: str) -> None:
     def hear_fused(call) -> None:  # type: ignore[no-untyped-def]
         if call.P.keys != call.P.queries or call.P.queries != TOKENS:
             return
-        with call.P.planning():
-            measure(call.P, texts, list(METRICS))
-            call.P.topk(3)
+        answers = call.P.together([*questions(list(METRICS), texts), TopK(3)])
         expected, dense, top = eager.pop((call.path, call.call))
         tolerance = LARGE_LOGITS.get(family, 1e-5)
         assert_close(call.P.dense(), dense.dense(), atol=tolerance, rtol=0)
-        for name, score in measure(call.P, texts, list(METRICS)).items():
+        for name, score in means(call.P, texts, answers, list(METRICS)).items():
             allowed = 1e-4 if name in ("entropy", "effective_keys", "distance") else 10 * tolerance
             assert_close(score, expected[name], atol=allowed, rtol=1e-5, equal_nan=True)
-        assert_close(call.P.topk(3)[0], top[0], atol=tolerance, rtol=0, equal_nan=True)
+        assert_close(answers[TopK(3)][0], top[0], atol=tolerance, rtol=0, equal_nan=True)
 
-    report = listen(fused_model(family), ids_BT, hear_fused, answer=True)
+    report = listen(fused_model(family), ids_BT, hear_fused, engine=Tiled())
     assert eager == {}
     assert {check.route for check in report.calls} == {"answered"}
     assert max(check.value_error for check in report.calls) < 1e-4  # the model's own attention on sampled rows
@@ -273,6 +285,6 @@ def test_answered_models_give_their_own_hidden_states(family: str) -> None:
     with torch.no_grad():
         expected.append(model.base_model(ids_BT, use_cache=False)[0])
     found.clear()
-    listen(model, ids_BT, lambda call: None, answer=True)
+    listen(model, ids_BT, lambda call: None, engine=Tiled())
     handle.remove()
     assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)

@@ -23,6 +23,7 @@ from attnscope.parity.given import given_of, is_quantised, mask_of, precise
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.call import AttentionCall
+from attnscope.seam.engines import Eager
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
 
@@ -86,9 +87,15 @@ def run_layer(loaded: LoadedModel, ids: Sequence[int], layer: int) -> LayerRun:
 
     windows = {shape.index: shape.window for shape in loaded.geometry.attention_layers}
     with ModuleRecorder(loaded.model, keep) as recorder:
-        listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), recorder.record, windows=windows)
+        listen(
+            loaded.model,
+            torch.tensor([list(ids)], device=loaded.device),
+            recorder.record,
+            engine=Eager(),
+            windows=windows,
+        )
     if not found:
-        raise ModelError(f"no attention was heard from layer {layer}", "choose another layer")
+        raise ModelError(f"no attention call came from layer {layer}", "choose another layer")
     return found[0]
 
 
@@ -106,19 +113,19 @@ def _trusted(loaded: LoadedModel, run: ModuleRun, place: int, recorder: ModuleRe
 
 def observed_of(ran: LayerRun) -> Observed:
     """The model's own values, without the text dim; None for what its family does not show."""
-    call, passed, output_BTE = ran.call, ran.call.logits, ran.run.output_BTE
+    call, spec, output_BTE = ran.call, ran.call.spec, ran.run.output_BTE
     observed = Observed(
         "the model's",
         ran.tolerance,
-        v_GKV=None if call.v_BGKD is None else call.v_BGKD[0],
         weights_HQK=None if call.weights_BHQK is None else call.weights_BHQK[0],
-        heads_HQV=None if call.output_BQHD is None else call.output_BQHD[0].transpose(0, 1),
+        heads_HQV=None if call.output_BQHV is None else call.output_BQHV[0].transpose(0, 1),
         output_QE=None if output_BTE is None else output_BTE[0],
     )
-    if passed is None:
+    if spec is None:
         return observed
-    q_HQD, logits_HQK = passed.q_BHQD[0], passed.rows(0, passed.q_BHQD.shape[2])[0]
-    return replace(observed, q_HQD=q_HQD, k_GKD=passed.k_BGKD[0], scale=passed.scale, logits_HQK=logits_HQK)
+    q_HQD, k_GKD, v_GKV = spec.q_BHQD[0], spec.k_BGKD[0], spec.v_BGKV[0]
+    logits_HQK = spec.logits(0, spec.visible.queries)[0]
+    return replace(observed, q_HQD=q_HQD, k_GKD=k_GKD, v_GKV=v_GKV, scale=spec.scale, logits_HQK=logits_HQK)
 
 
 def attention_of(call: AttentionCall) -> Attention:
@@ -126,19 +133,20 @@ def attention_of(call: AttentionCall) -> Attention:
 
     Raises UnreadableError where that was not observed, and for sink logits that differ from query to query.
     """
-    passed, sinks = call.logits, call.sinks
-    if passed is None or call.v_BGKD is None:
+    spec = call.spec
+    if spec is None:
         raise UnreadableError("its q, k and v cannot be heard")
+    sinks = spec.sinks
     if sinks is not None and sinks.shape[-1] != 1:
         raise UnreadableError("its sink logits are not one per head")
     return Attention(
-        QKV(*(precise(x_BHTD[0], "cpu") for x_BHTD in (passed.q_BHQD, passed.k_BGKD, call.v_BGKD))),
-        scale=passed.scale,
+        QKV(*(precise(x_BHTD[0], "cpu") for x_BHTD in (spec.q_BHQD, spec.k_BGKD, spec.v_BGKV))),
+        scale=spec.scale,
         mask=mask_of(call, "cpu")[0],
-        softcap=passed.softcap,
-        bias=None if passed.bias is None else precise(passed.bias[0], "cpu"),
+        softcap=spec.softcap,
+        bias=None if spec.bias is None else precise(spec.bias[0], "cpu"),
         sinks=None if sinks is None else precise(sinks[0, :, 0], "cpu"),
-        sinks_in_weights=not call.sinks_scale_output,
+        sinks_in_weights=not spec.sinks_scale_output,
     )
 
 

@@ -87,7 +87,7 @@ def weight_files(folder: Path, allow_pickle: bool = False, listing: frozenset[st
     if there.intersection(PICKLES):
         raise ModelError(
             f"{folder} has its weights as pickle only, which can run any code when it is read",
-            "convert them to safetensors, or pass --allow-pickle if you trust their author",
+            "convert them to safetensors, or pass {allow_pickle=True} if you trust their author",
         )
     raise ModelError(f"{folder} has no weights (no model.safetensors)", "download the model again")
 

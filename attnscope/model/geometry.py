@@ -72,6 +72,19 @@ class Geometry:
     def attention_layers(self) -> tuple[LayerGeometry, ...]:
         return tuple(layer for layer in self.layers if layer.attention)
 
+    @property
+    def in_words(self) -> str:
+        """`4 layers x 6 heads (3 kv)`, with ranges where layers differ and how many have no attention."""
+        layers = self.attention_layers
+        without = f", {len(self.layers) - len(layers)} layers without attention" * (len(layers) < len(self.layers))
+        heads, kv_heads = (_range([getattr(layer, name) for layer in layers]) for name in ("heads", "kv_heads"))
+        return f"{len(layers)} layers x {heads} heads ({kv_heads} kv){without}"
+
+    @property
+    def heads_by_layer(self) -> dict[int, int]:
+        """{layer index: number of heads} of the layers with attention."""
+        return {layer.index: layer.heads for layer in self.attention_layers}
+
 
 def geometry_of(config: Any, *, count: bool = True) -> Geometry:
     """Read the geometry from a transformers config; `count=False` leaves the parameters uncounted (None).
@@ -176,14 +189,21 @@ def longer(config: Any, positions: int | None) -> Any:
         return config
     rope = getattr(text, "rope_parameters", None)
     if not isinstance(rope, dict) or "rope_type" not in rope:
-        raise UsageError(f"{text.model_type} has no rotary positions to stretch", "use --truncate left or right")
+        raise UsageError(
+            f"{text.model_type} has no rotary positions to stretch", "use {truncate=left} or {truncate=right}"
+        )
     if rope["rope_type"] != "default":
         raise UsageError(
-            f"{text.model_type} scales its positions already ({rope['rope_type']})", "leave out --positions"
+            f"{text.model_type} scales its positions already ({rope['rope_type']})", "leave out {positions}"
         )
     text.rope_parameters = {**rope, "rope_type": "linear", "factor": positions / current}
     text.max_position_embeddings = positions
     return config
+
+
+def _range(numbers: list[int]) -> str:
+    """`24`, or `8-16` where layers differ."""
+    return "-".join(str(number) for number in sorted({min(numbers), max(numbers)})) if numbers else "0"
 
 
 def _entry_bytes(model_type: str, dtype_bytes: int) -> int:

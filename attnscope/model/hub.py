@@ -124,7 +124,7 @@ def _cached(name: str, revision: str | None, why: str) -> Snapshot:
     except (LocalEntryNotFoundError, FileNotFoundError):
         raise ModelError(
             f"{name} is neither a folder nor in the local cache, and {why}",
-            "download the model once with network, or pass a folder: --model path/to/model",
+            "download the model once with network, or pass a folder: {model=path/to/model}",
         ) from None
     return Snapshot(name, folder, folder.name, None)
 

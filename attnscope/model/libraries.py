@@ -1,8 +1,15 @@
-"""Progress bars, logs and warnings of the libraries underneath."""
+"""The libraries underneath: their versions, and their progress bars, logs and warnings."""
+
+from __future__ import annotations
 
 import os
+import platform
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attnscope._version import __version__
 
 
 def silence_libraries(verbose: bool) -> None:
@@ -36,3 +43,30 @@ def silence_libraries(verbose: bool) -> None:
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """No progress bar of transformers while the block runs; afterwards as it was."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def versions() -> dict[str, str]:
+    """The versions that the numbers depend on."""
+    import torch
+    import transformers
+
+    return {
+        "attnscope": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }

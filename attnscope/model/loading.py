@@ -44,9 +44,13 @@ class LoadOptions:
     positions: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadedModel:
-    """A decoder ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go."""
+    """A decoder ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go.
+
+    source_folder: where its files lie, None for a model made in memory. stretched_from: the positions it was trained
+    for, where rope scaling stretched them.
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -55,9 +59,23 @@ class LoadedModel:
     revision: str | None
     device: str
     dtype: str
-    attention: str
-    source_folder: Path | None
-    stretched_from: int | None = None  # the positions it was trained for, where rope scaling stretched them
+    source_folder: Path | None = None
+    stretched_from: int | None = None
+
+    @property
+    def attention(self) -> str:
+        """The attention implementation of transformers that the model is set to; a capture may run under another."""
+        return str(self.model.config._attn_implementation)
+
+    def __repr__(self) -> str:
+        size = f"{self.geometry.parameters / 1e6:,.1f} M parameters, " if self.geometry.parameters else ""
+        return "\n".join(
+            (
+                f"LoadedModel: {self.name} ({self.geometry.model_type}), {size}{self.dtype} on {self.device}",
+                f"  {self.geometry.in_words}",
+                f"  reads {self.geometry.max_positions or 'any number of'} tokens",
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -111,17 +129,31 @@ def load(options: LoadOptions) -> LoadedModel:
         revision=source.snapshot.commit if source.snapshot else None,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
-        attention=model.config._attn_implementation,
         source_folder=source.folder,
         stretched_from=trained if geometry.max_positions != trained else None,
     )
 
 
-def with_attention(loaded: LoadedModel, attention: str) -> LoadedModel:
-    """The same model under another of transformers' attention implementations, `eager` or `sdpa`."""
-    if loaded.model.config._attn_implementation != attention:
-        loaded.model.set_attn_implementation(attention)
-    return replace(loaded, attention=attention)
+def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str | None = None) -> LoadedModel:
+    """A model that is loaded already, with its tokenizer, as attnscope reads it; the model itself is left as it is.
+
+    name: what tables and manifests call it. Raises ModelError for a model that is not causal or has no softmax
+    attention.
+
+        >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
+    """
+    if not hasattr(model, "config") or not hasattr(model, "parameters"):
+        raise UsageError(f"expected a model of transformers, got {type(model).__name__}", "pass the model itself")
+    geometry = _readable(model.config, geometry_of(model.config, count=False))
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        geometry=replace(geometry, parameters=sum(parameter.numel() for parameter in model.parameters())),
+        name=name or getattr(model.config, "name_or_path", "") or geometry.model_type,
+        revision=None,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
 
 
 def load_config(options: LoadOptions) -> Any:
@@ -159,20 +191,26 @@ def _check_options(options: LoadOptions) -> None:
     if not options.model.strip():
         raise UsageError("the model has no name", "pass a folder, a Hub id, or demo")
     if not DEVICE.fullmatch(options.device):
-        raise UsageError(f"expected a device auto, cpu, cuda, cuda:N or mps, got {options.device!r}", "see --help")
+        raise UsageError(
+            f"expected a device auto, cpu, cuda, cuda:N or mps, got {options.device!r}", "use {device=auto}"
+        )
     if options.dtype not in DTYPES:
-        raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {options.dtype!r}", "see --help")
+        raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {options.dtype!r}", "use {dtype=auto}")
     if options.device_map and options.device_map not in DEVICE_MAPS:
-        raise UsageError(f"expected a device map of {', '.join(DEVICE_MAPS)}, got {options.device_map!r}", "see --help")
+        raise UsageError(
+            f"expected a device map of {', '.join(DEVICE_MAPS)}, got {options.device_map!r}", "use {device_map=auto}"
+        )
     if options.device_map and options.device != "auto":
-        raise UsageError("a device map places the model itself", f"leave out --device {options.device}")
+        raise UsageError("a device map places the model itself", f"leave out {{device={options.device}}}")
     if options.quantize not in (None, "8bit", "4bit"):
-        raise UsageError(f"expected to quantize to 8bit or 4bit, got {options.quantize!r}", "see --help")
+        raise UsageError(
+            f"expected to quantize to 8bit or 4bit, got {options.quantize!r}", "use {quantize=8bit} or {quantize=4bit}"
+        )
     if options.quantize:
         from importlib.util import find_spec
 
         if find_spec("bitsandbytes") is None:
-            raise UsageError("--quantize needs bitsandbytes", 'pip install "attnscope[quantize]"')
+            raise UsageError("quantized models need bitsandbytes", 'pip install "attnscope[quantize]"')
 
 
 def _locate(options: LoadOptions) -> Source:
@@ -184,7 +222,7 @@ def _locate(options: LoadOptions) -> Source:
         raise ModelError(f"{options.model} cannot be read: {error.strerror}", "check the path") from None
     if is_folder:
         if options.revision:
-            raise UsageError(f"{options.model} is a folder and has no revisions", "leave out --revision")
+            raise UsageError(f"{options.model} is a folder and has no revisions", "leave out {revision}")
         return Source(options.model, path)
     if is_file:
         raise ModelError(f"{options.model} is a file, expected a folder", "pass the folder that holds it")
@@ -206,7 +244,7 @@ def _config(source: Source, options: LoadOptions) -> Any:
         if remote:
             raise ModelError(
                 f"{source.name} ({model_type}) runs code from its own repository",
-                "read that code, then pass --trust-remote-code",
+                "read that code, then pass {trust_remote_code=True}",
             )
         raise ModelError(
             f"this transformers does not know the model type {model_type!r}", "pip install -U transformers"
@@ -254,9 +292,9 @@ def _device(options: LoadOptions) -> str:
     if wanted.startswith("cuda"):
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(wanted.partition(":")[2] or 0) >= count:
-            raise UsageError(f"there is no {wanted} here ({count} CUDA devices)", "pass --device auto or --device cpu")
+            raise UsageError(f"there is no {wanted} here ({count} CUDA devices)", "use {device=auto} or {device=cpu}")
     if wanted == "mps" and not torch.backends.mps.is_available():
-        raise UsageError("there is no mps device here", "pass --device auto or --device cpu")
+        raise UsageError("there is no mps device here", "use {device=auto} or {device=cpu}")
     return wanted
 
 
@@ -294,11 +332,12 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise MemoryLimitError(
-            f"{source.name} does not fit on {device}: {_line(error)}", "pass --device-map auto or --quantize 4bit"
+            f"{source.name} does not fit on {device}: {_line(error)}", "use {device_map=auto} or {quantize=4bit}"
         ) from error
     except Exception as error:  # any family's loading code, with any weights
         raise ModelError(
-            f"{source.name} cannot be loaded: {_line(error)}", "see --verbose for the whole error"
+            f"{source.name} cannot be loaded: {_line(error)}",
+            "its cause says where it failed; on the command line --verbose shows it",
         ) from error
     missing = sorted(report["missing_keys"])
     if missing:

@@ -25,6 +25,7 @@ from torch import Tensor
 from attnscope.parity.comparing import Comparison
 from attnscope.parity.given import is_quantised
 from attnscope.parity.verdicts import Difference, LayerParity, Level, ParityReport
+from attnscope.seam.engines import Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything
@@ -50,12 +51,14 @@ def check_parity(
     select: str | None = None,
     atol: float = ATOL,
     level: Level = "full",
+    engine: Engine | None = None,
 ) -> ParityReport:
     """Run the model once over a text and compare every attention layer with the oracle.
 
     prompt: a prompt, or token ids (T,) or (B, T) without padding. select: heads whose weights are compared, in the
     grammar of `selection.select` (default: all); outputs are compared for the whole of their layers. atol: what the
-    weights, and the outputs relative to their norm, may differ by. level: go no higher than this.
+    weights, and the outputs relative to their norm, may differ by. level: go no higher than this. engine: that runs
+    the model, as it is without; under one that returns no weights only outputs are compared.
     Raises UsageError for a selection that cannot be read, ModelError where a layer that should attend was not observed.
 
     >>> check_parity(loaded, [1, 2, 3]).holds
@@ -69,6 +72,7 @@ def check_parity(
             loaded.model,
             ids_BT,
             recorder.record,
+            engine=engine,
             expected_layers=tuple(layer.index for layer in loaded.geometry.attention_layers),
             windows={layer.index: layer.window for layer in loaded.geometry.attention_layers},
         )

@@ -82,7 +82,7 @@ class Comparison:
     def _compared(self, subject: Subject, number: int) -> LayerParity:
         run = subject.exact if isinstance(subject, Repeated) else subject.run
         original = subject.run.calls[number]  # a copied module no longer knows its layer
-        call = replace(run.calls[number], layer=original.layer, path=original.path)
+        call = replace(run.calls[number], place=original.place)
         level, why, expected = self._oracle(subject, run, call)
         implementation, rounding = self._differences(subject, number, call, expected)
         judged = expected is not None and not isinstance(subject, NotJudged)
@@ -174,7 +174,7 @@ def _output_difference(model: Tensor, expected: Tensor) -> tuple[float, float]:
 
 
 def _row_sum_error(call: AttentionCall) -> float | None:
-    if call.weights_BHQK is None or call.takes_rows:
+    if call.weights_BHQK is None or (call.spec is not None and call.spec.row_sinks is not None):
         return None
     return _largest(call.weights_BHQK.float().sum(-1) - 1)
 

@@ -49,23 +49,23 @@ def from_weights(run: ModuleRun, layout: Layout | None, config: Any, layer: Any)
 
 def from_call(call: AttentionCall) -> Expected | None:
     """Weights and the heads' output, from what the model passed to its attention; None where it was not observed."""
-    passed = call.logits
-    if passed is None or call.v_BGKD is None or call.output_BQHD is None:
+    spec = call.spec
+    if spec is None or call.output_BQHV is None:
         return None
-    bias = None if passed.bias is None else precise(passed.bias)
-    q, k, v = (precise(x) for x in (passed.q_BHQD, passed.k_BGKD, call.v_BGKD))
-    logits_BHQK = attention_logits(q, k, scale=passed.scale, softcap=passed.softcap, bias=bias)
+    bias = None if spec.bias is None else precise(spec.bias)
+    q, k, v = (precise(x) for x in (spec.q_BHQD, spec.k_BGKD, spec.v_BGKV))
+    logits_BHQK = attention_logits(q, k, scale=spec.scale, softcap=spec.softcap, bias=bias)
     logits_BHQK = apply_mask(logits_BHQK, mask_of(call))
-    weights_BHQK = _with_sinks(logits_BHQK, call.sinks)
+    weights_BHQK = _with_sinks(logits_BHQK, spec.sinks)
     heads_BQHV = attention_output(weights_BHQK, v).transpose(1, 2)
-    if call.sinks_scale_output:
+    if spec.sinks_scale_output:
         weights_BHQK = softmax(logits_BHQK)
-    return Expected(weights_BHQK, call.visible.rows(0, call.visible.queries), heads_BQHV, call.output_BQHD)
+    return Expected(weights_BHQK, call.visible.rows(0, call.visible.queries), heads_BQHV, call.output_BQHV)
 
 
 def dtype_of(call: AttentionCall) -> torch.dtype | None:
     """The dtype of the q that the model passed to its attention; None where it was not observed."""
-    return None if call.logits is None else call.logits.q_BHQD.dtype
+    return None if call.spec is None else call.spec.q_BHQD.dtype
 
 
 def _with_sinks(logits_BHQK: Tensor, sinks_BHQ: Tensor | None) -> Tensor:

@@ -1,100 +1,192 @@
-"""Which engine reads a text, and how far the two differ on it.
+"""Who computes a layer's attention: the model itself, attnscope's tiles, or both side by side.
 
-eager: the model's own matrices, a layer at a time. fused: answers from q and k, and no matrix is ever made.
+The seam hands every call that comes through the attention interface to the engine; the engine gives the layer's output
+back, shows the call to the listener as an operator, and says how it held. A new engine is one more class in ENGINES.
+
+Shapes: B text, Q query, R sampled rows, H head, V width of v.
 """
 
 from __future__ import annotations
 
-import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from attnscope.errors import UsageError
-from attnscope.memory import DTYPE_BYTES, free_memory
-from attnscope.model.geometry import check_eager_fits, eager_bytes
+import torch
+from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
-    from attnscope.seam.call import AttentionCall
-    from attnscope.text.prompt import Prompt
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiled import TiledAttention
+from attnscope.errors import ModelError, UsageError
+from attnscope.model.geometry import Geometry, eager_bytes, fused_bytes
+from attnscope.seam.call import AttentionCall, CallCheck, Place
+from attnscope.seam.checks import CHECKED_ROWS, check_call, relative_error, sampled_rows, sdpa_kernel
 
-SHARE = 0.5  # of the free memory that one layer's matrices may take before auto turns to fused
-COMPARED_TOKENS = 64
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+ARGUMENTS = ("query", "key", "value", "attention_mask", "scaling", "dropout")  # of an attention function, by position
+OnCall = Callable[[AttentionCall], None]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The engine of a run, and the model under the implementation that it listens to."""
+class OwnAttention:
+    """The model's own attention function with the arguments of one call, for an engine that wants it run."""
 
-    loaded: LoadedModel
-    engine: Literal["eager", "fused"]
+    attend: Callable[..., Any]
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return {**dict(zip(ARGUMENTS, self.args, strict=False)), **self.kwargs}
+
+    def __call__(self) -> tuple[Tensor, Tensor | None]:
+        """Output (B, Q, H, V) and weights (B, H, Q, K), None under fused implementations."""
+        output, weights = self.attend(self.module, *self.args, **self.kwargs)
+        return output, weights
+
+    def rows(self, spec: AttentionSpec, row_R: Tensor) -> Tensor:
+        """The output of some queries alone, (B, R, H, V)."""
+        given = self.given
+        asked = {**given, "query": given["query"][:, :, row_R], "attention_mask": _mask_rows(given, spec, row_R)}
+        for name in ("position_bias", "sinks"):  # one per query, where the family has them
+            if isinstance(given.get(name), Tensor) and given[name].ndim == 4:
+                asked[name] = given[name][..., row_R, :]
+        output, _ = self.attend(self.module, *(asked.pop(name) for name in ARGUMENTS[:4]), **asked)
+        return output
 
 
-def choose(loaded: LoadedModel, tokens: int, engine: str, memory: str | None = None) -> Choice:
-    """The engine for so many tokens: as asked, or eager while one layer's matrices fit the budget.
+class Engine(ABC):
+    """Who computes the layers' attention.
 
-    memory: the budget, such as "4GB"; half of what is free without it. Raises MemoryLimitError where eager does not fit
-    and fused cannot be had, UsageError where fused was asked of a family that attends outside the interface.
+    name: what `--engine` and manifests say. implementation: transformers' attention that the model runs under. output:
+    who gives the layers' outputs, "model" or "attnscope". alters: whether it changes them.
     """
-    from attnscope.model.loading import with_attention
-    from attnscope.seam.listen import calls_interface
 
-    can_fuse = calls_interface(loaded.model)
-    if engine == "fused" and not can_fuse:
-        kind = loaded.geometry.model_type
-        raise UsageError(f"{kind} attends where the fused engine cannot ask for q and k", "use --engine eager")
-    free = free_memory(loaded.device)
-    budget = free if engine == "eager" else round(free * SHARE)
-    budget = read_size(memory) if memory is not None else budget
-    needed = eager_bytes(loaded.geometry, tokens, DTYPE_BYTES[loaded.dtype])
-    if engine == "fused" or (engine == "auto" and needed > budget and can_fuse):
-        return Choice(loaded, "fused")
-    way_out = ", or use --engine fused" if can_fuse else ""
-    check_eager_fits(loaded.geometry, tokens, loaded.device, loaded.dtype, budget, way_out)
-    return Choice(with_attention(loaded, "eager"), "eager")
+    name: str
+    implementation: str
+    output: str
+    alters: bool = False
+
+    @abstractmethod
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
+        """About the most memory that one layer's attention takes beside the model."""
+
+    @abstractmethod
+    def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
+        """Give the layer's output (B, Q, H, V) and how the call held; `on_call` was given the call."""
 
 
-def read_size(text: str) -> int:
-    """Bytes of "4GB", "512M", "1e9". Raises UsageError for anything else."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)i?b?\s*", text.lower())
-    try:
-        size = float(found[1]) * UNITS[found[2]] if found else 0.0
-    except ValueError:
-        size = 0.0
-    if size < 1:
-        raise UsageError(f"a size of memory was expected, {text!r} came", "write --memory 4GB")
-    return int(size)
+class Eager(Engine):
+    """The model's own eager attention, one layer's matrix at a time."""
+
+    name, implementation, output = "eager", "eager", "model"
+
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
+        return eager_bytes(geometry, tokens, dtype_bytes, batch)
+
+    def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
+        output, weights = own()
+        P = TiledAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
+        call = AttentionCall(place, P, spec, weights, output)
+        check = check_call(call, "interface")
+        if weights is None and getattr(own.attend, "__name__", "").startswith("sdpa"):
+            check.kernel = sdpa_kernel(spec)
+        on_call(call)
+        return output, check
 
 
-def difference(loaded: LoadedModel, prompt: Prompt) -> float | None:
-    """The largest difference between the engines' weights on the prompt's first tokens, in this dtype.
+class TiledBeside(Eager):
+    """The model's own fused attention gives the outputs; the questions are answered from q and k beside it."""
 
-    None where the model cannot be run with eager attention.
+    name, implementation, output = "fused", "sdpa", "model"
+
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
+        return fused_bytes(geometry, tokens, batch)
+
+
+class Tiled(Engine):
+    """One pass over tiles of q and k answers the questions and gives the output; some rows are checked."""
+
+    name, implementation, output = "fused", "sdpa", "attnscope"
+
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
+        return fused_bytes(geometry, tokens, batch)
+
+    def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
+        P = TiledAttention(spec, with_output=True)
+        call = AttentionCall(place, P, spec)
+        on_call(call)
+        output = P.output()
+        check = check_call(call, "answered")
+        check.kernel = "attnscope"
+        row_R = sampled_rows(P.queries).to(output.device)
+        check.value_error = relative_error(output[:, row_R], own.rows(spec, row_R))
+        return output, check
+
+
+@dataclass(frozen=True)
+class Altered(Engine):
+    """Another engine whose outputs are changed before the model goes on: heads switched off, patched, steered.
+
+    change(place, output_BQHV) returns the output that the model is to get; the operator shows the attention as it was.
+
+        >>> def without_head_3(place, output):
+        ...     return output if place.layer != 2 else output.index_fill(2, torch.tensor([3]), 0.0)
+        >>> listen(model, ids, on_call, engine=Altered(Eager(), without_head_3)).output
     """
-    import torch
 
-    from attnscope.model.loading import with_attention
-    from attnscope.seam.listen import listen
+    engine: Engine
+    change: Callable[[Place, Tensor], Tensor]
+    alters = True
 
-    ids_BT = torch.tensor([prompt.ids[:COMPARED_TOKENS]], device=loaded.device)
-    eager: dict[Any, torch.Tensor] = {}
-    largest = [0.0]
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.engine.name
 
-    def keep(call: AttentionCall) -> None:
-        eager[call.path, call.call] = call.P.dense()
+    @property
+    def implementation(self) -> str:  # type: ignore[override]
+        return self.engine.implementation
 
-    def compare(call: AttentionCall) -> None:
-        found, expected = call.P.dense(), eager.pop((call.path, call.call), None)
-        if expected is not None:
-            largest[0] = max(largest[0], float((found - expected.to(found.device)).abs().max()))
+    @property
+    def output(self) -> str:  # type: ignore[override]
+        return self.engine.output
 
-    attention = loaded.attention
-    try:
-        listen(with_attention(loaded, "eager").model, ids_BT, keep)
-    except (ValueError, KeyError):
-        return None
-    finally:
-        with_attention(loaded, attention)
-    listen(loaded.model, ids_BT, compare, answer=True)
-    return largest[0]
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
+        return self.engine.bytes(geometry, tokens, dtype_bytes, batch)
+
+    def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
+        output, check = self.engine.run(place, spec, own, on_call)
+        changed = self.change(place, output)
+        if changed.shape != output.shape:
+            raise ModelError(
+                f"layer {place.layer}: an output of shape {tuple(output.shape)} was expected back, "
+                f"{tuple(changed.shape)} came",
+                "return a tensor of the shape that was given",
+            )
+        check.altered = changed is not output
+        return changed, check
+
+
+# By what `--engine` says; "auto" chooses between them. TiledBeside is `--engine fused --listen`.
+ENGINES: Mapping[str, Engine] = {"eager": Eager(), "fused": Tiled()}
+BESIDE: Mapping[str, Engine] = {"fused": TiledBeside()}
+
+
+def engine_named(name: str, listen: bool = False) -> Engine:
+    """The engine of a name; with `listen`, the one that leaves the outputs to the model. Raises UsageError."""
+    if name not in ENGINES:
+        raise UsageError(f"there is no engine {name!r}", f"the engines are {', '.join(['auto', *ENGINES])}")
+    return BESIDE.get(name, ENGINES[name]) if listen else ENGINES[name]
+
+
+def _mask_rows(given: Mapping[str, Any], spec: AttentionSpec, row_R: Tensor) -> Tensor:
+    mask = given.get("attention_mask")
+    if isinstance(mask, Tensor):
+        return mask[..., row_R, :] if mask.shape[-2] > 1 else mask
+    runs = row_R.split(CHECKED_ROWS // 4)
+    seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
+    dtype = spec.q_BHQD.dtype
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

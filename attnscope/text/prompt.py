@@ -1,8 +1,6 @@
 """Text or chat to token ids, with readable labels and the spans of words, sentences and chat turns beside them."""
 
 import hashlib
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -53,6 +51,10 @@ class Prompt:
     def sentences(self) -> tuple[Span, ...]:
         return _named(sentence_ranges(self.plain, self.special), self.plain, self.tokens)
 
+    def spans(self, group: str) -> tuple[Span, ...]:
+        """The prompt's "words" or "sentences"."""
+        return self.words if group == "words" else self.sentences
+
     @property
     def sha256(self) -> str:
         """Hash of the text in UTF-8, in hexadecimal."""
@@ -93,7 +95,7 @@ def from_chat(tokenizer: Any, chat: str, *, max_tokens: int | None = None, trunc
         tokenizer.get_chat_template()
     except (AttributeError, ValueError) as error:
         raise UsageError(
-            "this model's tokenizer has no chat template", "leave --chat out, or use an instruct or chat model"
+            "this model's tokenizer has no chat template", "leave out {chat}, or use an instruct or chat model"
         ) from error
     messages = read_messages(chat)
     try:
@@ -140,14 +142,15 @@ def _kept(tokenizer: Any, ids: Sequence[int], most: int | None, truncate: Side |
     """The places of the tokens that stay."""
     count = len(ids)
     if truncate not in (None, "left", "right"):
-        raise UsageError(f"truncate is left or right, not {truncate!r}", "give --truncate left or --truncate right")
+        raise UsageError(f"truncate is left or right, not {truncate!r}", "use {truncate=left} or {truncate=right}")
     if most is not None and most < 1:
         raise UsageError(f"at most {most} tokens leave nothing to read", "allow at least 1")
     if most is None or count <= most:
         return list(range(count))
     if truncate is None:
         raise InputError(
-            f"the text has {count} tokens, the model reads at most {most}", "shorten it, or give --truncate left|right"
+            f"the text has {count} tokens, the model reads at most {most}",
+            "shorten it, or use {truncate=left} or {truncate=right}",
         )
     if truncate == "right":
         return list(range(most))
@@ -236,55 +239,3 @@ def _quiet(tokenizer: Any) -> Render:
             return None
 
     return render
-
-
-def decode_utf8(data: bytes, source: str) -> str:
-    """Bytes to text, without a byte order mark; InputError names the offset of the first byte that isn't UTF-8.
-
-    >>> decode_utf8(b"caf\xc3\xa9", "standard input")
-    'café'
-    """
-    try:
-        return data.decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
-        raise InputError(
-            f"{source} is not UTF-8: byte 0x{data[error.start]:02X} at offset {error.start}",
-            f"convert it, for example with iconv -f {'UTF-16' if wide else 'LATIN1'} -t UTF-8",
-        ) from error
-
-
-def read_text(text: str | None, file: str | None) -> str:
-    """The text itself, of a file, or of standard input where either of them is `-`.
-
-    UsageError unless exactly one is given; InputError for a file that can't be read, for bytes that aren't UTF-8 and
-    for white space alone.
-
-    >>> read_text("the bank", None)
-    'the bank'
-    """
-    if (text is None) == (file is None):
-        raise UsageError("expected one text", "give --text TEXT, --file FILE, or - for standard input")
-    if "-" in (text, file):
-        found, source = decode_utf8(sys.stdin.buffer.read(), "standard input"), "standard input"
-    elif file is not None:
-        found, source = decode_utf8(_read_file(file), file), file
-    else:
-        # Bytes of the command line that aren't UTF-8 arrive as escapes.
-        found, source = decode_utf8(os.fsencode(text or ""), "--text"), "--text"
-    if not found.strip():
-        raise InputError(f"{source} is empty", "give a text with at least one word")
-    return found
-
-
-def _read_file(file: str) -> bytes:
-    try:
-        with open(file, "rb") as stream:
-            return stream.read()
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {file}", "check the path, or give --text") from error
-    except IsADirectoryError as error:
-        raise InputError(f"{file} is a folder", "name a file in it") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{file} can't be read: {reason}", "check the path and its permissions") from error

@@ -91,8 +91,6 @@ def as_loaded(model: Any) -> LoadedModel:
         revision=None,
         device="cpu",
         dtype=str(model.dtype).removeprefix("torch."),
-        attention="eager",
-        source_folder=None,
     )
 
 

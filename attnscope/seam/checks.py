@@ -1,0 +1,79 @@
+"""Check one attention call for consistency: rows sum to 1, masked keys get nothing, P V is the call's own output.
+
+Shapes: B text, H head, G kv head, Q query, R sampled rows, K key, V width of v.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.spec import AttentionSpec
+from attnscope.seam.call import AttentionCall, CallCheck
+
+CHECKED_ROWS = 64  # rows of an answer compared with what the model's own attention gives, per call
+REPEATED_ROWS = 16  # rows of P V compared with the output that the model made of the same P
+
+
+def check_call(call: AttentionCall, route: str) -> CallCheck:
+    """What can be measured of a call as it is."""
+    P, mask = call.P, call.visible.mask
+    check = CallCheck(call.layer, call.call, call.path, P.heads, route, keys=P.keys)
+    check.sink_logits = call.spec is not None and call.spec.row_sinks is not None
+    if mask is not None:
+        check.mask = "boolean" if mask.dtype == torch.bool else "additive"
+    if call.weights_BHQK is not None:
+        check.row_sum_error, check.masked_weight = _matrix_errors(call)
+    if call.spec is not None and call.output_BQHV is not None:
+        check.value_error = _value_error(call, call.spec, call.output_BQHV)
+    return check
+
+
+def sdpa_kernel(spec: AttentionSpec) -> str:
+    """The kernel that PyTorch's own attention takes for a call: flash, efficient, cudnn, or math, which makes N x N."""
+    q, k, mask = spec.q_BHQD, spec.k_BGKD, spec.visible.mask
+    causal, shared = mask is None and spec.visible.causal, spec.heads != spec.kv_heads
+    choice = torch._fused_sdp_choice(q, k, spec.v_BGKV, mask, 0.0, causal, scale=spec.scale, enable_gqa=shared)
+    return {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}.get(choice, "unknown")
+
+
+def sampled_rows(queries: int, count: int = CHECKED_ROWS) -> Tensor:
+    """So many rows spread over all, in four runs; all of them where there are fewer."""
+    run = count // 4
+    if queries <= count:
+        return torch.arange(queries)
+    starts = torch.linspace(0, queries - run, 4).long()
+    return (starts[:, None] + torch.arange(run)).flatten()
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference over the largest expected magnitude."""
+    difference = (found.float() - expected.float()).abs().max()
+    return float(difference / expected.abs().max().float().clamp_min(1e-30))
+
+
+def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
+    """Largest |row sum - 1| (None with sink logits), and the largest weight on a masked key."""
+    P = call.P
+    sees_BHQ = call.visible.counts_BHQ.to(P.device) > 0
+    with_sinks = call.spec is not None and call.spec.row_sinks is not None
+    row_sum = None if with_sinks else float(((P.row_sum() - 1).abs() * sees_BHQ).max())
+    blind = not bool(sees_BHQ.all())  # rows that see nothing are uniform in eager attention
+    largest = []
+    for a, b in P.blocks():
+        hidden = P.rows(a, b) * (~call.visible.rows(a, b).to(P.device)).float()  # several times as fast as a fill
+        largest.append((hidden * sees_BHQ[..., a:b, None] if blind else hidden).max())
+    return row_sum, float(torch.stack(largest).max())
+
+
+def _value_error(call: AttentionCall, spec: AttentionSpec, output_BQHV: Tensor) -> float | None:
+    """Largest |P V - output| over some rows; None where the call's output is not P V."""
+    P, v_BGKV = call.P, spec.v_BGKV
+    if spec.sinks_scale_output or output_BQHV.shape != (P.batch, P.queries, P.heads, v_BGKV.shape[-1]):
+        return None
+    row_R = sampled_rows(P.queries, REPEATED_ROWS)
+    runs = row_R.split(REPEATED_ROWS // 4)
+    weights_BHRK = torch.cat([P.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
+    expected_BGRV = weights_BHRK.reshape(P.batch, v_BGKV.shape[1], -1, P.keys) @ v_BGKV.float()
+    expected_BHRV = expected_BGRV.view(P.batch, P.heads, len(row_R), -1)
+    return relative_error(expected_BHRV, output_BQHV[:, row_R.to(P.device)].transpose(1, 2))
