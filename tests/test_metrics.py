@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from attnscope.attention.operator import DenseAttention, RowAttention
+from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import UsageError
@@ -58,7 +58,7 @@ def by_loops(weights_QK: torch.Tensor, visible_QK: torch.Tensor, tokens: list[in
     return sum(values) / len(values) if values else math.nan
 
 
-def assert_equals_loops(P: RowAttention, tokens: list[int]) -> None:
+def assert_equals_loops(P: AttentionOperator, tokens: list[int]) -> None:
     texts = Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]))
     scores = measure(P, texts, list(METRICS))
     visible_QK = P.visible.rows(0, P.queries)[0, 0]
@@ -101,7 +101,7 @@ def one_hot(keys: list[int]) -> DenseAttention:
     return DenseAttention(matrix, Visibility(len(keys), len(keys)))
 
 
-def scores_of(P: RowAttention, tokens: list[int]) -> dict[str, float]:
+def scores_of(P: AttentionOperator, tokens: list[int]) -> dict[str, float]:
     texts = Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]))
     return {name: float(score[0, 0]) for name, score in measure(P, texts, list(METRICS)).items()}
 
@@ -160,11 +160,11 @@ def test_support_counts_the_rows_behind_a_score() -> None:
     P, tokens = random_attention(40), [1, 2, 3, 4] * 10
     rows = support(P, Texts(torch.tensor([tokens]), torch.tensor([40])))
     assert {name: int(count[0, 0]) for name, count in rows.items()} == {
-        "seeing": 39,
-        "choosing": 38,
+        "two_keys": 39,
+        "three_keys": 38,
         "all": 40,
-        "repeated": 36,
-        "far": 8,
+        "repeats": 36,
+        "beyond_32": 8,
     }
 
 

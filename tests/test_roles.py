@@ -13,7 +13,7 @@ PASSAGE = (
     "The river bank is wide and green. The old mill stands by the river. Every spring the water climbs over the "
     "stones and the children count the boats. "
 )
-PLENTY = {"seeing": 99, "choosing": 99, "all": 99, "repeated": 99, "far": 99}
+PLENTY = {"two_keys": 99, "three_keys": 99, "all": 99, "repeats": 99, "beyond_32": 99}
 NOTHING = dict.fromkeys(METRICS, 0.0)
 
 
@@ -61,8 +61,8 @@ def test_what_evenness_gives_earns_no_role() -> None:
 
 def test_a_role_needs_its_support() -> None:
     score = NOTHING | {"induction": 0.9}
-    assert role_of(score, NOTHING, PLENTY | {"repeated": 15}) == "other"
-    assert role_of(score, NOTHING, PLENTY | {"repeated": 16}) == "induction"
+    assert role_of(score, NOTHING, PLENTY | {"repeats": 15}) == "other"
+    assert role_of(score, NOTHING, PLENTY | {"repeats": 16}) == "induction"
     assert role_of(score, NOTHING, dict.fromkeys(PLENTY, 15)) == "-"
     assert role_of(NOTHING | {"sink": 0.9}, NOTHING, PLENTY | {"all": 63}) == "other"
 

@@ -11,18 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.testing import assert_close
 
-from attnscope.attention.operator import DenseAttention
-from attnscope.attention.visibility import Visibility
 from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.measure import rollout
-from attnscope.measure.metrics import Texts
-from attnscope.measure.probes import Layer
 from attnscope.measure.rollout import Rollout, RolloutProbe, bins
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import LoadedModel, LoadOptions, load
-from attnscope.observe import Observation, Request, observe
+from attnscope.observation import Observation
+from attnscope.observe import Request, observe
+from attnscope.seam.engines import Tiled, engine_named
 from attnscope.tables import rows as rows_of
 from attnscope.text.prompt import Prompt, from_text
 from helpers.command_line import call
@@ -65,13 +62,13 @@ def _loaded(demo: LoadedModel, name: str, attention: str) -> LoadedModel:
     except ValueError:  # the family has no sdpa
         model = tiny_model(family, vocab_size=2000, **overrides)
     geometry = geometry_of(model.config)
-    return LoadedModel(model, demo.tokenizer, geometry, name, None, "cpu", "float32", attention, None)
+    return LoadedModel(model, demo.tokenizer, geometry, name, None, "cpu", "float32")
 
 
 def see(loaded_as, name: str, engine: str, prompts: list[Prompt], group: str = "tokens") -> list[Observation]:  # type: ignore[no-untyped-def]
     loaded = loaded_as(name, "eager" if engine == "eager" else "sdpa")
     wanted = Request(metrics=(), rollout=group)  # type: ignore[arg-type]
-    return observe(loaded, prompts, wanted, engine=engine.split(",")[0], answer="listening" not in engine)  # type: ignore[arg-type]
+    return observe(loaded, prompts, wanted, engine=engine_named(engine.split(",")[0], listen="listening" in engine))
 
 
 def product(loaded: LoadedModel, prompt: Prompt, residual: float = 1.0, divide: bool = True, backwards: bool = False):  # type: ignore[no-untyped-def]
@@ -156,18 +153,17 @@ def test_layers_that_do_not_attend_to_tokens_are_passed(loaded_as, demo, name, l
     assert seen.rollout.row_sum_error < 1e-6
 
 
-def test_reading_a_layer_twice_is_reading_it_once() -> None:
-    """The fused engine asks every layer twice; first it answers with zeros."""
-    weights = torch.rand(1, 2, 5, 5, generator=torch.Generator().manual_seed(0)).tril()
-    weights /= weights.sum(-1, keepdim=True)
-    texts = Texts(torch.zeros(1, 5, dtype=torch.long), torch.tensor([5]))
-    once, twice = (RolloutProbe(torch.arange(5)[None]) for _ in range(2))
-    for index in range(3):
-        once(Layer(index, DenseAttention(weights, Visibility(5, 5)), 2, texts))
-        for factor in (0.0, 1.0):
-            twice(Layer(index, DenseAttention(weights * factor, Visibility(5, 5)), 2, texts))
-    assert_close(once._after, twice._after, atol=0, rtol=0)
-    assert once.layers == twice.layers == [0, 1, 2]
+def test_a_layer_is_asked_once(loaded_as, demo, monkeypatch) -> None:
+    """On every engine: so that what is carried from layer to layer is carried once."""
+    asked: list[int] = []
+    asks = RolloutProbe.asks
+    monkeypatch.setattr(
+        RolloutProbe, "asks", lambda probe, layer: (asked.append(layer.key.layer), asks(probe, layer))[1]
+    )
+    for engine in ENGINES:
+        asked.clear()
+        see(loaded_as, "demo", engine, [from_text(demo.tokenizer, TEXT)])
+        assert asked == [0, 1, 2, 3]
 
 
 def test_nothing_to_roll_out_is_said(demo) -> None:  # type: ignore[no-untyped-def]
@@ -189,7 +185,7 @@ def test_a_long_text_makes_no_matrix() -> None:
     loaded = load(LoadOptions(attention="sdpa", positions=4096))
     prompt = from_text(loaded.tokenizer, "The river rose and the boats went by. " * 300)
     with largest_tensor() as largest:
-        [seen] = observe(loaded, [prompt], Request(metrics=(), rollout="bins"), engine="fused")
+        [seen] = observe(loaded, [prompt], Request(metrics=(), rollout="bins"), engine=Tiled())
     assert len(prompt) > 2500
     assert len(seen.rollout.units) <= 200
     assert largest[0] <= 4 * 6 * len(prompt) * (200 + 32) < 4 * 6 * len(prompt) ** 2

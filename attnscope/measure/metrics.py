@@ -1,7 +1,8 @@
-"""Head metrics: what each number is, and how it is asked of an attention operator.
+"""Head metrics: what each number is, and what it asks of an attention operator.
 
-A metric gives one value a query row; a head's score is the mean over the rows that can show it, null where there is
-none. Every metric is written against `AttentionOperator`, so it is the same on every engine.
+A metric gives one value per query row; a head's score is the mean over the rows that can show it, null where there is
+none. A metric names its questions (`attention/questions.py`), so it is the same on every engine, and all metrics of a
+layer are answered in one pass.
 
 Shapes: B text, H head, Q query, K key. A is the weight matrix, n the tokens, v_i the keys that query i may see.
 """
@@ -11,8 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from attnscope.attention.questions import (
+    Back,
+    Distance,
+    Entropy,
+    EqualLabels,
+    Key,
+    MaxWeight,
+    Question,
+    RowSum,
+    SumOfSquares,
+    Window,
+)
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,49 +72,40 @@ class Texts:
         return self if self.ids_BT.device == device else Texts(self.ids_BT.to(device), self.length_B.to(device))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One head metric: its definition in words, and the function that measures it row by row."""
+    """One head metric: its definition in words, what it asks, and what it makes of the answers row by row.
+
+    short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
+    answer, ...): their answers, each (B, H, Q), to the metric's value per row; the first answer without one.
+    """
 
     id: str
+    short: str
     title: str
     formula: str
     unit: str
     range: str
     source: str
     reading: str
-    rows: str  # which rows count: a key of ROWS
-    values: Callable[[AttentionOperator, Texts], Tensor]  # -> (B, H, Q)
-
-
-def _positions(P: AttentionOperator) -> Tensor:
-    import torch
-
-    return torch.arange(P.queries, device=P.device)
+    rows: str
+    asks: Callable[[Texts], tuple[Question, ...]]
+    value: Callable[..., Tensor] = lambda P, answer: answer
 
 
 def _visible(P: AttentionOperator) -> Tensor:
     return P.visible.counts_BHQ.to(P.device).float()
 
 
-def _key_zero(P: AttentionOperator) -> Tensor:
-    return P.at(_positions(P) * 0)
-
-
-def _entropy_normalised(P: AttentionOperator, texts: Texts) -> Tensor:
-    return P.entropy() / _visible(P).clamp_min(2).log()
-
-
-def _focus(P: AttentionOperator, texts: Texts) -> Tensor:
-    sharpness = 1 - P.entropy(skip_first=True) / (_visible(P) - 1).clamp_min(2).log()
-    return (1 - _key_zero(P)) * sharpness
+def _focus(P: AttentionOperator, entropy_without_key0: Tensor, key0: Tensor) -> Tensor:
+    return (1 - key0) * (1 - entropy_without_key0 / (_visible(P) - 1).clamp_min(2).log())
 
 
 ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
-    "seeing": ("rows that see at least 2 keys", lambda P, texts: _visible(P) >= 2),
-    "choosing": ("rows that see at least 3 keys", lambda P, texts: _visible(P) >= 3),
+    "two_keys": ("rows that see at least 2 keys", lambda P, texts: _visible(P) >= 2),
+    "three_keys": ("rows that see at least 3 keys", lambda P, texts: _visible(P) >= 3),
     "all": ("all rows", lambda P, texts: _visible(P) >= 1),
-    "repeated": (
+    "repeats": (
         "rows that see at least 2 keys and have an earlier equal token",
         lambda P, texts: (_visible(P) >= 2) & texts.repeated_BT[:, None],
     ),
@@ -111,190 +115,227 @@ METRICS: Mapping[str, Metric] = {
     metric.id: metric
     for metric in (
         Metric(
-            "previous_token",
-            "previous token",
-            "mean of A[i,i-1]",
-            "share of a row",
-            "0 to 1",
-            "Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
-            "near 1: the head looks at the token just before",
-            "seeing",
-            lambda P, texts: P.at(_positions(P) - 1),
+            id="previous_token",
+            short="prev",
+            title="previous token",
+            formula="mean of A[i,i-1]",
+            unit="share of a row",
+            range="0 to 1",
+            source="Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
+            reading="near 1: the head looks at the token just before",
+            rows="two_keys",
+            asks=lambda texts: (Back(1),),
         ),
         Metric(
-            "self",
-            "self",
-            "mean of A[i,i]",
-            "share of a row",
-            "0 to 1",
-            "Clark et al. 2019, arXiv 1906.04341",
-            "near 1: the head looks at the token itself",
-            "seeing",
-            lambda P, texts: P.at(_positions(P)),
+            id="self",
+            short="self",
+            title="self",
+            formula="mean of A[i,i]",
+            unit="share of a row",
+            range="0 to 1",
+            source="Clark et al. 2019, arXiv 1906.04341",
+            reading="near 1: the head looks at the token itself",
+            rows="two_keys",
+            asks=lambda texts: (Back(0),),
         ),
         Metric(
-            "first_token",
-            "first token",
-            "mean of A[i,0]",
-            "share of a row",
-            "0 to 1",
-            "Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453",
-            "near 1: the head rests on the first token, where it does nothing",
-            "seeing",
-            lambda P, texts: _key_zero(P),
+            id="first_token",
+            short="first",
+            title="first token",
+            formula="mean of A[i,0]",
+            unit="share of a row",
+            range="0 to 1",
+            source="Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453",
+            reading="near 1: the head rests on the first token, where it does nothing",
+            rows="two_keys",
+            asks=lambda texts: (Key(0),),
         ),
         Metric(
-            "sink",
-            "sink",
-            "sum over all i of A[i,0] / n",
-            "share of a row",
-            "0 to 1",
-            "Gu et al. 2024, arXiv 2410.10781 (importance of key 0)",
-            "above 0.3 on a text of at least 64 tokens: an attention sink",
-            "all",
-            lambda P, texts: _key_zero(P),
+            id="sink",
+            short="sink",
+            title="sink",
+            formula="sum over all i of A[i,0] / n",
+            unit="share of a row",
+            range="0 to 1",
+            source="Gu et al. 2024, arXiv 2410.10781 (importance of key 0)",
+            reading="above 0.3 on a text of at least 64 tokens: an attention sink",
+            rows="all",
+            asks=lambda texts: (Key(0),),
         ),
         Metric(
-            "off_token_mass",
-            "off-token mass",
-            "mean of 1 - m_i, m_i the sum of row i",
-            "share of a row",
-            "0 to 1",
-            "gpt-oss sink logits, arXiv 2508.10925",
-            "above 0: a learned sink logit takes this share, no token gets it",
-            "seeing",
-            lambda P, texts: P.lost_mass(),
+            id="off_token_mass",
+            short="off tok",
+            title="off-token mass",
+            formula="mean of 1 - m_i, m_i the sum of row i",
+            unit="share of a row",
+            range="0 to 1",
+            source="gpt-oss sink logits, arXiv 2508.10925",
+            reading="above 0: a learned sink logit takes this share, no token gets it",
+            rows="two_keys",
+            asks=lambda texts: (RowSum(),),
+            value=lambda P, row_sum: P.sink_share(row_sum),
         ),
         Metric(
-            "duplicate_token",
-            "duplicate token",
-            "over rows with an earlier equal token: mean of sum over j<i, t_j = t_i of A[i,j]",
-            "share of a row",
-            "0 to 1",
-            "Wang et al. 2022 (IOI), arXiv 2211.00593",
-            "near 1: the head looks at earlier copies of the same token",
-            "repeated",
-            lambda P, texts: P.match_mass(texts.ids_BT, texts.ids_BT, gap=1),
+            id="duplicate_token",
+            short="dupl",
+            title="duplicate token",
+            formula="over rows with an earlier equal token: mean of sum over j<i, t_j = t_i of A[i,j]",
+            unit="share of a row",
+            range="0 to 1",
+            source="Wang et al. 2022 (IOI), arXiv 2211.00593",
+            reading="near 1: the head looks at earlier copies of the same token",
+            rows="repeats",
+            asks=lambda texts: (EqualLabels(texts.ids_BT, texts.ids_BT, gap=1),),
         ),
         Metric(
-            "induction",
-            "induction",
-            "over rows with an earlier equal token: mean of sum over j<i, t_j = t_i of A[i,j+1]",
-            "share of a row",
-            "0 to 1",
-            "Olsson et al. 2022, arXiv 2209.11895",
-            "near 1: the head looks at what followed the last time this token came up",
-            "repeated",
-            lambda P, texts: P.match_mass(texts.ids_BT, texts.previous_BT, gap=0),
+            id="induction",
+            short="induct",
+            title="induction",
+            formula="over rows with an earlier equal token: mean of sum over j<i, t_j = t_i of A[i,j+1]",
+            unit="share of a row",
+            range="0 to 1",
+            source="Olsson et al. 2022, arXiv 2209.11895",
+            reading="near 1: the head looks at what followed the last time this token came up",
+            rows="repeats",
+            asks=lambda texts: (EqualLabels(texts.ids_BT, texts.previous_BT, gap=0),),
         ),
         Metric(
-            "entropy",
-            "entropy",
-            "mean of -sum_j A[i,j] ln A[i,j], the row divided by its sum",
-            "nats",
-            "0 to ln n",
-            "Clark et al. 2019, arXiv 1906.04341; Vig & Belinkov 2019, arXiv 1906.04284",
-            "0: one key has it all; ln of the visible keys: spread evenly",
-            "seeing",
-            lambda P, texts: P.entropy(),
+            id="entropy",
+            short="entropy",
+            title="entropy",
+            formula="mean of -sum_j A[i,j] ln A[i,j], the row divided by its sum",
+            unit="nats",
+            range="0 to ln n",
+            source="Clark et al. 2019, arXiv 1906.04341; Vig & Belinkov 2019, arXiv 1906.04284",
+            reading="0: one key has it all; ln of the visible keys: spread evenly",
+            rows="two_keys",
+            asks=lambda texts: (Entropy(),),
         ),
         Metric(
-            "entropy_normalised",
-            "entropy, normalised",
-            "mean of H_i / ln v_i",
-            "share of the largest entropy",
-            "0 to 1",
-            "entropy over its largest value for the keys that the row may see",
-            "1: spread evenly over the visible keys",
-            "seeing",
-            _entropy_normalised,
+            id="entropy_normalised",
+            short="entr norm",
+            title="entropy, normalised",
+            formula="mean of H_i / ln v_i",
+            unit="share of the largest entropy",
+            range="0 to 1",
+            source="entropy over its largest value for the keys that the row may see",
+            reading="1: spread evenly over the visible keys",
+            rows="two_keys",
+            asks=lambda texts: (Entropy(),),
+            value=lambda P, entropy: entropy / _visible(P).clamp_min(2).log(),
         ),
         Metric(
-            "effective_keys",
-            "effective keys",
-            "mean of 1 / sum_j A[i,j]^2, the row divided by its sum",
-            "keys",
-            "1 to n",
-            "participation ratio (inverse Simpson index)",
-            "how many keys really count",
-            "seeing",
-            lambda P, texts: 1 / P.squares(),
+            id="effective_keys",
+            short="eff keys",
+            title="effective keys",
+            formula="mean of 1 / sum_j A[i,j]^2, the row divided by its sum",
+            unit="keys",
+            range="1 to n",
+            source="participation ratio (inverse Simpson index)",
+            reading="how many keys really count",
+            rows="two_keys",
+            asks=lambda texts: (SumOfSquares(),),
+            value=lambda P, sum_of_squares: 1 / sum_of_squares,
         ),
         Metric(
-            "confidence",
-            "confidence",
-            "mean of max_j A[i,j]",
-            "share of a row",
-            "0 to 1",
-            "Voita et al. 2019, arXiv 1905.09418 (they leave the end token out; here it stays)",
-            "near 1: one key takes the row",
-            "seeing",
-            lambda P, texts: P.largest(),
+            id="confidence",
+            short="conf",
+            title="confidence",
+            formula="mean of max_j A[i,j]",
+            unit="share of a row",
+            range="0 to 1",
+            source="Voita et al. 2019, arXiv 1905.09418 (they leave the end token out; here it stays)",
+            reading="near 1: one key takes the row",
+            rows="two_keys",
+            asks=lambda texts: (MaxWeight(),),
         ),
         Metric(
-            "distance",
-            "distance",
-            "mean of sum_j A[i,j] (i-j), the row divided by its sum",
-            "tokens",
-            "0 to n-1",
-            "Vig & Belinkov 2019, arXiv 1906.04284",
-            "how far back the head looks on average",
-            "seeing",
-            lambda P, texts: P.distance(),
+            id="distance",
+            short="dist",
+            title="distance",
+            formula="mean of sum_j A[i,j] (i-j), the row divided by its sum",
+            unit="tokens",
+            range="0 to n-1",
+            source="Vig & Belinkov 2019, arXiv 1906.04284",
+            reading="how far back the head looks on average",
+            rows="two_keys",
+            asks=lambda texts: (Distance(),),
         ),
         Metric(
-            "local_mass_32",
-            "local mass, 32 tokens",
-            "mean of the mass on the last 32 keys, the query's own included",
-            "share of a row",
-            "0 to 1",
-            "Xiao et al. 2024 (DuoAttention), arXiv 2410.10819, streaming heads",
-            "near 1 on a text much longer than 32 tokens: the head needs no long context",
-            "seeing",
-            lambda P, texts: P.recent_mass(32),
+            id="local_mass_32",
+            short="loc 32",
+            title="local mass, 32 tokens",
+            formula="mean of the mass on the last 32 keys, the query's own included",
+            unit="share of a row",
+            range="0 to 1",
+            source="Xiao et al. 2024 (DuoAttention), arXiv 2410.10819, streaming heads",
+            reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
+            rows="two_keys",
+            asks=lambda texts: (Window(32),),
         ),
         Metric(
-            "focus",
-            "focus",
-            "over rows with v_i >= 3: mean of (1 - A[i,0]) (1 - H'_i / ln(v_i - 1)), H' the entropy without key 0",
-            "share",
-            "0 to 1",
-            "attnscope",
-            "near 1: looks sharply, and not at the sink; the default order",
-            "choosing",
-            _focus,
+            id="focus",
+            short="focus",
+            title="focus",
+            formula="over rows with v_i >= 3: mean of (1 - A[i,0]) (1 - H'_i / ln(v_i - 1)), "
+            "H' the entropy without key 0",
+            unit="share",
+            range="0 to 1",
+            source="attnscope",
+            reading="near 1: looks sharply, and not at the sink; the default order",
+            rows="three_keys",
+            asks=lambda texts: (Entropy(skip_key0=True), Key(0)),
+            value=_focus,
         ),
     )
 }
 
 
-def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str, Tensor]:
-    """Each metric of each head: the mean of its row values over the rows that can show it.
+def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
+    """What these metrics ask of a layer; texts on the layer's device."""
+    return [question for name in ids for question in METRICS[name].asks(texts)]
 
-    Returns {id: (B, H) float64}, NaN where a text has no such row.
 
-        >>> scores = measure(P, texts, ["entropy", "induction"])
-        >>> scores["entropy"][0]    # one number a head, nats
-    """
+def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
+    """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
+    metric = METRICS[name]
+    return metric.value(P, *(answers[question] for question in metric.asks(texts)))
+
+
+def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
+    """Which rows count for metrics of a kind, a key of ROWS; boolean, broadcastable to (B, H, Q)."""
+    return ROWS[kind][1](P, texts) & texts.real_BT[:, None]
+
+
+def means(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], ids: Sequence[str]) -> dict[str, Tensor]:
+    """Each metric of each head: its mean over the rows that count; {id: (B, H) float64}, NaN without such a row."""
     import torch
 
-    texts = texts.to(P.device)
     scores: dict[str, Tensor] = {}
-    for kind, (_, rule) in ROWS.items():
+    for kind in ROWS:
         names = [name for name in ids if METRICS[name].rows == kind]
         if names:
-            rows_BHQ = rule(P, texts) & texts.real_BT[:, None]
-            values = torch.stack(torch.broadcast_tensors(*(METRICS[name].values(P, texts) for name in names)))
-            sums = torch.where(rows_BHQ, values, 0.0).sum(-1, dtype=torch.float64) / rows_BHQ.sum(-1)
+            rows = counted_rows(P, texts, kind)
+            values = torch.stack(torch.broadcast_tensors(*(row_values(P, texts, answers, name) for name in names)))
+            sums = torch.where(rows, values, 0.0).sum(-1, dtype=torch.float64) / rows.sum(-1)
             scores.update(zip(names, sums, strict=True))
     return {name: scores[name] for name in ids}
 
 
+def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str, Tensor]:
+    """Each metric of each head of one layer, from one pass: {id: (B, H) float64}, NaN where no row can show it.
+
+    >>> measure(P, texts, ["entropy", "induction"])["entropy"][0]    # one number per head, nats
+    """
+    texts = texts.to(P.device)
+    return means(P, texts, P.together(questions(ids, texts)), ids)
+
+
 def support(P: AttentionOperator, texts: Texts) -> dict[str, Tensor]:
-    """How many rows stand behind each kind of metric: {rows: (B, H or 1)}; `far` rows see more than 32 keys."""
+    """How many rows stand behind each kind of metric, {rows: (B, H or 1)}; `beyond_32` rows see more than 32 keys."""
     texts = texts.to(P.device)
     rows = {name: rule(P, texts) for name, (_, rule) in ROWS.items()}
-    rows["far"] = _visible(P) > 32
+    rows["beyond_32"] = _visible(P) > 32
     return {name: (rows_BHQ & texts.real_BT[:, None]).sum(-1) for name, rows_BHQ in rows.items()}
 
 

@@ -1,7 +1,7 @@
-"""What to keep of a layer's attention, before its matrix is dropped: scores, relations, group masses, maps.
+"""What to keep of a layer's attention before its matrix is dropped: scores, relations, group masses, maps.
 
-A probe is called once a layer with the layer's operator and keeps something small; none keeps an N x N matrix that
-nobody asked for.
+A probe says what it asks of a layer (`asks`), and makes of the answers something small that is kept (`keep`); each is
+called once per layer. All probes' questions are answered in one pass. None keeps an N x N matrix that nobody asked for.
 
 Shapes: B text, H head (or kv head, where a view averages them), Q query, K key, G group of tokens, k kept keys.
 """
@@ -10,166 +10,215 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import chain
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.attention.operator import AttentionOperator, indicator
+from attnscope.attention.operator import AttentionOperator
+from attnscope.attention.questions import GroupMass, Question, TopK
+from attnscope.attention.rows import indicator
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import BLOCK_BYTES, Visibility
-from attnscope.measure.metrics import METRICS, Texts, measure, support
+from attnscope.measure.layers import LayerKey
+from attnscope.measure.metrics import METRICS, Texts, means, measure, questions, support
 
 MAP_SIDE = 200  # the most rows and columns of a drawn map; longer texts are binned
+Answers = Mapping[Question, Any]
 
 
 @dataclass(frozen=True)
 class View:
     """How entries are read wherever they are tabled or drawn.
 
-    weights: "softmax", or "scores", the logits after scale, cap, bias and mask. kv_groups: average the query heads
-    that share a kv head, None to keep them apart. heads: {layer: heads to keep}, None for all.
+    weights: "softmax", or "scores", the logits after scale, cap, bias and mask. by_kv: average the query heads that
+    share a kv head. heads: {layer: heads to keep}, None for all.
     """
 
     weights: Literal["softmax", "scores"] = "softmax"
     by_kv: bool = False
     heads: Mapping[int, Sequence[int]] | None = None
 
-    def kept(self, layer: int, P: AttentionOperator, kv_heads: int) -> list[int]:
+    def kept(self, layer: Layer) -> list[int]:
         """The heads (kv heads, when averaged) of a layer that this view keeps."""
-        chosen = range(P.heads) if self.heads is None else self.heads.get(layer, ())
-        return sorted({head * kv_heads // P.heads for head in chosen}) if self.by_kv else list(chosen)
+        chosen = range(layer.P.heads) if self.heads is None else self.heads.get(layer.key.layer, ())
+        return sorted({layer.kv_head(head) for head in chosen}) if self.by_kv else list(chosen)
 
-    def rows(self, P: AttentionOperator, heads: Sequence[int], kv_heads: int, start: int, stop: int) -> Tensor:
+    def rows(self, layer: Layer, heads: Sequence[int], start: int, stop: int) -> Tensor:
         """Entries of a block of queries, fp32 (B, len(heads), stop - start, K)."""
-        entries = P.scores(start, stop) if self.weights == "scores" else P.rows(start, stop)
-        if self.by_kv:
-            entries = entries.view(P.batch, kv_heads, -1, *entries.shape[2:]).mean(2)
+        entries = layer.P.scores(start, stop) if self.weights == "scores" else layer.P.rows(start, stop)
+        entries = layer.per_kv_head(entries) if self.by_kv else entries
         return entries if list(heads) == list(range(entries.shape[1])) else entries[:, list(heads)]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Where a probe stands: the layer's number, its operator, its kv heads and the texts."""
+    """Where a probe stands: which layer, its operator, its kv heads, and the texts on its device."""
 
-    index: int
+    key: LayerKey
     P: AttentionOperator
     kv_heads: int
     texts: Texts
 
+    def kv_head(self, head: int) -> int:
+        """The kv head that a query head reads."""
+        return head * self.kv_heads // self.P.heads
+
+    def per_kv_head(self, values: Tensor) -> Tensor:
+        """(B, H, ...) -> (B, kv heads, ...), the mean over the query heads that share a kv head."""
+        return values.view(self.P.batch, self.kv_heads, -1, *values.shape[2:]).mean(2)
+
+
+class Probe(Protocol):
+    """What to ask of a layer and what to keep of it."""
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        """The questions that the layer's pass should answer."""
+
+    def keep(self, layer: Layer, answers: Answers) -> Any:
+        """What stays of the layer, small and on the CPU; None where there is nothing to keep."""
+
+
+def run_probes(probes: Mapping[str, Probe], layer: Layer) -> dict[str, Any]:
+    """What each probe keeps of a layer; all their questions are answered in one pass."""
+    asked = chain.from_iterable(probe.asks(layer) for probe in probes.values())
+    answers = layer.P.together(asked)
+    return {name: probe.keep(layer, answers) for name, probe in probes.items()}
+
+
+class LayerScores(NamedTuple):
+    """Every metric of a layer's heads: values (B, H), what uniform attention would score (B or 1, 1), rows behind it.
+
+    kv_heads: how many the layer has. heads: how many query heads.
+    """
+
+    values: Mapping[str, Tensor]
+    uniform: Mapping[str, Tensor]
+    support: Mapping[str, Tensor]
+    heads: int
+    kv_heads: int
+
 
 @dataclass
 class HeadScores:
-    """Every metric of every head: scores[layer][id] and even[layer][id] are (B, H) and (B, 1); support[layer][rows]."""
+    """Every metric of every head, beside what uniform attention would score."""
 
     ids: Sequence[str] = tuple(METRICS)
-    scores: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    even: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    support: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    _nulls: list[tuple[Visibility, dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=list)
+    _uniform: dict[Visibility, tuple[dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=dict)
 
-    def __call__(self, layer: Layer) -> None:
-        self.scores[layer.index] = {k: v.cpu() for k, v in measure(layer.P, layer.texts, self.ids).items()}
-        self.even[layer.index], self.support[layer.index] = self._null(layer)
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return questions(self.ids, layer.texts)
+
+    def keep(self, layer: Layer, answers: Answers) -> LayerScores:
+        values = _on_cpu(means(layer.P, layer.texts, answers, self.ids))
+        return LayerScores(values, *self._null(layer), layer.P.heads, layer.kv_heads)
 
     def _null(self, layer: Layer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What attention spread evenly would score; layers that share a mask share it."""
-        for visible, even, rows in self._nulls:
-            if visible is layer.P.visible:
-                return even, rows
-        P = UniformAttention(layer.P.visible)
-        even = {k: v.cpu() for k, v in measure(P, layer.texts, self.ids).items()}
-        rows = {k: v.cpu() for k, v in support(P, layer.texts).items()}
-        self._nulls.append((layer.P.visible, even, rows))
-        return even, rows
+        """The scores of uniform attention and the rows behind them; layers that share a mask share it."""
+        visible = layer.P.visible
+        if visible not in self._uniform:
+            P = UniformAttention(visible)
+            self._uniform[visible] = (
+                _on_cpu(measure(P, layer.texts, self.ids)),
+                _on_cpu(support(P, layer.texts)),
+            )
+        return self._uniform[visible]
 
 
-@dataclass
-class Strongest:
+class Relation(NamedTuple):
+    """Per text and head the weight, query and key of one relation, (B, H) each; the weight is NaN for none."""
+
+    weight: Tensor
+    query: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True)
+class TopRelation:
     """Each head's strongest relation: the largest A[i,j] - 1/v_i over i >= 1 and j >= 1 (j >= 0 with `key_zero`)."""
 
     key_zero: bool = False
-    found: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # weight, query, key: (B, H)
 
-    def __call__(self, layer: Layer) -> None:
-        P = layer.P
-        weight_BHQ1, key_BHQ1 = P.topk(1, skip_first=not self.key_zero)
-        excess_BHQ = weight_BHQ1[..., 0] - 1 / P.visible.counts_BHQ.to(P.device).clamp_min(1)
-        excess_BHQ = excess_BHQ.masked_fill(~layer.texts.to(P.device).real_BT[:, None], torch.nan)
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [TopK(1, skip_key0=not self.key_zero)]
+
+    def keep(self, layer: Layer, answers: Answers) -> Relation:
+        [asked] = self.asks(layer)
+        weight_BHQ1, key_BHQ1 = answers[asked]
+        excess_BHQ = weight_BHQ1[..., 0] - 1 / layer.P.visible.counts_BHQ.to(layer.P.device).clamp_min(1)
+        excess_BHQ = excess_BHQ.masked_fill(~layer.texts.real_BT[:, None], torch.nan)
         excess_BHQ[..., 0] = torch.nan
         best = excess_BHQ.nan_to_num(-torch.inf).max(-1, keepdim=True)
         weight_BH = weight_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
         key_BH = key_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
-        nothing_BH = torch.isneginf(best.values[..., 0])
-        found = weight_BH.masked_fill(nothing_BH, torch.nan), best.indices[..., 0], key_BH
-        self.found[layer.index] = (found[0].cpu(), found[1].cpu(), found[2].cpu())
+        weight_BH = weight_BH.masked_fill(torch.isneginf(best.values[..., 0]), torch.nan)
+        return Relation(weight_BH.cpu(), best.indices[..., 0].cpu(), key_BH.cpu())
 
 
-@dataclass
+class KeptKeys(NamedTuple):
+    """The kept keys of every query: heads (H numbers), weight (B, H, Q, k), NaN where there is none, and key."""
+
+    heads: list[int]
+    weight: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True)
 class TopKeys:
     """The k strongest keys of every query of every kept head (None: all visible keys), strongest first.
 
     With groups_BT (the group of each token, -1 for none), queries and keys are groups: sum over the keys of a group,
-    mean over its queries. weight[layer]: (B, H, Q, k), NaN where there is no such key; key[layer]: its position.
+    mean over its queries.
     """
 
     k: int | None
     view: View = View()
     groups_BT: Tensor | None = None
-    heads: dict[int, list[int]] = field(default_factory=dict)
-    weight: dict[int, Tensor] = field(default_factory=dict)
-    key: dict[int, Tensor] = field(default_factory=dict)
 
-    def __call__(self, layer: Layer) -> None:
-        heads = self.view.kept(layer.index, layer.P, layer.kv_heads)
-        if not heads:
-            return
-        self.heads[layer.index] = heads
-        weight, key = self._strongest(layer, heads)
-        self.weight[layer.index], self.key[layer.index] = weight.cpu(), key.cpu()
-
-    def _strongest(self, layer: Layer, heads: list[int]) -> tuple[Tensor, Tensor]:
-        P = layer.P
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        if not self.view.kept(layer):
+            return []
         if self.groups_BT is not None:
-            groups = GroupMass(self.groups_BT, self.view)
-            groups(layer)
-            mass_BHGG = groups.mass[layer.index]
-            return _top(mass_BHGG.masked_fill(mass_BHGG == 0, -torch.inf), self.k)
-        if self.view.weights == "softmax" and not self.view.by_kv:
-            return P.topk(self.k or P.keys, heads)
+            return [_group_question(layer, self.groups_BT, self.groups_BT)]
+        return [self._top(layer)] if self._weights_of_heads else []
+
+    def keep(self, layer: Layer, answers: Answers) -> KeptKeys | None:
+        heads = self.view.kept(layer)
+        if not heads:
+            return None
+        if self.groups_BT is not None:
+            mass_BHGG = _group_mass(layer, self.view, answers, self.groups_BT, self.groups_BT)
+            weight, key = _top(mass_BHGG.masked_fill(mass_BHGG == 0, -torch.inf), self.k)
+        elif self._weights_of_heads:
+            weight, key = answers[self._top(layer)]
+        else:
+            weight, key = self._from_rows(layer, heads)
+        return KeptKeys(heads, weight.cpu(), key.cpu())
+
+    @property
+    def _weights_of_heads(self) -> bool:
+        return self.view.weights == "softmax" and not self.view.by_kv
+
+    def _top(self, layer: Layer) -> TopK:
+        heads = self.view.kept(layer)
+        every = heads == list(range(layer.P.heads))
+        return TopK(min(self.k or layer.P.keys, layer.P.keys), None if every else tuple(heads))
+
+    def _from_rows(self, layer: Layer, heads: list[int]) -> tuple[Tensor, Tensor]:
         parts = []
-        for a, b in P.blocks():
-            seen = P.visible.rows(a, b)[:, :1].to(P.device)
-            parts.append(_top(self.view.rows(P, heads, layer.kv_heads, a, b).masked_fill(~seen, -torch.inf), self.k))
+        for a, b in layer.P.blocks():
+            seen = layer.P.visible.rows(a, b)[:, :1].to(layer.P.device)
+            parts.append(_top(self.view.rows(layer, heads, a, b).masked_fill(~seen, -torch.inf), self.k))
         return torch.cat([weight for weight, _ in parts], 2), torch.cat([key for _, key in parts], 2)
 
 
-@dataclass
-class GroupMass:
-    """Attention between groups of tokens: sum over the keys of a group, mean over its queries, so rows keep their sum.
+class KeptMap(NamedTuple):
+    """The matrices to draw of one layer: heads (H numbers), values (H, rows, columns), NaN for what is not visible."""
 
-    groups_BT: the group of each token, -1 for none (padding); key_groups_BT where the keys are grouped otherwise.
-    mass[layer]: (B, H, G, G).
-    """
-
-    groups_BT: Tensor
-    view: View = View()
-    key_groups_BT: Tensor | None = None
-    heads: dict[int, list[int]] = field(default_factory=dict)
-    mass: dict[int, Tensor] = field(default_factory=dict)
-
-    def __call__(self, layer: Layer) -> None:
-        heads = self.view.kept(layer.index, layer.P, layer.kv_heads)
-        if not heads:
-            return
-        P, keys_BT = layer.P, self.groups_BT if self.key_groups_BT is None else self.key_groups_BT
-        mass_BHGG = P.group_mass(self.groups_BT.to(P.device), keys_BT.to(P.device))
-        if self.view.by_kv:
-            mass_BHGG = mass_BHGG.view(P.batch, layer.kv_heads, -1, *mass_BHGG.shape[2:]).mean(2)
-        size_BG = indicator(self.groups_BT.to(P.device)).sum(1).clamp_min(1)
-        mass_BHGG = mass_BHGG[:, heads] / size_BG[:, None, :, None]
-        self.heads[layer.index], self.mass[layer.index] = heads, mass_BHGG.cpu()
+    heads: list[int]
+    values: np.ndarray
 
 
 @dataclass
@@ -177,8 +226,7 @@ class Maps:
     """Matrices to draw, one text: whole up to `side` tokens, binned beyond; NaN where a query sees no key of a cell.
 
     rule "sum": sum over the keys of a bin, mean over its queries, so rows keep their sum. "max", and always for
-    scores: the largest entry. values[layer]: (H, Q, K) float32. With `split_sink`, key 0 is a column of its own also
-    where keys are binned.
+    scores: the largest entry. With `split_sink`, key 0 is a column of its own also where keys are binned.
     """
 
     tokens: int
@@ -186,13 +234,13 @@ class Maps:
     rule: Literal["sum", "max"] = "sum"
     split_sink: bool = False
     side: int = MAP_SIDE
-    heads: dict[int, list[int]] = field(default_factory=dict)
-    values: dict[int, np.ndarray] = field(default_factory=dict)
-    _shown: list[tuple[Visibility, Tensor]] = field(default_factory=list)  # layers that share a mask share it
+    _shown: dict[Visibility, Tensor] = field(default_factory=dict)  # layers that share a mask share it
 
     def __post_init__(self) -> None:
         if self.view.weights == "scores":
             self.rule = "max"  # a sum of logits says nothing
+        runs = _runs(self.rows)[None], _runs(self.columns)[None]
+        self._groups: tuple[Tensor, Tensor] = runs
 
     @property
     def bin_size(self) -> int:
@@ -211,36 +259,39 @@ class Maps:
         first, *rest = self.rows
         return [1, first - 1, *rest] if self.split_sink and first > 1 else [first, *rest]
 
-    def __call__(self, layer: Layer) -> None:
-        heads = self.view.kept(layer.index, layer.P, layer.kv_heads)
-        if not heads:
-            return
-        read = self._summed if self.rule == "sum" and self.bin_size > 1 else self._largest
-        values_HQK = read(layer, heads).masked_fill(~self._visible(layer.P), torch.nan)
-        self.heads[layer.index], self.values[layer.index] = heads, values_HQK.cpu().numpy()
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [_group_question(layer, *self._groups)] if self._summed and self.view.kept(layer) else []
 
-    def _summed(self, layer: Layer, heads: list[int]) -> Tensor:
-        groups = GroupMass(_runs(self.rows)[None], self.view, _runs(self.columns)[None])
-        groups(layer)
-        return groups.mass[layer.index][0].to(layer.P.device)
+    def keep(self, layer: Layer, answers: Answers) -> KeptMap | None:
+        heads = self.view.kept(layer)
+        if not heads:
+            return None
+        if self._summed:
+            values_HQK = _group_mass(layer, self.view, answers, *self._groups)[0]
+        else:
+            values_HQK = self._largest(layer, heads)
+        return KeptMap(heads, values_HQK.masked_fill(~self._visible(layer.P), torch.nan).cpu().numpy())
+
+    @property
+    def _summed(self) -> bool:
+        return self.rule == "sum" and self.bin_size > 1
 
     def _largest(self, layer: Layer, heads: list[int]) -> Tensor:
         strips = []
         for a, b in self._strips(layer.P.heads):
-            rows_HQK = self.view.rows(layer.P, heads, layer.kv_heads, a, b)[0, ..., : self.tokens]
+            rows_HQK = self.view.rows(layer, heads, a, b)[0, ..., : self.tokens]
             strips.append(self._cells(rows_HQK.masked_fill(~self._seen(layer.P, a, b), -torch.inf), a, b))
         return torch.cat(strips, -2)
 
     def _visible(self, P: AttentionOperator) -> Tensor:
-        """(Q, K) of the map: does any query of the row see any key of the column?"""
-        for visible, known in self._shown:
-            if visible is P.visible:
-                return known
-        shown = P.visible.cells(self.rows, self.columns)
-        if shown is None:
-            shown = torch.cat([self._cells(self._seen(P, a, b).byte(), a, b) for a, b in self._strips(1)]).bool()
-        self._shown.append((P.visible, shown))
-        return shown
+        """(rows, columns) of the map: does any query of the row see any key of the column?"""
+        if P.visible not in self._shown:
+            shown = P.visible.cells(self.rows, self.columns)
+            if shown is None:
+                strips = [self._cells(self._seen(P, a, b).byte(), a, b) for a, b in self._strips(1)]
+                shown = torch.cat(strips).bool()
+            self._shown[P.visible] = shown
+        return self._shown[P.visible]
 
     def _cells(self, values: Tensor, start: int, stop: int) -> Tensor:
         """The largest entry of each cell in a strip of whole rows of cells."""
@@ -260,19 +311,31 @@ class Maps:
         return [(a, min(self.tokens, a + step)) for a in range(0, self.tokens, step)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Weights:
-    """The whole matrices, for those who ask: weights[layer] is (B, H, Q, K) fp32 on the CPU."""
+    """The whole matrices, for those who ask: (B, H, Q, K) fp32 on the CPU."""
 
     view: View = View()
-    heads: dict[int, list[int]] = field(default_factory=dict)
-    weights: dict[int, Tensor] = field(default_factory=dict)
 
-    def __call__(self, layer: Layer) -> None:
-        heads = self.view.kept(layer.index, layer.P, layer.kv_heads)
-        if heads:
-            self.heads[layer.index] = heads
-            self.weights[layer.index] = self.view.rows(layer.P, heads, layer.kv_heads, 0, layer.P.queries).cpu()
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return []
+
+    def keep(self, layer: Layer, answers: Answers) -> Tensor | None:
+        heads = self.view.kept(layer)
+        return self.view.rows(layer, heads, 0, layer.P.queries).cpu() if heads else None
+
+
+def _group_question(layer: Layer, query_groups_BT: Tensor, key_groups_BT: Tensor) -> GroupMass:
+    device = layer.P.device  # `to` gives back the same tensor where it is there already, so that this is one question
+    return GroupMass(query_groups_BT.to(device), key_groups_BT.to(device))
+
+
+def _group_mass(layer: Layer, view: View, answers: Answers, query_groups_BT: Tensor, key_groups_BT: Tensor) -> Tensor:
+    """(B, H, G, G): sum over the keys of a group, mean over its queries, so rows keep their sum."""
+    mass_BHGG = answers[_group_question(layer, query_groups_BT, key_groups_BT)]
+    mass_BHGG = layer.per_kv_head(mass_BHGG) if view.by_kv else mass_BHGG
+    size_BG = indicator(query_groups_BT.to(layer.P.device)).sum(1).clamp_min(1)
+    return mass_BHGG[:, view.kept(layer)] / size_BG[:, None, :, None]
 
 
 def _runs(sizes: Sequence[int]) -> Tensor:
@@ -284,3 +347,7 @@ def _top(entries: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
     """The k largest entries of every row and their positions; NaN for what is -inf."""
     best = entries.topk(min(k or entries.shape[-1], entries.shape[-1]), dim=-1)
     return best.values.masked_fill(torch.isneginf(best.values), torch.nan), best.indices
+
+
+def _on_cpu(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in found.items()}

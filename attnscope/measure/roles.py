@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NEEDED_ROWS = 16
-SINK_TOKENS = 64  # in 9 tokens an even head already gives key 0 a share of 0.31
+SINK_TOKENS = 64  # in 9 tokens a uniform head already gives key 0 a share of 0.31
 NONE = "-"
+Rule = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]  # of scores and those of uniform attention, to bools
 
 
 @dataclass(frozen=True)
 class Role:
     """A rule: the role's name, its condition over the scores, the rows it needs, and where it comes from.
 
-    holds gets {metric: score} and {metric: score of attention spread evenly over the same keys}.
+    holds gets {metric: score} and {metric: score of uniform attention over the same keys}, numbers or arrays of them.
     """
 
     name: str
@@ -22,37 +27,37 @@ class Role:
     rows: str
     needed: int
     source: str
-    holds: Callable[[Mapping[str, float], Mapping[str, float]], bool]
+    holds: Rule
 
 
-def _above_even(metric: str, least: float) -> Callable[[Mapping[str, float], Mapping[str, float]], bool]:
-    return lambda score, even: score[metric] - even[metric] >= least
+def _above_uniform(metric: str, least: float) -> Rule:
+    return lambda score, uniform: score[metric] - uniform[metric] >= least
 
 
 ROLES = (  # the first rule that holds names the head
     Role(
         "induction",
-        "induction at least 0.4 above even attention",
-        "repeated",
+        "induction at least 0.4 above uniform attention",
+        "repeats",
         NEEDED_ROWS,
         "Olsson et al. 2022",
-        _above_even("induction", 0.4),
+        _above_uniform("induction", 0.4),
     ),
     Role(
         "previous-token",
-        "previous_token at least 0.4 above even attention",
-        "seeing",
+        "previous_token at least 0.4 above uniform attention",
+        "two_keys",
         NEEDED_ROWS,
         "Clark et al. 2019",
-        _above_even("previous_token", 0.4),
+        _above_uniform("previous_token", 0.4),
     ),
     Role(
         "duplicate-token",
-        "duplicate_token at least 0.4 above even attention",
-        "repeated",
+        "duplicate_token at least 0.4 above uniform attention",
+        "repeats",
         NEEDED_ROWS,
         "Wang et al. 2022",
-        _above_even("duplicate_token", 0.4),
+        _above_uniform("duplicate_token", 0.4),
     ),
     Role(
         "sink",
@@ -60,61 +65,70 @@ ROLES = (  # the first rule that holds names the head
         "all",
         SINK_TOKENS,
         "Gu et al. 2024",
-        lambda score, even: score["sink"] > 0.3,
+        lambda score, uniform: score["sink"] > 0.3,
     ),
     Role(
         "self",
-        "self at least 0.4 above even attention",
-        "seeing",
+        "self at least 0.4 above uniform attention",
+        "two_keys",
         NEEDED_ROWS,
         "Clark et al. 2019",
-        _above_even("self", 0.4),
+        _above_uniform("self", 0.4),
     ),
     Role(
         "local",
-        "local_mass_32 at least 0.8, and 0.2 above even attention",
-        "far",
+        "local_mass_32 at least 0.8, and 0.2 above uniform attention",
+        "beyond_32",
         NEEDED_ROWS,
         "Xiao et al. 2024 (DuoAttention)",
-        lambda score, even: score["local_mass_32"] >= 0.8 and _above_even("local_mass_32", 0.2)(score, even),
+        lambda score, uniform: (score["local_mass_32"] >= 0.8) & _above_uniform("local_mass_32", 0.2)(score, uniform),
     ),
     Role(
         "broad",
         "entropy_normalised at least 0.8",
-        "seeing",
+        "two_keys",
         NEEDED_ROWS,
         "Clark et al. 2019",
-        lambda score, even: score["entropy_normalised"] >= 0.8,
+        lambda score, uniform: score["entropy_normalised"] >= 0.8,
     ),
     Role(
         "other",
         "none of the above",
-        "seeing",
+        "two_keys",
         NEEDED_ROWS,
         "",
-        lambda score, even: True,
+        lambda score, uniform: True,
     ),
 )
 
 
-def role_of(score: Mapping[str, float], even: Mapping[str, float], support: Mapping[str, int]) -> str:
+def role_of(score: Mapping[str, float], uniform: Mapping[str, float], support: Mapping[str, int]) -> str:
     """The head's role, or `-` where the text has too few rows to say.
 
-    score, even: {metric: value}, NaN for null. support: {kind of rows: how many the text has}.
+    score, uniform: {metric: value}, NaN for null. support: {kind of rows: how many the text has}.
     """
-    for role in ROLES:
-        if support[role.rows] >= role.needed and role.holds(score, even):
-            return role.name
-    return NONE
+    return next((role.name for role in ROLES if support[role.rows] >= role.needed and role.holds(score, uniform)), NONE)
+
+
+def roles_of(
+    score: Mapping[str, np.ndarray], uniform: Mapping[str, np.ndarray], support: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """`role_of` for many heads at once: columns (heads,) in, names (heads,) out."""
+    import numpy as np
+
+    names = np.full(next(iter(support.values())).shape, NONE, dtype=object)
+    for role in reversed(ROLES):  # the first rule that holds is written last
+        names[(support[role.rows] >= role.needed) & role.holds(score, uniform)] = role.name
+    return names
 
 
 def unsupported(support: Mapping[str, int]) -> list[str]:
-    """One sentence a role that this text cannot show, for the person who wonders."""
+    """One sentence per role that this text cannot show, for the person who wonders."""
     kinds = {
-        "seeing": "tokens that see at least two",
-        "repeated": "tokens that came up before",
+        "two_keys": "tokens that see at least two",
+        "repeats": "tokens that came up before",
         "all": "tokens",
-        "far": "tokens that see more than 32",
+        "beyond_32": "tokens that see more than 32",
     }
     short: dict[tuple[str, int], list[str]] = {}
     for role in ROLES:

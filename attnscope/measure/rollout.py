@@ -1,8 +1,8 @@
-"""Attention rollout: how much of what a token holds after the last layer came from where, if attention alone mixed.
+"""Attention rollout: how much of each token's final state is attributed to each input token, by attention alone.
 
 Abnar & Zuidema 2020, arXiv 2005.00928: A_L ... A_1 with A = mean over heads of P + I, every row divided by its sum. The
-product is never made. What is asked of it are its sums over groups of keys, and those are carried layer by layer, first
-layer first: x <- (mean over heads of P x + x) / (mean row mass + 1), from x = a column of zeros and ones a group.
+product is never made: its sums over groups of keys are carried layer by layer, first layer first:
+x <- (mean over heads of P x + x) / (mean row sum + 1), from x = a column of zeros and ones per group.
 
 Shapes: B text, H head, Q query, T token, G group of tokens.
 """
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from attnscope.attention.operator import AttentionOperator, indicator
+from attnscope.attention.operator import AttentionOperator
+from attnscope.attention.questions import Features, Question, RowSum
+from attnscope.attention.rows import indicator
 from attnscope.errors import MemoryLimitError, ModelError
-from attnscope.measure.probes import MAP_SIDE, Layer
+from attnscope.measure.probes import MAP_SIDE, Answers, Layer
 from attnscope.memory import free_memory, human_bytes
 from attnscope.tables import as_table, texts_at
 from attnscope.text.prompt import Prompt, Span
@@ -27,38 +30,41 @@ from attnscope.text.prompt import Prompt, Span
 
 @dataclass
 class RolloutProbe:
-    """Carries what every token holds of every group through the layers, in the order in which they are heard.
+    """Carries what every token holds of every group through the layers, in the order in which they are read.
 
-    groups_BT: the group of each token, -1 for padding. A layer that is not heard (no attention over tokens) changes
+    groups_BT: the group of each token, -1 for padding. A layer that is not read (no attention over tokens) changes
     nothing. Raises MemoryLimitError where tokens times groups do not fit.
     """
 
     groups_BT: Tensor
     layers: list[int] = field(default_factory=list)
-    _before: Tensor | None = None  # (B, T, G) what entered the layer that is being read
-    _after: Tensor | None = None  # and what left it; a layer may be read twice, the last time counts
+    _share_BTG: Tensor | None = None  # what each token holds of each group, after the layers so far
 
-    def __call__(self, layer: Layer) -> None:
-        P = layer.P
-        if layer.index not in self.layers:
-            _check_room(P, int(self.groups_BT.max()) + 1)
-            self._before = indicator(self.groups_BT) if self._after is None else self._after
-            self.layers.append(layer.index)
-        assert self._before is not None
-        self._before = self._before.to(P.device)
-        mass_BQ1 = P.mass.mean(1)[..., None]
-        self._after = ((P @ self._before).mean(1) + self._before) / (mass_BQ1 + 1)
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        if self._share_BTG is None:
+            _check_room(layer.P, int(self.groups_BT.max()) + 1)
+            self._share_BTG = indicator(self.groups_BT)
+        self._share_BTG = self._share_BTG.to(layer.P.device)
+        return [RowSum(), Features(self._share_BTG)]
 
-    def rolled(self, row: int, units: Sequence[Span]) -> Rollout:
-        """The rollout of one text, `units` its groups in order: mean over the queries of a group.
+    def keep(self, layer: Layer, answers: Answers) -> None:
+        """One layer further: x <- (mean over heads of P x + x) / (mean row sum + 1)."""
+        assert self._share_BTG is not None
+        sum_BQ1 = answers[RowSum()].mean(1)[..., None]
+        mixed_BTG = answers[Features(self._share_BTG)].mean(1)
+        self._share_BTG = (mixed_BTG + self._share_BTG) / (sum_BQ1 + 1)
+        self.layers.append(layer.key.layer)
+
+    def rolled(self, row: int, units: Sequence[Span], group: str = "tokens") -> Rollout:
+        """The rollout of one text, `units` its groups (of this kind) in order: mean over the queries of a group.
 
         Raises ModelError where no layer attends to tokens.
         """
-        if self._after is None:
+        if self._share_BTG is None:
             raise ModelError("no layer of this model attends to tokens", "there is nothing to roll out")
-        share_TG = self._after[row, :, : len(units)].cpu()
+        share_TG = self._share_BTG[row, :, : len(units)].cpu()
         share_GG = torch.stack([share_TG[unit.start : unit.stop].mean(0) for unit in units])
-        return Rollout(tuple(units), share_GG.numpy(), tuple(self.layers))
+        return Rollout(tuple(units), share_GG.numpy(), tuple(self.layers), group)
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,27 @@ class Rollout:
     """One text, rolled out through `layers`.
 
     share_GG: how much of each unit (row: mean over its tokens) came from each unit (column: sum over its tokens). Rows
-    sum to 1, whatever sink logits take: every layer's rows were divided by their sum.
+    sum to 1, whatever sink logits take: every layer's rows were divided by their sum. group: what the units are.
     """
 
     units: tuple[Span, ...]
     share_GG: np.ndarray
     layers: tuple[int, ...]
+    group: str = "tokens"
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest unit."""
+        return max(unit.stop - unit.start for unit in self.units)
+
+    def facts(self, layers: Sequence[int]) -> dict[str, Any]:
+        """What a manifest says of it; layers: all of the model's."""
+        return {
+            "layers": list(self.layers),
+            "passed_over": [layer for layer in layers if layer not in self.layers],
+            "units": len(self.units),
+            "row_sum_error": self.row_sum_error,
+        }
 
     @property
     def row_sum_error(self) -> float:
@@ -124,6 +145,13 @@ def bins(prompt: Prompt, most: int = MAP_SIDE) -> list[Span]:
     ]
 
 
+def spans_of(prompt: Prompt, group: str) -> Sequence[Span]:
+    """The units of a prompt: its tokens, words or sentences, or `bins` of tokens."""
+    if group in ("bins", "tokens"):
+        return bins(prompt) if group == "bins" else bins(prompt, len(prompt))
+    return prompt.spans(group)
+
+
 def _check_room(P: AttentionOperator, groups: int) -> None:
     needed, device = 4 * P.batch * P.queries * groups * (P.heads + 3), str(P.device)
     room = free_memory(device)
@@ -131,5 +159,5 @@ def _check_room(P: AttentionOperator, groups: int) -> None:
         raise MemoryLimitError(
             f"the rollout of {P.queries} tokens towards {groups} groups takes {human_bytes(needed)}, and {device} has "
             f"{human_bytes(room)} for it",
-            f"take fewer, larger groups: without --group there are at most {MAP_SIDE}",
+            f"take fewer, larger groups: without {{group}} there are at most {MAP_SIDE}",
         )
