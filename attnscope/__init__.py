@@ -5,6 +5,8 @@
 >>> seen = attnscope.capture(model, "the financial bank is located on river bank")
 >>> seen.weights[0]          # layer 0: (heads, queries, keys)
 >>> seen.heads[0].score      # what its first head does
+>>> seen.heatmap(1, 4)       # layer 1, head 4, drawn
+>>> seen.export("runs/bank") # tables, figures, manifest.json
 """
 
 from __future__ import annotations
@@ -14,17 +16,34 @@ from typing import TYPE_CHECKING, Any
 from attnscope._version import __version__
 
 if TYPE_CHECKING:
-    from attnscope.api import capture, load
     from attnscope.errors import AttnscopeError
+    from attnscope.library import capture, load
+    from attnscope.model.loading import LoadedModel, wrap
+    from attnscope.observation import Observation
+    from attnscope.observe import Request
     from attnscope.seam.listen import listen
 
-__all__ = ["AttnscopeError", "__version__", "capture", "listen", "load"]
+__all__ = [
+    "AttnscopeError",
+    "LoadedModel",
+    "Observation",
+    "Request",
+    "__version__",
+    "capture",
+    "listen",
+    "load",
+    "wrap",
+]
 
 _HOMES = {
     "AttnscopeError": "attnscope.errors",
-    "capture": "attnscope.api",
+    "LoadedModel": "attnscope.model.loading",
+    "Observation": "attnscope.observation",
+    "Request": "attnscope.observe",
+    "capture": "attnscope.library",
     "listen": "attnscope.seam.listen",
-    "load": "attnscope.api",
+    "load": "attnscope.library",
+    "wrap": "attnscope.model.loading",
 }
 
 
@@ -37,3 +56,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

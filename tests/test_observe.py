@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.measure.probes import Maps, View
+from attnscope.measure.probes import View
 from attnscope.model.loading import LoadOptions, load
-from attnscope.observe import Observation, Request, observe
+from attnscope.observation import Observation
+from attnscope.observe import Request, observe
+from attnscope.seam.engines import engine_named
 from attnscope.tables import rows
 from attnscope.text.prompt import Prompt, from_text
 
@@ -29,11 +31,8 @@ def seen_by(request: pytest.FixtureRequest, demo, demo_sdpa):  # type: ignore[no
 
     def see(wanted: Request, text: str = TEXT) -> Observation:
         loaded = demo if request.param == "eager" else demo_sdpa
-        engine = request.param.split(",")[0]
-        [seen] = observe(
-            loaded, [from_text(demo.tokenizer, text)], wanted, engine=engine, answer="listening" not in request.param
-        )
-        return seen
+        engine = engine_named(request.param.split(",")[0], listen="listening" in request.param)
+        return observe(loaded, [from_text(demo.tokenizer, text)], wanted, engine=engine)[0]
 
     return see
 
@@ -124,15 +123,14 @@ def test_the_strongest_relation_stands_furthest_above_evenness(demo, seen_by) ->
 
 
 @pytest.mark.parametrize(("rule", "split_sink"), [("sum", False), ("sum", True), ("max", False), ("max", True)])
-def test_binned_maps_keep_rows_or_maxima(demo, seen_by, monkeypatch, rule: str, split_sink: bool) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(Maps, "__init__", _with_side(Maps.__init__, 10))
-    seen = seen_by(Request(maps="all", bin_rule=rule, split_sink=split_sink))
+def test_binned_maps_keep_rows_or_maxima(demo, seen_by, rule: str, split_sink: bool) -> None:  # type: ignore[no-untyped-def]
+    seen = seen_by(Request(maps="all", bin_rule=rule, split_sink=split_sink, map_side=10))
     maps, layers = seen.maps, attentions(demo, seen.prompt)
     n, size = len(seen.prompt), maps.bin_size
     assert size == -(-n // 10)
     rows = [range(a, min(n, a + size)) for a in range(0, n, size)]
     columns = [range(1), range(1, size), *rows[1:]] if split_sink else rows
-    for layer, values_HQK in maps.values.items():
+    for (layer, _), values_HQK in maps.values.items():
         assert values_HQK.shape == (6, len(rows), len(columns))
         for r, queries in enumerate(rows):
             for c, keys in enumerate(columns):
@@ -144,14 +142,6 @@ def test_binned_maps_keep_rows_or_maxima(demo, seen_by, monkeypatch, rule: str, 
                 np.testing.assert_allclose(values_HQK[:, r, c], expected.numpy(), atol=1e-5)
         if rule == "sum":
             np.testing.assert_allclose(np.nansum(values_HQK, -1), 1, atol=1e-5)
-
-
-def _with_side(init, side: int):  # type: ignore[no-untyped-def]
-    def small(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        init(self, *args, **kwargs)
-        self.side = side
-
-    return small
 
 
 def test_a_batch_gives_what_one_by_one_gives(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
@@ -178,6 +168,6 @@ def test_the_library_in_three_lines(demo) -> None:  # type: ignore[no-untyped-de
 
     model = attnscope.load("demo")
     seen = attnscope.capture(model, TEXT, layers=[1, 3])
-    assert sorted(seen.weights) == [1, 3]
+    assert [key.layer for key in seen.weights] == [1, 3]
     assert torch.equal(seen.weights[3], attentions(demo, seen.prompt)[3])
-    assert len(attnscope.__all__) <= 8
+    assert len(attnscope.__all__) == 9

@@ -14,7 +14,8 @@ import pytest
 
 from attnscope.errors import UsageError
 from attnscope.files import save_json, whole_file, write_whole
-from attnscope.observe import Observation, Request, observe
+from attnscope.observation import Observation
+from attnscope.observe import Request, observe
 from attnscope.tables import CHUNK, as_table, rows, save, texts_at, write
 from attnscope.text.prompt import from_text
 

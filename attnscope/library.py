@@ -1,0 +1,67 @@
+"""The library in three lines: load a model, capture a text, read the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attnscope.errors import UsageError
+from attnscope.measure.probes import View
+from attnscope.model.libraries import without_bars
+from attnscope.model.loading import LoadedModel, LoadOptions
+from attnscope.model.loading import load as load_model
+from attnscope.observation import Observation
+from attnscope.observe import Request
+from attnscope.run import Text, read
+
+
+def load(model: str = "demo", **options: Any) -> LoadedModel:
+    """Load a decoder with its tokenizer: the embedded `demo`, a folder, or a hub id.
+
+    options: the other fields of `attnscope.model.loading.LoadOptions` (device, dtype, revision, offline, ...). Raises
+    ModelError when it cannot be found or read, UsageError for an option that does not exist.
+
+        >>> model = attnscope.load("demo", device="cpu")
+    """
+    names = LoadOptions.__dataclass_fields__
+    for name in options:
+        if name not in names:
+            raise UsageError(f"load has no option {name!r}", f"it has {', '.join(names)}")
+    with without_bars():
+        return load_model(LoadOptions(model=model, **options))
+
+
+def capture(
+    model: LoadedModel,
+    text: Text,
+    layers: Sequence[int] | None = None,
+    *,
+    engine: str = "auto",
+    request: Request | None = None,
+    **how: Any,
+) -> Observation:
+    """One forward pass over one text: every head's weights, scores, role, relations and map.
+
+    text: the text, a Prompt, or token ids. layers: of which relations, maps and matrices are kept, None for all.
+    engine: "auto", "eager" or "fused". request: what to keep, where that is less or more. how: `select`, `chat`,
+    `truncate`, `memory`, `listen`, `verify`, as `attnscope.run.read` takes them. Returns an Observation:
+    `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads` has one entry per head; `prompt` the tokens. Raises
+    InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the memory.
+
+        >>> seen = attnscope.capture(model, "the financial bank is located on river bank")
+        >>> seen.weights[0].shape
+    """
+    if request is None:
+        view = View(heads=None if layers is None else _heads_of(model, layers))
+        request = Request(view=view, relations=True, maps="kept", weights=True)
+    elif layers is not None:
+        raise UsageError("layers and request were both given", "say which heads in the request's view")
+    return read(model, text, request, engine=engine, **how)
+
+
+def _heads_of(model: LoadedModel, layers: Sequence[int]) -> dict[int, range]:
+    there = model.geometry.heads_by_layer
+    for layer in layers:
+        if layer not in there:
+            raise UsageError(f"there is no layer {layer} with attention", f"there are {', '.join(map(str, there))}")
+    return {layer: range(there[layer]) for layer in layers}

@@ -1,0 +1,347 @@
+"""One text, observed: its heads as columns, relations, maps, matrices, and how the capture held. Nothing of it changes.
+
+Shapes: N heads of all layers, H heads of a layer, Q query, K key, k kept keys.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from attnscope.errors import UsageError
+from attnscope.measure.layers import LayerKey, PerLayer
+from attnscope.measure.metrics import METRICS, known
+from attnscope.measure.roles import NONE
+from attnscope.tables import as_table, texts_at
+
+if TYPE_CHECKING:
+    import torch
+
+    from attnscope.drawing import Picture
+    from attnscope.measure.probes import KeptKeys, KeptMap, Maps, View
+    from attnscope.measure.rollout import Rollout
+    from attnscope.seam.call import CaptureReport
+    from attnscope.text.prompt import Prompt
+
+SHOWN_HEADS = 12  # of the table in a notebook
+RELATION = ("layer", "head", "kv_head", "query", "key", "weight")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of all heads, (N,) each, NaN for null: its value, and what uniform attention would score.
+
+    low, high: the ends of an interval of the value, None where none was measured.
+    """
+
+    value: np.ndarray
+    null: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class HeadColumns:
+    """All heads (with by_kv, the means over the heads of each kv head) of all layers, one entry each, in model order.
+
+    layer, kind, head, kv_head: which head; head is -1 for the mean over a kv head's group. role: its name, or `-`.
+    scores: {metric id: Score}. relation_*: its strongest relation; the weight is NaN where it has none. kept: whether
+    the view keeps it.
+    """
+
+    layer: np.ndarray
+    kind: np.ndarray
+    head: np.ndarray
+    kv_head: np.ndarray
+    role: np.ndarray
+    scores: Mapping[str, Score]
+    relation_weight: np.ndarray
+    relation_query: np.ndarray
+    relation_key: np.ndarray
+    kept: np.ndarray
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One query looking at one key: token positions and the weight."""
+
+    query: int
+    key: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null."""
+
+    layer: int
+    head: int | None
+    kv_head: int
+    role: str
+    score: Mapping[str, float]
+    strongest: Relation | None
+    kind: str = "decoder"
+
+    @property
+    def name(self) -> str:
+        """`L27H3`, or `L27KV1` for the mean over a kv head's group."""
+        return f"L{self.layer}KV{self.kv_head}" if self.head is None else f"L{self.layer}H{self.head}"
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """What can be drawn: values[layer] is (H, rows, columns) float32, NaN where nothing is visible; heads[layer] (H,).
+
+    rows, columns: how many tokens each row and column stands for. rule: "sum" over keys and mean over queries, or
+    "max".
+    """
+
+    values: PerLayer[np.ndarray]
+    heads: PerLayer[Sequence[int]]
+    rows: Sequence[int]
+    columns: Sequence[int]
+    bin_size: int
+    rule: str
+
+    @classmethod
+    def of(cls, probe: Maps, kept: Mapping[LayerKey, KeptMap]) -> LayerMaps:
+        """From what the probe kept of each layer."""
+        values = PerLayer({key: one.values for key, one in kept.items()})
+        heads = PerLayer({key: one.heads for key, one in kept.items()})
+        return cls(values, heads, probe.rows, probe.columns, probe.bin_size, probe.rule)
+
+
+@dataclass(frozen=True, repr=False)
+class Observation:
+    """One text, observed.
+
+    queries, keys: the prompts on the two axes, one and the same where a text attends to itself. columns: every head and
+    its scores. view: how entries were read, and of which heads. group: what relations speak of, None for tokens.
+    support: {layer: {kind of rows: how many}}. weights: {layer: (H, Q, K) fp32 on the CPU}, where they were asked for.
+    kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run.
+    """
+
+    queries: Prompt
+    keys: Prompt
+    columns: HeadColumns
+    view: View
+    group: str | None
+    support: PerLayer[Mapping[str, int]]
+    report: CaptureReport
+    kv_of: PerLayer[tuple[int, int]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    maps: LayerMaps | None = None
+    weights: PerLayer[torch.Tensor] = field(default_factory=PerLayer)
+    rollout: Rollout | None = None
+    kept_keys: PerLayer[KeptKeys] | None = None
+
+    @property
+    def prompt(self) -> Prompt:
+        """The text that was read, as tokens."""
+        return self.queries
+
+    @cached_property
+    def heads(self) -> list[Head]:
+        """Every head, in the model's order."""
+        return [self._head(place) for place in range(len(self.columns.layer))]
+
+    def kept_heads(self, sort: str | None = None) -> list[Head]:
+        """The heads that the view keeps, in the model's order, or largest score of a metric first."""
+        return [self.heads[place] for place in self._order(sort)]
+
+    def table(self, sort: str | None = None) -> pa.Table:
+        """The kept heads: layer, head, kv_head, role, then a column per metric; in the order of `kept_heads`."""
+        columns, order = self.columns, self._order(sort)
+        head = columns.head[order]
+        return as_table(
+            {
+                "layer": columns.layer[order],
+                "head": pa.array(head, mask=head < 0),
+                "kv_head": columns.kv_head[order],
+                "role": pa.array(columns.role[order].tolist(), pa.string()),
+                **{name: score.value[order] for name, score in columns.scores.items()},
+            }
+        )
+
+    def uniform(self, layer: int | tuple[int, str]) -> dict[str, float]:
+        """What uniform attention would score in a layer, by metric."""
+        key = LayerKey(*layer) if isinstance(layer, tuple) else LayerKey(layer)
+        place = int(np.flatnonzero((self.columns.layer == key.layer) & (self.columns.kind == key.kind))[0])
+        return {name: float(score.null[place]) for name, score in self.columns.scores.items()}
+
+    def units(self) -> Sequence[str]:
+        """The exact text of what relations speak of: tokens, or the words or sentences of the grouping."""
+        return self.prompt.tokens if self.group is None else [span.name for span in self.prompt.spans(self.group)]
+
+    def relations(self, min_weight: float | None = None) -> pa.Table:
+        """Who looks at whom: a row per head, query and key, strongest key first.
+
+        Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` where logits were asked for);
+        entries under min_weight are left out. Raises UsageError where no relations were kept.
+        """
+        numbers, units = self.relation_numbers(min_weight), self.units()
+        return as_table(
+            {
+                "layer": numbers["layer"],
+                "head": pa.array(numbers["head"], mask=numbers["head"] < 0),
+                "kv_head": numbers["kv_head"],
+                "query": numbers["query"],
+                "query_token": texts_at(units, numbers["query"]),
+                "key": numbers["key"],
+                "key_token": texts_at(units, numbers["key"]),
+                "score" if self.view.weights == "scores" else "weight": numbers["weight"],
+            }
+        )
+
+    def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
+        """The columns of `relations` that are numbers; head is -1 where kv heads were averaged."""
+        parts = list(self._relation_parts(min_weight))
+        kinds = {name: np.float32 if name == "weight" else np.int32 for name in RELATION}
+        return {
+            name: np.concatenate([part[name] for part in parts], dtype=kind, casting="same_kind")
+            if parts
+            else np.empty(0, kind)
+            for name, kind in kinds.items()
+        }
+
+    @property
+    def most_relations(self) -> int:
+        """How many rows `relations` can have."""
+        return sum(kept.weight.numel() for kept in (self.kept_keys or {}).values())
+
+    def kv_head(self, layer: int | LayerKey, head: Any) -> Any:
+        """The kv head that a query head (or each of an array of them) reads."""
+        heads, kv_heads = self.kv_of[layer]
+        return head * kv_heads // heads
+
+    @cached_property
+    def failures(self) -> list[str]:
+        """What did not hold in this run, in words; empty when all did."""
+        import torch
+
+        dtype = getattr(torch, self.facts.get("dtype", "float32"), torch.float32)
+        return [line for check in self.report.calls for line in check.failures(dtype)]
+
+    @cached_property
+    def unmeasured(self) -> list[str]:
+        """What this run could not measure, in words."""
+        calls = self.report.calls
+        again = sorted({check.layer for check in calls if check.call > 0})
+        other_keys = sorted({check.layer for check in calls if check.call == 0 and check.keys != self.report.tokens})
+        no_output = sorted({check.layer for check in calls if check.value_error is None})
+        lines = []
+        if again:
+            lines.append(f"layers {again} attend more than once; the scores are of each layer's first call")
+        if other_keys:
+            lines.append(f"layers {other_keys} attend to keys that are not tokens; they have no scores")
+        if no_output:
+            lines.append(f"layers {no_output}: P V was not compared with the layer's own output")
+        return lines
+
+    def with_facts(self, **facts: Any) -> Observation:
+        """The same with more for its manifest to say."""
+        return replace(self, facts={**self.facts, **facts})
+
+    def heatmap(self, layer: int, head: int, **style: Any) -> Picture:
+        """One head's map as a picture, for a notebook or `.save(path)`; style: the fields of `figures.Style`.
+
+        Raises UsageError for a head whose map was not kept.
+        """
+        from attnscope.drawing import head_picture
+
+        return head_picture(self, layer, head, **style)
+
+    def export(self, folder: str | Path, **how: Any) -> list[Path]:
+        """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`."""
+        from attnscope.export import export
+
+        return export(self, Path(folder), **how)
+
+    def __repr__(self) -> str:
+        model, columns = self.facts.get("model", {}), self.columns
+        layers = len(set(zip(columns.layer.tolist(), columns.kind.tolist(), strict=True)))
+        roles = Counter(role for role in columns.role.tolist() if role != NONE)
+        kept = [name for name in ("kept_keys", "maps", "weights", "rollout") if getattr(self, name)]
+        names = {"kept_keys": "relations"}
+        text = self.prompt.text if len(self.prompt.text) <= 60 else self.prompt.text[:59] + "…"
+        return "\n".join(
+            (
+                f"Observation: {len(self.prompt)} tokens, {len(columns.layer)} heads in {layers} layers of "
+                f"{model.get('name', 'a model')}, engine {self.facts.get('engine', 'eager')}",
+                f"  text      {text!r}",
+                f"  roles     {', '.join(f'{count} {role}' for role, count in roles.most_common()) or 'none'}",
+                f"  kept      {', '.join(names.get(name, name) for name in kept) or 'scores alone'}",
+            )
+        )
+
+    def _repr_html_(self) -> str:
+        """The strongest heads as a table, and the overview where maps were kept."""
+        from attnscope.drawing import overview_picture
+
+        heads = self.kept_heads("focus" if "focus" in self.columns.scores else None)[:SHOWN_HEADS]
+        names = list(self.columns.scores)[:8]
+        head_row = "".join(f"<th>{html.escape(METRICS[name].short)}</th>" for name in names)
+        rows = "".join(
+            f"<tr><td>{head.name}</td><td>{html.escape(head.role)}</td>"
+            + "".join(f"<td>{head.score[name]:.2f}</td>" for name in names)
+            + "</tr>"
+            for head in heads
+        )
+        picture = overview_picture(self)._repr_html_() if self.maps else ""
+        table = f"<table><tr><th>head</th><th>role</th>{head_row}</tr>{rows}</table>"
+        return f"<div><pre>{html.escape(repr(self))}</pre>{table}{picture}</div>"
+
+    def _head(self, place: int) -> Head:
+        columns = self.columns
+        weight = float(columns.relation_weight[place])
+        relation = Relation(int(columns.relation_query[place]), int(columns.relation_key[place]), weight)
+        return Head(
+            int(columns.layer[place]),
+            None if columns.head[place] < 0 else int(columns.head[place]),
+            int(columns.kv_head[place]),
+            str(columns.role[place]),
+            {name: float(score.value[place]) for name, score in columns.scores.items()},
+            None if np.isnan(weight) else relation,
+            str(columns.kind[place]),
+        )
+
+    def _order(self, sort: str | None) -> np.ndarray:
+        """Places of the kept heads, in model order or by score; nulls last, ties in the model's order."""
+        kept = np.flatnonzero(self.columns.kept)
+        if sort is None:
+            return kept
+        if sort not in self.columns.scores:
+            known([sort])
+            raise UsageError(f"this observation did not measure {sort}", f"it has {', '.join(self.columns.scores)}")
+        score = self.columns.scores[sort].value[kept]
+        return kept[np.lexsort((-np.nan_to_num(score), np.isnan(score)))]
+
+    def _relation_parts(self, min_weight: float | None) -> Iterator[dict[str, np.ndarray]]:
+        if self.kept_keys is None:
+            raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
+        count, by_kv = len(self.units()), self.view.by_kv
+        for key, kept_keys in self.kept_keys.items():
+            weight_HQk, key_HQk = kept_keys.weight[:, :count].numpy(), kept_keys.key[:, :count].numpy()
+            keep = ~np.isnan(weight_HQk) & (key_HQk < count)
+            if min_weight is not None:
+                keep &= weight_HQk >= min_weight
+            kept_HQ = keep.sum(-1)
+            heads = kept_keys.heads
+            head = np.repeat(np.array(heads, np.int32), kept_HQ.sum(-1))
+            query = np.repeat(np.tile(np.arange(count, dtype=np.int32), len(heads)), kept_HQ.ravel())
+            yield {
+                "layer": np.full(head.shape, key.layer, np.int32),
+                "head": np.full(head.shape, -1, np.int32) if by_kv else head,
+                "kv_head": head if by_kv else self.kv_head(key, head),
+                "query": query,
+                "key": key_HQk[keep],
+                "weight": weight_HQk[keep],
+            }

@@ -1,0 +1,155 @@
+"""A text, a model, a request -> one finished Observation: the middle of the library.
+
+    seen = read(loaded, "the financial bank", Request(relations=True))
+
+What can be refused is refused before the forward pass; no terminal is known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnscope.errors import MemoryLimitError, UsageError
+from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
+from attnscope.model.geometry import tokens_that_fit
+from attnscope.model.loading import LoadedModel
+from attnscope.observation import Observation
+from attnscope.observe import Request, observe
+from attnscope.seam.choice import choose, difference
+from attnscope.seam.engines import Engine
+from attnscope.selection import select as selected
+from attnscope.text.prompt import Prompt, Side, from_chat, from_ids, from_text
+
+Text = str | Prompt | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One text about to be read: the model, the prompt, what to keep, and the engine that fits.
+
+    facts: what the manifest is to say beside what every run says.
+    """
+
+    loaded: LoadedModel
+    prompt: Prompt
+    request: Request
+    engine: Engine
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def verified(self) -> Run:
+        """The same, after every layer was held against the oracle; its verdict goes into the manifest."""
+        from attnscope.parity.certificate import verify
+
+        return replace(self, facts={**self.facts, "parity": verify(self.loaded, self.prompt)})
+
+    def observe(self) -> Observation:
+        """The forward pass. Raises MemoryLimitError, which says what would fit, where memory runs out."""
+        try:
+            return observe(self.loaded, [self.prompt], self.request, engine=self.engine, facts=self.facts)[0]
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            count = len(self.prompt)
+            raise MemoryLimitError(
+                f"memory ran out on {self.loaded.device} while {count} tokens were read",
+                f"{tokens_that_should_fit(self.loaded, count)} tokens fit: shorten the text, or take a smaller model "
+                "or dtype",
+            ) from error
+
+
+def read(
+    loaded: LoadedModel,
+    text: Text,
+    request: Request = Request(),
+    *,
+    engine: str = "auto",
+    verify: bool = False,
+    **how: Any,
+) -> Observation:
+    """Read one text through one model and keep what the request asks for.
+
+    text: the text, its tokens as a Prompt, or token ids. engine: "eager" reads the model's own matrices, "fused" makes
+    none, "auto" is eager while a layer's matrices fit. verify: hold every layer against the oracle too. how: as for
+    `prepare`. Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the
+    memory, UsageError for what cannot be meant.
+
+        >>> read(load(), "the financial bank").heads[0].role
+    """
+    run = prepare(loaded, text, request, engine=engine, **how)
+    return (run.verified() if verify else run).observe()
+
+
+def prepare(
+    loaded: LoadedModel,
+    text: Text,
+    request: Request = Request(),
+    *,
+    engine: str = "auto",
+    select: str | None = None,
+    chat: bool = False,
+    truncate: Side | None = None,
+    memory: str | None = None,
+    listen: bool = False,
+) -> Run:
+    """Everything that comes before the forward pass: tokens, heads, engine; each refused where it does not fit.
+
+    select: heads to keep, as "27.3,last"; over the request's own. chat: apply the chat template. truncate: cut a text
+    that is too long, on this side. memory: what a layer's matrices may take, such as "4GB". listen: with the fused
+    engine, leave the layers' outputs to the model.
+    """
+    if not isinstance(loaded, LoadedModel):
+        raise UsageError(
+            f"expected a LoadedModel, got {type(loaded).__name__}",
+            "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
+        )
+    prompt = _prompt(loaded, text, chat, truncate)
+    if select is not None:
+        request = replace(request, view=replace(request.view, heads=selected(select, loaded.geometry.heads_by_layer)))
+    chosen = choose(loaded, len(prompt), engine, memory, listen=listen)
+    _check_matrices(loaded, request, len(prompt))
+    return Run(loaded, prompt, request, chosen, _facts(loaded, prompt, chosen))
+
+
+def _prompt(loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None) -> Prompt:
+    most = loaded.geometry.max_positions
+    if isinstance(text, str):
+        tokenize = from_chat if chat else from_text
+        return tokenize(loaded.tokenizer, text, max_tokens=most, truncate=truncate)
+    return text if isinstance(text, Prompt) else from_ids(loaded.tokenizer, text)
+
+
+def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine) -> dict[str, Any]:
+    """How far the engine is from eager on this text, and whether positions were stretched."""
+    facts: dict[str, Any] = {}
+    if engine.name != "eager":
+        facts["largest_difference_to_eager"] = difference(loaded, prompt)
+    if loaded.stretched_from is not None:
+        facts["positions"] = {
+            "trained": loaded.stretched_from,
+            "stretched_to": loaded.geometry.max_positions,
+            "by": "linear rope scaling",
+        }
+    return facts
+
+
+def _check_matrices(loaded: LoadedModel, request: Request, tokens: int) -> None:
+    """Refuse to keep whole matrices that the machine has no room for."""
+    if not request.weights:
+        return
+    chosen, there = request.view.heads, loaded.geometry.heads_by_layer
+    heads = sum(count if chosen is None else len(chosen.get(layer, ())) for layer, count in there.items())
+    needed, room = 4 * heads * tokens * tokens, free_memory("cpu")
+    if needed > room:
+        raise MemoryLimitError(
+            f"the matrices of {heads} heads over {tokens} tokens take {human_bytes(needed)}, and this machine has "
+            f"{human_bytes(room)} free",
+            "ask for fewer layers, or for a Request without weights",
+        )
+
+
+def tokens_that_should_fit(loaded: LoadedModel, failed: int) -> int:
+    """What eager attention has room for; at most half of what just failed, which takes a quarter of the memory."""
+    room = tokens_that_fit(loaded.geometry, free_memory(loaded.device), DTYPE_BYTES[loaded.dtype])
+    return max(1, min(room, failed // 2))
