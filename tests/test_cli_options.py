@@ -144,7 +144,7 @@ def test_a_folder_is_held_to_the_same_options_as_ever():
     files = {"tables": "heads,relations", "format": "parquet", "figures": "", "spreadsheet": False, "shard-size": 64}
     model = {"model": "demo", "revision": None, "dtype": "auto", "device": "auto", "device-map": None}
     text = {"quantize": None, "chat": False, "truncate": None, "select": None, "top-k": "5", "min-weight": None}
-    kept = {"group": "words", "by": None, "image": "png", "weights": True}
+    kept = {"group": "words", "by": None, "image": "png", "weights": True, "engine": "auto"}
     assert asked.held() == corpus | files | model | text | kept
     assert held(Top()) == {}
 

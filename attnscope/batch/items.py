@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from attnscope.batch.corpus import STDIN, Corpus, CorpusFile
 from attnscope.errors import InputError
-from attnscope.text.prompt import decode_utf8
+from attnscope.text.reading import decode_utf8
 
 ITEM_BYTES = 64 * 2**20
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.model.loading import LoadOptions
@@ -12,7 +11,7 @@ from attnscope.observe import Request
 from attnscope.text.prompt import Side
 
 if TYPE_CHECKING:
-    from attnscope.observe import Observation
+    from attnscope.drawing import Pictures
 
 TABLES = ("heads", "relations")
 
@@ -23,7 +22,7 @@ class DatasetOutput:
 
     tables: of TABLES; `texts` is always written. format: parquet, csv or jsonl. spreadsheet: text cells that a
     spreadsheet would run as a formula begin with an apostrophe. pictures: what to draw of a text (a function of the
-    observation), and `paint` draws it into a folder, in a worker process. about: what each file says of its run.
+    observation), and draws it into a folder, in a worker process. about: what each file says of its run.
     """
 
     tables: tuple[str, ...] = TABLES
@@ -31,8 +30,7 @@ class DatasetOutput:
     min_weight: float | None = None
     weights: bool = False
     spreadsheet: bool = False
-    pictures: Callable[[Observation], Any] | None = None
-    paint: Callable[[Any, Path], None] | None = None
+    pictures: Pictures | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -6,9 +6,8 @@ docs/schemas.md.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from attnscope.measure.metrics import METRICS
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
-    from attnscope.observe import Observation
+    from attnscope.observation import HeadColumns, Observation
 
 SCHEMA_VERSION = 1
 TOKEN = pa.dictionary(pa.int32(), pa.string())
@@ -137,17 +136,22 @@ def _texts(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
 
 
 def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
-    kept = [one.kept_heads() for _, one in seen]
-    heads = list(itertools.chain.from_iterable(kept))
+    kept = [np.flatnonzero(one.columns.kept) for _, one in seen]
+
+    def column(of: Callable[[HeadColumns], np.ndarray], kind: Any) -> np.ndarray:
+        parts = [of(one.columns)[places] for (_, one), places in zip(seen, kept, strict=True)]
+        return _joined(parts, kind)
+
+    head, roles = column(lambda heads: heads.head, np.int32), column(lambda heads: heads.role, object)
     columns: dict[str, Any] = {
-        **_about(seen, [len(one) for one in kept]),
-        "layer": np.array([head.layer for head in heads], np.int32),
-        "head": pa.array([head.head for head in heads], pa.int32()),
-        "kv_head": np.array([head.kv_head for head in heads], np.int32),
-        "role": pa.array([head.role for head in heads]).dictionary_encode() if heads else pa.array([], TOKEN),
+        **_about(seen, [len(places) for places in kept]),
+        "layer": column(lambda heads: heads.layer, np.int32),
+        "head": pa.array(head, mask=head < 0),
+        "kv_head": column(lambda heads: heads.kv_head, np.int32),
+        "role": pa.array(roles.tolist(), pa.string()).dictionary_encode(),
     }
     for name in METRICS:
-        values = np.array([head.score[name] for head in heads], np.float64)
+        values = column(lambda heads, name=name: heads.scores[name].value, np.float64)  # type: ignore[misc]
         columns[name] = pa.array(values, from_pandas=True)  # NaN is null
     return _table("heads", columns)
 

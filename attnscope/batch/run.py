@@ -35,8 +35,9 @@ def run_folder(
     """Measure every text of a corpus into a folder; the same call again goes on where the last one ended.
 
     options: with which the folder must be run again. cluster: run on Ray. workers: processes that draw figures. stop:
-    asked after every batch. note: told after every window. Returns the journal and what this run did. Raises UsageError for a folder that another run writes to, that was begun with other options, or
-    that cannot be written; InputError where the corpus is no longer the one that was read.
+    asked after every batch. note: told after every window. Returns the journal and what this run did. Raises
+    UsageError for a folder that another run writes to, that was begun with other options, or that cannot be written;
+    InputError where the corpus is no longer the one that was read.
 
         >>> journal, tally = run_folder(Job(), Corpus(("corpus.jsonl",)), Path("runs/corpus"), {"model": "demo"})
     """

@@ -21,11 +21,12 @@ from attnscope.batch.replicas import Replicas
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
 from attnscope.errors import AttnscopeError, InputError, ModelError
-from attnscope.manifest import failures
-from attnscope.memory import free_memory, is_out_of_memory, keep_freed_memory
-from attnscope.model.loading import LoadedModel, load, with_attention
-from attnscope.observe import Observation, observe
-from attnscope.seam.engines import SHARE, Choice, choose
+from attnscope.memory import is_out_of_memory, keep_freed_memory
+from attnscope.model.loading import LoadedModel, load
+from attnscope.observation import Observation
+from attnscope.observe import observe
+from attnscope.seam.choice import choose
+from attnscope.seam.engines import ENGINES, Engine
 from attnscope.selection import select
 from attnscope.text.prompt import Prompt, from_chat, from_text
 
@@ -63,7 +64,7 @@ class Worker:
         if job.engine == "fused":
             choose(self.loaded, 1, "fused")  # refused now, not once per text
         self.request = job.request
-        heads = {layer.index: layer.heads for layer in self.loaded.geometry.attention_layers}
+        heads = self.loaded.geometry.heads_by_layer
         if job.select is not None:
             self.request = replace(job.request, view=replace(job.request.view, heads=select(job.select, heads)))
         self.pads = pads_exactly(self.loaded.model.config)
@@ -127,7 +128,7 @@ class Worker:
         prompts = [prompt for _, prompt in texts]
         try:
             seen = self._forward(loaded, prompts)
-            broken = _broken(loaded, seen[0])
+            broken = _broken(seen[0])
         except Exception as error:  # any family's code, with any text
             if _is_fatal(error):
                 raise
@@ -143,22 +144,17 @@ class Worker:
         return Measured.joined([self._observed(loaded, texts[:half]), self._observed(loaded, texts[half:])])
 
     def _forward(self, loaded: LoadedModel, prompts: list[Prompt]) -> list[Observation]:
-        """One forward pass over a batch, through the engine of the job."""
-        choice = self._choice(loaded, len(prompts), max(len(prompt) for prompt in prompts))
+        """One forward pass over a batch."""
+        engine = self._engine(loaded, len(prompts), max(len(prompt) for prompt in prompts))
         if not self.pads:
             settle_rotary(loaded.model)
-        return observe(choice.loaded, prompts, self.request, engine=choice.engine)
+        return observe(loaded, prompts, self.request, engine=engine)
 
-    def _choice(self, loaded: LoadedModel, texts: int, longest: int) -> Choice:
-        """The engine for a batch, and the model under the attention implementation that it asks for."""
-        engine = self.job.engine
-        if engine != "fused" and texts * longest**2 <= SURELY_FITS:
-            return Choice(with_attention(loaded, "eager"), "eager")
-        budget = free_memory(loaded.device) * (SHARE if engine == "auto" else 1) / texts
-        choice = choose(loaded, longest, engine, str(max(1, int(budget))))
-        if choice.engine == "fused" and getattr(loaded.model, "_supports_sdpa", True):
-            return Choice(with_attention(loaded, "sdpa"), "fused")  # under eager the mask would be a matrix
-        return choice
+    def _engine(self, loaded: LoadedModel, texts: int, longest: int) -> Engine:
+        """The job's engine; under auto, eager while the matrices of the whole batch fit."""
+        if self.job.engine != "fused" and texts * longest**2 <= SURELY_FITS:
+            return ENGINES["eager"]
+        return choose(loaded, longest, self.job.engine, batch=texts)
 
     def _take_less(self, prompts: list[Prompt]) -> None:
         size = len(prompts) * max(len(prompt) for prompt in prompts)
@@ -169,9 +165,9 @@ class Worker:
             torch.cuda.empty_cache()
 
 
-def _broken(loaded: LoadedModel, seen: Observation) -> str:
+def _broken(seen: Observation) -> str:
     """What did not hold, empty where all did; all texts of a batch share one report."""
-    found = failures(loaded, seen)
+    found = seen.failures
     if any("nan" in line.split() for line in found):
         return f"NaN in the weights: {found[0]}"
     return "does not hold: " + "; ".join(found[:3]) if found else ""

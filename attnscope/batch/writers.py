@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from attnscope.batch.items import Item
@@ -21,7 +22,7 @@ from attnscope.batch.table_files import TableFile
 from attnscope.files import json_line
 
 if TYPE_CHECKING:
-    from attnscope.observe import Observation
+    from attnscope.observation import Observation
 
 MOST_WAITING = 8  # texts whose maps are kept because they are not drawn yet
 
@@ -108,10 +109,10 @@ class ShardWriter:
         shutil.rmtree(self.partial, ignore_errors=True)
 
     def _draw(self, item: Item, one: Observation) -> None:
-        if self.output.pictures and self.output.paint and self.pool:
+        if self.output.pictures and self.pool:
             self._wait_for_pictures(MOST_WAITING - 1)
             folder = self.partial / "figures" / f"{item.number:06d}"
-            self._waiting.append(self.pool.submit(self.output.paint, self.output.pictures(one), folder))
+            self._waiting.append(self.pool.submit(self.output.pictures.draw, self.output.pictures(one), folder))
             self._drawn.append(item.number)
 
     def _wait_for_pictures(self, most: int) -> None:
@@ -139,8 +140,9 @@ class ShardWriter:
         import torch
 
         count = len(one.prompt)
-        lower, kept = torch.tril_indices(count, count), one.kept_heads()
-        for layer, weights_HQK in one.weights.items():
+        lower, columns = torch.tril_indices(count, count), one.columns
+        numbers = np.where(columns.head < 0, columns.kv_head, columns.head)
+        for (layer, _), weights_HQK in one.weights.items():
             name = f"{item.number}.{layer}"
             self._weights[name] = weights_HQK[:, lower[0], lower[1]].half().contiguous()
             self._weights_index.append(
@@ -148,7 +150,7 @@ class ShardWriter:
                     "item": item.number,
                     "id": item.id,
                     "layer": layer,
-                    "heads": [head.kv_head if head.head is None else head.head for head in kept if head.layer == layer],
+                    "heads": numbers[columns.kept & (columns.layer == layer)].tolist(),
                     "tokens": count,
                     "file": f"{self.part}.safetensors",
                     "tensor": name,

@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return _dispatch(list(arguments))
     except AttnscopeError as error:
-        return _say(str(error), error.exit_code)
+        return _say(error.for_shell(), error.exit_code)
     except BrokenPipeError:
         _forget_streams()
         return 0

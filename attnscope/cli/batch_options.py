@@ -87,16 +87,15 @@ class Dataset(Image, Heads, Relations, Printing):
 
         pictures = None
         if self.figure_kinds:
-            from attnscope.cli.batch_figures import Pictures
+            from attnscope.drawing import Pictures
 
-            pictures = Pictures(self.figure_kinds, self.style(), self.by == "kv")
+            pictures = Pictures(self.figure_kinds, self.style())
         return fill(
             DatasetOutput,
             self,
             tables=self.table_names,
             weights=self.save_weights,
             pictures=pictures,
-            paint=pictures.paint if pictures else None,
             about=about,
         )
 

@@ -83,29 +83,24 @@ def explain(asked: ModelText, steps: Steps, telling: Telling) -> int:
         return run_scaling(telling, steps.seed)
     if steps.toy:
         return run_toy(telling, steps)
-    return run(asked, steps, telling)
+    return explain_model(asked, steps, telling)
 
 
-def run(asked: ModelText, steps: Steps, telling: Telling) -> int:
+def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
     """Explain one head of a model."""
     if steps.head is None:
         raise UsageError("no head was named", "name one with --head L2H3; `attnscope heads` lists them")
     position = read_query(steps.query)
 
-    from attnscope.text.prompt import read_text
+    from attnscope.cli.single import prepared, read_text
 
-    given = read_text(asked.text, asked.file)
-    output.complain_through_talk(telling.quiet)
-    from attnscope.cli.single import header, load_prompt
-
-    choice, prompt = load_prompt(asked, given, telling)
-    loaded = choice.loaded
-    layer, number = one_head(steps.head, {layer.index: layer.heads for layer in loaded.geometry.attention_layers})
+    text = read_text(asked, telling)
+    run = prepared(asked, telling, text)
+    layer, number = one_head(steps.head, run.loaded.geometry.heads_by_layer)
     from attnscope.explain import explain_head
 
-    output.talk(header(loaded, prompt), telling.quiet)
     with output.progress("forward pass", None, telling.quiet):
-        explanation = explain_head(loaded, prompt, layer, number, position)
+        explanation = explain_head(run.loaded, run.prompt, layer, number, position)
     return finish(telling, explanation)
 
 

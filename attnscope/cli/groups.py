@@ -109,7 +109,7 @@ def build(group: type[T], values: dict[str, Any]) -> T:
 def fill(target: type[T], source: Any, **more: Any) -> T:
     """A library dataclass from the fields of the same name of a group; what is None there keeps its default.
 
-    >>> fill(LoadOptions, loading, attention="sdpa")
+    >>> fill(LoadOptions, loading)
     """
     shared = {field.name for field in fields(target)} & set(parameters(type(source)))  # type: ignore[arg-type]
     return target(**{name: value for name in shared if (value := getattr(source, name)) is not None} | more)

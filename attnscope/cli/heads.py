@@ -12,35 +12,22 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.options import Drawing, Entries, Printing, Relations, TextRun, Top
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from attnscope.observe import Head, Observation
+    from attnscope.observation import Head, Observation
 
 EXAMPLES = (
     'attnscope heads --text "the financial bank is located on river bank" --out runs/bank',
     "attnscope heads --file README.md --truncate right --sort induction --top 5",
 )
-# heading of each metric on the terminal, in the order in which narrow screens keep them
-SHORT = {
-    "focus": "focus",
-    "previous_token": "prev",
-    "induction": "induct",
-    "first_token": "first",
-    "entropy": "entropy",
-    "duplicate_token": "dupl",
-    "self": "self",
-    "distance": "dist",
-    "effective_keys": "eff keys",
-    "sink": "sink",
-    "confidence": "conf",
-    "local_mass_32": "loc 32",
-    "entropy_normalised": "entr norm",
-    "off_token_mass": "off tok",
-}
+# The metrics that narrow screens keep, first to last; those not named here come after them.
+KEPT_FIRST = (
+    *("focus", "previous_token", "induction", "first_token", "entropy", "duplicate_token", "self", "distance"),
+    *("effective_keys", "sink", "confidence", "local_mass_32", "entropy_normalised", "off_token_mass"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +56,9 @@ def heads(
     known([ranking.sort])
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import observe_text, report_checks
+    from attnscope.cli.single import export_text, observe_text, report_checks
 
-    loaded, seen = observe_text(
+    seen = observe_text(
         asked,
         entries,
         printing,
@@ -82,50 +69,38 @@ def heads(
         maps="all" if printing.out else None,
         **drawing.maps(),
     )
-    seen.heads = rank(seen.kept_heads(), ranking.sort)
-    shown = seen.heads[: ranking.top]
+    shown = seen.kept_heads(ranking.sort)[: ranking.top]
     if printing.out:
-        from attnscope.cli.export import export
-
-        names = [head.name for head in (seen.heads if entries.select else shown)]
+        names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
         options = recorded(asked, entries, ranking, printing, relations, drawing)
-        with unwinding():
-            export(printing, loaded, seen, names, drawing.style(), relations.min_weight, options)
-    output.emit(seen.table(), format, lambda: picture(seen, shown, ranking.sort))
+        how = {"sort": ranking.sort, "min_weight": relations.min_weight, "style": drawing.style()}
+        export_text(seen, printing, options, heads=names, **how)
+    output.emit(seen.table(ranking.sort), format, lambda: rendered(seen, shown, ranking.sort))
     for line in missing_support(seen):
         output.talk(line, printing.quiet)
-    return report_checks(loaded, seen, printing.quiet)
+    return report_checks(seen, printing.quiet)
 
 
-def rank(found: Sequence[Head], key: str) -> list[Head]:
-    """The selected heads, largest score first; nulls last, ties in the model's order."""
-    return sorted(found, key=lambda head: (math.isnan(head.score[key]), -head.score[key], head.layer, head.kv_head))
-
-
-def picture(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
+def rendered(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
     """The ranked heads for a person: as many metrics as the terminal has room for."""
     relations = [strongest(seen, head) for head in shown]
+    from attnscope.measure.metrics import METRICS
+
     names = _columns_that_fit(shown, relations, sort)
     table = output.sheet()
     table.add_column("head", no_wrap=True)
     table.add_column("kv", justify="right", no_wrap=True)
     table.add_column("role", no_wrap=True)
     for name in names:
-        table.add_column(SHORT[name] + (" ▾" if name == sort else ""), justify="right", no_wrap=True)
+        table.add_column(METRICS[name].short + (" ▾" if name == sort else ""), justify="right", no_wrap=True)
     table.add_column("strongest relation", min_width=8)
     for head, relation in zip(shown, relations, strict=True):
         cells = [_number(head.score[name]) for name in names]
         table.add_row(head.name, str(head.kv_head), head.role, *cells, output.one_line(relation))
-    even = seen.even[shown[0].layer]
+    uniform = seen.uniform((shown[0].layer, shown[0].kind))
     table.add_section()
-    table.add_row(
-        "even",
-        "",
-        "",
-        *(_number(even[name]) for name in names),
-        output.one_line("attention spread evenly"),
-        style="dim",
-    )
+    cells = [_number(uniform[name]) for name in names]
+    table.add_row("uniform", "", "", *cells, output.one_line("attention spread evenly"), style="dim")
     return table
 
 
@@ -147,15 +122,18 @@ def missing_support(seen: Observation) -> list[str]:
 
 
 def _columns_that_fit(shown: Sequence[Head], relations: Sequence[str], sort: str) -> list[str]:
+    from attnscope.measure.metrics import METRICS
+
+    order = list(dict.fromkeys((*KEPT_FIRST, *METRICS)))
     taken = 10 + 3 + 16 + max(24, *(len(text) for text in relations))
     room = output.width() - taken
     names = []
-    for name in [sort, *(name for name in SHORT if name != sort)]:
-        need = max(len(SHORT[name]) + 2 * (name == sort), 5) + 1
+    for name in [sort, *(name for name in order if name != sort)]:
+        need = max(len(METRICS[name].short) + 2 * (name == sort), 5) + 1
         if need <= room:
             names.append(name)
             room -= need
-    return sorted(names, key=list(SHORT).index)
+    return sorted(names, key=order.index)
 
 
 def _number(value: float) -> str:

@@ -14,7 +14,6 @@ from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Drawing, Entries, TextRun, Writing
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
@@ -44,16 +43,12 @@ def heatmap(asked: TextRun, entries: Entries, pictures: Pictures, drawing: Drawi
     """
     entries.check(scale=drawing.scale)
 
-    from attnscope.cli.single import observe_text, report_checks
+    from attnscope.cli.single import export_text, observe_text, report_checks
 
-    loaded, seen = observe_text(asked, entries, pictures, metrics=(), maps="all", **drawing.maps())
-    from attnscope.cli.export import draw, finish
-
-    seen.heads = seen.kept_heads()
-    names = [head.name for head in seen.heads] if entries.select else []
-    with unwinding():
-        written = draw(pictures, seen, names, drawing.style())
-        finish(pictures, loaded, seen, written, recorded(asked, entries, pictures, drawing))
-    sys.stdout.buffer.write(b"".join(os.fsencode(path) + b"\n" for path in written))
+    seen = observe_text(asked, entries, pictures, metrics=(), maps="all", **drawing.maps())
+    names = [head.name for head in seen.kept_heads()] if entries.select else []
+    options = recorded(asked, entries, pictures, drawing)
+    written = export_text(seen, pictures, options, heads=names, style=drawing.style())
+    sys.stdout.buffer.write(b"".join(os.fsencode(path) + b"\n" for path in written[:-1]))  # without the manifest
     output.talk("heads are drawn one by one with --select", pictures.quiet or entries.select is not None)
-    return report_checks(loaded, seen, pictures.quiet)
+    return report_checks(seen, pictures.quiet)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -48,11 +47,11 @@ class Checkpoint:
     offline: Annotated[bool, Option(help="Never ask the network.")] = False
     trust_remote_code: Annotated[bool, Option(help="Run code that the model brings.")] = False
 
-    def load_options(self, attention: str = "eager") -> LoadOptions:
+    def load_options(self) -> LoadOptions:
         """What `load` takes."""
         from attnscope.model.loading import LoadOptions
 
-        return fill(LoadOptions, self, attention=attention)
+        return fill(LoadOptions, self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +145,11 @@ class Entries(Heads):
 
     weights: Annotated[Literal["softmax", "scores"], Option(help="Weights, or logits before the softmax.")] = "softmax"
 
-    def view(self, heads: Mapping[int, tuple[int, ...]] | None) -> View:
-        """How entries are read, and of which heads."""
+    def view(self) -> View:
+        """How entries are read."""
         from attnscope.measure.probes import View
 
-        return View(self.weights, self.by == "kv", heads)
+        return View(self.weights, self.by == "kv")
 
     def check(self, group: str | None = None, scale: str = "linear") -> None:
         """Raise UsageError where --group or --scale asks of logits what only weights can give."""

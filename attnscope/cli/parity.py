@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table as RichTable
 
-    from attnscope.model.loading import LoadedModel
     from attnscope.parity import ParityReport
-    from attnscope.text.prompt import Prompt
+    from attnscope.run import Run
 
 EXAMPLES = (
     "attnscope parity --out certificate.json",
@@ -64,24 +63,20 @@ def parity(asked: ModelText, selected: Selected, tolerance: Tolerance, printing:
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import chosen_heads, header, load_prompt
-    from attnscope.text.prompt import read_text
+    from attnscope.cli.single import prepared, read_text
 
-    text = read_text(asked.text, asked.file) if asked.text or asked.file else _sentence()
+    text = read_text(asked, printing) if asked.text or asked.file else _sentence()
     output.complain_through_talk(printing.quiet)
-    choice, prompt = load_prompt(asked, text, printing)
-    loaded = choice.loaded
-    chosen_heads(selected.select, loaded)  # refuse a selection that is not there before the forward pass
-    output.talk(header(loaded, prompt), printing.quiet)
+    run = prepared(asked, printing, text, selected.select)
 
     from attnscope.parity import check_parity
     from attnscope.parity.certificate import table
 
     with output.progress("forward pass and oracle", None, printing.quiet):
-        report = check_parity(loaded, prompt, select=selected.select, atol=tolerance.atol)
+        report = check_parity(run.loaded, run.prompt, select=selected.select, atol=tolerance.atol, engine=run.engine)
     found = table(report)
-    _write(printing, report, loaded, prompt)  # first: a reader of stdout may leave early
-    output.emit(found, format, lambda: picture(found))
+    _write(printing, report, run)  # first: a reader of stdout may leave early
+    output.emit(found, format, lambda: rendered(found))
     return conclude(report, printing.quiet)
 
 
@@ -109,7 +104,7 @@ def verdict(report: ParityReport) -> str:
     return f"parity {held}: {reached}; largest difference {value:.2g} ({what}, layer {layer.layer})"
 
 
-def picture(found: pa.Table) -> RichTable:
+def rendered(found: pa.Table) -> RichTable:
     """The rows for a person, without the columns that say nothing."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
@@ -130,14 +125,14 @@ def _cell(value: object) -> str:
     return "" if value is None else f"{value:.1e}" if isinstance(value, float) else str(value)
 
 
-def _write(writing: Writing, report: ParityReport, loaded: LoadedModel, prompt: Prompt) -> None:
+def _write(writing: Writing, report: ParityReport, run: Run) -> None:
     if writing.out is None:
         return
     from attnscope.files import save_json
     from attnscope.parity.certificate import certificate
 
     with unwinding():
-        written = save_json(certificate(report, loaded, prompt), writing.out)
+        written = save_json(certificate(report, run.loaded, run.prompt), writing.out)
     output.talk(f"wrote {written}", writing.quiet)
 
 

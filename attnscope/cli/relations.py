@@ -8,7 +8,6 @@ from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Entries, Printing, Relations, TextRun, Top
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -32,21 +31,17 @@ def relations(asked: TextRun, entries: Entries, top: Top, printing: Printing, li
     entries.check(listed.group)
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import observe_text, report_checks
+    from attnscope.cli.single import export_text, observe_text, report_checks
 
     kept = {"relations": True, "top_k": listed.keys_per_query, "group": listed.group}
-    loaded, seen = observe_text(asked, entries, printing, metrics=(), **kept)
+    seen = observe_text(asked, entries, printing, metrics=(), **kept)
     table = seen.relations(listed.min_weight)
     if printing.out:
-        from attnscope.cli.export import finish, writable
-        from attnscope.tables import save
-
-        with unwinding():
-            written = [save(table, writable(printing.out) / "relations.csv")]
-            finish(printing, loaded, seen, written, recorded(asked, entries, top, printing, listed))
-    output.emit(table, format, lambda: picture(table, top.top))
+        options = recorded(asked, entries, top, printing, listed)
+        export_text(seen, printing, options, figures=(), min_weight=listed.min_weight)
+    output.emit(table, format, lambda: rendered(table, top.top))
     say_rest(table, format, top.top, printing.quiet)
-    return report_checks(loaded, seen, printing.quiet)
+    return report_checks(seen, printing.quiet)
 
 
 def say_rest(table: pa.Table, format: str, top: int, quiet: bool) -> None:
@@ -55,7 +50,7 @@ def say_rest(table: pa.Table, format: str, top: int, quiet: bool) -> None:
         output.talk(f"{top} of {len(table)} rows; --top N shows more, a pipe gets all", quiet)
 
 
-def picture(table: pa.Table, top: int) -> RichTable:
+def rendered(table: pa.Table, top: int) -> RichTable:
     """The first rows for a person; where the screen is narrow the tokens are cut, never the numbers."""
     from attnscope.tables import rows
 

@@ -1,172 +1,123 @@
-"""One text through one model: what heads, relations and heatmap have in common."""
+"""One text through one model, with what a person is told on the way."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.cli.options import Entries, ModelText, TextRun, Writing
-from attnscope.errors import MemoryLimitError
+from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
-    from attnscope.observe import Observation, Request
-    from attnscope.seam.engines import Choice
-    from attnscope.text.prompt import Prompt
+    from attnscope.observation import Observation
+    from attnscope.run import Run
 
 
-EAGER: Mapping[str, Any] = {"engine": "eager"}
-
-
-def observe_text(asked: TextRun, entries: Entries, writing: Writing, **wanted: Any) -> tuple[LoadedModel, Observation]:
+def observe_text(asked: TextRun, entries: Entries, writing: Writing, **wanted: Any) -> Observation:
     """Read the text, load the model, run it once. What can be refused is refused before the next costly step.
 
-    wanted: the fields of `observe.Request`, which imports torch and is therefore made here, after the model was found.
+    wanted: the fields of `observe.Request`, which imports torch and is therefore made after the model was found.
     """
-    from attnscope.text.prompt import read_text
-
-    text = read_text(asked.text, asked.file)
-    output.complain_through_talk(writing.quiet)
-    choice, prompt = load_prompt(asked, text, writing, asked.engine, asked.memory)
+    text = read_text(asked, writing)
+    loaded = load_model(asked, writing)
     from attnscope.observe import Request
+    from attnscope.run import prepare
 
-    request = Request(view=entries.view(chosen_heads(entries.select, choice.loaded)), **wanted)
-    context = engine_context(choice, prompt, asked.listen)
-    output.talk(header(choice.loaded, prompt, context), writing.quiet)
+    request = Request(view=entries.view(), **wanted)
+    run = prepare(
+        loaded,
+        text,
+        request,
+        engine=asked.engine,
+        select=entries.select,
+        chat=asked.chat,
+        truncate=asked.truncate,
+        memory=asked.memory,
+        listen=asked.listen,
+    )
+    output.talk(header(run), writing.quiet)
     if asked.verify:
-        context["parity"] = _verified(choice.loaded, prompt, writing.quiet)
+        with output.progress("oracle", None, writing.quiet):
+            run = run.verified()
     with output.progress("forward pass", None, writing.quiet):
-        seen = _observe(choice, prompt, request, asked.listen)
-    seen.context |= context
-    return choice.loaded, seen
+        return run.observe()
 
 
-def engine_context(choice: Choice, prompt: Prompt, listen: bool) -> dict[str, Any]:
-    """What the manifest says of the engine: its name, who gave each layer's output, how far it is from the other."""
-    fused = choice.engine == "fused"
-    context: dict[str, Any] = {
-        "engine": choice.engine,
-        "output": "attnscope" if fused and not listen else "model",
-    }
-    if fused:
-        from attnscope.seam.engines import difference
+def read_text(asked: ModelText, writing: Writing) -> str:
+    """The text; from here on the library's warnings are lines on stderr."""
+    from attnscope.text.reading import read_text as read
 
-        context["largest_difference_to_eager"] = difference(choice.loaded, prompt)
-    if choice.loaded.stretched_from is not None:
-        context["positions"] = {
-            "trained": choice.loaded.stretched_from,
-            "stretched_to": choice.loaded.geometry.max_positions,
-            "by": "linear rope scaling",
-        }
-    return context
+    text = read(asked.text, asked.file)
+    output.complain_through_talk(writing.quiet)
+    return text
 
 
-def _observe(choice: Choice, prompt: Prompt, request: Request, listen: bool) -> Observation:
-    """The forward pass; a lack of memory that was not foreseen says what would fit."""
-    from attnscope.memory import is_out_of_memory
-    from attnscope.observe import observe
+def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
+    """The model that was asked for, with a bar while it loads."""
+    from attnscope.model.libraries import silence_libraries
+    from attnscope.model.loading import load
 
-    loaded = choice.loaded
-    try:
-        return observe(loaded, [prompt], request, engine=choice.engine, answer=not listen)[0]
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        count = len(prompt)
-        raise MemoryLimitError(
-            f"memory ran out on {loaded.device} while {count} tokens were read",
-            f"{tokens_that_should_fit(loaded, count)} tokens fit: shorten the text, or take a smaller model or dtype",
-        ) from error
+    silence_libraries(writing.verbose)
+    with output.progress(f"loading {asked.model}", None, writing.quiet):
+        return load(asked.load_options())
 
 
-def _verified(loaded: LoadedModel, prompt: Prompt, quiet: bool) -> dict[str, Any]:
-    from attnscope.model.loading import with_attention
-    from attnscope.parity.certificate import verify
+def prepared(asked: ModelText, writing: Writing, text: str, select: str | None = None) -> Run:
+    """A text for the model's own eager attention, its header told."""
+    loaded = load_model(asked, writing)
+    from attnscope.run import prepare
 
-    attention = loaded.attention
-    try:
-        with output.progress("oracle", None, quiet):
-            return verify(with_attention(loaded, "eager"), prompt)
-    finally:
-        with_attention(loaded, attention)
+    run = prepare(loaded, text, engine="eager", select=select, chat=asked.chat, truncate=asked.truncate)
+    output.talk(header(run), writing.quiet)
+    return run
 
 
-def tokens_that_should_fit(loaded: LoadedModel, failed: int) -> int:
-    """What eager attention has room for; at most half of what just failed, which takes a quarter of the memory."""
-    from attnscope.memory import DTYPE_BYTES, free_memory
-    from attnscope.model.geometry import tokens_that_fit
-
-    room = tokens_that_fit(loaded.geometry, free_memory(loaded.device), DTYPE_BYTES[loaded.dtype])
-    return max(1, min(room, failed // 2))
-
-
-def chosen_heads(text: str | None, loaded: LoadedModel) -> Mapping[int, tuple[int, ...]] | None:
-    """The heads of --select, None where it was not given. Raises UsageError for heads that are not there."""
-    if text is None:
-        return None
-    from attnscope.selection import select
-
-    return select(text, {layer.index: layer.heads for layer in loaded.geometry.attention_layers})
-
-
-def header(loaded: LoadedModel, prompt: Prompt, context: Mapping[str, Any] = EAGER) -> str:
+def header(run: Run) -> str:
     """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine."""
-    layers = loaded.geometry.attention_layers
-    heads = _one_or_range([layer.heads for layer in layers])
-    kv_heads = _one_or_range([layer.kv_heads for layer in layers])
-    without = len(loaded.geometry.layers) - len(layers)
+    loaded, prompt = run.loaded, run.prompt
     parts = [
         loaded.name,
         loaded.device,
         loaded.dtype,
-        f"{len(layers)} layers x {heads} heads ({kv_heads} kv)"
-        + (f", {without} layers without attention" * bool(without)),
+        loaded.geometry.in_words,
         f"{len(prompt)} tokens" + (f" ({prompt.removed} cut off)" * bool(prompt.removed)),
-        _engine_words(context),
+        _engine_words(run),
     ]
-    stretch = context.get("positions")
+    stretch = run.facts.get("positions")
     if stretch:
         parts.append(f"positions {stretch['trained']} stretched to {stretch['stretched_to']} by {stretch['by']}")
     return "  ".join(parts)
 
 
-def _engine_words(context: Mapping[str, Any]) -> str:
-    if context["engine"] == "eager":
+def _engine_words(run: Run) -> str:
+    if run.engine.name == "eager":
         return "engine eager"
-    gap = context.get("largest_difference_to_eager")
+    gap = run.facts.get("largest_difference_to_eager")
     far = "not compared with eager" if gap is None else f"{gap:.1g} from eager on the first tokens"
-    return f"engine fused (output {context['output']}, {far})"
+    return f"engine {run.engine.name} (output {run.engine.output}, {far})"
 
 
-def report_checks(loaded: LoadedModel, seen: Observation, quiet: bool) -> int:
+def export_text(seen: Observation, writing: Writing, options: Mapping[str, Any], **how: Any) -> list[Path]:
+    """Write what was seen into --out, with a bar while pictures are drawn; says how many files were written."""
+    from attnscope.drawing import FIGURES, Drawing
+    from attnscope.export import export
+
+    assert writing.out is not None
+    steps = Drawing.of(seen, how.get("heads", ())).pictures(how.get("figures", FIGURES))
+    with unwinding(), output.progress("drawing", steps or None, writing.quiet) as advance:
+        written = export(seen, writing.out, options=options, workers=None, advance=advance, **how)
+    output.talk(f"wrote {len(written)} files to {writing.out}", writing.quiet)
+    return written
+
+
+def report_checks(seen: Observation, quiet: bool) -> int:
     """Say what did not hold or could not be measured; the exit code that follows."""
-    from attnscope.manifest import failures, unmeasured
-
-    for line in unmeasured(seen):
+    for line in seen.unmeasured:
         output.talk(f"not measured: {line}", quiet)
-    broken = failures(loaded, seen) + seen.context.get("parity", {}).get("failures", [])
+    broken = seen.failures + seen.facts.get("parity", {}).get("failures", [])
     for line in broken:
         output.talk(f"does not hold: {line}", quiet=False)
     return 1 if broken else 0
-
-
-def load_prompt(
-    asked: ModelText, text: str, writing: Writing, engine: str = "eager", memory: str | None = None
-) -> tuple[Choice, Prompt]:
-    """The model with the engine that reads it, and the text as its token ids; refused where they do not fit."""
-    from attnscope.model.libraries import silence_libraries
-    from attnscope.model.loading import load
-    from attnscope.seam.engines import choose
-    from attnscope.text.prompt import from_chat, from_text
-
-    silence_libraries(writing.verbose)
-    with output.progress(f"loading {asked.model}", None, writing.quiet):
-        loaded = load(asked.load_options("eager" if engine == "eager" else "sdpa"))
-    tokenize = from_chat if asked.chat else from_text
-    prompt = tokenize(loaded.tokenizer, text, max_tokens=loaded.geometry.max_positions, truncate=asked.truncate)
-    return choose(loaded, len(prompt), engine, memory), prompt
-
-
-def _one_or_range(numbers: list[int]) -> str:
-    return str(numbers[0]) if min(numbers) == max(numbers) else f"{min(numbers)}-{max(numbers)}"

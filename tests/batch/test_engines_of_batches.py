@@ -9,8 +9,7 @@ from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
-from attnscope.model.loading import with_attention
-from attnscope.seam import seam
+from attnscope.seam import choice
 from helpers.corpora import some_texts
 
 TEXTS = [*some_texts(6, seed=5, longest=20), "the bank of the river " * 60]  # the last has some 300 tokens
@@ -22,14 +21,13 @@ def engines(monkeypatch, tiny):
     real, used = worker_module.observe, []
 
     def observe(loaded, prompts, request, engine):
-        used.append((engine, loaded.model.config._attn_implementation, max(map(len, prompts))))
+        used.append((engine.name, max(map(len, prompts))))
         return real(loaded, prompts, request, engine=engine)
 
     monkeypatch.setattr(worker_module, "observe", observe)
     monkeypatch.setattr(worker_module, "SURELY_FITS", 0)
-    monkeypatch.setattr(worker_module, "free_memory", lambda device: 2 * 2**20)
-    yield used
-    with_attention(tiny, "eager")  # other tests share the model
+    monkeypatch.setattr(choice, "free_memory", lambda device: 2 * 2**20)
+    return used
 
 
 def measured(loaded, engine):
@@ -42,30 +40,27 @@ def measured(loaded, engine):
 def numbers(found):
     """Scores and relations of every text."""
     scores = [torch.tensor([list(head.score.values()) for head in seen.heads]) for _, seen in found.seen]
-    weights = [torch.tensor(seen.relations().columns["weight"]) for _, seen in found.seen]
+    weights = [torch.tensor(seen.relations()["weight"].to_pylist()) for _, seen in found.seen]
     return scores + weights
 
 
 def test_auto_reads_eager_while_a_batch_fits_and_else_fused_with_the_same_numbers(tiny, engines, monkeypatch):
     found = measured(tiny, "auto")
-    assert {(engine, implementation) for engine, implementation, _ in engines} == {
-        ("eager", "eager"),
-        ("fused", "sdpa"),
-    }
-    assert {engine for engine, _, longest in engines if longest > 128} == {"fused"}
-    monkeypatch.setattr(worker_module, "free_memory", lambda device: 2**40)
+    assert {engine for engine, _ in engines} == {"eager", "fused"}
+    assert {engine for engine, longest in engines if longest > 128} == {"fused"}
+    monkeypatch.setattr(choice, "free_memory", lambda device: 2**40)
     engines.clear()
     expected = measured(tiny, "auto")
-    assert {engine for engine, _, _ in engines} == {"eager"}
+    assert {engine for engine, _ in engines} == {"eager"}
     assert found.failures == expected.failures == []
     for ours, theirs in zip(numbers(found), numbers(expected), strict=True):
         assert_close(ours, theirs, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
 def test_fused_reads_every_batch_fused_with_the_numbers_of_eager(tiny, engines, monkeypatch):
-    monkeypatch.setattr(worker_module, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(choice, "free_memory", lambda device: 2**40)
     found = measured(tiny, "fused")
-    assert {engine for engine, _, _ in engines} == {"fused"}
+    assert {engine for engine, _ in engines} == {"fused"}
     for ours, theirs in zip(numbers(found), numbers(measured(tiny, "eager")), strict=True):
         assert_close(ours, theirs, atol=1e-5, rtol=1e-5, equal_nan=True)
 
@@ -73,9 +68,9 @@ def test_fused_reads_every_batch_fused_with_the_numbers_of_eager(tiny, engines, 
 @pytest.mark.parametrize("engine", ["auto", "eager"])
 def test_where_fused_cannot_be_had_the_text_that_does_not_fit_fails(tiny, engines, monkeypatch, engine):
     if engine == "auto":
-        monkeypatch.setattr(seam, "calls_interface", lambda model: False)
+        monkeypatch.setattr(choice, "calls_interface", lambda model: False)
     found = measured(tiny, engine)
     assert [failure.item for failure in found.failures] == [6]
     assert "eager attention over" in found.failures[0].reason
     assert len(found.seen) == 6
-    assert {engine for engine, _, _ in engines} == {"eager"}
+    assert {engine for engine, _ in engines} == {"eager"}

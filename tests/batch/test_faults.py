@@ -20,6 +20,7 @@ from attnscope.batch.run import run_folder
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.batch.writers import MOST_WAITING, ShardWriter
+from attnscope.drawing import Pictures
 from attnscope.errors import UsageError
 from attnscope.model.loading import LoadOptions
 from helpers.corpora import content, jsonl, rows, some_texts
@@ -83,10 +84,10 @@ def test_a_signal_finishes_the_batch_and_the_same_command_goes_on(
 
 PAINTING = """
 import os, signal, sys, time
-from attnscope.batch.painters import painting
+from attnscope.figures.pool import drawing_pool
 
 if __name__ == "__main__":
-    with painting(1) as pool:
+    with drawing_pool(1) as pool:
         print(pool.submit(os.getpid).result(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -122,7 +123,7 @@ class Lazy(Executor):
 
 def test_few_texts_wait_for_slow_painters(tmp_path: Path, tiny) -> None:  # type: ignore[no-untyped-def]
     items = tuple(Item(n, "f", n + 1, str(n), "the bank") for n in range(3 * MOST_WAITING))
-    output = DatasetOutput(tables=("heads",), pictures=lambda seen: None, paint=lambda job, folder: None)
+    output = DatasetOutput(tables=("heads",), pictures=Pictures(()))
     worker = Worker(Job(output=output), tiny)
     [window] = worker.windows(Shard(items))
     measured = worker.measure(window)
@@ -148,7 +149,7 @@ def test_pictures_are_replaced_one_by_one_by_another_attempt(  # type: ignore[no
 ) -> None:
     """An attempt that dies half way through its renames leaves every picture of the attempt before."""
     shard = Shard((Item(7, "f", 1, "7", "the bank"),))
-    output = DatasetOutput(tables=(), pictures=lambda seen: None, paint=lambda job, folder: None)
+    output = DatasetOutput(tables=(), pictures=Pictures(()))
     worker = Worker(Job(output=output), tiny)
     [window] = worker.windows(shard)
     (tmp_path / ".partial").mkdir()

@@ -20,7 +20,7 @@ from attnscope.batch.job import Job
 from attnscope.batch.journal import Journal, Record, digest
 from attnscope.batch.pipeline import Run
 from attnscope.batch.run import run_folder
-from attnscope.cli.batch_figures import Pictures
+from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.model.loading import LoadOptions
 from helpers.corpora import content, jsonl, rows, some_texts
@@ -61,7 +61,7 @@ def drawing_job(model: Path, shard_bytes: int) -> Job:
     """A job that draws every text, as `--figures overview,heads --select 1.*` makes it."""
     pictures = Pictures(("overview", "heads"))
     job = job_of(model, shard_bytes)
-    output = replace(job.output, tables=("heads",), pictures=pictures, paint=pictures.paint)
+    output = replace(job.output, tables=("heads",), pictures=pictures)
     return replace(job, request=replace(job.request, relations=False, maps="all"), output=output, select="1.*")
 
 
