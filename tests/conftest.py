@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more, and other tests may be running
 
 SHARED = Path(__file__).parents[2] / "shared" / "models"
+ELSEWHERE = "beside the checkout only on some machines"
 
 
 @pytest.fixture(scope="session")
@@ -23,5 +25,12 @@ def real_model_folder(request: pytest.FixtureRequest) -> Path:
     """A folder of real pretrained weights with an independent oracle; skips where they are not at hand."""
     folder = SHARED / request.param
     if not folder.is_dir():
-        pytest.skip(f"no pretrained weights at {folder.name}: they lie beside the checkout only on some machines")
+        pytest.skip(f"no pretrained weights at {folder.name}: they lie {ELSEWHERE}")
     return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many claims about pretrained models nobody tested here."""
+    skipped = [report for report in terminalreporter.getreports("skipped") if ELSEWHERE in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests on pretrained models did not run: they need {SHARED}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from helpers.command_line import ATTNSCOPE, call, spawn, tree
+from helpers.command_line import ATTNSCOPE, HANGS, call, on_terminal, spawn, tree
 from helpers.folders import TOKENIZER_FILES, edit_config, saved
 
 TEXT = ("--text", "the river bank")
@@ -221,8 +221,6 @@ def test_a_process_of_its_own_says_the_same(place, index):
 
 
 def test_binary_tables_are_refused_on_a_terminal(place):
-    from helpers.command_line import on_terminal
-
     for format in ("parquet", "arrow"):
         code, shown = on_terminal(["heads", *TEXT, "--format", format], 100)
         assert code == 2
@@ -230,7 +228,7 @@ def test_binary_tables_are_refused_on_a_terminal(place):
 
 
 def test_bytes_of_the_command_line_that_are_not_utf8(place):
-    done = subprocess.run([*ATTNSCOPE, "heads", "--text", b"the caf\xe9"], capture_output=True, timeout=60)
+    done = subprocess.run([*ATTNSCOPE, "heads", "--text", b"the caf\xe9"], capture_output=True, timeout=HANGS)
     assert (done.returncode, done.stdout) == (4, b"")
     assert b"--text is not UTF-8: byte 0xE9 at offset 7" in done.stderr
 

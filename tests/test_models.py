@@ -221,7 +221,7 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "says"), DAMAGES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("damage", "says"), DAMAGES, ids=lambda value: getattr(value, "__name__", value)[:40])
 def test_a_damaged_folder_is_refused_in_one_line(folder, damage, says):
     load(LoadOptions(model=str(folder)))
     damage(folder)

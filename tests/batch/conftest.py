@@ -19,11 +19,3 @@ def tiny(tiny_folder: Path):  # type: ignore[no-untyped-def]
     from attnscope.model.loading import LoadOptions, load
 
     return load(LoadOptions(model=str(tiny_folder), device="cpu"))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    """Tiny models gain nothing from more, and other tests may be running."""
-    import torch
-
-    torch.set_num_threads(1)

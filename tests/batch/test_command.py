@@ -24,6 +24,7 @@ from attnscope.cli.batch_ray import with_value
 from attnscope.cli.config import keys_of, read_config
 from attnscope.errors import UsageError
 from attnscope.model.checkpoint import _samples, digest
+from helpers.command_line import HANGS
 from helpers.corpora import jsonl, rows
 
 
@@ -200,7 +201,7 @@ def test_what_is_wrong_is_one_line_with_the_next_step_and_its_exit_code(
 def test_standard_input_that_is_a_terminal_is_not_waited_for(place: Path) -> None:
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "attnscope", "batch", "-", "--out", "o"]
-    done = subprocess.run(command, stdin=follower, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, stdin=follower, capture_output=True, text=True, timeout=HANGS)
     os.close(leader)
     os.close(follower)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

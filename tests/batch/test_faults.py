@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,9 @@ from attnscope.batch.writers import MOST_WAITING, ShardWriter
 from attnscope.drawing import Pictures
 from attnscope.errors import UsageError
 from attnscope.model.loading import LoadOptions
+from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts
+from helpers.forks import Forked
 
 KILLS = Path(__file__).parents[1] / "helpers" / "kills.py"
 
@@ -52,31 +55,35 @@ def test_killed_at_fifty_random_moments(tmp_path: Path, tiny_folder: Path) -> No
     killed(tmp_path, tiny_folder, kills=50, seed=2)
 
 
-def started(*arguments: object, **options: object) -> subprocess.Popen:
-    command = [sys.executable, "-m", "attnscope", "batch", *map(str, arguments)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)  # type: ignore[call-overload]
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_finishes_the_batch_and_the_same_command_goes_on(
     tmp_path: Path, tiny_folder: Path, number: int, code: int
 ) -> None:
-    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(900))
-    arguments = (corpus, "--model", tiny_folder, "--shard-size", 1, "--tables", "heads")
-    run = started(*arguments, "--out", tmp_path / "out")
-    journal = tmp_path / "out" / "journal.jsonl"
-    while not journal.exists() and run.poll() is None:
-        time.sleep(0.02)
-    run.send_signal(number)
-    _, talk = run.communicate(timeout=120)
+    """The end of the corpus comes only when the signal has been heard."""
+    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(900)).read_bytes()
+    cut = corpus.index(b"\n", len(corpus) * 3 // 4)  # behind the first shard, which has 495 texts
+    arguments = ("batch", "-", "--input-format", "jsonl", "--model", tiny_folder, "--shard-size", 1)
+    arguments += ("--tables", "heads", "--out", tmp_path / "out")
+    reading, writing = os.pipe()
+    run = Forked(arguments, stdin=reading, stderr=subprocess.PIPE)
+    os.close(reading)
+    with os.fdopen(writing, "wb", buffering=0) as pipe:
+        pipe.write(corpus[:cut])
+        while not (tmp_path / "out" / "journal.jsonl").exists() and run.poll() is None:
+            time.sleep(0.02)
+        run.send_signal(number)
+        assert run.stderr is not None
+        assert any(line.startswith(b"stopping after the batch") for line in run.stderr)
+        with suppress(BrokenPipeError):  # it may have read enough
+            pipe.write(corpus[cut:])
+    _, talk = run.communicate(HANGS)
     assert run.returncode == code, talk
     assert b"the same command goes on" in talk
     before = rows(tmp_path / "out", "texts")
     assert 0 < len(before) < 900
     assert [row["item"] for row in before] == list(range(len(before)))
-    again = started(*arguments, "--out", tmp_path / "out")
-    again.communicate(timeout=300)
-    assert again.returncode == 0
+    with (tmp_path / "corpus.jsonl").open("rb") as whole:
+        assert Forked(arguments, stdin=whole.fileno()).wait(HANGS) == 0
     assert [row["item"] for row in rows(tmp_path / "out", "texts")] == list(range(900))
     heads = rows(tmp_path / "out", "heads")
     assert [row["item"] for row in heads] == [item for item in range(900) for _ in range(16)]
@@ -95,9 +102,9 @@ if __name__ == "__main__":
 
 def test_a_painter_ends_with_the_run_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(PAINTING)
-    done = subprocess.run([sys.executable, tmp_path / "run.py"], stdout=subprocess.PIPE, timeout=120)
+    done = subprocess.run([sys.executable, tmp_path / "run.py"], stdout=subprocess.PIPE, timeout=HANGS)
     assert done.returncode == -signal.SIGKILL
-    painter, deadline = int(done.stdout), time.monotonic() + 20
+    painter, deadline = int(done.stdout), time.monotonic() + HANGS
     while Path(f"/proc/{painter}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{painter}").exists()
@@ -194,13 +201,12 @@ def test_a_second_run_on_the_same_folder_is_refused(tmp_path: Path, tiny_folder:
 
 def test_a_closed_pipe_ends_silently(tmp_path: Path, tiny_folder: Path) -> None:
     corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(600))
-    run = started(
-        corpus, "--model", tiny_folder, "--to-stdout", "jsonl", "--tables", "heads", "-q", stdout=subprocess.PIPE
-    )
+    arguments = ("batch", corpus, "--model", tiny_folder, "--to-stdout", "jsonl", "--tables", "heads", "-q")
+    run = Forked(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdout is not None
     assert json.loads(run.stdout.readline())["item"] == 0
     run.stdout.close()
-    assert run.wait(timeout=120) == 0
+    assert run.wait(HANGS) == 0
     assert run.stderr is not None
     assert run.stderr.read() == b""
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from attnscope.cli import run
+from helpers.command_line import spawn
 from helpers.corpora import jsonl, rows
+from helpers.forks import shim
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "pipelines.md").read_text()
@@ -25,12 +27,14 @@ def blocks(language: str, page: str = PAGE) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus, in which the blocks run one after the other."""
-    folder = tmp_path_factory.mktemp("pipelines")
-    jsonl(folder / "corpus.jsonl", TEXTS, source="here")
-    return folder
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """What the blocks find: a corpus, and two folders of texts."""
+    jsonl(tmp_path / "corpus.jsonl", TEXTS, source="here")
+    for name, texts in {"one/a.jsonl": TEXTS[:2], "two/b.jsonl": TEXTS[2:]}.items():
+        (tmp_path / "books" / name).parent.mkdir(parents=True)
+        jsonl(tmp_path / "books" / name, texts)
+    return tmp_path
 
 
 @pytest.mark.parametrize("block", blocks("sh"), ids=lambda block: " ".join(block.split()[:6]))
@@ -38,8 +42,8 @@ def test_shell_block(place: Path, block: str) -> None:
     missing = [name for name in PROGRAMS if re.search(rf"(^|\|\s*|\n){name} ", block) and not shutil.which(name)]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
-    here = str(Path(sys.executable).parent)
-    env = os.environ | {"PATH": here + os.pathsep + os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+    first = Path(sys.executable).parent if block == blocks("sh")[0] else shim()  # one is started, imports and all
+    env = os.environ | {"PATH": f"{first}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(["bash", "-eo", "pipefail", "-c", block], cwd=place, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -56,11 +60,7 @@ def test_shell_block(place: Path, block: str) -> None:
 
 
 def test_python_block(place: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "attnscope", "batch", "corpus.jsonl", "--out", "runs/corpus", "-q"],
-        cwd=place,
-        check=True,
-    )
+    assert spawn("batch", "corpus.jsonl", "--out", "runs/corpus", "-q", cwd=place).code == 0
     [block] = blocks("python")
     done = subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -14,9 +14,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 from attnscope.cli import run
+from helpers.forks import Forked
 
 SENTENCE = "the financial bank is located on river bank"
 ATTNSCOPE = (sys.executable, "-m", "attnscope")
+HANGS = 900  # seconds after which a process is taken to hang; nothing is expected to be this quick
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,22 @@ def _logger_kept() -> Iterator[None]:
 
 
 def spawn(*arguments: str, cwd: Path | None = None, **environment: str) -> Result:
-    """Run one command in a process of its own."""
-    done = subprocess.run(
-        [*ATTNSCOPE, *arguments], cwd=cwd, env=os.environ | environment, capture_output=True, timeout=120
-    )
+    """Run one command in a forked process."""
+    pipe = subprocess.PIPE
+    forked = Forked(arguments, cwd=cwd, env=os.environ | environment, stdout=pipe, stderr=pipe)
+    out, err = forked.communicate(HANGS)
+    return Result(forked.wait(), out, err.decode())
+
+
+def start(*arguments: str, **environment: str) -> Result:
+    """Run one command in a process that is started, imports and all."""
+    command, env = [*ATTNSCOPE, *arguments], os.environ | environment
+    done = subprocess.run(command, env=env, capture_output=True, timeout=HANGS)
     return Result(done.returncode, done.stdout, done.stderr.decode())
 
 
-def on_terminal(arguments: Sequence[str], columns: int, talk: bool = True, **environment: str) -> tuple[int, str]:
-    """Run one command with a terminal for stdout, and for stderr if `talk`; the exit code, and what was sent to it."""
+def on_terminal(arguments: Sequence[str], columns: int, fork: bool = True, **environment: str) -> tuple[int, str]:
+    """Run one command with a terminal for all its streams; the exit code, and what was sent to it."""
     import fcntl
     import struct
     import termios
@@ -80,14 +89,17 @@ def on_terminal(arguments: Sequence[str], columns: int, talk: bool = True, **env
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     settings = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
     settings |= {"TERM": "xterm-256color"} | environment
-    errors = theirs if talk else subprocess.DEVNULL
-    process = subprocess.Popen([*ATTNSCOPE, *arguments], stdin=theirs, stdout=theirs, stderr=errors, env=settings)
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    if fork:
+        process = Forked(arguments, env=settings, **streams)
+    else:
+        process = subprocess.Popen([*ATTNSCOPE, *arguments], env=settings, **streams)
     os.close(theirs)
     sent = b""
     while chunk := _read(ours):
         sent += chunk
     os.close(ours)
-    return process.wait(timeout=60), sent.decode().replace("\r\n", "\n")
+    return process.wait(HANGS), sent.decode().replace("\r\n", "\n")
 
 
 def _read(terminal: int) -> bytes:

@@ -1,0 +1,137 @@
+"""Commands in processes of their own, forked from a server that has imported everything: a fork for 4 s of imports.
+
+A forked command has its own session, streams, environment, folder and signal handlers, and ends as Python ends; only
+what importing itself does cannot be seen in it. The server (`fork_server.py`) starts with the first command of a test
+session and ends with it, however that ends.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+TESTS = Path(__file__).parents[1]
+SHIM = """#!{python} -IS
+import sys
+sys.path.insert(0, {tests!r})
+from helpers.forks import stand_in
+stand_in({address!r})
+"""
+
+
+class Forked:
+    """`attnscope ARGUMENTS` in a forked process, in the manner of `subprocess.Popen`; its pid is its process group.
+
+    stdin, stdout and stderr are file descriptors; stdout and stderr may be subprocess.PIPE.
+    """
+
+    def __init__(
+        self,
+        arguments: Iterable[object],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: int = 0,
+        stdout: int = 1,
+        stderr: int = 2,
+        address: str | None = None,
+    ) -> None:
+        self.returncode: int | None = None
+        out, self.stdout = _ends(stdout)
+        err, self.stderr = _ends(stderr)
+        request = {"arguments": [*map(str, arguments)], "cwd": str(cwd or os.getcwd()), "env": dict(env or os.environ)}
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(address or server())
+        body = json.dumps(request).encode()
+        socket.send_fds(self._server, [struct.pack("I", len(body))], [stdin, out, err])
+        self._server.sendall(body)
+        for end, pipe in ((out, self.stdout), (err, self.stderr)):
+            if pipe is not None:
+                os.close(end)
+        [self.pid] = struct.unpack("i", self._server.recv(4, socket.MSG_WAITALL))
+
+    def poll(self) -> int | None:
+        """The exit code, minus the signal that killed it; None while it runs."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code."""
+        code = self._ended(timeout)
+        if code is None:
+            self.send_signal(signal.SIGKILL)
+            raise subprocess.TimeoutExpired("attnscope", timeout or 0)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
+        """What comes out of the pipes until the command has ended."""
+        with ThreadPoolExecutor(2) as reading:
+            out, err = (reading.submit(pipe.read if pipe else bytes) for pipe in (self.stdout, self.stderr))
+            self.wait(timeout)
+        return out.result(), err.result()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the command has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._server], [], [], timeout)[0]:
+            [self.returncode] = struct.unpack("i", self._server.recv(4, socket.MSG_WAITALL))
+            self._server.close()
+        return self.returncode
+
+
+def _ends(stream: int) -> tuple[int, IO[bytes] | None]:
+    """What the command writes to, and what we read from if that is a pipe of ours."""
+    if stream != subprocess.PIPE:
+        return stream, None
+    reading, writing = os.pipe()
+    return writing, os.fdopen(reading, "rb")
+
+
+def shim() -> Path:
+    """A folder with an `attnscope` that asks the server: the first on the PATH of a shell."""
+    path = Path(server()).with_name("attnscope")
+    path.write_text(SHIM.format(python=sys.executable, tests=str(TESTS), address=server()))
+    path.chmod(0o755)
+    return path.parent
+
+
+def stand_in(address: str) -> None:
+    """Be a forked command: its signals, its exit code."""
+    command = Forked(sys.argv[1:], address=address)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: command.send_signal(number))
+    code = command.wait()
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+@cache
+def server() -> str:
+    """The address of this session's server. It lives as long as the pipe that is its stdin."""
+    folder = tempfile.TemporaryDirectory(prefix="attnscope-")
+    address = f"{folder.name}/server"
+    process = subprocess.Popen(
+        [sys.executable, TESTS / "helpers" / "fork_server.py", address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # an interrupt of the tests is not for it
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for last_first in (folder.cleanup, process.wait, process.stdin.close):
+        atexit.register(last_first)
+    assert process.stdout.readline() == b"ready\n", "the server of forked commands did not start"
+    return address
