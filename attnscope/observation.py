@@ -20,7 +20,7 @@ from attnscope.errors import UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import METRICS, known
 from attnscope.measure.roles import NONE
-from attnscope.tables import as_table, texts_at
+from attnscope.tables import as_table, numbers, texts_at, words
 
 if TYPE_CHECKING:
     import torch
@@ -164,9 +164,9 @@ class Observation:
         return as_table(
             {
                 "layer": columns.layer[order],
-                "head": pa.array(head, mask=head < 0),
+                "head": numbers(head, head < 0),
                 "kv_head": columns.kv_head[order],
-                "role": pa.array(columns.role[order].tolist(), pa.string()),
+                "role": words(columns.role[order].tolist()),
                 **{name: score.value[order] for name, score in columns.scores.items()},
             }
         )
@@ -187,17 +187,17 @@ class Observation:
         Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` where logits were asked for);
         entries under min_weight are left out. Raises UsageError where no relations were kept.
         """
-        numbers, units = self.relation_numbers(min_weight), self.units()
+        found, units = self.relation_numbers(min_weight), self.units()
         return as_table(
             {
-                "layer": numbers["layer"],
-                "head": pa.array(numbers["head"], mask=numbers["head"] < 0),
-                "kv_head": numbers["kv_head"],
-                "query": numbers["query"],
-                "query_token": texts_at(units, numbers["query"]),
-                "key": numbers["key"],
-                "key_token": texts_at(units, numbers["key"]),
-                "score" if self.view.weights == "scores" else "weight": numbers["weight"],
+                "layer": found["layer"],
+                "head": numbers(found["head"], found["head"] < 0),
+                "kv_head": found["kv_head"],
+                "query": found["query"],
+                "query_token": texts_at(units, found["query"]),
+                "key": found["key"],
+                "key_token": texts_at(units, found["key"]),
+                "score" if self.view.weights == "scores" else "weight": found["weight"],
             }
         )
 

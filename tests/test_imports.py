@@ -172,8 +172,8 @@ def test_only_parity_and_explain_know_both_sides():
         ("import attnscope.cli as cli; cli.run(['--version'])", "torch transformers numpy rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--sort', 'x'])", "torch transformers numpy rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--model', './x', '--text', 'a'])", "torch transformers"),
-        ("import attnscope.cli as cli; cli.run(['metrics'])", "torch transformers rich"),
-        ("import attnscope.cli as cli; cli.run(['heads', '--text', 'a'])", "rich matplotlib seaborn"),
+        ("import attnscope.cli as cli; cli.run(['metrics'])", "torch transformers rich pandas"),
+        ("import attnscope.cli as cli; cli.run(['heads', '--text', 'a'])", "rich matplotlib seaborn pandas"),
         ("import attnscope.figures.heatmap, attnscope.figures.overview, attnscope.tables", "torch transformers"),
     ],
 )
