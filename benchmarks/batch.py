@@ -84,17 +84,17 @@ def naive_text(loaded: LoadedModel, text: str, number: int) -> tuple[pd.DataFram
     with torch.no_grad():
         attentions = loaded.model(ids[None], output_attentions=True).attentions
     heads, relations = [], []
-    even = {k: float(v[0]) for k, v in naive_metrics(even_HQK(len(ids)), ids).items()}
+    uniform = {k: float(v[0]) for k, v in naive_metrics(uniform_HQK(len(ids)), ids).items()}
     repeated = int(earlier_equal(ids).any(-1).sum())
     for layer, weights_1HQK in enumerate(attentions):
         A_HQK = weights_1HQK[0]
         scores = naive_metrics(A_HQK, ids)
         H, N, _ = A_HQK.shape
-        rows = {"seeing": N - 1, "choosing": N - 2, "all": N, "repeated": repeated, "far": max(0, N - 32)}
+        rows = {"two_keys": N - 1, "three_keys": N - 2, "all": N, "repeats": repeated, "beyond_32": max(0, N - 32)}
         for head in range(H):
             means = {name: float(values[head]) for name, values in scores.items()}
             kv_head = head // 2
-            role = role_of(means, even, rows)
+            role = role_of(means, uniform, rows)
             heads.append({"item": number, "layer": layer, "head": head, "kv_head": kv_head, "role": role, **means})
         best = A_HQK.topk(min(5, N), -1)
         query = torch.arange(N)[None, :, None].expand_as(best.indices)
@@ -107,7 +107,7 @@ def naive_text(loaded: LoadedModel, text: str, number: int) -> tuple[pd.DataFram
     return pd.DataFrame(heads), pd.concat(relations)
 
 
-def even_HQK(N: int) -> torch.Tensor:
+def uniform_HQK(N: int) -> torch.Tensor:
     return (torch.ones(N, N).tril() / torch.arange(1, N + 1)[:, None])[None]
 
 
@@ -131,27 +131,27 @@ def naive_metrics(A: torch.Tensor, ids: torch.Tensor) -> dict[str, np.ndarray]:
     def over(values: torch.Tensor, rows: torch.Tensor) -> np.ndarray:
         return values[:, rows].double().mean(-1).numpy()
 
-    seeing, choosing = position >= 1, position >= 2
+    two_keys, three_keys = position >= 1, position >= 2
     H = entropy(A)
     rest = A[..., 1:]
     mass = rest.sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
     sharp = 1 - (entropy(rest) / mass + mass.log()).clamp_min(0) / (visible - 1).clamp_min(2).log()
     distance = position[:, None] - position
     return {
-        "previous_token": over(torch.nn.functional.pad(A.diagonal(-1, 1, 2), (1, 0)), seeing),
-        "self": over(A.diagonal(0, 1, 2), seeing),
-        "first_token": over(A[..., 0], seeing),
+        "previous_token": over(torch.nn.functional.pad(A.diagonal(-1, 1, 2), (1, 0)), two_keys),
+        "self": over(A.diagonal(0, 1, 2), two_keys),
+        "first_token": over(A[..., 0], two_keys),
         "sink": over(A[..., 0], position >= 0),
-        "off_token_mass": over(1 - A.sum(-1), seeing),
+        "off_token_mass": over(1 - A.sum(-1), two_keys),
         "duplicate_token": over((A * same).sum(-1), again),
         "induction": over((A * after).sum(-1), again),
-        "entropy": over(H, seeing),
-        "entropy_normalised": over(H / visible.clamp_min(2).log(), seeing),
-        "effective_keys": over(1 / (A * A).sum(-1), seeing),
-        "confidence": over(A.amax(-1), seeing),
-        "distance": over((A * distance).sum(-1), seeing),
-        "local_mass_32": over((A * (distance < 32)).sum(-1), seeing),
-        "focus": over((1 - A[..., 0]) * sharp, choosing),
+        "entropy": over(H, two_keys),
+        "entropy_normalised": over(H / visible.clamp_min(2).log(), two_keys),
+        "effective_keys": over(1 / (A * A).sum(-1), two_keys),
+        "confidence": over(A.amax(-1), two_keys),
+        "distance": over((A * distance).sum(-1), two_keys),
+        "local_mass_32": over((A * (distance < 32)).sum(-1), two_keys),
+        "focus": over((1 - A[..., 0]) * sharp, three_keys),
     }
 
 

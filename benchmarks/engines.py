@@ -78,10 +78,6 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def lengths(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
-
-
 def kept(path: Path | None, rows: list[dict]) -> list[dict]:
     """These rows and those that earlier calls left in the file, by length."""
     if path is None:
@@ -172,24 +168,17 @@ def build(way: str, tokens: int, device: str, large: bool):  # type: ignore[no-u
 
 
 def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
-    from attnscope.attention.tiled import TiledAttention
     from attnscope.seam.call import AttentionCall
+    from attnscope.seam.engines import Eager, Tiled, TiledBeside
     from attnscope.seam.listen import listen
 
     model, ids = build(way, tokens, device, large)
+    engine = {"eager": Eager(), "fused-listening": TiledBeside()}.get(way, Tiled())
 
-    def hear(call: AttentionCall) -> None:
-        kept = []
+    def on_call(call: AttentionCall) -> None:
+        job(call.P, ids, top_keys(way, call.layer))
 
-        def ask() -> None:
-            kept[:] = job(call.P, ids, top_heads(way, call))
-
-        if isinstance(call.P, TiledAttention):
-            with call.P.planning():
-                ask()
-        ask()
-
-    return lambda: listen(model, ids, hear, answer=way.startswith("fused") and way != "fused-listening", whole=False)
+    return lambda: listen(model, ids, on_call, engine=engine)
 
 
 def prepare_plain(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
@@ -245,20 +234,24 @@ PREPARE = {
 }
 
 
-def top_heads(way, call):  # type: ignore[no-untyped-def]
-    """The heads of a layer whose strongest keys are asked for: all, none, or the first head of 24 layers."""
+def top_keys(way: str, layer: int) -> list:
+    """Whose strongest keys a layer is asked for: of all heads, of none, or of the first head in 24 layers."""
+    from attnscope.attention.questions import TopK
+
     if way == "fused-24-heads":
-        return [0] if call.layer < 24 else []
-    return [] if way == "fused-statistics" else range(call.P.heads)
+        return [TopK(TOP, (0,))] if layer < 24 else []
+    return [] if way == "fused-statistics" else [TopK(TOP)]
 
 
-def job(P, ids, heads) -> list:  # type: ignore[no-untyped-def]
+def job(P, ids, top) -> list:  # type: ignore[no-untyped-def]
+    """All that is asked of a layer, in one pass."""
     import torch
 
-    from attnscope.measure.metrics import Texts, measure
+    from attnscope.measure.metrics import Texts, means, questions
 
-    scores = measure(P, Texts(ids, torch.tensor([ids.shape[1]], device=ids.device)), METRICS)
-    return [scores, P.topk(TOP, heads)] if len(heads) else [scores]
+    texts = Texts(ids, torch.tensor([ids.shape[1]], device=ids.device))
+    answers = P.together([*questions(METRICS, texts), *top])
+    return [means(P, texts, answers, METRICS), *(answers[question] for question in top)]
 
 
 def dense_job(weights_BHQK, ids) -> list:  # type: ignore[no-untyped-def]
