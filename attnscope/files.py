@@ -13,18 +13,30 @@ from typing import IO, Any
 
 from attnscope.errors import UsageError
 
+_unfinished: set[Path] = set()
+
 
 @contextmanager
 def whole_path(path: Path) -> Iterator[Path]:
     """A path whose file becomes `path` when the block ends well, and vanishes when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temp = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")  # beside it: a rename does not cross file systems
+    _unfinished.add(temp)
     try:
         yield temp
         os.replace(temp, path)
     finally:
         with suppress(OSError):
             temp.unlink(missing_ok=True)
+        _unfinished.discard(temp)
+
+
+def remove_unfinished() -> None:
+    """Remove what a signal left behind: one that comes while a block of `whole_path` ends keeps it from cleaning up."""
+    for temp in list(_unfinished):
+        with suppress(OSError):
+            temp.unlink(missing_ok=True)
+        _unfinished.discard(temp)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.files import save_json, whole_file, write_whole
+from attnscope.files import remove_unfinished, save_json, whole_file, whole_path, write_whole
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.tables import CHUNK, as_table, rows, save, texts_at, write
@@ -126,6 +126,16 @@ def test_the_types_of_an_observation(demo, seen: Observation) -> None:  # type: 
 
 
 # files
+
+
+def test_what_a_signal_kept_from_being_removed_is_removed_by_name(tmp_path: Path) -> None:
+    interrupted, going_on = whole_path(tmp_path / "a"), whole_path(tmp_path / "b")
+    interrupted.__enter__().touch()  # and its block never ends
+    remove_unfinished()
+    assert list(tmp_path.iterdir()) == []
+    with going_on as temp:
+        temp.write_text("whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def test_a_whole_file_is_new_or_old(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import os
 import shutil
 import uuid
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,6 +22,7 @@ from attnscope.batch.journal import PARTIAL, Failure, Record, digest, sync
 from attnscope.batch.rows import SCHEMA_VERSION, Measured, arrow_tables, json_rows, pieces
 from attnscope.batch.shards import Shard
 from attnscope.batch.table_files import TableFile
+from attnscope.errors import AttnscopeError
 from attnscope.files import json_line
 
 if TYPE_CHECKING:
@@ -112,13 +116,15 @@ class ShardWriter:
         if self.output.pictures and self.pool:
             self._wait_for_pictures(MOST_WAITING - 1)
             folder = self.partial / "figures" / f"{item.number:06d}"
-            self._waiting.append(self.pool.submit(self.output.pictures.draw, self.output.pictures(one), folder))
+            with _pool_in_words():
+                self._waiting.append(self.pool.submit(self.output.pictures.draw, self.output.pictures(one), folder))
             self._drawn.append(item.number)
 
     def _wait_for_pictures(self, most: int) -> None:
         """Until no more than `most` texts wait for their pictures; a picture that failed is raised here."""
         while len(self._waiting) > most:
-            self._waiting.popleft().result()
+            with _pool_in_words():
+                self._waiting.popleft().result()
 
     def _move_pictures(self) -> None:
         """Picture by picture: another attempt at this shard draws the same ones, and none is missing in between."""
@@ -197,6 +203,17 @@ class StreamWriter:
 
     def abandon(self) -> None:
         """What is written is written."""
+
+
+@contextmanager
+def _pool_in_words() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise AttnscopeError(
+            "a process that draws pictures was killed",
+            "see that the machine has memory to spare; the same command goes on from what is whole",
+        ) from error
 
 
 def _by_item(table: pa.Table) -> dict[int, list[str]]:

@@ -38,6 +38,9 @@ def run(arguments: Sequence[str]) -> int:
         _forget_streams()
         return 0
     except signals.Stopped as stopped:
+        from attnscope.files import remove_unfinished
+
+        remove_unfinished()
         return _say(signals.WORDS[stopped.number], signals.CODES[stopped.number])
     except MemoryError:
         return _say("out of memory; give a shorter text, or a smaller model or dtype", OUT_OF_MEMORY)

@@ -22,7 +22,8 @@ from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.batch.writers import MOST_WAITING, ShardWriter
 from attnscope.drawing import Pictures
-from attnscope.errors import UsageError
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.figures.pool import drawing_pool
 from attnscope.model.loading import LoadOptions
 from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts
@@ -143,6 +144,27 @@ def test_few_texts_wait_for_slow_painters(tmp_path: Path, tiny) -> None:  # type
     writer.commit()
     assert (pool.waiting, pool.drawn) == (0, len(items))
     assert len(list((tmp_path / "figures").glob("*/overview.png"))) == len(items)
+
+
+def test_a_killed_painter_is_said_in_one_line(tmp_path: Path, tiny) -> None:  # type: ignore[no-untyped-def]
+    items = tuple(Item(n, "f", n + 1, str(n), "the bank") for n in range(2))
+    output = DatasetOutput(tables=("heads",), pictures=Pictures(()))
+    worker = Worker(Job(output=output), tiny)
+    [window] = worker.windows(Shard(items))
+    measured = worker.measure(window)
+    assert measured is not None
+    (tmp_path / ".partial").mkdir()
+    with drawing_pool(1) as pool:
+        assert pool is not None
+        os.kill(pool.submit(os.getpid).result(), signal.SIGKILL)
+        writer = ShardWriter(tmp_path, Shard(items), output, pool)
+
+        def written() -> None:
+            writer.add(measured)
+            writer.commit()
+
+        with pytest.raises(AttnscopeError, match=r"a process that draws pictures was killed; .* goes on from"):
+            written()
 
 
 def test_a_shard_that_is_written_after_its_run_has_ended_finds_no_place(tmp_path: Path) -> None:
