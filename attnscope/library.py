@@ -14,6 +14,8 @@ from attnscope.observation import Observation
 from attnscope.observe import Request
 from attnscope.run import Text, read
 
+HOW = ("select", "chat", "truncate", "memory", "listen", "verify")  # what `capture` hands on to `read`
+
 
 def load(model: str = "demo", **options: Any) -> LoadedModel:
     """Load a decoder with its tokenizer: the embedded `demo`, a folder, or a hub id.
@@ -51,11 +53,14 @@ def capture(
         >>> seen = attnscope.capture(model, "the financial bank is located on river bank")
         >>> seen.weights[0].shape
     """
+    for name in how:
+        if name not in HOW:
+            raise UsageError(f"capture has no option {name!r}", f"it has {', '.join(('engine', 'request', *HOW))}")
     if request is None:
         view = View(heads=None if layers is None else _heads_of(model, layers))
         request = Request(view=view, relations=True, maps="kept", weights=True)
     elif layers is not None:
-        raise UsageError("layers and request were both given", "say which heads in the request's view")
+        raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
     return read(model, text, request, engine=engine, **how)
 
 
