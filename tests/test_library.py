@@ -227,7 +227,7 @@ def test_who_asks_for_nothing_keeps_no_matrix(demo, engine: str) -> None:  # typ
     assert len(seen.weights) == 0
     assert seen.maps is None
     assert max(sizes(seen)) < square
-    whole = attnscope.capture(demo, text, [2], engine=engine)
+    whole = attnscope.capture(demo, text, engine=engine, request=attnscope.Request(weights=True), select="2.*")
     assert sizes(whole).count(6 * square) == 1
     assert list(whole.weights) == [(2, "decoder")]
 
