@@ -17,7 +17,9 @@ from attnscope._version import __version__
 
 if TYPE_CHECKING:
     from attnscope.errors import AttnscopeError
+    from attnscope.figures import Style
     from attnscope.library import capture, load
+    from attnscope.measure.probes import View
     from attnscope.model.loading import LoadedModel, wrap
     from attnscope.observation import Observation
     from attnscope.observe import Request
@@ -28,6 +30,8 @@ __all__ = [
     "LoadedModel",
     "Observation",
     "Request",
+    "Style",
+    "View",
     "__version__",
     "capture",
     "listen",
@@ -40,6 +44,8 @@ _HOMES = {
     "LoadedModel": "attnscope.model.loading",
     "Observation": "attnscope.observation",
     "Request": "attnscope.observe",
+    "Style": "attnscope.figures",
+    "View": "attnscope.measure.probes",
     "capture": "attnscope.library",
     "listen": "attnscope.seam.listen",
     "load": "attnscope.library",

@@ -14,6 +14,11 @@ class AttnscopeError(Exception):
 
     `message` says what was expected and what came; `hint` says what to do next. A hint names an option as
     `{engine=eager}` or `{truncate}`; in Python that reads engine="eager", on the command line --engine eager.
+
+        >>> try:
+        ...     attnscope.load("no/such")
+        ... except attnscope.AttnscopeError as error:
+        ...     print(error)
     """
 
     exit_code = 1

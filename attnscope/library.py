@@ -13,6 +13,7 @@ from attnscope.model.loading import load as load_model
 from attnscope.observation import Observation
 from attnscope.observe import Request
 from attnscope.run import Text, read
+from attnscope.text.prompt import Side
 
 
 def load(model: str = "demo", **options: Any) -> LoadedModel:
@@ -38,15 +39,24 @@ def capture(
     *,
     engine: str = "auto",
     request: Request | None = None,
-    **how: Any,
+    select: str | None = None,
+    chat: bool = False,
+    truncate: Side | None = None,
+    memory: str | None = None,
+    listen: bool = False,
+    verify: bool = False,
 ) -> Observation:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
     text: the text, a Prompt, or token ids. layers: of which relations, maps and matrices are kept, None for all.
-    engine: "auto", "eager" or "fused". request: what to keep, where that is less or more. how: `select`, `chat`,
-    `truncate`, `memory`, `listen`, `verify`, as `attnscope.run.read` takes them. Returns an Observation:
-    `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads` has one entry per head; `prompt` the tokens. Raises
-    InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the memory.
+    engine: "auto", "eager" or "fused". request: what to keep, where that is less or more. select: heads to keep, as
+    "27.3,last". chat: apply the chat template. truncate: cut a text that is too long, "left" or "right". memory: what a
+    layer's matrices may take, such as "4GB". listen: with the fused engine, leave the layers' outputs to the model.
+    verify: hold every layer against the oracle too.
+
+    Returns an Observation: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads` has one entry per head; `prompt` the
+    tokens. Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the
+    memory, UsageError for what cannot be meant.
 
         >>> seen = attnscope.capture(model, "the financial bank is located on river bank")
         >>> seen.weights[0].shape
@@ -55,8 +65,19 @@ def capture(
         view = View(heads=None if layers is None else _heads_of(model, layers))
         request = Request(view=view, relations=True, maps="kept", weights=True)
     elif layers is not None:
-        raise UsageError("layers and request were both given", "say which heads in the request's view")
-    return read(model, text, request, engine=engine, **how)
+        raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
+    return read(
+        model,
+        text,
+        request,
+        engine=engine,
+        verify=verify,
+        select=select,
+        chat=chat,
+        truncate=truncate,
+        memory=memory,
+        listen=listen,
+    )
 
 
 def _heads_of(model: LoadedModel, layers: Sequence[int]) -> dict[int, range]:

@@ -127,6 +127,10 @@ class Observation:
     its scores. view: how entries were read, and of which heads. group: what relations speak of, None for tokens.
     support: {layer: {kind of rows: how many}}. weights: {layer: (H, Q, K) fp32 on the CPU}, where they were asked for.
     kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run.
+
+        >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
+        >>> seen.table("focus").to_pandas()
+        >>> seen.export("runs/bank")
     """
 
     queries: Prompt

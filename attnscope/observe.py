@@ -58,6 +58,8 @@ class Request:
     (None: all), of `group`s if given. maps: the heads to draw ("all", "kept" or None), binned by `bin_rule` to at most
     `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. rollout: the units
     whose attention is rolled out; `bins` are at most MAP_SIDE runs of tokens.
+
+        >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
     """
 
     view: View = View()

@@ -27,8 +27,8 @@ class Style:
 
     Raises UsageError for a choice that does not exist.
 
-        Style(scale="log", sink="mask")
-        Style(image="svg", per_head_scale=True)
+        >>> Style(scale="log", sink="mask")
+        >>> Style(image="svg", per_head_scale=True)
     """
 
     scale: Literal["linear", "log"] = "linear"

@@ -35,6 +35,8 @@ class View:
 
     weights: "softmax", or "scores", the logits after scale, cap, bias and mask. by_kv: average the query heads that
     share a kv head. heads: {layer: heads to keep}, None for all.
+
+        >>> attnscope.Request(view=attnscope.View(by_kv=True, heads={0: [1, 2]}), relations=True)
     """
 
     weights: Literal["softmax", "scores"] = "softmax"

@@ -50,6 +50,9 @@ class LoadedModel:
 
     source_folder: where its files lie, None for a model made in memory. stretched_from: the positions it was trained
     for, where rope scaling stretched them.
+
+        >>> loaded = attnscope.load("demo")
+        >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
     """
 
     model: PreTrainedModel
@@ -137,8 +140,8 @@ def load(options: LoadOptions) -> LoadedModel:
 def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str | None = None) -> LoadedModel:
     """A model that is loaded already, with its tokenizer, as attnscope reads it; the model itself is left as it is.
 
-    name: what tables and manifests call it. Raises ModelError for a model that is not causal or has no softmax
-    attention.
+    That holds for its training mode too, in which `capture` refuses to read it: call `model.eval()` first. name: what
+    tables and manifests call it. Raises ModelError for a model that is not causal or has no softmax attention.
 
         >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
     """

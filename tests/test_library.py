@@ -1,0 +1,262 @@
+"""The library as a person in Python meets it: names, errors, what is shown, kept, written, and left alone."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnscope
+from attnscope.measure.probes import View
+from helpers.command_line import HANGS, SENTENCE, call
+from helpers.families import tiny_model
+
+NAMES = {
+    "AttnscopeError",
+    "LoadedModel",
+    "Observation",
+    "Request",
+    "Style",
+    "View",
+    "capture",
+    "listen",
+    "load",
+    "wrap",
+}
+
+
+@pytest.fixture(scope="module")
+def seen(demo) -> attnscope.Observation:  # type: ignore[no-untyped-def]
+    return attnscope.capture(demo, SENTENCE)
+
+
+def test_the_names_are_these_and_no_others() -> None:
+    assert set(dir(attnscope)) == set(attnscope.__all__) == NAMES | {"__version__"}
+    with pytest.raises(AttributeError, match="no attribute 'read'"):
+        attnscope.read  # noqa: B018
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_name_says_what_it_is_with_an_example(name: str) -> None:
+    said = getattr(attnscope, name).__doc__
+    assert ">>> " in said
+    first = said.splitlines()[0]
+    assert first.endswith((".", ":")) or "," in first  # words, not the signature that dataclass would write
+    assert not said.startswith(f"{name}(")
+
+
+@pytest.mark.parametrize("text", [SENTENCE, "the river bank " * 100, "one\ntwo\tthree"])
+def test_what_is_printed_is_short_and_says_enough(demo, text: str) -> None:  # type: ignore[no-untyped-def]
+    for line in repr(demo).splitlines():
+        assert len(line) < 100
+    assert [word in repr(demo) for word in ("demo", "llama", "float32", "cpu", "4 layers", "512")] == [True] * 6
+    seen = attnscope.capture(demo, text)
+    shown = repr(seen)
+    assert len(shown.splitlines()) == 4
+    assert max(map(len, shown.splitlines())) < 100
+    assert f"{len(seen.prompt)} tokens" in shown
+    assert "engine eager" in shown
+    assert "relations, maps, weights" in shown
+    assert repr(text[:20])[:-1] in shown
+
+
+def test_token_text_is_never_markup(demo) -> None:  # type: ignore[no-untyped-def]
+    shown = attnscope.capture(demo, "<script>alert('bank')</script> & <img src=x>")._repr_html_()
+    assert "&lt;script&gt;" in shown
+    tags = shown.replace("<img alt=", "", 1)  # our own picture
+    assert "<script" not in tags
+    assert "<img" not in tags
+
+
+@pytest.mark.parametrize("engine", ["eager", "fused"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_wrapping_leaves_the_model_as_it_is(demo, engine: str, attention: str) -> None:  # type: ignore[no-untyped-def]
+    model = tiny_model("llama", attention=attention).requires_grad_(True)
+    before = state(model)
+    attnscope.capture(attnscope.wrap(model, demo.tokenizer), [1, 2, 3, 4], engine=engine)
+    assert state(model) == before
+    assert before["attention"] == attention
+    assert all(before["gradients"])  # which `load` switches off
+
+
+def test_a_model_in_training_is_wrapped_and_refused_only_when_read(demo) -> None:  # type: ignore[no-untyped-def]
+    model = tiny_model("llama").train()
+    wrapped = attnscope.wrap(model, demo.tokenizer)
+    with pytest.raises(attnscope.AttnscopeError, match=r"training mode.*call model\.eval\(\) first"):
+        attnscope.capture(wrapped, [1, 2, 3])
+    assert model.training
+    assert "model.eval()" in (attnscope.wrap.__doc__ or "")
+
+
+def state(model: torch.nn.Module) -> dict[str, Any]:
+    """What a person would miss if it changed."""
+    return {
+        "attention": model.config._attn_implementation,
+        "training": [module.training for module in model.modules()],
+        "gradients": [parameter.requires_grad for parameter in model.parameters()],
+        "weights": [parameter.detach().sum().item() for parameter in model.parameters()],
+        "hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
+        "attributes": [sorted(module.__dict__) for module in model.modules()],
+        "cache": model.config.use_cache,
+    }
+
+
+def test_wrapped_and_loaded_give_the_same(demo, seen) -> None:  # type: ignore[no-untyped-def]
+    wrapped = attnscope.wrap(demo.model, demo.tokenizer, name="mine")
+    again = attnscope.capture(wrapped, SENTENCE)
+    assert again.table().equals(seen.table())
+    assert again.relations().equals(seen.relations())
+    assert all(torch.equal(again.weights[layer], seen.weights[layer]) for layer in seen.weights)
+    assert wrapped.geometry == demo.geometry
+    assert (again.facts["model"]["name"], seen.facts["model"]["name"]) == ("mine", "demo")
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
+    "memory": (
+        lambda model, seen: attnscope.capture(model, SENTENCE * 9, engine="eager", memory="1KB"),
+        r'or use engine="fused"$',
+    ),
+    "size": (lambda model, seen: attnscope.capture(model, SENTENCE, memory="much"), r'write memory="4GB"$'),
+    "long": (lambda model, seen: attnscope.capture(model, SENTENCE * 99), r'truncate="'),
+    "engine": (lambda model, seen: attnscope.capture(model, SENTENCE, engine="quick"), r"auto, eager, fused$"),
+    "load": (lambda model, seen: attnscope.load("demo", torch_dtype="auto"), r"no option 'torch_dtype'; it has"),
+    "device": (lambda model, seen: attnscope.load("demo", device="gpu"), r"expected a device auto, cpu"),
+    "layer": (lambda model, seen: attnscope.capture(model, SENTENCE, [4]), r"no layer 4 .* there are 0, 1, 2, 3$"),
+    "both": (
+        lambda model, seen: attnscope.capture(model, SENTENCE, [1], request=attnscope.Request()),
+        r'choose heads with select="1\.\*" instead$',
+    ),
+    "group": (
+        lambda model, seen: attnscope.Request(view=View(weights="scores"), group="words"),
+        r'use weights="softmax" with group$',
+    ),
+    "bare": (lambda model, seen: attnscope.capture(model.model, SENTENCE), r"attnscope\.wrap one of a model"),
+    "wrap": (lambda model, seen: attnscope.wrap("gpt2", None), r"expected a model of transformers, got str"),
+    "map": (lambda model, seen: seen.heatmap(0, 6), r"there is no map of L0H6"),
+    "style": (lambda model, seen: seen.heatmap(0, 0, colour="red"), r"has no 'colour'; it has annotate, cmap"),
+    "figure": (lambda model, seen: seen.export("never", figures=("all",)), r"the figures are overview, layers"),
+    "sort": (lambda model, seen: seen.table("sharpness"), r"no metric is called 'sharpness'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_refusal_speaks_python(demo, seen, what: str) -> None:  # type: ignore[no-untyped-def]
+    refused, says = REFUSED[what]
+    with pytest.raises(attnscope.AttnscopeError, match=says) as caught:
+        refused(demo, seen)
+    words = str(caught.value)
+    assert "--" not in words
+    assert "{" not in words
+    assert "\n" not in words
+
+
+def test_the_options_of_capture_are_those_it_hands_on(demo) -> None:  # type: ignore[no-untyped-def]
+    wanted = {"select": "1.0-2", "truncate": "right", "memory": "1GB", "listen": False, "verify": True, "chat": False}
+    seen = attnscope.capture(demo, SENTENCE * 99, **wanted)
+    assert len(seen.prompt) == 512
+    assert seen.facts["parity"]["failures"] == []
+    assert {(head.layer, head.head) for head in seen.kept_heads()} == {(1, 0), (1, 1), (1, 2)}
+
+
+QUIET = f"""
+import attnscope
+model = attnscope.load("demo")
+for engine in ("eager", "fused"):
+    seen = attnscope.capture(model, {SENTENCE!r}, engine=engine)
+seen.heatmap(0, 0)
+from transformers.utils import logging
+import sys
+sys.exit(0 if logging.is_progress_bar_enabled() else 3)
+"""
+
+
+def test_nothing_is_printed_and_the_bars_of_others_stay() -> None:
+    """A process of its own: what the libraries say they say once, when they are first imported."""
+    quiet = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY")
+    env = {name: value for name, value in os.environ.items() if name not in quiet}
+    done = subprocess.run([sys.executable, "-c", QUIET], env=env, capture_output=True, text=True, timeout=HANGS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_export_is_what_the_command_writes(seen, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    names = [head.name for head in seen.kept_heads("focus")[:2]]
+    written = seen.export(ours, heads=names, sort="focus")
+    assert call("heads", "--text", SENTENCE, "--top", "2", "--out", str(theirs)).code == 0
+    files, expected = contents(ours), contents(theirs)
+    assert {str(path.relative_to(ours)) for path in written} == files.keys() == expected.keys()
+    manifest, told = (json.loads(found.pop("manifest.json")) for found in (files, expected))
+    assert (manifest.pop("options"), told.pop("options")["top"]) == ({}, 2)
+    assert manifest == told
+    assert files == expected
+
+
+def test_a_picture_is_what_the_command_draws(seen, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A map of the scale of its own: the command's scale holds across the files of one call."""
+    arguments = ("--select", "1.4", "--scale", "log", "--out", str(tmp_path))
+    assert call("heatmap", "--text", SENTENCE, *arguments).code == 0
+    drawn = (tmp_path / "heads" / "L01H04.png").read_bytes()
+    picture = seen.heatmap(1, 4, scale="log")
+    assert picture.save(tmp_path / "mine.png").read_bytes() == picture._repr_png_() == drawn
+    assert seen.heatmap(1, 4).png != drawn
+
+
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(seen, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    picture, path = seen.heatmap(1, 4), tmp_path / "L1H4.png"
+    path.write_bytes(b"old")
+
+    def half(self: Path, data: bytes) -> int:
+        with self.open("wb") as stream:
+            stream.write(data[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises((OSError, attnscope.AttnscopeError)):
+        picture.save(path)
+    assert contents(tmp_path) == {"L1H4.png": b"old"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """{path below the folder: bytes} of every file."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("engine", ["eager", "fused"])
+def test_who_asks_for_nothing_keeps_no_matrix(demo, engine: str) -> None:  # type: ignore[no-untyped-def]
+    text = "the river bank is green and the old boat lies still " * 9
+    seen = attnscope.capture(demo, text, engine=engine, request=attnscope.Request())
+    square = len(seen.prompt) ** 2
+    assert len(seen.weights) == 0
+    assert seen.maps is None
+    assert max(sizes(seen)) < square
+    whole = attnscope.capture(demo, text, engine=engine, request=attnscope.Request(weights=True), select="2.*")
+    assert sizes(whole).count(6 * square) == 1
+    assert list(whole.weights) == [(2, "decoder")]
+
+
+def sizes(found: object) -> list[int]:
+    return [array.numel() if isinstance(array, Tensor) else np.asarray(array).size for array in arrays(found)]
+
+
+def arrays(found: object) -> Iterator[np.ndarray | Tensor]:
+    """Every array and tensor that hangs on an object; of a view, what it is a view of, which lives as long."""
+    if isinstance(found, np.ndarray | Tensor):
+        base = found._base if isinstance(found, Tensor) else found.base
+        yield found if base is None else base
+    elif is_dataclass(found):
+        for field in fields(found):
+            yield from arrays(getattr(found, field.name))
+    elif isinstance(found, Mapping):
+        for value in found.values():
+            yield from arrays(value)
+    elif isinstance(found, Sequence) and not isinstance(found, str | bytes):
+        for value in found:
+            yield from arrays(value)
