@@ -77,7 +77,7 @@ CASES = [
     (("heads", "--file", "{files}/utf16.txt"), INPUT, "is not UTF-8: byte 0xFF at offset 0"),
     (("heads", "--file", "f" * 300), INPUT, "File name too long"),
     (("heads", "--text", LONG), INPUT, "the text has 41 tokens, the model reads at most 16"),
-    (("relations", "--text", LONG), INPUT, "or give --truncate left|right"),
+    (("relations", "--text", LONG), INPUT, "or use --truncate left or --truncate right"),
     (("heads", *TEXT, "--chat"), USAGE, "this model's tokenizer has no chat template"),
     (("heads", "--chat", "--text", "[]", "--model", "demo"), INPUT, "the list of messages is empty"),
     (("heads", "--chat", "--text", '["hi"]', "--model", "demo"), INPUT, 'message 0 of the chat is "hi", not an object'),
