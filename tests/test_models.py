@@ -199,11 +199,23 @@ DAMAGES = [
     (rewritten("tokenizer.json", b"{"), "the tokenizer of"),
     (without("model.safetensors"), "has no weights"),
     (pickle_only, "pickle only, which can run any code when it is read; convert them to safetensors, or pass --allow"),
-    (truncated("model.safetensors", -100), "is cut short: expected"),
-    (truncated("model.safetensors", 200), "is cut short or not safetensors: 200 bytes"),
-    (truncated("model.safetensors", 0), "is cut short or not safetensors: 0 bytes"),
-    (rewritten("model.safetensors", b"\x02" + bytes(7) + b"[]"), "has a damaged header"),
-    (rewritten("model.safetensors", b"\x03" + bytes(7) + b"{a}"), "has a damaged header"),
+    (
+        truncated("model.safetensors", -100),
+        "is cut short or damaged: Error while deserializing header: incomplete metadata, file not fully covered",
+    ),
+    (
+        truncated("model.safetensors", 200),
+        "is cut short or damaged: Error while deserializing header: invalid header length",
+    ),
+    (truncated("model.safetensors", 0), "is cut short or damaged: Error while deserializing header: header too small"),
+    (
+        rewritten("model.safetensors", b"\x02" + bytes(7) + b"[]"),
+        "is cut short or damaged: Error while deserializing header: invalid JSON in header",
+    ),
+    (
+        rewritten("model.safetensors", b"\x03" + bytes(7) + b"{a}"),
+        "is cut short or damaged: Error while deserializing header: invalid JSON in header",
+    ),
     (without_a_tensor, "lacks 1 of its weights (first: model.layers.1.self_attn.q_proj.weight)"),
     (with_another_shape, "cannot be loaded"),
     (an_image_model, "(vit) is not a causal language model"),
