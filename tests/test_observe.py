@@ -170,4 +170,4 @@ def test_the_library_in_three_lines(demo) -> None:  # type: ignore[no-untyped-de
     seen = attnscope.capture(model, TEXT, layers=[1, 3])
     assert [key.layer for key in seen.weights] == [1, 3]
     assert torch.equal(seen.weights[3], attentions(demo, seen.prompt)[3])
-    assert len(attnscope.__all__) == 9
+    assert len(attnscope.__all__) == 11
