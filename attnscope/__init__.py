@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from attnscope._version import __version__
 
 if TYPE_CHECKING:
+    from attnscope.api import capture, load
     from attnscope.errors import AttnscopeError
     from attnscope.figures import Style
-    from attnscope.library import capture, load
     from attnscope.measure.probes import View
     from attnscope.model.loading import LoadedModel, wrap
     from attnscope.observation import Observation
@@ -46,9 +46,9 @@ _HOMES = {
     "Request": "attnscope.observe",
     "Style": "attnscope.figures",
     "View": "attnscope.measure.probes",
-    "capture": "attnscope.library",
+    "capture": "attnscope.api",
     "listen": "attnscope.seam.listen",
-    "load": "attnscope.library",
+    "load": "attnscope.api",
     "wrap": "attnscope.model.loading",
 }
 

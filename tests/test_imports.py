@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "observation": "drawing errors export measure tables",
     "observe": "errors tables attention seam measure text observation",
     "run": "errors memory model observation observe parity seam selection text",
-    "library": "errors measure model observation observe run selection text",
+    "api": "errors measure model observation observe run selection text",
     "batch": "_version errors figures files measure memory model observation observe seam selection text",
     "": "_version errors",  # attnscope/__init__.py; what it hands out is imported on first use
 }
