@@ -13,7 +13,7 @@ ELSEWHERE = "beside the checkout only on some machines"
 
 
 @pytest.fixture(scope="session")
-def demo():  # type: ignore[no-untyped-def]
+def demo():
     """The embedded model."""
     from attnscope.model.loading import LoadOptions, load
 

@@ -170,7 +170,7 @@ class Kernels(TorchDispatchMode):
         self.flash: list[int] = []
         self.made: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if func.name() == "aten::_scaled_dot_product_flash_attention_for_cpu":
             self.flash.append(args[0].shape[-2])

@@ -34,7 +34,7 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def seen(demo) -> attnscope.Observation:  # type: ignore[no-untyped-def]
+def seen(demo) -> attnscope.Observation:
     return attnscope.capture(demo, SENTENCE)
 
 
@@ -54,7 +54,7 @@ def test_every_name_says_what_it_is_with_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", [SENTENCE, "the river bank " * 100, "one\ntwo\tthree"])
-def test_what_is_printed_is_short_and_says_enough(demo, text: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_printed_is_short_and_says_enough(demo, text: str) -> None:
     for line in repr(demo).splitlines():
         assert len(line) < 100
     assert [word in repr(demo) for word in ("demo", "llama", "float32", "cpu", "4 layers", "512")] == [True] * 6
@@ -68,7 +68,7 @@ def test_what_is_printed_is_short_and_says_enough(demo, text: str) -> None:  # t
     assert repr(text[:20])[:-1] in shown
 
 
-def test_token_text_is_never_markup(demo) -> None:  # type: ignore[no-untyped-def]
+def test_token_text_is_never_markup(demo) -> None:
     shown = attnscope.capture(demo, "<script>alert('bank')</script> & <img src=x>")._repr_html_()
     assert "&lt;script&gt;" in shown
     tags = shown.replace("<img alt=", "", 1)  # our own picture
@@ -78,7 +78,7 @@ def test_token_text_is_never_markup(demo) -> None:  # type: ignore[no-untyped-de
 
 @pytest.mark.parametrize("engine", ["eager", "fused"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_wrapping_leaves_the_model_as_it_is(demo, engine: str, attention: str) -> None:  # type: ignore[no-untyped-def]
+def test_wrapping_leaves_the_model_as_it_is(demo, engine: str, attention: str) -> None:
     model = tiny_model("llama", attention=attention).requires_grad_(True)
     before = state(model)
     attnscope.capture(attnscope.wrap(model, demo.tokenizer), [1, 2, 3, 4], engine=engine)
@@ -87,7 +87,7 @@ def test_wrapping_leaves_the_model_as_it_is(demo, engine: str, attention: str) -
     assert all(before["gradients"])  # which `load` switches off
 
 
-def test_a_model_in_training_is_wrapped_and_refused_only_when_read(demo) -> None:  # type: ignore[no-untyped-def]
+def test_a_model_in_training_is_wrapped_and_refused_only_when_read(demo) -> None:
     model = tiny_model("llama").train()
     wrapped = attnscope.wrap(model, demo.tokenizer)
     with pytest.raises(attnscope.AttnscopeError, match=r"training mode.*call model\.eval\(\) first"):
@@ -109,7 +109,7 @@ def state(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def test_wrapped_and_loaded_give_the_same(demo, seen) -> None:  # type: ignore[no-untyped-def]
+def test_wrapped_and_loaded_give_the_same(demo, seen) -> None:
     wrapped = attnscope.wrap(demo.model, demo.tokenizer, name="mine")
     again = attnscope.capture(wrapped, SENTENCE)
     assert again.table().equals(seen.table())
@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_refusal_speaks_python(demo, seen, what: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_refusal_speaks_python(demo, seen, what: str) -> None:
     refused, says = REFUSED[what]
     with pytest.raises(attnscope.AttnscopeError, match=says) as caught:
         refused(demo, seen)
@@ -158,7 +158,7 @@ def test_a_refusal_speaks_python(demo, seen, what: str) -> None:  # type: ignore
     assert "\n" not in words
 
 
-def test_the_options_of_capture_are_those_it_hands_on(demo) -> None:  # type: ignore[no-untyped-def]
+def test_the_options_of_capture_are_those_it_hands_on(demo) -> None:
     wanted = {"select": "1.0-2", "truncate": "right", "memory": "1GB", "listen": False, "verify": True, "chat": False}
     seen = attnscope.capture(demo, SENTENCE * 99, **wanted)
     assert len(seen.prompt) == 512
@@ -186,7 +186,7 @@ def test_nothing_is_printed_and_the_bars_of_others_stay() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_an_export_is_what_the_command_writes(seen, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_an_export_is_what_the_command_writes(seen, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     names = [head.name for head in seen.kept_heads("focus")[:2]]
     written = seen.export(ours, heads=names, sort="focus")
@@ -199,7 +199,7 @@ def test_an_export_is_what_the_command_writes(seen, tmp_path: Path) -> None:  # 
     assert files == expected
 
 
-def test_a_picture_is_what_the_command_draws(seen, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_picture_is_what_the_command_draws(seen, tmp_path: Path) -> None:
     """A map of the scale of its own: the command's scale holds across the files of one call."""
     arguments = ("--select", "1.4", "--scale", "log", "--out", str(tmp_path))
     assert call("heatmap", "--text", SENTENCE, *arguments).code == 0
@@ -209,7 +209,7 @@ def test_a_picture_is_what_the_command_draws(seen, tmp_path: Path) -> None:  # t
     assert seen.heatmap(1, 4).png != drawn
 
 
-def test_a_failed_save_leaves_the_old_file_and_nothing_else(seen, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(seen, tmp_path: Path, monkeypatch) -> None:
     picture, path = seen.heatmap(1, 4), tmp_path / "L1H4.png"
     path.write_bytes(b"old")
 
@@ -230,7 +230,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("engine", ["eager", "fused"])
-def test_who_asks_for_nothing_keeps_no_matrix(demo, engine: str) -> None:  # type: ignore[no-untyped-def]
+def test_who_asks_for_nothing_keeps_no_matrix(demo, engine: str) -> None:
     text = "the river bank is green and the old boat lies still " * 9
     seen = attnscope.capture(demo, text, engine=engine, request=attnscope.Request())
     square = len(seen.prompt) ** 2

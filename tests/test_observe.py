@@ -21,12 +21,12 @@ TEXT = "The bank is by the river. The river is by the bank, and the bank is wide
 
 
 @pytest.fixture(scope="module")
-def demo_sdpa():  # type: ignore[no-untyped-def]
+def demo_sdpa():
     return load(LoadOptions(attention="sdpa"))
 
 
 @pytest.fixture(params=["eager", "fused", "fused, listening"])
-def seen_by(request: pytest.FixtureRequest, demo, demo_sdpa):  # type: ignore[no-untyped-def]
+def seen_by(request: pytest.FixtureRequest, demo, demo_sdpa):
     """A function that observes a text with one of the engines."""
 
     def see(wanted: Request, text: str = TEXT) -> Observation:
@@ -42,11 +42,11 @@ def numbers(table: pa.Table) -> dict[str, np.ndarray]:
     return {name: table[name].to_numpy() for name in table.column_names}
 
 
-def attentions(demo, prompt: Prompt) -> list[torch.Tensor]:  # type: ignore[no-untyped-def]
+def attentions(demo, prompt: Prompt) -> list[torch.Tensor]:
     return [layer[0] for layer in demo.model(torch.tensor([prompt.ids]), output_attentions=True).attentions]
 
 
-def test_relations_are_the_largest_weights(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+def test_relations_are_the_largest_weights(demo, seen_by) -> None:
     seen = seen_by(Request(relations=True, top_k=3))
     layers = attentions(demo, seen.prompt)
     found = list(rows(seen.relations()))
@@ -59,7 +59,7 @@ def test_relations_are_the_largest_weights(demo, seen_by) -> None:  # type: igno
         assert (row > row[key] + 1e-6).sum() < 3
 
 
-def test_all_relations_are_every_visible_pair_once(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+def test_all_relations_are_every_visible_pair_once(demo, seen_by) -> None:
     seen = seen_by(Request(view=View(heads={1: (2,)}), relations=True, top_k=None))
     columns = numbers(seen.relations())
     pairs = set(zip(columns["query"].tolist(), columns["key"].tolist(), strict=True))
@@ -71,7 +71,7 @@ def test_all_relations_are_every_visible_pair_once(demo, seen_by) -> None:  # ty
 
 
 @pytest.mark.parametrize("group", ["words", "sentences"])
-def test_groups_sum_over_keys_and_average_over_queries(demo, seen_by, group: str) -> None:  # type: ignore[no-untyped-def]
+def test_groups_sum_over_keys_and_average_over_queries(demo, seen_by, group: str) -> None:
     seen = seen_by(Request(relations=True, top_k=None, group=group))
     spans = getattr(seen.prompt, group)
     layers = attentions(demo, seen.prompt)
@@ -85,7 +85,7 @@ def test_groups_sum_over_keys_and_average_over_queries(demo, seen_by, group: str
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
 
 
-def test_heads_of_a_kv_head_are_averaged(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+def test_heads_of_a_kv_head_are_averaged(demo, seen_by) -> None:
     seen = seen_by(Request(view=View(by_kv=True), relations=True, top_k=1, maps="all"))
     layers = attentions(demo, seen.prompt)
     assert [head.name for head in seen.heads[:3]] == ["L0KV0", "L0KV1", "L0KV2"]
@@ -96,7 +96,7 @@ def test_heads_of_a_kv_head_are_averaged(demo, seen_by) -> None:  # type: ignore
     assert all(row[1] is None for row in rows(seen.relations()))
 
 
-def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:
     seen = seen_by(Request(view=View(weights="scores"), maps="all", relations=True))
     for layer, matrices in enumerate(attentions(demo, seen.prompt)):
         logits = torch.from_numpy(seen.maps.values[layer]).nan_to_num(-torch.inf)
@@ -105,7 +105,7 @@ def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:
     assert "score" in seen.relations().column_names
 
 
-def test_the_strongest_relation_stands_furthest_above_evenness(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+def test_the_strongest_relation_stands_furthest_above_evenness(demo, seen_by) -> None:
     for key_zero in (False, True):
         seen = seen_by(Request(key_zero=key_zero))
         layers = attentions(demo, seen.prompt)
@@ -123,7 +123,7 @@ def test_the_strongest_relation_stands_furthest_above_evenness(demo, seen_by) ->
 
 
 @pytest.mark.parametrize(("rule", "split_sink"), [("sum", False), ("sum", True), ("max", False), ("max", True)])
-def test_binned_maps_keep_rows_or_maxima(demo, seen_by, rule: str, split_sink: bool) -> None:  # type: ignore[no-untyped-def]
+def test_binned_maps_keep_rows_or_maxima(demo, seen_by, rule: str, split_sink: bool) -> None:
     seen = seen_by(Request(maps="all", bin_rule=rule, split_sink=split_sink, map_side=10))
     maps, layers = seen.maps, attentions(demo, seen.prompt)
     n, size = len(seen.prompt), maps.bin_size
@@ -144,7 +144,7 @@ def test_binned_maps_keep_rows_or_maxima(demo, seen_by, rule: str, split_sink: b
             np.testing.assert_allclose(np.nansum(values_HQK, -1), 1, atol=1e-5)
 
 
-def test_a_batch_gives_what_one_by_one_gives(demo, seen_by) -> None:  # type: ignore[no-untyped-def]
+def test_a_batch_gives_what_one_by_one_gives(demo, seen_by) -> None:
     """Field mistake 1: a list of inputs must not take another path than one input."""
     texts = [TEXT, "We sat there.", "The river is wide and the bank is green and the mill is old."]
     prompts = [from_text(demo.tokenizer, text) for text in texts]
@@ -163,7 +163,7 @@ def test_a_batch_gives_what_one_by_one_gives(demo, seen_by) -> None:  # type: ig
         np.testing.assert_allclose(ours["weight"], theirs["weight"], atol=1e-5)
 
 
-def test_the_library_in_three_lines(demo) -> None:  # type: ignore[no-untyped-def]
+def test_the_library_in_three_lines(demo) -> None:
     import attnscope
 
     model = attnscope.load("demo")

@@ -17,7 +17,7 @@ PLENTY = {"two_keys": 99, "three_keys": 99, "all": 99, "repeats": 99, "beyond_32
 NOTHING = dict.fromkeys(METRICS, 0.0)
 
 
-def test_the_demo_names_its_induction_and_previous_token_heads(demo) -> None:  # type: ignore[no-untyped-def]
+def test_the_demo_names_its_induction_and_previous_token_heads(demo) -> None:
     """On a passage that comes twice; and the scores are those of Python loops over output_attentions."""
     prompt = from_text(demo.tokenizer, PASSAGE * 2)
     [seen] = observe(demo, [prompt], Request())
@@ -36,7 +36,7 @@ def test_the_demo_names_its_induction_and_previous_token_heads(demo) -> None:  #
                 assert_close(head.score[name], expected, atol=2e-6, rtol=2e-6)
 
 
-def test_the_demo_names_no_head_on_nine_tokens(demo) -> None:  # type: ignore[no-untyped-def]
+def test_the_demo_names_no_head_on_nine_tokens(demo) -> None:
     prompt = from_text(demo.tokenizer, "the financial bank is located on river bank")
     [seen] = observe(demo, [prompt], Request())
     assert len(prompt) == 9

@@ -41,7 +41,7 @@ ENGINES = ("eager", "fused", "fused, listening")
 
 
 @pytest.fixture(scope="module")
-def loaded_as(demo):  # type: ignore[no-untyped-def]
+def loaded_as(demo):
     """A model under the implementation that an engine listens to; both have the same weights."""
     made: dict[tuple[str, str], LoadedModel] = {}
 
@@ -65,13 +65,13 @@ def _loaded(demo: LoadedModel, name: str, attention: str) -> LoadedModel:
     return LoadedModel(model, demo.tokenizer, geometry, name, None, "cpu", "float32")
 
 
-def see(loaded_as, name: str, engine: str, prompts: list[Prompt], group: str = "tokens") -> list[Observation]:  # type: ignore[no-untyped-def]
+def see(loaded_as, name: str, engine: str, prompts: list[Prompt], group: str = "tokens") -> list[Observation]:
     loaded = loaded_as(name, "eager" if engine == "eager" else "sdpa")
     wanted = Request(metrics=(), rollout=group)  # type: ignore[arg-type]
     return observe(loaded, prompts, wanted, engine=engine_named(engine.split(",")[0], listen="listening" in engine))
 
 
-def product(loaded: LoadedModel, prompt: Prompt, residual: float = 1.0, divide: bool = True, backwards: bool = False):  # type: ignore[no-untyped-def]
+def product(loaded: LoadedModel, prompt: Prompt, residual: float = 1.0, divide: bool = True, backwards: bool = False):
     """A_L ... A_1 in float64 from `output_attentions`, row by row; with other arguments, wrong."""
     layers = loaded.model(torch.tensor([prompt.ids]), output_attentions=True, use_cache=False).attentions
     layers = [weights[0].double() for weights in layers if weights is not None]
@@ -88,7 +88,7 @@ def product(loaded: LoadedModel, prompt: Prompt, residual: float = 1.0, divide: 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", list(MODELS)[:-1])
-def test_it_is_the_product_of_the_layers(loaded_as, demo, name: str, engine: str) -> None:  # type: ignore[no-untyped-def]
+def test_it_is_the_product_of_the_layers(loaded_as, demo, name: str, engine: str) -> None:
     prompt = from_text(demo.tokenizer, TEXT)
     [seen] = see(loaded_as, name, engine, [prompt])
     found, expected = seen.rollout.share_GG, product(loaded_as(name, "eager"), prompt)
@@ -108,7 +108,7 @@ def test_it_is_the_product_of_the_layers(loaded_as, demo, name: str, engine: str
     ],
     ids=lambda value: str(value),
 )
-def test_another_product_would_be_noticed(loaded_as, demo, name: str, wrong: dict) -> None:  # type: ignore[no-untyped-def]
+def test_another_product_would_be_noticed(loaded_as, demo, name: str, wrong: dict) -> None:
     prompt = from_text(demo.tokenizer, TEXT)
     [seen] = see(loaded_as, name, "eager", [prompt])
     with pytest.raises(AssertionError):
@@ -117,7 +117,7 @@ def test_another_product_would_be_noticed(loaded_as, demo, name: str, wrong: dic
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("group", ["words", "sentences", "bins"])
-def test_groups_sum_over_keys_and_average_over_queries(loaded_as, demo, group: str, engine: str) -> None:  # type: ignore[no-untyped-def]
+def test_groups_sum_over_keys_and_average_over_queries(loaded_as, demo, group: str, engine: str) -> None:
     prompt = from_text(demo.tokenizer, TEXT)
     rolled = see(loaded_as, "sink logits", engine, [prompt], group)[0].rollout
     dense = product(loaded_as("sink logits", "eager"), prompt)
@@ -133,7 +133,7 @@ def test_groups_sum_over_keys_and_average_over_queries(loaded_as, demo, group: s
 
 @pytest.mark.parametrize("engine", ["eager", "fused"])
 @pytest.mark.parametrize("name", ["demo", "sink logits"])
-def test_padding_changes_nothing(loaded_as, demo, name: str, engine: str) -> None:  # type: ignore[no-untyped-def]
+def test_padding_changes_nothing(loaded_as, demo, name: str, engine: str) -> None:
     prompts = [from_text(demo.tokenizer, text) for text in (TEXT, "We sat there.", "The mill is old. It is wide.")]
     for group in ("words", "tokens"):
         together = see(loaded_as, name, engine, prompts, group)
@@ -147,7 +147,7 @@ def test_padding_changes_nothing(loaded_as, demo, name: str, engine: str) -> Non
 @pytest.mark.parametrize(
     ("name", "layers"), [("layers without attention", (1, 3)), ("keys that are not tokens", (0, 1, 3))]
 )
-def test_layers_that_do_not_attend_to_tokens_are_passed(loaded_as, demo, name, layers, engine: str) -> None:  # type: ignore[no-untyped-def]
+def test_layers_that_do_not_attend_to_tokens_are_passed(loaded_as, demo, name, layers, engine: str) -> None:
     [seen] = see(loaded_as, name, engine, [from_text(demo.tokenizer, TEXT)])
     assert seen.rollout.layers == layers
     assert seen.rollout.row_sum_error < 1e-6
@@ -166,13 +166,13 @@ def test_a_layer_is_asked_once(loaded_as, demo, monkeypatch) -> None:
         assert asked == [0, 1, 2, 3]
 
 
-def test_nothing_to_roll_out_is_said(demo) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_to_roll_out_is_said(demo) -> None:
     prompt = from_text(demo.tokenizer, TEXT)
     with pytest.raises(ModelError, match="no layer of this model attends to tokens"):
         RolloutProbe(torch.zeros(1, len(prompt), dtype=torch.long)).rolled(0, bins(prompt))
 
 
-def test_a_matrix_that_does_not_fit_is_refused(loaded_as, demo, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_matrix_that_does_not_fit_is_refused(loaded_as, demo, monkeypatch) -> None:
     prompt = from_text(demo.tokenizer, TEXT)
     monkeypatch.setattr(rollout, "free_memory", lambda device: 10_000)
     with pytest.raises(MemoryLimitError, match=r"towards \d+ groups takes .*; take fewer, larger groups"):
@@ -205,7 +205,7 @@ def test_a_table_is_sorted_and_filtered() -> None:
     share = np.array([[1, 0, 0], [0.25, 0.75, 0], [0.5, 0.2, 0.3]], dtype=np.float32)
     rolled = Rollout(units(3), share, (0,))
 
-    def pairs(**wanted) -> list:  # type: ignore[no-untyped-def]
+    def pairs(**wanted) -> list:
         return [(row[0], row[2]) for row in rows_of(rolled.table(**wanted))]
 
     assert pairs() == [(0, 0), (1, 1), (1, 0), (2, 0), (2, 2), (2, 1)]
@@ -230,7 +230,7 @@ def test_many_units_are_put_together() -> None:
     np.testing.assert_allclose(np.nansum(values, -1), 1, atol=1e-6)
 
 
-def test_bins_cover_the_text(demo) -> None:  # type: ignore[no-untyped-def]
+def test_bins_cover_the_text(demo) -> None:
     prompt = from_text(demo.tokenizer, TEXT)
     for most in (1, 7, len(prompt), 200):
         runs = bins(prompt, most)
@@ -247,7 +247,7 @@ def rows(data: bytes) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("engine", ["eager", "fused"])
-def test_the_command_prints_what_it_writes(demo, loaded_as, tmp_path: Path, engine: str) -> None:  # type: ignore[no-untyped-def]
+def test_the_command_prints_what_it_writes(demo, loaded_as, tmp_path: Path, engine: str) -> None:
     done = call("rollout", "--text", TEXT, "--top-k", "all", "--engine", engine, "--out", str(tmp_path))
     assert done.code == 0
     assert (tmp_path / "rollout.csv").read_bytes() == done.out

@@ -78,7 +78,7 @@ def test_logits_are_recomputed_as_the_model_made_them() -> None:
         if family == "gpt_oss":
             continue  # the sink takes a share that the softmax over keys alone does not know
 
-        def hear(call) -> None:  # type: ignore[no-untyped-def]
+        def hear(call) -> None:
             assert_close(call.spec.logits(0, TOKENS).softmax(-1), call.weights_BHQK, atol=2e-6, rtol=0)
 
         listen(tiny_model(family), some_ids(), hear)
@@ -87,7 +87,7 @@ def test_logits_are_recomputed_as_the_model_made_them() -> None:
 def test_sink_logits_take_their_share() -> None:
     model = tiny_model("gpt_oss")
 
-    def hear(call) -> None:  # type: ignore[no-untyped-def]
+    def hear(call) -> None:
         logits = call.spec.logits(0, TOKENS)
         sink = call.module.sinks[None, :, None, None].expand(1, -1, TOKENS, 1)
         expected = torch.cat([logits, sink], -1).softmax(-1)[..., :-1]
@@ -101,7 +101,7 @@ def test_only_one_matrix_is_alive_at_a_time() -> None:
     alive: list[weakref.ref] = []
     counts = []
 
-    def hear(call) -> None:  # type: ignore[no-untyped-def]
+    def hear(call) -> None:
         gc.collect()
         counts.append(sum(1 for matrix in alive if matrix() is not None))
         alive.append(weakref.ref(call.weights_BHQK))
@@ -115,7 +115,7 @@ def test_the_model_is_left_as_it_was_found_even_when_the_forward_raises(family: 
     model, original = tiny_model(family), AttentionInterface.get_interface
     before = {name: dict(module.__dict__) for name, module in model.named_modules()}
 
-    def hear(call) -> None:  # type: ignore[no-untyped-def]
+    def hear(call) -> None:
         raise RuntimeError("in the middle of a layer")
 
     with pytest.raises(RuntimeError, match="in the middle"):
@@ -141,7 +141,7 @@ def test_a_second_capture_of_one_model_waits() -> None:
     run_pairs([model, model], [expected, expected], pairs=100)
     inside = threading.Semaphore(1)
 
-    def hear(call) -> None:  # type: ignore[no-untyped-def]
+    def hear(call) -> None:
         if call.layer == 0:
             overlaps.append(not inside.acquire(blocking=False))
         if call.layer == 3:
@@ -277,7 +277,7 @@ def test_visible_keys_are_those_that_get_weight(family: str) -> None:
     model = tiny_model(family)
     windows = {layer.index: layer.window for layer in geometry_of(model.config).layers}
 
-    def hear(call) -> None:  # type: ignore[no-untyped-def]
+    def hear(call) -> None:
         visible = call.visible.rows(0, TOKENS).expand_as(call.weights_BHQK)
         assert torch.equal(call.weights_BHQK > 0, visible)
         assert torch.equal(call.visible.counts_BHQ[0, 0], visible[0, 0].sum(-1))

@@ -88,7 +88,7 @@ def test_rows_go_on_over_chunks_and_slices() -> None:
 
 
 @pytest.fixture(scope="module")
-def seen(demo) -> Observation:  # type: ignore[no-untyped-def]
+def seen(demo) -> Observation:
     [one] = observe(demo, [from_text(demo.tokenizer, "the bank by the river bank")], Request(relations=True))
     return one
 
@@ -111,7 +111,7 @@ def test_pandas_polars_and_duckdb_take_a_table_as_it_is(seen: Observation, name:
     assert (duck.columns, duck.fetchall()) == (columns, expected)
 
 
-def test_the_types_of_an_observation(demo, seen: Observation) -> None:  # type: ignore[no-untyped-def]
+def test_the_types_of_an_observation(demo, seen: Observation) -> None:
     from attnscope.measure.probes import View
 
     assert seen.table().schema.field("head").type == seen.relations().schema.field("head").type == pa.int32()

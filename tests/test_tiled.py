@@ -69,7 +69,7 @@ def operators(
     window: int | None = None,
     causal: bool = True,
     sinks: torch.Tensor | None = None,
-    **extras,  # type: ignore[no-untyped-def]
+    **extras,
 ) -> tuple[DenseAttention, TiledAttention, torch.Tensor]:
     """The same attention twice, and its values."""
     generator = torch.Generator().manual_seed(queries)
@@ -243,7 +243,7 @@ def test_fused_equals_eager_in_every_family(family: str) -> None:
     texts = Texts(ids_BT, torch.tensor([TOKENS]))
     eager = {}
 
-    def hear_eager(call) -> None:  # type: ignore[no-untyped-def]
+    def hear_eager(call) -> None:
         if call.P.keys == call.P.queries == TOKENS:
             eager[call.path, call.call] = measure(call.P, texts, list(METRICS)), call.P, call.P.topk(3)
 
@@ -253,7 +253,7 @@ def test_fused_equals_eager_in_every_family(family: str) -> None:
         return
     heard = len(eager)
 
-    def hear_fused(call) -> None:  # type: ignore[no-untyped-def]
+    def hear_fused(call) -> None:
         if call.P.keys != call.P.queries or call.P.queries != TOKENS:
             return
         answers = call.P.together([*questions(list(METRICS), texts), TopK(3)])

@@ -14,7 +14,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_folder: Path):  # type: ignore[no-untyped-def]
+def tiny(tiny_folder: Path):
     """The same, loaded."""
     from attnscope.model.loading import LoadOptions, load
 

@@ -117,7 +117,7 @@ class Lazy(Executor):
     def __init__(self) -> None:
         self.waiting = self.most = self.drawn = 0
 
-    def submit(self, paint, job, folder):  # type: ignore[no-untyped-def]
+    def submit(self, paint, job, folder):
         self.waiting += 1
         self.most = max(self.most, self.waiting)
         return SimpleNamespace(result=lambda: self._draw(folder))
@@ -129,7 +129,7 @@ class Lazy(Executor):
         (folder / "overview.png").touch()
 
 
-def test_few_texts_wait_for_slow_painters(tmp_path: Path, tiny) -> None:  # type: ignore[no-untyped-def]
+def test_few_texts_wait_for_slow_painters(tmp_path: Path, tiny) -> None:
     items = tuple(Item(n, "f", n + 1, str(n), "the bank") for n in range(3 * MOST_WAITING))
     output = DatasetOutput(tables=("heads",), pictures=Pictures(()))
     worker = Worker(Job(output=output), tiny)
@@ -146,7 +146,7 @@ def test_few_texts_wait_for_slow_painters(tmp_path: Path, tiny) -> None:  # type
     assert len(list((tmp_path / "figures").glob("*/overview.png"))) == len(items)
 
 
-def test_a_killed_painter_is_said_in_one_line(tmp_path: Path, tiny) -> None:  # type: ignore[no-untyped-def]
+def test_a_killed_painter_is_said_in_one_line(tmp_path: Path, tiny) -> None:
     items = tuple(Item(n, "f", n + 1, str(n), "the bank") for n in range(2))
     output = DatasetOutput(tables=("heads",), pictures=Pictures(()))
     worker = Worker(Job(output=output), tiny)
@@ -173,7 +173,7 @@ def test_a_shard_that_is_written_after_its_run_has_ended_finds_no_place(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pictures_are_replaced_one_by_one_by_another_attempt(  # type: ignore[no-untyped-def]
+def test_pictures_are_replaced_one_by_one_by_another_attempt(
     tmp_path: Path, tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt that dies half way through its renames leaves every picture of the attempt before."""
@@ -279,7 +279,7 @@ def test_memory_that_runs_out_halves_the_batch_and_fails_only_the_giant(
 
     real, sizes = worker.observe, []
 
-    def small_machine(loaded, prompts, request, engine):  # type: ignore[no-untyped-def]
+    def small_machine(loaded, prompts, request, engine):
         size = len(prompts) * max(map(len, prompts))
         sizes.append(size)
         if size > 120:

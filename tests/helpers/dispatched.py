@@ -24,7 +24,7 @@ def largest_tensor() -> Iterator[list[int]]:
     largest = [0]
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
             for tensor in result if isinstance(result, tuple | list) else (result,):
                 if isinstance(tensor, torch.Tensor):
