@@ -147,7 +147,7 @@ def measure(way: str, tokens: int, runs: int, device: str, large: bool) -> dict:
     return {"seconds": statistics.median(times[1:]), "memory": torch.cuda.max_memory_allocated() if cuda else resident}
 
 
-def build(way: str, tokens: int, device: str, large: bool):  # type: ignore[no-untyped-def]
+def build(way: str, tokens: int, device: str, large: bool):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -243,7 +243,7 @@ def top_keys(way: str, layer: int) -> list:
     return [] if way == "fused-statistics" else [TopK(TOP)]
 
 
-def job(P, ids, top) -> list:  # type: ignore[no-untyped-def]
+def job(P, ids, top) -> list:
     """All that is asked of a layer, in one pass."""
     import torch
 
@@ -254,7 +254,7 @@ def job(P, ids, top) -> list:  # type: ignore[no-untyped-def]
     return [means(P, texts, answers, METRICS), *(answers[question] for question in top)]
 
 
-def dense_job(weights_BHQK, ids) -> list:  # type: ignore[no-untyped-def]
+def dense_job(weights_BHQK, ids) -> list:
     """The same statistics as a person writes them over a whole matrix."""
     import torch
 
