@@ -37,8 +37,6 @@ def numbers(array: np.ndarray, mask: np.ndarray | None = None) -> pa.Array:
 
     As `words`, without `pa.array`, which imports pandas: half a second of every command.
     """
-    if array.dtype == bool:
-        return pa.array(array, mask=mask)
     mask = np.isnan(array) if mask is None and array.dtype.kind == "f" else mask
     data = pa.py_buffer(np.ascontiguousarray(array))
     return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [_present(mask), data])
@@ -82,8 +80,8 @@ def _array(name: str, values: Any) -> pa.Array:
 def _arrow(values: Any) -> pa.Array:
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iuf":
         return numbers(values)
-    if isinstance(values, list) and values and all(value is None or type(value) is str for value in values):
-        return words(values) if any(values) else pa.array(values)
+    if isinstance(values, list) and any(values) and all(value is None or type(value) is str for value in values):
+        return words(values)
     return pa.array(values, from_pandas=True)
 
 
@@ -98,8 +96,8 @@ def _plain(column: pa.Array) -> list[Any]:
     From the buffers, since Arrow's `to_numpy` imports pandas and its `to_pylist` takes ten times as long.
     """
     if pa.types.is_dictionary(column.type):
-        words = column.dictionary.to_pylist()
-        return [None if place is None else words[place] for place in _plain(column.indices)]
+        texts = column.dictionary.to_pylist()
+        return [None if place is None else texts[place] for place in _plain(column.indices)]
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return column.to_pylist()
     present, data = column.buffers()
