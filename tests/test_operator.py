@@ -7,11 +7,18 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from attnscope.attention import visibility
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import TopK
+from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
+from attnscope.measure.metrics import Texts
+from attnscope.seam.call import AttentionCall
+from attnscope.seam.engines import ENGINES
+from attnscope.seam.listen import listen
+from helpers.families import tiny_model
 
 
 def random_attention(queries: int, keys: int, causal: bool = True) -> DenseAttention:
@@ -57,6 +64,17 @@ def test_mass_where_equal_keeps_its_questions_apart(block_bytes: int) -> None:
             assert found[b, h, q] == pytest.approx(sum(P.dense()[b, h, q, k].item() for k in same), abs=1e-6)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(9, 9), (4, 9)])
+def test_what_a_key_receives(block_bytes: int, queries: int, keys: int) -> None:
+    P, share_BQ = random_attention(queries, keys), torch.rand(2, queries)
+    given, mean = P.received(share_BQ), P.received()
+    for b, h, k in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(keys)).tolist():
+        column = P.dense()[b, h, :, k].tolist()
+        assert mean[b, h, k] == pytest.approx(sum(column) / queries, abs=1e-6)
+        expected = sum(share * weight for share, weight in zip(share_BQ[b].tolist(), column, strict=True))
+        assert given[b, h, k] == pytest.approx(expected, abs=1e-6)
+
+
 def test_entropy_of_rows_with_nothing_in_places(block_bytes: int) -> None:
     P = random_attention(9, 9)
     found, rest = P.entropy(), P.entropy(skip_key0=True)
@@ -96,3 +114,23 @@ def test_topk_without_the_first_key(k: int) -> None:
         found = [one for one in weights[1, 1, q].tolist() if not math.isnan(one)]
         assert found == pytest.approx(expected)
         assert [row[j].item() for j in keys[1, 1, q, : len(found)].tolist()] == found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_key_receives_of_a_padded_texts_own_rows(engine: str) -> None:
+    ids_BT, model = torch.randint(6, 30, (2, 24), generator=torch.Generator().manual_seed(0)), tiny_model("mistral")
+    received: list[torch.Tensor] = []
+
+    def hear(call: AttentionCall) -> None:
+        for P in (call.P, UniformAttention(call.visible)):
+            received.append(P.received(texts.mean_BT).expand(len(texts.ids_BT), -1, -1))
+
+    texts = Texts(ids_BT, torch.tensor([24, 9]))
+    listen(model, ids_BT, hear, engine=ENGINES[engine])
+    beside, received = received, []
+    texts = Texts(ids_BT[1:, :9], torch.tensor([9]))
+    listen(model, texts.ids_BT, hear, engine=ENGINES[engine])
+    for padded, alone in zip(beside, received, strict=True):
+        assert_close(padded[1:, :, :9], alone, atol=1e-6, rtol=0)
+        assert_close(padded.sum(-1), torch.ones_like(padded[..., 0]))
+        assert padded[1, :, 9:].abs().max() == 0

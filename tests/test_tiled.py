@@ -115,6 +115,9 @@ def test_answers_equal_the_matrix(case: str) -> None:
     groups_BT = (torch.arange(dense.queries) // 7 - 1).expand(dense.batch, -1)  # the first seven are in none
     keys_BT = torch.randint(-1, 4, (dense.batch, dense.queries), generator=torch.Generator().manual_seed(2))
     assert_close(asked.group_mass(groups_BT, keys_BT), dense.group_mass(groups_BT, keys_BT), atol=1e-5, rtol=1e-5)
+    share_BQ = torch.rand(dense.batch, dense.queries, generator=torch.Generator().manual_seed(3))
+    for share in (None, share_BQ):
+        assert_close(asked.received(share), dense.received(share), atol=1e-5, rtol=1e-5)
     v_BHKD = v_BGKD.repeat_interleave(dense.heads // v_BGKD.shape[1], 1)
     assert_close(asked.output(), (dense.dense() @ v_BHKD).transpose(1, 2), atol=1e-5, rtol=1e-5)
 

@@ -15,6 +15,7 @@ VISIBLE = {
     "window": Visibility(40, 40, window=7),
     "fewer queries than keys": Visibility(25, 40),
     "all": Visibility(40, 40, causal=False),
+    "a mask per head": Visibility(40, 40, torch.rand(1, 3, 40, 40, generator=torch.Generator().manual_seed(2)) > 0.3),
     "boolean mask": Visibility(40, 40, torch.ones(1, 1, 40, 40, dtype=torch.bool).tril()),
 }
 
@@ -37,6 +38,9 @@ def test_it_answers_like_its_matrix(case: str) -> None:
     for name in ("row_sum", "entropy", "sum_of_squares", "max_weight", "distance"):
         found, expected = (getattr(P, name)() for P in (uniform, dense))
         assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    share_BQ = torch.rand(2, visible.queries, generator=generator)
+    for share in (None, share_BQ):
+        assert_close(uniform.received(share).expand(2, -1, -1), dense.received(share).expand(2, -1, -1))
     key_BQ = torch.randint(-1, visible.keys, (1, visible.queries), generator=generator)
     for question in (Back(0), Back(1), Key(0), At(key_BQ), Entropy(skip_key0=True)):
         assert_close(

@@ -24,6 +24,7 @@ from attnscope.attention.questions import (
     GroupMass,
     MaxWeight,
     Question,
+    Received,
     RowSum,
     SumOfSquares,
     TopK,
@@ -119,6 +120,12 @@ class AttentionOperator(ABC):
     def group_mass(self, query_group_BQ: Tensor, key_group_BK: Tensor) -> Tensor:
         """(B, H, query groups, key groups): see `questions.GroupMass`."""
         return self.ask(GroupMass(query_group_BQ, key_group_BK))
+
+    def received(self, query_share_BQ: Tensor | None = None) -> Tensor:
+        """(B, H, K): what each key receives, on average over all queries unless said; see `questions.Received`."""
+        if query_share_BQ is None:
+            query_share_BQ = torch.full((1, self.queries), 1 / self.queries, device=self.device)
+        return self.ask(Received(query_share_BQ))
 
     def topk(self, k: int, heads: Sequence[int] | None = None, skip_key0: bool = False) -> tuple[Tensor, Tensor]:
         """The k largest weights of every row and their keys, (B, heads, Q, k) each: see `questions.TopK`."""

@@ -117,6 +117,16 @@ class GroupMass(Question):
 
 
 @dataclass(frozen=True, eq=False)
+class Received(Question):
+    """(B, H, K): what each key receives, the sum over the queries of `query_share_BQ` (B or 1, Q) times their weight.
+
+    With 1 / n for each of n queries, and 0 for padding, it is the mean over a text's own rows.
+    """
+
+    query_share_BQ: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class TopK(Question):
     """The k largest weights of every row, largest first, and their keys: a pair of (B, heads, Q, k).
 

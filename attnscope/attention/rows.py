@@ -25,6 +25,7 @@ from attnscope.attention.questions import (
     Key,
     MaxWeight,
     Question,
+    Received,
     RowSum,
     SumOfSquares,
     TopK,
@@ -72,7 +73,7 @@ def join(question: Question, parts: Sequence[Any]) -> Any:
     """The answer for all rows, from those of the blocks in order."""
     if isinstance(question, TopK):
         return tuple(torch.cat(part, 2) for part in zip(*parts, strict=True))
-    if isinstance(question, GroupMass):
+    if isinstance(question, GroupMass | Received):
         return torch.stack(list(parts)).sum(0) if len(parts) > 1 else parts[0]
     return torch.cat(list(parts), 2) if len(parts) > 1 else parts[0]
 
@@ -130,6 +131,11 @@ def _group_mass(block: Block, question: GroupMass) -> Tensor:
     return torch.einsum("brg,bhrm->bhgm", query_BrG, mass_BHrG)
 
 
+def _received(block: Block, question: Received) -> Tensor:
+    share_Br = question.query_share_BQ[:, block.start : block.stop].to(block.rows)
+    return (share_Br[:, None, None] @ block.rows)[..., 0, :]
+
+
 def _top_k(block: Block, question: TopK) -> tuple[Tensor, Tensor]:
     rows, count = block.rows, block.stop - block.start
     hidden = block.visible.rows(block.start, block.stop).to(rows.device).float() - 1  # faster than a masked fill
@@ -168,6 +174,7 @@ READ: Mapping[type[Question], Callable[[Block, Any], Any]] = {
     Window: _window,
     Features: _features,
     GroupMass: _group_mass,
+    Received: _received,
     TopK: _top_k,
 }
 

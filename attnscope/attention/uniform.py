@@ -23,6 +23,7 @@ from attnscope.attention.questions import (
     Key,
     MaxWeight,
     Question,
+    Received,
     RowSum,
     SumOfSquares,
     Window,
@@ -32,7 +33,9 @@ from attnscope.attention.visibility import Visibility
 
 
 class UniformAttention(AttentionOperator):
-    """Uniform attention as an operator of one head: every visible key gets 1 / (how many there are).
+    """Uniform attention as an operator: every visible key gets 1 / (how many there are).
+
+    It has one head, which stands for all, or, where the mask differs from head to head, as many as the mask.
 
     Without a mask a query sees one run of keys, and every answer is read off sums over the keys so far: O(K), where
     rows would take O(Q K).
@@ -42,15 +45,16 @@ class UniformAttention(AttentionOperator):
     """
 
     def __init__(self, visible: Visibility) -> None:
-        super().__init__(visible.counts_BHQ.shape[0], 1, visible, None)
-        self._share_BHQ = 1 / visible.counts_BHQ[:, :1].float().clamp_min(1)
+        texts, heads, _ = visible.counts_BHQ.shape
+        super().__init__(texts, heads, visible, None)
+        self._share_BHQ = 1 / visible.counts_BHQ.float().clamp_min(1)
 
     @property
     def device(self) -> torch.device:
         return self._share_BHQ.device
 
     def rows(self, start: int, stop: int) -> Tensor:
-        return self.visible.rows(start, stop)[:, :1] * self._share_BHQ[..., start:stop, None]
+        return self.visible.rows(start, stop) * self._share_BHQ[..., start:stop, None]
 
     def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
         """From the counts where they tell, else from the rows."""
@@ -60,16 +64,16 @@ class UniformAttention(AttentionOperator):
         return {**super().together([question for question in asked if question not in known]), **known}
 
     def _row_sum(self, question: RowSum) -> Tensor:
-        return (self.visible.counts_BHQ[:, :1] > 0).float()
+        return (self.visible.counts_BHQ > 0).float()
 
     def _one_key(self, question: At | Back | Key) -> Tensor:
-        return self.visible.at(asked_key(question, self.visible).to(self.device))[:, :1] * self._share_BHQ
+        return self.visible.at(asked_key(question, self.visible).to(self.device)) * self._share_BHQ
 
     def _entropy(self, question: Entropy) -> Tensor:
         count_BHQ = 1 / self._share_BHQ
         if question.skip_key0:
             key0_1Q = torch.zeros(1, self.queries, dtype=torch.long, device=self.device)
-            count_BHQ = count_BHQ - self.visible.at(key0_1Q)[:, :1].float()
+            count_BHQ = count_BHQ - self.visible.at(key0_1Q).float()
         return count_BHQ.clamp_min(1).log()
 
     def _share(self, question: SumOfSquares | MaxWeight) -> Tensor:
@@ -100,6 +104,14 @@ class UniformAttention(AttentionOperator):
         past_Q = past_Q.minimum(self.visible.position_Q + 1)
         count_Q = (past_Q - first_Q.maximum(past_Q - question.width)).clamp_min(0)
         return self._of_counts(count_Q[None, None, :, None])[..., 0]
+
+    def _received(self, question: Received) -> Tensor:
+        """Every query gives its share to the keys of its run: added where the run begins, taken away past its end."""
+        given_BHQ = question.query_share_BQ.to(self.device, torch.float64)[:, None] * self._share_BHQ
+        steps_BHK = given_BHQ.new_zeros(*given_BHQ.shape[:2], self.keys + 1)
+        for edge_Q, sign in zip(self._runs, (1, -1), strict=True):
+            steps_BHK.index_add_(-1, edge_Q, given_BHQ, alpha=sign)
+        return steps_BHK.cumsum(-1)[..., :-1].float()
 
     def _of_counts(self, sums_BHQM: Tensor) -> Tensor:
         return (sums_BHQM * self._share_BHQ[..., None]).float()
@@ -138,4 +150,5 @@ BY_RUN: Mapping[type[Question], Form] = {
     Distance: UniformAttention._distance,
     EqualLabels: UniformAttention._equal_labels,
     Window: UniformAttention._window,
+    Received: UniformAttention._received,
 }

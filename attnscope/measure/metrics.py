@@ -50,6 +50,11 @@ class Texts:
         return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) < self.length_B[:, None]
 
     @cached_property
+    def mean_BT(self) -> Tensor:
+        """What makes a sum over queries the mean over a text's own: 1 / its length, 0 for padding."""
+        return self.real_BT / self.length_B[:, None]
+
+    @cached_property
     def repeated_BT(self) -> Tensor:
         """True where an equal token stands earlier in the text."""
         import torch

@@ -5,6 +5,7 @@ Shapes: B text, H head, Q query, K key, M feature, r rows of a tile, n keys of a
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from attnscope.attention.questions import (
     Key,
     MaxWeight,
     Question,
+    Received,
     RowSum,
     SumOfSquares,
     TopK,
@@ -229,6 +231,25 @@ class GroupMassReader(Reader):
         self._parts.clear()
 
 
+class ReceivedReader(Reader):
+    """Tiles of the same keys are added as they come: in float64, so that their order is not seen."""
+
+    def room(self) -> Tensor:
+        self._lock = threading.Lock()
+        precise = torch.float64 if self.P.device.type == "cpu" else torch.float32  # elsewhere tiles come in order
+        return torch.zeros(self.P.batch, self.P.heads, self.P.keys, dtype=precise, device=self.P.device)
+
+    def visit(self, tile: Tile) -> None:
+        share_BQ, place = self.question.query_share_BQ, tile.place
+        share_r = share_BQ[place.text if len(share_BQ) > 1 else 0, place.rows].to(tile.p)
+        found_Hn = ((share_r * tile.norm[..., 0])[:, None] @ tile.p)[:, 0]
+        with self._lock:
+            self.answer[place.text, place.heads, place.keys] += found_Hn
+
+    def end(self) -> None:
+        self.answer = self.answer.float()
+
+
 class TopKReader(Reader):
     def room(self) -> tuple[Tensor, Tensor]:
         asked, P = self.question, self.P
@@ -284,6 +305,7 @@ READERS: Mapping[type[Question], Callable[[Any, AttentionOperator], Reader]] = {
     EqualLabels: EqualLabelsReader,
     Window: WindowReader,
     GroupMass: GroupMassReader,
+    Received: ReceivedReader,
     TopK: TopKReader,
 }
 
