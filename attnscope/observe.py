@@ -239,7 +239,7 @@ class _Reading:
             if not by_kv:
                 return values.numpy()
             grouped = values.unflatten(1, (one.kv_heads, -1))
-            return (grouped[..., 0] if part == "support" else grouped.mean(-1)).numpy()
+            return (grouped.amin(-1) if part == "support" else grouped.mean(-1)).numpy()
 
         names = list(getattr(scores[0], part)) if scores else []
         return {name: np.concatenate([of_layer(one, name) for one in scores], axis=1) for name in names}
@@ -262,8 +262,8 @@ RELATIONS = ("relation_weight", "relation_query", "relation_key")
 
 
 def _row_of(counts: Mapping[str, torch.Tensor], row: int) -> dict[str, int]:
-    """One text's counts; texts that share a mask may share one row."""
-    return {name: int(count[min(row, len(count) - 1), 0]) for name, count in counts.items()}
+    """One text's counts, the least of any head; texts that share a mask may share one row."""
+    return {name: int(count[min(row, len(count) - 1)].min()) for name, count in counts.items()}
 
 
 def _which(kv_of: Mapping[LayerKey, tuple[int, int]], view: View) -> dict[str, np.ndarray]:

@@ -25,6 +25,7 @@ from attnscope.measure.probes import View
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.parity import ParityReport, check_parity
+from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import Prompt
 from helpers.command_line import Result, call
 from helpers.parity_models import as_loaded, ids_for, in_half, rouse, roused_model
@@ -141,23 +142,24 @@ def test_parity_sees_weights_that_are_nan_in_half_precision(tmp_path: Path) -> N
 # Masks that differ from head to head.
 
 
-def seen_and_attention(model_type: str, wanted: Request) -> tuple[Observation, np.ndarray]:
+def seen_and_attention(model_type: str, wanted: Request, engine: str) -> tuple[Observation, np.ndarray]:
     """40 tokens observed, and the model's own weights (layer, H, Q, K)."""
     model, ids_T = roused_model(model_type), ids(40)
-    [seen] = observe(as_loaded(model), [prompt(ids_T)], wanted)
+    [seen] = observe(as_loaded(model), [prompt(ids_T)], wanted, engine=ENGINES[engine])
     with torch.no_grad():
         layers = model(torch.tensor([ids_T]), output_attentions=True, use_cache=False).attentions
     return seen, torch.stack(layers)[:, 0].numpy()
 
 
 FAMILIES_WITH_A_MASK_A_HEAD = pytest.mark.parametrize("model_type", ["doge", "minimax_m3_vl_text"])
+EITHER_ENGINE = pytest.mark.parametrize("engine", ENGINES)
 
 
-@fault("the keys listed with --weights scores are those of head 0's mask")
+@EITHER_ENGINE
 @FAMILIES_WITH_A_MASK_A_HEAD
-def test_scores_are_of_the_keys_that_each_head_sees(model_type: str) -> None:
+def test_scores_are_of_the_keys_that_each_head_sees(model_type: str, engine: str) -> None:
     wanted = Request(view=View(weights="scores"), metrics=(), relations=True, top_k=None)
-    seen, expected = seen_and_attention(model_type, wanted)
+    seen, expected = seen_and_attention(model_type, wanted, engine)
     columns = seen.relation_numbers()
     listed = np.zeros(expected.shape, bool)
     listed[columns["layer"], columns["head"], columns["query"], columns["key"]] = True
@@ -165,11 +167,11 @@ def test_scores_are_of_the_keys_that_each_head_sees(model_type: str) -> None:
     assert columns["weight"].min() > -1e30
 
 
-@fault("the keys listed with --by kv are those of head 0's mask")
+@EITHER_ENGINE
 @FAMILIES_WITH_A_MASK_A_HEAD
-def test_the_mean_of_kv_heads_is_over_the_keys_that_each_head_sees(model_type: str) -> None:
+def test_the_mean_of_kv_heads_is_over_the_keys_that_each_head_sees(model_type: str, engine: str) -> None:
     wanted = Request(view=View(by_kv=True), metrics=(), relations=True, top_k=None)
-    seen, weights = seen_and_attention(model_type, wanted)
+    seen, weights = seen_and_attention(model_type, wanted, engine)
     columns = seen.relation_numbers()
     expected = weights.reshape(len(weights), columns["kv_head"].max() + 1, -1, 40, 40).mean(2)
     found = np.zeros(expected.shape)
@@ -177,12 +179,23 @@ def test_the_mean_of_kv_heads_is_over_the_keys_that_each_head_sees(model_type: s
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
 
 
-@fault("the cells that a heatmap leaves blank are those of head 0's mask")
+@EITHER_ENGINE
 @FAMILIES_WITH_A_MASK_A_HEAD
-def test_a_heatmap_shows_the_keys_that_each_head_sees(model_type: str) -> None:
-    seen, expected = seen_and_attention(model_type, Request(metrics=(), maps="all"))
+def test_a_heatmap_shows_the_keys_that_each_head_sees(model_type: str, engine: str) -> None:
+    seen, expected = seen_and_attention(model_type, Request(metrics=(), maps="all"), engine)
     for key, values_HQK in seen.maps.values.items():
         np.testing.assert_allclose(np.nan_to_num(values_HQK), expected[key.layer], atol=1e-5, rtol=0)
+
+
+@EITHER_ENGINE
+@FAMILIES_WITH_A_MASK_A_HEAD
+def test_the_uniform_null_is_over_the_keys_that_each_head_sees(model_type: str, engine: str) -> None:
+    """The share of the previous token, of a uniform row: none where a head does not see it."""
+    seen, weights = seen_and_attention(model_type, Request(metrics=("previous_token",)), engine)
+    visible = weights > 0
+    share = visible[..., range(1, 40), range(39)] / visible.sum(-1)[..., 1:]
+    found = seen.columns.scores["previous_token"].null
+    np.testing.assert_allclose(found, share.mean(-1).ravel(), atol=1e-6, rtol=0)
 
 
 # MiniMax-Text: its linear layers (1 and 3) return a state where others return weights.

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,8 +26,10 @@ from attnscope.attention.visibility import BLOCK_BYTES, Visibility
 from attnscope.measure.layers import LayerKey
 from attnscope.measure.metrics import METRICS, Texts, means, measure, questions, support
 
+T = TypeVar("T")
 MAP_SIDE = 200  # the most rows and columns of a drawn map; longer texts are binned
 Answers = Mapping[Question, Any]
+OfMasks = WeakKeyDictionary[Visibility, T]  # weak: a model that makes a mask per layer must not pile them up
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,18 @@ class View:
         entries = layer.P.scores(start, stop) if self.weights == "scores" else layer.P.rows(start, stop)
         entries = layer.per_kv_head(entries) if self.by_kv else entries
         return entries if list(heads) == list(range(entries.shape[1])) else entries[:, list(heads)]
+
+    def seen(self, layer: Layer, heads: Sequence[int], seen_BHQK: Tensor) -> Tensor:
+        """Which entries of these heads there are, from what the query heads see, (B or 1, H or 1, Q, K) boolean.
+
+        A kv head has a mean weight where any of its heads sees the key, and a mean logit where all of them do.
+        """
+        if seen_BHQK.shape[1] == 1:  # one mask for all heads
+            return seen_BHQK
+        if self.by_kv:
+            grouped = seen_BHQK.unflatten(1, (layer.kv_heads, -1))
+            seen_BHQK = grouped.all(2) if self.weights == "scores" else grouped.any(2)
+        return seen_BHQK[:, list(heads)]
 
 
 @dataclass(frozen=True)
@@ -91,9 +106,9 @@ def run_probes(probes: Mapping[str, Probe], layer: Layer) -> dict[str, Any]:
 
 
 class LayerScores(NamedTuple):
-    """Every metric of a layer's heads: values (B, H), what uniform attention would score (B or 1, 1), rows behind it.
+    """Every metric of a layer's heads: values (B, H), what uniform attention would score, rows behind it.
 
-    kv_heads: how many the layer has. heads: how many query heads.
+    The last two are (B or 1, H or 1). kv_heads: how many the layer has. heads: how many query heads.
     """
 
     values: Mapping[str, Tensor]
@@ -108,7 +123,7 @@ class HeadScores:
     """Every metric of every head, beside what uniform attention would score."""
 
     ids: Sequence[str] = tuple(METRICS)
-    _uniform: dict[Visibility, tuple[dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=dict)
+    _uniform: OfMasks[tuple[dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=WeakKeyDictionary)
 
     def asks(self, layer: Layer) -> Sequence[Question]:
         return questions(self.ids, layer.texts)
@@ -211,7 +226,7 @@ class TopKeys:
     def _from_rows(self, layer: Layer, heads: list[int]) -> tuple[Tensor, Tensor]:
         parts = []
         for a, b in layer.P.blocks():
-            seen = layer.P.visible.rows(a, b)[:, :1].to(layer.P.device)
+            seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b)).to(layer.P.device)
             parts.append(_top(self.view.rows(layer, heads, a, b).masked_fill(~seen, -torch.inf), self.k))
         return torch.cat([weight for weight, _ in parts], 2), torch.cat([key for _, key in parts], 2)
 
@@ -236,7 +251,7 @@ class Maps:
     rule: Literal["sum", "max"] = "sum"
     split_sink: bool = False
     side: int = MAP_SIDE
-    _shown: dict[Visibility, Tensor] = field(default_factory=dict)  # layers that share a mask share it
+    _shown: OfMasks[Tensor] = field(default_factory=WeakKeyDictionary)  # layers that share a mask share it
 
     def __post_init__(self) -> None:
         if self.view.weights == "scores":
@@ -270,9 +285,11 @@ class Maps:
             return None
         if self._summed:
             values_HQK = _group_mass(layer, self.view, answers, *self._groups)[0]
+            hidden = ~self.view.seen(layer, heads, self._visible(layer.P)[None])[0]
         else:
             values_HQK = self._largest(layer, heads)
-        return KeptMap(heads, values_HQK.masked_fill(~self._visible(layer.P), torch.nan).cpu().numpy())
+            hidden = torch.isneginf(values_HQK)
+        return KeptMap(heads, values_HQK.masked_fill(hidden, torch.nan).cpu().numpy())
 
     @property
     def _summed(self) -> bool:
@@ -282,17 +299,18 @@ class Maps:
         strips = []
         for a, b in self._strips(layer.P.heads):
             rows_HQK = self.view.rows(layer, heads, a, b)[0, ..., : self.tokens]
-            strips.append(self._cells(rows_HQK.masked_fill(~self._seen(layer.P, a, b), -torch.inf), a, b))
+            seen_HQK = self.view.seen(layer, heads, self._seen(layer.P, a, b)[None])[0]
+            strips.append(self._cells(rows_HQK.masked_fill(~seen_HQK, -torch.inf), a, b))
         return torch.cat(strips, -2)
 
     def _visible(self, P: AttentionOperator) -> Tensor:
-        """(rows, columns) of the map: does any query of the row see any key of the column?"""
+        """(H or 1, rows, columns): does any query of a row of the map see any key of a column?"""
         if P.visible not in self._shown:
             shown = P.visible.cells(self.rows, self.columns)
             if shown is None:
-                strips = [self._cells(self._seen(P, a, b).byte(), a, b) for a, b in self._strips(1)]
-                shown = torch.cat(strips).bool()
-            self._shown[P.visible] = shown
+                strips = [self._cells(self._seen(P, a, b).byte(), a, b) for a, b in self._strips(P.heads)]
+                shown = torch.cat(strips, -2).bool()
+            self._shown[P.visible] = shown if shown.ndim == 3 else shown[None]
         return self._shown[P.visible]
 
     def _cells(self, values: Tensor, start: int, stop: int) -> Tensor:
@@ -305,7 +323,7 @@ class Maps:
         return torch.cat([part.amax(-2, keepdim=True) for part in columns.split(rows, -2)], -2)
 
     def _seen(self, P: AttentionOperator, start: int, stop: int) -> Tensor:
-        return P.visible.rows(start, stop)[0, 0, :, : self.tokens].to(P.device)
+        return P.visible.rows(start, stop)[0, ..., : self.tokens].to(P.device)
 
     def _strips(self, heads: int) -> list[tuple[int, int]]:
         """Row ranges of whole cells."""
