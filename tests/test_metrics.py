@@ -44,7 +44,9 @@ LOOPS: dict[str, Callable[[Row, list[int], list[int], int], float | None]] = {
     "confidence": lambda a, v, t, i: max(a) if len(v) >= 2 else None,
     "distance": lambda a, v, t, i: sum(x / sum(a) * (i - j) for j, x in enumerate(a)) if len(v) >= 2 else None,
     "local_mass_32": lambda a, v, t, i: sum(x for j, x in enumerate(a) if i - j < 32) if len(v) >= 2 else None,
-    "focus": lambda a, v, t, i: (1 - a[0]) * (1 - entropy_of(a[1:]) / math.log(len(v) - 1)) if len(v) >= 3 else None,
+    "focus": lambda a, v, t, i: (
+        (1 - a[0]) * (1 - entropy_of(a[1:]) / math.log(len(set(v) - {0}))) if len(v) >= 3 else None
+    ),
 }
 
 

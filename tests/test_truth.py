@@ -279,15 +279,16 @@ def test_padding_does_not_change_which_keys_are_chosen(model_type: str) -> None:
             torch.testing.assert_close(beside.weights[layer], weights_HQK, atol=1e-4, rtol=0)
 
 
-@fault("distances are centred on half the padded length, which leaves a short text few digits")
-def test_distance_does_not_depend_on_the_longest_text_of_a_batch() -> None:
+@EITHER_ENGINE
+def test_distance_does_not_depend_on_the_longest_text_of_a_batch(engine: str) -> None:
     loaded = as_loaded(roused_model("llama", max_position_embeddings=4096, num_hidden_layers=1))
     short, long = prompt(ids(5, 1)), prompt(ids(4000, 2))
-    wanted = Request(metrics=("distance",))
-    [alone] = observe(loaded, [short], wanted)
-    beside, _ = observe(loaded, [short, long], wanted)
-    found = [[head.score["distance"] for head in seen.heads] for seen in (beside, alone)]
-    np.testing.assert_allclose(*found, atol=1e-5, rtol=0)
+    wanted, run = Request(metrics=("distance",)), ENGINES[engine]
+    [alone] = observe(loaded, [short], wanted, engine=run)
+    beside, _ = observe(loaded, [short, long], wanted, engine=run)
+    distance, expected = (seen.columns.scores["distance"] for seen in (beside, alone))
+    np.testing.assert_allclose(distance.value, expected.value, atol=2e-6, rtol=0)
+    np.testing.assert_allclose(distance.null, expected.null, atol=2e-6, rtol=0)
 
 
 # Parity: correct models hold, and what a text cannot show is said.
@@ -320,12 +321,11 @@ def test_parity_says_that_the_window_was_not_reached(tmp_path: Path) -> None:
     assert "window" in said or "level full" not in said
 
 
-@fault("focus divides by the keys without key 0 also where a window hides key 0")
-def test_focus_is_from_0_to_1_in_a_window() -> None:
+@EITHER_ENGINE
+def test_focus_is_from_0_to_1_in_a_window(engine: str) -> None:
     model = roused_model("mistral", sliding_window=3)
     for layer in model.model.layers:
         layer.self_attn.q_proj.weight.zero_()  # attention is even
-    [seen] = observe(as_loaded(model), [prompt(ids(60))], Request(metrics=("focus",)))
-    focus = np.array([head.score["focus"] for head in seen.heads])
-    assert (focus > -1e-6).all()
-    assert (focus < 1 + 1e-6).all()
+    [seen] = observe(as_loaded(model), [prompt(ids(60))], Request(metrics=("focus",)), engine=ENGINES[engine])
+    focus = seen.columns.scores["focus"]
+    np.testing.assert_allclose([focus.value, focus.null], 0, atol=1e-6)

@@ -34,6 +34,7 @@ from attnscope.attention.questions import (
 from attnscope.attention.topk import topk
 from attnscope.attention.visibility import Visibility
 
+CLOSE_ROWS = 256  # whose distances are counted from the first of them
 ROWS_PER_SORT = 64  # early rows of a causal text reach few keys: no more than those are sorted
 TINY = torch.finfo(torch.float32).tiny
 
@@ -94,9 +95,8 @@ def _entropy(block: Block, question: Entropy) -> Tensor:
 
 
 def _distance(block: Block, question: Distance) -> Tensor:
-    centred_K = centred(block.visible.keys, block.rows.device)  # small numbers keep fp32's digits
-    position_r = block.visible.position_Q[block.start : block.stop].to(block.rows.device)
-    return centred_K[position_r] - (block.rows @ centred_K) / block.row_sum.clamp_min(TINY)
+    first_query = block.start + block.visible.keys - block.visible.queries
+    return mean_distance(block.rows, block.row_sum, first_query)
 
 
 def _one_key(block: Block, question: At | Back | Key) -> Tensor:
@@ -179,9 +179,18 @@ READ: Mapping[type[Question], Callable[[Block, Any], Any]] = {
 }
 
 
-def centred(keys: int, device: torch.device) -> Tensor:
-    """Positions of the keys counted from their middle, (K,) fp32."""
-    return torch.arange(keys, device=device, dtype=torch.float32) - keys / 2
+def mean_distance(p: Tensor, sum_of_p: Tensor, first_query: int, first_key: int = 0) -> Tensor:
+    """Sum of p (i - j) over the sum of p, (..., r), for rows (..., r, n) that begin at these positions; 0 without p.
+
+    Counted from a query close by: small numbers keep fp32's digits, however long this text or another of its batch is.
+    """
+    r, n = p.shape[-2:]
+    key_n = torch.arange(first_key, first_key + n, device=p.device)
+    starts = range(0, r, CLOSE_ROWS)
+    moved = [p[..., a : a + CLOSE_ROWS, :] @ (first_query + a - key_n).float() for a in starts]
+    moved_r = torch.cat(moved, -1) if len(moved) > 1 else moved[0]
+    distance = moved_r / sum_of_p.clamp_min(TINY) + torch.arange(r, device=p.device) % CLOSE_ROWS
+    return distance.masked_fill(sum_of_p == 0, 0.0)
 
 
 def indicator(groups_BT: Tensor) -> Tensor:

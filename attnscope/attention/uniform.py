@@ -28,7 +28,7 @@ from attnscope.attention.questions import (
     SumOfSquares,
     Window,
 )
-from attnscope.attention.rows import asked_key, centred
+from attnscope.attention.rows import asked_key
 from attnscope.attention.visibility import Visibility
 
 
@@ -70,11 +70,8 @@ class UniformAttention(AttentionOperator):
         return self.visible.at(asked_key(question, self.visible).to(self.device)) * self._share_BHQ
 
     def _entropy(self, question: Entropy) -> Tensor:
-        count_BHQ = 1 / self._share_BHQ
-        if question.skip_key0:
-            key0_1Q = torch.zeros(1, self.queries, dtype=torch.long, device=self.device)
-            count_BHQ = count_BHQ - self.visible.at(key0_1Q).float()
-        return count_BHQ.clamp_min(1).log()
+        count_BHQ = self.visible.others_BHQ if question.skip_key0 else self.visible.counts_BHQ
+        return count_BHQ.float().clamp_min(1).log()
 
     def _share(self, question: SumOfSquares | MaxWeight) -> Tensor:
         return self._share_BHQ
@@ -87,8 +84,8 @@ class UniformAttention(AttentionOperator):
         return self._of_counts((sums_BKM[:, past_Q] - sums_BKM[:, first_Q])[:, None])
 
     def _distance(self, question: Distance) -> Tensor:
-        centred_K = centred(self.keys, self.device)
-        return centred_K[self.visible.position_Q] - self._features(Features(centred_K[:, None]))[..., 0]
+        first_Q, past_Q = self._runs
+        return (self.visible.position_Q - (first_Q + past_Q - 1) / 2)[None, None]
 
     def _equal_labels(self, question: EqualLabels) -> Tensor:
         first_Q, past_Q = self._runs

@@ -35,8 +35,7 @@ class Visibility:
     def rows(self, start: int, stop: int) -> Tensor:
         """Boolean (B or 1, H or 1, stop - start, K): True where the query may look."""
         if self.mask is not None:
-            block = self.mask[..., start:stop, : self.keys]
-            return block if block.dtype == torch.bool else block > torch.finfo(block.dtype).min / 2
+            return _allowed(self.mask[..., start:stop, : self.keys])
         query_position = self.position_Q[start:stop, None]
         key_position = torch.arange(self.keys, device=self.device)
         distance_QK = query_position - key_position
@@ -68,6 +67,15 @@ class Visibility:
         if self.mask is None and self.causal:
             return (self.position_Q + 1).clamp(max=self.keys if self.window is None else self.window)[None, None]
         return torch.cat([self.rows(a, b).sum(-1) for a, b in row_blocks(self.queries, self.keys)], dim=-1)
+
+    @cached_property
+    def others_BHQ(self) -> Tensor:
+        """How many keys other than key 0 each query may see, (B or 1, H or 1, Q) integers."""
+        if self.mask is None:
+            key0_BHQ = self.at(torch.zeros(1, self.queries, dtype=torch.long, device=self.device))
+        else:
+            key0_BHQ = _allowed(self.mask[..., 0])
+        return self.counts_BHQ - key0_BHQ.long()
 
     @property
     def position_Q(self) -> Tensor:
@@ -115,6 +123,11 @@ class Visibility:
             first_Q, last_Q = seen_QK.byte().argmax(-1), seen_QK.flip(-1).byte().argmax(-1)
             reaches.append(torch.stack([first_Q, self.keys - last_Q], -1))
         return torch.cat(reaches).cpu()
+
+
+def _allowed(mask: Tensor) -> Tensor:
+    """Boolean: True where a boolean or additive mask lets a query look."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
 def row_blocks(queries: int, row_items: int) -> Iterator[tuple[int, int]]:

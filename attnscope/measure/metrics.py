@@ -103,7 +103,8 @@ def _visible(P: AttentionOperator) -> Tensor:
 
 
 def _focus(P: AttentionOperator, entropy_without_key0: Tensor, key0: Tensor) -> Tensor:
-    return (1 - key0) * (1 - entropy_without_key0 / (_visible(P) - 1).clamp_min(2).log())
+    others = P.visible.others_BHQ.to(P.device).float()
+    return (1 - key0) * (1 - entropy_without_key0 / others.clamp_min(2).log())
 
 
 ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
@@ -282,8 +283,8 @@ METRICS: Mapping[str, Metric] = {
             id="focus",
             short="focus",
             title="focus",
-            formula="over rows with v_i >= 3: mean of (1 - A[i,0]) (1 - H'_i / ln(v_i - 1)), "
-            "H' the entropy without key 0",
+            formula="over rows with v_i >= 3: mean of (1 - A[i,0]) (1 - H'_i / ln w_i), "
+            "H' the entropy without key 0, w_i the visible keys other than key 0",
             unit="share",
             range="0 to 1",
             source="attnscope",

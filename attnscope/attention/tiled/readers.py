@@ -31,7 +31,7 @@ from attnscope.attention.questions import (
     TopK,
     Window,
 )
-from attnscope.attention.rows import TINY, asked_key, centred
+from attnscope.attention.rows import TINY, asked_key, mean_distance
 from attnscope.attention.tiled.tiles import HIDDEN, Tile
 
 DENSE_MATCHES = 1 / 16  # share of equal pairs in a tile beyond which a product is cheaper than looking them up
@@ -143,18 +143,16 @@ class FeatureReader(Reader):
 
     def visit(self, tile: Tile) -> None:
         feature = self.feature if self.feature.ndim == 2 else self.feature[tile.place.text]
-        self.answer[tile.answer] = (_times(tile, feature[:, 0]) * tile.norm[..., 0])[..., None]
+        H, r, n = tile.p.shape
+        found_Hr = torch.mv(tile.p.view(H * r, n), feature[tile.low : tile.low + n, 0].to(tile.p.device)).view(H, r)
+        self.answer[tile.answer] = (found_Hr * tile.norm[..., 0])[..., None]
 
 
 class DistanceReader(Reader):
-    def room(self) -> Tensor:
-        self.centred_K = centred(self.P.keys, self.P.device)
-        return super().room()
-
     def visit(self, tile: Tile) -> None:
-        reached = _times(tile, self.centred_K) / (tile.key0 + tile.rest)
-        position_r = self.centred_K[self.P.keys - self.P.queries :][tile.rows]
-        self.answer[tile.answer] = torch.where(tile.norm[..., 0] > 0, position_r - reached, position_r)
+        first_query = tile.rows.start + self.P.keys - self.P.queries
+        sum_Hr = (tile.key0 + tile.rest) * (tile.norm[..., 0] > 0)
+        self.answer[tile.answer] = mean_distance(tile.p, sum_Hr, first_query, tile.low)
 
 
 class EqualLabelsReader(Reader):
@@ -308,12 +306,6 @@ READERS: Mapping[type[Question], Callable[[Any, AttentionOperator], Reader]] = {
     Received: ReceivedReader,
     TopK: TopKReader,
 }
-
-
-def _times(tile: Tile, feature_K: Tensor) -> Tensor:
-    """p times one number per key, (H, r)."""
-    H, r, n = tile.p.shape
-    return torch.mv(tile.p.view(H * r, n), feature_K[tile.low : tile.low + n].to(tile.p.device)).view(H, r)
 
 
 def _runs(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
