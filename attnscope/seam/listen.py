@@ -32,7 +32,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.seam.call import AttentionCall, CaptureReport, Place
 from attnscope.seam.checks import check_call
-from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention
+from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
 
 
 def listen(
@@ -242,8 +242,9 @@ class _Listener:
         key = Q, K, self.windows.get(place.layer), weights.device
         visible = self._shared(key, None, lambda: Visibility(Q, K, None, True, key[2], weights.device))
         call = AttentionCall(place, DenseAttention(weights, visible), weights_BHQK=weights)
-        self.report.calls.append(check_call(call, "hook"))
-        self.on_call(call)
+        with full_precision(weights.device):
+            self.report.calls.append(check_call(call, "hook"))
+            self.on_call(call)
         return type(output)([output[0], None, *output[2:]])
 
     @cached_property
