@@ -101,7 +101,7 @@ class LayerMaps:
     """What can be drawn: values[layer] is (H, rows, columns) float32, NaN where nothing is visible; heads[layer] (H,).
 
     rows, columns: how many tokens each row and column stands for. rule: "sum" over keys and mean over queries, or
-    "max".
+    "max". key0: the mean mass on key 0 where it was split off binned weights, (H,).
     """
 
     values: PerLayer[np.ndarray]
@@ -110,13 +110,15 @@ class LayerMaps:
     columns: Sequence[int]
     bin_size: int
     rule: str
+    key0: PerLayer[np.ndarray] = field(default_factory=PerLayer)
 
     @classmethod
     def of(cls, probe: Maps, kept: Mapping[LayerKey, KeptMap]) -> LayerMaps:
         """From what the probe kept of each layer."""
         values = PerLayer({key: one.values for key, one in kept.items()})
         heads = PerLayer({key: one.heads for key, one in kept.items()})
-        return cls(values, heads, probe.rows, probe.columns, probe.bin_size, probe.rule)
+        key0 = PerLayer({key: one.key0 for key, one in kept.items() if one.key0 is not None})
+        return cls(values, heads, probe.rows, probe.columns, probe.bin_size, probe.rule, key0)
 
 
 @dataclass(frozen=True, repr=False)
