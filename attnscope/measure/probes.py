@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
-from attnscope.attention.questions import GroupMass, Key, Question, TopK
+from attnscope.attention.questions import GroupMass, Key, Question, Received, TopK
 from attnscope.attention.rows import indicator
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import BLOCK_BYTES, Visibility
@@ -172,6 +172,34 @@ class TopRelation:
         key_BH = key_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
         weight_BH = weight_BH.masked_fill(torch.isneginf(best.values[..., 0]), torch.nan)
         return Relation(weight_BH.cpu(), best.indices[..., 0].cpu(), key_BH.cpu())
+
+
+class KeyMass(NamedTuple):
+    """Of each head (kv head, when averaged) the key that receives most: its mean mass and position, (B, H) each.
+
+    received: the mean mass that every key receives, (B, K), summed over the `kept` heads of the view.
+    """
+
+    mass: Tensor
+    key: Tensor
+    received: Tensor
+    kept: int
+
+
+@dataclass(frozen=True)
+class TopKey:
+    """What keys receive: sum over i of A[i,j] / n, for key 0 the `sink` of a head."""
+
+    view: View = View()
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [Received(layer.texts.mean_BT)]
+
+    def keep(self, layer: Layer, answers: Answers) -> KeyMass:
+        [asked] = self.asks(layer)
+        mass_BHK = layer.per_kv_head(answers[asked]) if self.view.by_kv else answers[asked]
+        top, kept = mass_BHK.max(-1), self.view.kept(layer)
+        return KeyMass(top.values.cpu(), top.indices.cpu(), mass_BHK[:, kept].sum(1).cpu(), len(kept))
 
 
 class KeptKeys(NamedTuple):
