@@ -149,6 +149,7 @@ def layer_maps(seen: Observation) -> list[Maps]:
             () if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
             by_kv,
             "logit" if seen.view.weights == "scores" else "weight",
+            tuple(found.key0[key].tolist()) if key in found.key0 else (),
         )
         for key, values in found.values.items()
     ]

@@ -21,7 +21,7 @@ from attnscope.tables import save
 if TYPE_CHECKING:
     from attnscope.observation import Observation
 
-SCHEMA = "run/1"  # of a folder; goes up when a file or a column is renamed, or means something else
+SCHEMA = "run/2"  # of a folder; goes up when a file or a column is renamed, or means something else
 MOST_HEADS = 20  # drawn one by one where nobody says which
 
 
@@ -35,6 +35,7 @@ def export(
     sort: str | None = None,
     min_weight: float | None = None,
     top_k: int | None = None,
+    keys: bool = False,
     options: Mapping[str, Any] | None = None,
     workers: int | None = 1,
     advance: Advance = lambda steps: None,
@@ -43,9 +44,9 @@ def export(
 
     figures: kinds of FIGURES; those of maps only where maps were kept. heads: names of those drawn one by one (`L1H4`),
     the first 20 without. sort: a metric by which heads.csv and those 20 are ordered. min_weight, top_k: which relations
-    and shares of a rollout are listed. options: what the manifest says was asked for. workers: processes that draw
-    heads, None for as many as pay. advance: told after every picture. Raises UsageError for a folder that cannot be
-    written.
+    and shares of a rollout are listed. keys: whether to list what every token receives. options: what the manifest says
+    was asked for. workers: processes that draw heads, None for as many as pay. advance: told after every picture.
+    Raises UsageError for a folder that cannot be written.
 
         >>> export(seen, "runs/bank", figures=("overview",), style=Style(scale="log"))
     """
@@ -57,6 +58,8 @@ def export(
         written.append(save(seen.table(sort), made / "heads.csv"))
     if seen.kept_keys is not None:
         written.append(save(seen.relations(min_weight), made / "relations.csv"))
+    if keys:
+        written.append(save(seen.key_table(), made / "keys.csv"))
     if seen.rollout is not None:
         written += [save(seen.rollout.table(top_k, min_weight), made / "rollout.csv"), save_rollout(seen, made, style)]
     if figures:

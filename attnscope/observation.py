@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from attnscope.errors import UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
-from attnscope.measure.metrics import METRICS, known
+from attnscope.measure.metrics import COLUMNS, METRICS, order_of
 from attnscope.measure.roles import NONE
-from attnscope.tables import as_table, numbers, texts_at, words
+from attnscope.tables import as_table, flags, numbers, texts_at, words
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 SHOWN_HEADS = 12  # of the table in a notebook
+RESTS = 0.3  # mean mass above which a head rests on a key: the bound of the role `sink`
 RELATION = ("layer", "head", "kv_head", "query", "key", "weight")
 
 
@@ -53,8 +54,9 @@ class HeadColumns:
     """All heads (with by_kv, the means over the heads of each kv head) of all layers, one entry each, in model order.
 
     layer, kind, head, kv_head: which head; head is -1 for the mean over a kv head's group. role: its name, or `-`.
-    scores: {metric id: Score}. relation_*: its strongest relation; the weight is NaN where it has none. kept: whether
-    the view keeps it.
+    near_uniform: True, False, or None where the text cannot tell. scores: {metric id: Score}. top_key, top_key_mass:
+    the key that receives most, and its mean mass. relation_*: its strongest relation; the weight is NaN where it has
+    none. kept: whether the view keeps it.
     """
 
     layer: np.ndarray
@@ -62,7 +64,10 @@ class HeadColumns:
     head: np.ndarray
     kv_head: np.ndarray
     role: np.ndarray
+    near_uniform: np.ndarray
     scores: Mapping[str, Score]
+    top_key: np.ndarray
+    top_key_mass: np.ndarray
     relation_weight: np.ndarray
     relation_query: np.ndarray
     relation_key: np.ndarray
@@ -89,6 +94,9 @@ class Head:
     score: Mapping[str, float]
     strongest: Relation | None
     kind: str = "decoder"
+    near_uniform: bool | None = None
+    top_key: int = 0
+    top_key_mass: float = float("nan")
 
     @property
     def name(self) -> str:
@@ -101,7 +109,7 @@ class LayerMaps:
     """What can be drawn: values[layer] is (H, rows, columns) float32, NaN where nothing is visible; heads[layer] (H,).
 
     rows, columns: how many tokens each row and column stands for. rule: "sum" over keys and mean over queries, or
-    "max".
+    "max". key0: the mean mass on key 0 where it was split off binned weights, (H,).
     """
 
     values: PerLayer[np.ndarray]
@@ -110,13 +118,15 @@ class LayerMaps:
     columns: Sequence[int]
     bin_size: int
     rule: str
+    key0: PerLayer[np.ndarray] = field(default_factory=PerLayer)
 
     @classmethod
     def of(cls, probe: Maps, kept: Mapping[LayerKey, KeptMap]) -> LayerMaps:
         """From what the probe kept of each layer."""
         values = PerLayer({key: one.values for key, one in kept.items()})
         heads = PerLayer({key: one.heads for key, one in kept.items()})
-        return cls(values, heads, probe.rows, probe.columns, probe.bin_size, probe.rule)
+        key0 = PerLayer({key: one.key0 for key, one in kept.items() if one.key0 is not None})
+        return cls(values, heads, probe.rows, probe.columns, probe.bin_size, probe.rule, key0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,8 +135,9 @@ class Observation:
 
     queries, keys: the prompts on the two axes, one and the same where a text attends to itself. columns: every head and
     its scores. view: how entries were read, and of which heads. group: what relations speak of, None for tokens.
-    support: {layer: {kind of rows: how many}}. weights: {layer: (H, Q, K) fp32 on the CPU}, where they were asked for.
-    kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run.
+    support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
+    mean mass that each token receives as a key, over the kept heads (T,). weights: {layer: (H, Q, K) fp32 on the CPU},
+    where they were asked for. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -139,6 +150,8 @@ class Observation:
     view: View
     group: str | None
     support: PerLayer[Mapping[str, int]]
+    visible: PerLayer[str]
+    received: np.ndarray
     report: CaptureReport
     kv_of: PerLayer[tuple[int, int]]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -158,11 +171,11 @@ class Observation:
         return [self._head(place) for place in range(len(self.columns.layer))]
 
     def kept_heads(self, sort: str | None = None) -> list[Head]:
-        """The heads that the view keeps, in the model's order, or largest score of a metric first."""
+        """The heads that the view keeps, in the model's order, or largest score first; with `-entropy` the smallest."""
         return [self.heads[place] for place in self._order(sort)]
 
     def table(self, sort: str | None = None) -> pa.Table:
-        """The kept heads: layer, head, kv_head, role, then a column per metric; in the order of `kept_heads`."""
+        """The kept heads: which, role, top key, then a column per metric; in the order of `kept_heads`."""
         columns, order = self.columns, self._order(sort)
         head = columns.head[order]
         return as_table(
@@ -171,7 +184,32 @@ class Observation:
                 "head": numbers(head, head < 0),
                 "kv_head": columns.kv_head[order],
                 "role": words(columns.role[order].tolist()),
-                **{name: score.value[order] for name, score in columns.scores.items()},
+                "near_uniform": flags(columns.near_uniform[order].tolist()),
+                "top_key": columns.top_key[order],
+                "top_key_token": texts_at(self.prompt.tokens, columns.top_key[order]),
+                "top_key_mass": columns.top_key_mass[order],
+                **{name: score.value[order].astype(np.float32) for name, score in columns.scores.items()},
+            }
+        )
+
+    def key_table(self) -> pa.Table:
+        """A row per token: the mean mass it receives from the kept heads, and which of them rest on it.
+
+        Columns position, token, received, heads (how many have it as their top key with a mass above RESTS), resting
+        (`L1H1 0.86, L2H0 0.41`, the largest mass first).
+        """
+        resting: dict[int, list[Head]] = {}
+        for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
+            if head.top_key_mass > RESTS:
+                resting.setdefault(head.top_key, []).append(head)
+        on = [resting.get(position, []) for position in range(len(self.prompt))]
+        return as_table(
+            {
+                "position": np.arange(len(on), dtype=np.int32),
+                "token": words(self.prompt.tokens),
+                "received": self.received,
+                "heads": np.array([len(heads) for heads in on], np.int32),
+                "resting": words([", ".join(f"{head.name} {head.top_key_mass:.2f}" for head in heads) for heads in on]),
             }
         )
 
@@ -315,6 +353,9 @@ class Observation:
             {name: float(score.value[place]) for name, score in columns.scores.items()},
             None if np.isnan(weight) else relation,
             str(columns.kind[place]),
+            columns.near_uniform[place],
+            int(columns.top_key[place]),
+            float(columns.top_key_mass[place]),
         )
 
     def _order(self, sort: str | None) -> np.ndarray:
@@ -322,11 +363,14 @@ class Observation:
         kept = np.flatnonzero(self.columns.kept)
         if sort is None:
             return kept
-        if sort not in self.columns.scores:
-            known([sort])
-            raise UsageError(f"this observation did not measure {sort}", f"it has {', '.join(self.columns.scores)}")
-        score = self.columns.scores[sort].value[kept]
-        return kept[np.lexsort((-np.nan_to_num(score), np.isnan(score)))]
+        name, ascending = order_of(sort)
+        if name in COLUMNS:
+            score = getattr(self.columns, name)[kept]
+        elif name in self.columns.scores:
+            score = self.columns.scores[name].value[kept]
+        else:
+            raise UsageError(f"this observation did not measure {name}", f"it has {', '.join(self.columns.scores)}")
+        return kept[np.lexsort((np.nan_to_num(score) * (1 if ascending else -1), np.isnan(score)))]
 
     def _relation_parts(self, min_weight: float | None) -> Iterator[dict[str, np.ndarray]]:
         if self.kept_keys is None:

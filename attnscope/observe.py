@@ -25,10 +25,12 @@ from attnscope.measure.probes import (
     MAP_SIDE,
     HeadScores,
     KeptKeys,
+    KeyMass,
     Layer,
     LayerScores,
     Maps,
     Probe,
+    TopKey,
     TopKeys,
     TopRelation,
     View,
@@ -36,7 +38,7 @@ from attnscope.measure.probes import (
     run_probes,
 )
 from attnscope.measure.probes import Relation as TopRelations
-from attnscope.measure.roles import NONE, roles_of
+from attnscope.measure.roles import NONE, near_uniform, roles_of
 from attnscope.measure.rollout import Rollout, RolloutProbe, spans_of
 from attnscope.model import padding
 from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
@@ -179,7 +181,11 @@ def _texts(prompts: Sequence[Prompt], device: str) -> Texts:
 
 
 def _probes(prompts: Sequence[Prompt], request: Request) -> dict[str, Probe]:
-    probes: dict[str, Probe] = {"scores": HeadScores(request.metrics), "relation": TopRelation(request.key_zero)}
+    probes: dict[str, Probe] = {
+        "scores": HeadScores(request.metrics),
+        "relation": TopRelation(request.key_zero),
+        "top_key": TopKey(request.view),
+    }
     if request.relations:
         groups = _groups(prompts, request.group) if request.group else None
         probes["keys"] = TopKeys(request.top_k, request.view, groups)
@@ -259,6 +265,8 @@ class _Reading:
             view=self.request.view,
             group=self.request.group,
             support=PerLayer({key: _row_of(scores.support, row) for key, scores in self.kept["scores"].items()}),
+            visible=PerLayer({key: self._visible(key) for key in self.kv_of}),
+            received=self._received(row)[:count],
             report=report,
             kv_of=PerLayer(self.kv_of),
             facts=facts,
@@ -267,6 +275,17 @@ class _Reading:
             rollout=rollout,
             kept_keys=PerLayer(keys) if "keys" in self.probes else None,
         )
+
+    def _visible(self, key: LayerKey) -> str:
+        known = self.layers.get(key.layer)
+        return known.in_words if known else "full"
+
+    def _received(self, row: int) -> np.ndarray:
+        """The mean mass that each token of a text receives, over the kept heads, (T,)."""
+        found: list[KeyMass] = list(self.kept["top_key"].values())
+        heads = sum(one.kept for one in found)
+        total_T = sum((one.received[row] for one in found), torch.zeros(self.texts.ids_BT.shape[1]))
+        return (total_T / max(heads, 1)).numpy()
 
     def _maps(self) -> LayerMaps | None:
         probe = self.probes.get("maps")
@@ -286,13 +305,24 @@ class _Reading:
         value = self._of_heads(scores, "values")
         null, support = self._of_heads(scores, "uniform"), self._of_heads(scores, "support")
         named, relation = bool(scores) and METRICS.keys() <= value.keys(), self._relations()
+        top_key, top_key_mass = self._top_keys()
         found = []
         for row in range(len(self.prompts)):
             values, nulls, rows = ({name: one[row] for name, one in part.items()} for part in (value, null, support))
-            role = roles_of(values, nulls, rows) if named else np.full(len(which["layer"]), NONE, dtype=object)
+            unnamed = np.full(len(which["layer"]), None)
             mine = {name: Score(values[name], nulls[name]) for name in values}
             relations = dict(zip(RELATIONS, (part[row] for part in relation), strict=True))
-            found.append(HeadColumns(**which, role=role, scores=mine, **relations))
+            found.append(
+                HeadColumns(
+                    **which,
+                    role=roles_of(values, nulls, rows) if named else np.full_like(unnamed, NONE),
+                    near_uniform=near_uniform(values, rows) if named else unnamed,
+                    scores=mine,
+                    top_key=top_key[row],
+                    top_key_mass=top_key_mass[row],
+                    **relations,
+                )
+            )
         return found
 
     def _of_heads(self, scores: Sequence[LayerScores], part: str) -> dict[str, np.ndarray]:
@@ -308,6 +338,13 @@ class _Reading:
 
         names = list(getattr(scores[0], part)) if scores else []
         return {name: np.concatenate([of_layer(one, name) for one in scores], axis=1) for name in names}
+
+    def _top_keys(self) -> tuple[np.ndarray, np.ndarray]:
+        """The key that each head's queries look at most, and its mean mass, (B, N) each."""
+        found: list[KeyMass] = list(self.kept["top_key"].values())
+        if not found:
+            return np.empty((len(self.prompts), 0), np.int32), np.empty((len(self.prompts), 0), np.float32)
+        return torch.cat([one.key for one in found], 1).int().numpy(), torch.cat([one.mass for one in found], 1).numpy()
 
     def _relations(self) -> list[np.ndarray]:
         """Weight, query and key of every head's strongest relation, (B, N) each; of a kv head, its heads' strongest."""

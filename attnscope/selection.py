@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 from attnscope.errors import UsageError
 
@@ -48,6 +49,12 @@ def everything(heads_by_layer: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
 def pairs(selection: Mapping[int, Iterable[int]]) -> list[tuple[int, int]]:
     """The selection as (layer, head) pairs, in order."""
     return [(layer, head) for layer, heads in selection.items() for head in heads]
+
+
+def spelled(numbers: Sequence[int]) -> str:
+    """Numbers as a selection writes them: [0, 1, 2, 5] -> `0-2,5`."""
+    runs = [list(run) for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ",".join(f"{run[0][1]}-{run[-1][1]}" if len(run) > 1 else str(run[0][1]) for run in runs)
 
 
 def _digits(text: str, part: str) -> list[int]:

@@ -42,6 +42,13 @@ def numbers(array: np.ndarray, mask: np.ndarray | None = None) -> pa.Array:
     return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [_present(mask), data])
 
 
+def flags(values: Sequence[bool | None]) -> pa.BooleanArray:
+    """Truths as an Arrow array; None is null."""
+    said = pa.py_buffer(np.packbits(np.array(values, bool), bitorder="little"))
+    mask = np.array([value is None for value in values], bool)
+    return pa.Array.from_buffers(pa.bool_(), len(values), [_present(mask), said])
+
+
 def words(texts: Sequence[str | None]) -> pa.StringArray:
     """Texts as an Arrow array; None is null."""
     encoded = [(text or "").encode() for text in texts]
@@ -73,7 +80,7 @@ def save(table: pa.Table, path: Path, format: str | None = None) -> Path:
 
 def _array(name: str, values: Any) -> pa.Array:
     array = values if isinstance(values, pa.Array) else _arrow(values)
-    token = pa.types.is_string(array.type) and (name.endswith("_token") or name == "role")  # first_token is a metric
+    token = pa.types.is_string(array.type) and (name.endswith("token") or name == "role")
     return array.dictionary_encode() if token else array
 
 

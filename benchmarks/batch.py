@@ -91,6 +91,7 @@ def naive_text(loaded: LoadedModel, text: str, number: int) -> tuple[pd.DataFram
         scores = naive_metrics(A_HQK, ids)
         H, N, _ = A_HQK.shape
         rows = {"two_keys": N - 1, "three_keys": N - 2, "all": N, "repeats": repeated, "beyond_32": max(0, N - 32)}
+        rows["repeats_apart"] = int(earlier_equal(ids).tril(-3).any(-1).sum())
         for head in range(H):
             means = {name: float(values[head]) for name, values in scores.items()}
             kv_head = head // 2
@@ -122,6 +123,7 @@ def naive_metrics(A: torch.Tensor, ids: torch.Tensor) -> dict[str, np.ndarray]:
     same = earlier_equal(ids)
     after = torch.zeros_like(same)
     after[:, 1:] = same[:, :-1]
+    after = after.tril(-2)
     again = same.any(-1)
     visible = position + 1.0
 
@@ -140,11 +142,10 @@ def naive_metrics(A: torch.Tensor, ids: torch.Tensor) -> dict[str, np.ndarray]:
     return {
         "previous_token": over(torch.nn.functional.pad(A.diagonal(-1, 1, 2), (1, 0)), two_keys),
         "self": over(A.diagonal(0, 1, 2), two_keys),
-        "first_token": over(A[..., 0], two_keys),
         "sink": over(A[..., 0], position >= 0),
         "off_token_mass": over(1 - A.sum(-1), two_keys),
         "duplicate_token": over((A * same).sum(-1), again),
-        "induction": over((A * after).sum(-1), again),
+        "induction": over((A * after).sum(-1), after.any(-1)),
         "entropy": over(H, two_keys),
         "entropy_normalised": over(H / visible.clamp_min(2).log(), two_keys),
         "effective_keys": over(1 / (A * A).sum(-1), two_keys),

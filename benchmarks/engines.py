@@ -5,7 +5,7 @@
     python benchmarks/engines.py --rows rows.json --tokens "" --write --plot docs/images/engines.png
 
 Each way runs in fresh processes, in turn; the table gives the median of their medians and the peak memory of the
-process. The job: entropy, first-token, previous-token, distance, effective keys, induction, duplicate-token, and the 8
+process. The job: entropy, sink, previous-token, distance, effective keys, induction, duplicate-token, and the 8
 strongest keys of every query, for every layer and head. The plain forward is the backbone under sdpa, without logits.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from results import update_section
 
-METRICS = ["entropy", "first_token", "previous_token", "distance", "effective_keys", "induction", "duplicate_token"]
+METRICS = ["entropy", "sink", "previous_token", "distance", "effective_keys", "induction", "duplicate_token"]
 TOP = 8
 WAYS = {
     "plain": "plain forward, sdpa",

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from attnscope.text.prompt import from_text
 from helpers.command_line import SENTENCE, call
 
 LAYERS, HEADS, KV_HEADS = 28, 24, 8
+ABOUT = ["layer", "head", "kv_head", "role", "near_uniform", "top_key", "top_key_token", "top_key_mass"]
 RELATION = ["layer", "head", "kv_head", "query", "query_token", "key", "key_token", "weight"]
 
 
@@ -74,7 +76,7 @@ def test_a_pipe_and_the_file_hold_the_same_rows(tmp_path):
     out = ran("heads", "--text", SENTENCE, "--out", str(tmp_path))
     assert (tmp_path / "heads.csv").read_bytes() == out
     rows = table(out)
-    assert list(rows[0]) == ["layer", "head", "kv_head", "role", *METRICS]
+    assert list(rows[0]) == [*ABOUT, *METRICS]
     assert {(int(row["layer"]), int(row["head"])) for row in rows} == {(i, j) for i in range(4) for j in range(6)}
     assert all(int(row["kv_head"]) == int(row["head"]) // 2 for row in rows)
     scores = [float(row["focus"]) for row in rows]
@@ -127,6 +129,26 @@ def test_a_metric_sorts_and_is_the_mean_of_its_group_by_kv():
     for row in grouped:
         assert row["head"] == ""
         assert float(row["entropy"]) == pytest.approx(sum(groups[row["layer"], row["kv_head"]]) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("other_way", [("--sort", "-entropy"), ("--sort", "entropy", "--ascending")])
+def test_the_smallest_come_first_where_that_is_asked(other_way):
+    down = table(ran("heads", "--text", SENTENCE, "--sort", "entropy"))
+    up = table(ran("heads", "--text", SENTENCE, *other_way))
+    assert [row["entropy"] for row in up] == [row["entropy"] for row in down][::-1]
+
+
+def test_short_names_sort_like_ids():
+    for short, name in (("prev", "previous_token"), ("loc 32", "local_mass_32"), ("dupl", "duplicate_token")):
+        assert ran("heads", "--text", SENTENCE, "--sort", short) == ran("heads", "--text", SENTENCE, "--sort", name)
+    places = [(row["layer"], row["head"]) for row in table(ran("heads", "--text", SENTENCE, "--sort", "layer"))]
+    assert places == sorted(places)
+
+
+def test_numbers_have_the_digits_of_their_precision():
+    for row in table(ran("heads", "--text", SENTENCE)):
+        for name in METRICS:
+            assert row[name] == "" or row[name] == str(np.float32(row[name])), name
 
 
 # relations

@@ -408,7 +408,7 @@ def test_the_figures_numbers_are_those_of_loops() -> None:
         entropies[scale] = sum(rows[1:]) / 5
     assert effect.raw_entropy == pytest.approx(entropies[1.0])
     assert effect.scaled_entropy == pytest.approx(entropies[0.25])
-    assert effect.even_entropy == pytest.approx(sum(math.log(n) for n in range(2, 7)) / 5)
+    assert effect.uniform_entropy == pytest.approx(sum(math.log(n) for n in range(2, 7)) / 5)
     scores = [raw_QK[i, j] for i in range(6) for j in range(i + 1)]
     assert effect.raw_std == pytest.approx(np.std(scores))
     assert effect.scaled_std == pytest.approx(np.std(scores) / 4)

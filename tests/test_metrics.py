@@ -13,7 +13,8 @@ from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import UsageError
-from attnscope.measure.metrics import METRICS, Texts, known, measure, support
+from attnscope.measure.metrics import METRICS, Texts, known, measure, order_of, support
+from attnscope.measure.roles import role_of
 from attnscope.seam.listen import listen
 from helpers.families import tiny_model
 
@@ -29,15 +30,19 @@ def earlier(tokens: list[int], i: int) -> list[int]:
     return [j for j in range(i) if tokens[j] == tokens[i]]
 
 
+def followers(tokens: list[int], i: int) -> list[int]:
+    """What stands behind the earlier copies of a token, but for the token itself and the one before it."""
+    return [j + 1 for j in earlier(tokens, i) if j + 1 not in (i - 1, i)]
+
+
 # One row's value, from the row, its visible keys, the tokens and the query's position; None where it says nothing.
 LOOPS: dict[str, Callable[[Row, list[int], list[int], int], float | None]] = {
     "previous_token": lambda a, v, t, i: a[i - 1] if len(v) >= 2 else None,
     "self": lambda a, v, t, i: a[i] if len(v) >= 2 else None,
-    "first_token": lambda a, v, t, i: a[0] if len(v) >= 2 else None,
     "sink": lambda a, v, t, i: a[0],
     "off_token_mass": lambda a, v, t, i: 1 - sum(a) if len(v) >= 2 else None,
     "duplicate_token": lambda a, v, t, i: sum(a[j] for j in earlier(t, i)) if len(v) >= 2 and earlier(t, i) else None,
-    "induction": lambda a, v, t, i: sum(a[j + 1] for j in earlier(t, i)) if len(v) >= 2 and earlier(t, i) else None,
+    "induction": lambda a, v, t, i: sum(a[j] for j in followers(t, i)) if len(v) >= 2 and followers(t, i) else None,
     "entropy": lambda a, v, t, i: entropy_of(a) if len(v) >= 2 else None,
     "entropy_normalised": lambda a, v, t, i: entropy_of(a) / math.log(len(v)) if len(v) >= 2 else None,
     "effective_keys": lambda a, v, t, i: 1 / sum((x / sum(a)) ** 2 for x in a) if len(v) >= 2 else None,
@@ -71,7 +76,7 @@ def assert_equals_loops(P: AttentionOperator, tokens: list[int]) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss", "gemma2"])
 def test_metrics_equal_python_loops_on_real_calls(family: str) -> None:
-    """Plain, windowed, sink-logit and soft-capped attention, 48 tokens with repeats; sharpened to be far from even."""
+    """Plain, windowed, sink-logit and soft-capped attention, 48 tokens with repeats; sharpened."""
     model = tiny_model(family)
     for name, parameter in model.named_parameters():
         if "q_proj" in name or "k_proj" in name:
@@ -117,25 +122,40 @@ def test_heads_whose_answer_is_known() -> None:
     duplicate = scores_of(one_hot([0, 0, 0, 0, 0, 1, 2, 3]), tokens)
     assert (duplicate["induction"], duplicate["duplicate_token"]) == (0, 1)
     sink = scores_of(one_hot([0] * 8), tokens)
-    assert (sink["sink"], sink["first_token"], sink["focus"]) == (1, 1, 0)
+    assert (sink["sink"], sink["focus"]) == (1, 0)
 
 
-def test_even_attention_scores_what_evenness_means() -> None:
-    even = scores_of(UniformAttention(Visibility(4, 4)), [1, 2, 3, 4])
-    assert even["entropy_normalised"] == pytest.approx(1)
-    assert even["focus"] == pytest.approx(0, abs=1e-6)
-    assert even["previous_token"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
-    assert even["sink"] == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
+@pytest.mark.parametrize("period", [1, 2, 3, 4])
+def test_a_head_that_looks_nearby_is_no_induction_head_where_text_repeats_closely(period: int) -> None:
+    """On `a a a a`, `a b a b`, ... what followed the last copy is the token itself or the one before it."""
+    tokens = list(range(period)) * 24
+    for back in (0, 1):
+        P = one_hot([max(0, query - back) for query in range(len(tokens))])
+        texts = Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]))
+        score, rows = scores_of(P, tokens), support(P, texts)
+        assert score["induction"] == 0
+        uniform = scores_of(UniformAttention(P.visible), tokens)
+        assert role_of(score, uniform, {name: int(count) for name, count in rows.items()}) != "induction"
+    induction = scores_of(one_hot([max(0, query - period + 1) for query in range(len(tokens))]), tokens)
+    assert induction["induction"] == (period > 2)
+
+
+def test_uniform_attention_scores_what_uniform_means() -> None:
+    uniform = scores_of(UniformAttention(Visibility(4, 4)), [1, 2, 3, 4])
+    assert uniform["entropy_normalised"] == pytest.approx(1)
+    assert uniform["focus"] == pytest.approx(0, abs=1e-6)
+    assert uniform["previous_token"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3)
+    assert uniform["sink"] == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_even_attention_equals_its_matrix(window: int | None) -> None:
-    """What is known from the counts alone is what the even matrix gives."""
+def test_uniform_attention_equals_its_matrix(window: int | None) -> None:
+    """What is known from the counts alone is what the uniform matrix gives."""
     visible, tokens = Visibility(40, 40, window=window), [1, 2, 3, 4] * 10
-    even = UniformAttention(visible)
-    dense = DenseAttention(even.dense(), visible)
-    assert_equals_loops(even, tokens)
-    assert scores_of(even, tokens) == pytest.approx(scores_of(dense, tokens), abs=1e-6)
+    uniform = UniformAttention(visible)
+    dense = DenseAttention(uniform.dense(), visible)
+    assert_equals_loops(uniform, tokens)
+    assert scores_of(uniform, tokens) == pytest.approx(scores_of(dense, tokens), abs=1e-6)
 
 
 def test_a_metric_without_a_row_is_null() -> None:
@@ -165,6 +185,7 @@ def test_support_counts_the_rows_behind_a_score() -> None:
         "three_keys": 38,
         "all": 40,
         "repeats": 36,
+        "repeats_apart": 36,
         "beyond_32": 8,
     }
 
@@ -172,6 +193,22 @@ def test_support_counts_the_rows_behind_a_score() -> None:
 def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="did you mean 'induction'"):
         known(["inductoin"])
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [
+        ("prev", ("previous_token", False)),
+        ("-entropy", ("entropy", True)),
+        ("loc 32", ("local_mass_32", False)),
+        ("-entr_norm", ("entropy_normalised", True)),
+        ("layer", ("layer", True)),
+        ("top key", ("top_key_mass", False)),
+        *((metric.short, (metric.id, False)) for metric in METRICS.values()),
+    ],
+)
+def test_heads_are_sorted_by_ids_and_by_short_names(sort: str, expected: tuple[str, bool]) -> None:
+    assert order_of(sort) == expected
 
 
 def test_every_metric_says_what_it_is() -> None:

@@ -3,12 +3,17 @@
 Shapes: H head, Q query, K key.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from torch.testing import assert_close
 
+from attnscope.drawing import layer_maps
+from attnscope.figures import Style
+from attnscope.figures.jobs import prepare_heads
 from attnscope.measure.probes import View
 from attnscope.model.loading import LoadOptions, load
 from attnscope.observation import Observation
@@ -105,7 +110,7 @@ def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:
     assert "score" in seen.relations().column_names
 
 
-def test_the_strongest_relation_stands_furthest_above_evenness(demo, seen_by) -> None:
+def test_the_strongest_relation_stands_furthest_above_uniform_attention(demo, seen_by) -> None:
     for key_zero in (False, True):
         seen = seen_by(Request(key_zero=key_zero))
         layers = attentions(demo, seen.prompt)
@@ -120,6 +125,45 @@ def test_the_strongest_relation_stands_furthest_above_evenness(demo, seen_by) ->
             best = head.strongest
             assert excess[best.query, best.key] == pytest.approx(max(excess.values()), abs=1e-5)
             assert best.weight == pytest.approx(float(matrix[best.query, best.key]), abs=1e-5)
+
+
+def test_the_top_key_is_the_one_that_receives_most(demo, seen_by) -> None:
+    seen = seen_by(Request())
+    received, total = attentions(demo, seen.prompt), np.zeros(len(seen.prompt))
+    for head in seen.heads:
+        masses = [float(column.sum()) / len(seen.prompt) for column in received[head.layer][head.head].T]
+        assert head.top_key_mass == pytest.approx(max(masses), abs=1e-6)
+        assert masses[head.top_key] == pytest.approx(max(masses), abs=1e-6)
+        assert head.score["sink"] == pytest.approx(masses[0], abs=1e-6)
+        total += masses
+    assert len({head.top_key for head in seen.heads}) > 2
+    np.testing.assert_allclose(seen.received, total / len(seen.heads), atol=1e-6)
+    columns = seen.table().select(["top_key", "top_key_token"]).to_pydict()
+    assert columns["top_key_token"] == [seen.prompt.tokens[key] for key in columns["top_key"]]
+
+
+def test_what_keys_receive_is_of_the_kept_heads_and_of_the_mean_of_kv_heads(demo, seen_by) -> None:
+    seen = seen_by(Request(view=View(by_kv=True, heads={1: (2,), 3: (0, 1)})))
+    layers = attentions(demo, seen.prompt)
+    pairs = {(1, 1): layers[1][2:4].mean(0), (3, 0): layers[3][0:2].mean(0)}
+    for head in seen.kept_heads():
+        masses = pairs[head.layer, head.kv_head].mean(0)
+        assert (head.top_key, head.top_key_mass) == (int(masses.argmax()), pytest.approx(float(masses.max()), abs=1e-6))
+    np.testing.assert_allclose(seen.received, torch.stack([one.mean(0) for one in pairs.values()]).mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("by_kv", [False, True])
+@pytest.mark.parametrize("rule", ["sum", "max"])
+def test_a_binned_picture_says_the_true_mean_mass_of_key_0(demo, seen_by, rule: str, by_kv: bool) -> None:
+    seen = seen_by(Request(view=View(by_kv=by_kv), maps="all", bin_rule=rule, split_sink=True, map_side=10))
+    for maps, matrices in zip(layer_maps(seen), attentions(demo, seen.prompt), strict=True):
+        assert maps.bin_size > 1
+        mass_H = matrices[:, 1:, 0].mean(-1)
+        expected = mass_H.view(-1, 2).mean(-1).tolist() if by_kv else mass_H.tolist()
+        assert list(maps.key0) == pytest.approx(expected, abs=1e-6)
+        jobs = [(Path(), maps, index) for index in range(len(maps.heads))]
+        for head, mass in zip(prepare_heads(jobs, Style(sink="mask")), expected, strict=True):
+            assert f"without key 0, mean mass {mass:.2f} (" in head.note
 
 
 @pytest.mark.parametrize(("rule", "split_sink"), [("sum", False), ("sum", True), ("max", False), ("max", True)])
@@ -154,7 +198,7 @@ def test_a_batch_gives_what_one_by_one_gives(demo, seen_by) -> None:
         alone = seen_by(wanted, text)
         expected, found = seen.table(), alone.table()
         for name in found.column_names:
-            if name in ("layer", "head", "kv_head", "role"):
+            if name in ("layer", "head", "kv_head", "role", "near_uniform", "top_key", "top_key_token"):
                 assert found[name].to_pylist() == expected[name].to_pylist()
             else:
                 np.testing.assert_allclose(found[name].to_numpy(), expected[name].to_numpy(), atol=1e-5, rtol=1e-5)

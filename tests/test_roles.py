@@ -1,19 +1,24 @@
 """Roles: named where the text supports them, and only there."""
 
+import numpy as np
+import pytest
 import torch
 from torch.testing import assert_close
 
 from attnscope.measure.metrics import METRICS
-from attnscope.measure.roles import ROLES, role_of, unsupported
+from attnscope.measure.roles import ROLES, Role, near_uniform, role_of, roles_of, unsupported
 from attnscope.observe import Request, observe
 from attnscope.text.prompt import from_text
+from helpers.families import tiny_model
+from helpers.parity_models import as_loaded
 from test_metrics import by_loops
+from test_truth import ids, prompt
 
 PASSAGE = (
     "The river bank is wide and green. The old mill stands by the river. Every spring the water climbs over the "
     "stones and the children count the boats. "
 )
-PLENTY = {"two_keys": 99, "three_keys": 99, "all": 99, "repeats": 99, "beyond_32": 99}
+PLENTY = {"two_keys": 99, "three_keys": 99, "all": 99, "repeats": 99, "repeats_apart": 99, "beyond_32": 99}
 NOTHING = dict.fromkeys(METRICS, 0.0)
 
 
@@ -26,6 +31,9 @@ def test_the_demo_names_its_induction_and_previous_token_heads(demo) -> None:
         by_role.setdefault(head.role, []).append(head.name)
     assert by_role["induction"]
     assert by_role["previous-token"]
+    assert [
+        head.name for head in seen.heads if head.near_uniform and head.role in ("induction", "previous-token")
+    ] == []
     attentions = demo.model(torch.tensor([prompt.ids]), output_attentions=True).attentions
     visible_QK = torch.ones(len(prompt), len(prompt), dtype=torch.bool).tril()
     for head in seen.heads:
@@ -50,21 +58,42 @@ def test_the_first_rule_that_holds_names_the_head() -> None:
     assert role_of(NOTHING | {"induction": 0.9, "previous_token": 0.9}, NOTHING, PLENTY) == "induction"
     assert role_of(NOTHING | {"previous_token": 0.9}, NOTHING, PLENTY) == "previous-token"
     assert role_of(NOTHING | {"sink": 0.31}, NOTHING, PLENTY) == "sink"
-    assert role_of(NOTHING | {"entropy_normalised": 0.9}, NOTHING, PLENTY) == "broad"
+    assert role_of(NOTHING | {"entropy_normalised": 0.9}, NOTHING, PLENTY) == "other"
     assert role_of(NOTHING, NOTHING, PLENTY) == "other"
 
 
-def test_what_evenness_gives_earns_no_role() -> None:
-    """Two visible keys give the previous token half of an even row."""
+def test_what_uniform_attention_gives_earns_no_role() -> None:
+    """Two visible keys give the previous token half of a uniform row."""
     assert role_of(NOTHING | {"previous_token": 0.5}, NOTHING | {"previous_token": 0.5}, PLENTY) == "other"
 
 
 def test_a_role_needs_its_support() -> None:
     score = NOTHING | {"induction": 0.9}
-    assert role_of(score, NOTHING, PLENTY | {"repeats": 15}) == "other"
-    assert role_of(score, NOTHING, PLENTY | {"repeats": 16}) == "induction"
+    assert role_of(score, NOTHING, PLENTY | {"repeats_apart": 15}) == "-"
+    assert role_of(score, NOTHING, PLENTY | {"repeats_apart": 16}) == "induction"
     assert role_of(score, NOTHING, dict.fromkeys(PLENTY, 15)) == "-"
-    assert role_of(NOTHING | {"sink": 0.9}, NOTHING, PLENTY | {"all": 63}) == "other"
+    assert role_of(NOTHING | {"sink": 0.9}, NOTHING, PLENTY | {"all": 63}) == "-"
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_head_is_other_only_where_every_role_could_be_seen(role: Role) -> None:
+    few = PLENTY | {role.rows: role.needed - 1}
+    assert role_of(NOTHING, NOTHING, PLENTY) == "other"
+    assert role_of(NOTHING, NOTHING, few) == "-"
+    scores = {name: np.zeros(2) for name in METRICS}
+    support = {name: np.array([PLENTY[name], few[name]]) for name in PLENTY}
+    assert roles_of(scores, scores, support).tolist() == ["other", "-"]
+
+
+def test_random_weights_are_near_uniform_and_that_is_no_role() -> None:
+    [seen] = observe(as_loaded(tiny_model("llama")), [prompt(ids(70))], Request())
+    assert {head.near_uniform for head in seen.heads} == {True}
+    assert {head.role for head in seen.heads} <= {"other", "-"}
+
+
+def test_the_mark_needs_rows_and_is_below_a_threshold() -> None:
+    scores = {"entropy_normalised": np.array([0.9, 0.79, 0.9, np.nan])}
+    assert near_uniform(scores, {"two_keys": np.array([16, 16, 15, 16])}).tolist() == [True, False, None, False]
 
 
 def test_a_null_score_is_no_role() -> None:

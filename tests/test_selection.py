@@ -3,7 +3,7 @@
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.selection import everything, pairs, select
+from attnscope.selection import everything, pairs, select, spelled
 
 MODEL = {0: 4, 1: 4, 2: 4, 3: 4}
 HYBRID = {1: 4, 3: 8}
@@ -57,3 +57,9 @@ def test_what_cannot_be_meant(expression: str, layers: dict, message: str) -> No
 
 def test_everything_and_pairs() -> None:
     assert pairs(everything({0: 2, 2: 1})) == [(0, 0), (0, 1), (2, 0)]
+
+
+def test_numbers_are_spelled_as_they_are_selected() -> None:
+    numbers = [0, 1, 2, 5, 7, 8]
+    assert spelled(numbers) == "0-2,5,7-8"
+    assert sorted(select(spelled(numbers), dict.fromkeys(range(9), 1))) == numbers

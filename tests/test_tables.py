@@ -23,7 +23,7 @@ TABLE = as_table(
     {
         "layer": np.array([0, 1, 2, 3], np.int32),
         "head": [0, None, 2, None],
-        "role": ["sink", "-", "sink", "broad"],
+        "role": ["sink", "-", "sink", "other"],
         "key_token": ['say "hi"', "a,b\nc", "tab\there", " café 🙂"],
         "weight": np.array([0.1, np.nan, 1e-5, 1 / 3], np.float32),
         "entropy": np.array([0.1, 1e-5, np.nan, np.inf]),
@@ -37,7 +37,7 @@ layer,head,role,key_token,weight,entropy,holds,why
 1,,-,"a,b
 c",,1e-05,False,\r
 2,2,sink,tab\there,1e-05,,,'
-3,,broad, café 🙂,0.33333334,inf,True,
+3,,other, café 🙂,0.33333334,inf,True,
 """
 TSV = """\
 layer\thead\trole\tkey_token\tweight\tentropy\tholds\twhy
@@ -45,13 +45,13 @@ layer\thead\trole\tkey_token\tweight\tentropy\tholds\twhy
 1\t\t-\t"a,b
 c"\t\t1e-05\tFalse\t\r
 2\t2\tsink\t"tab\there"\t1e-05\t\t\t'
-3\t\tbroad\t café 🙂\t0.33333334\tinf\tTrue\t
+3\t\tother\t café 🙂\t0.33333334\tinf\tTrue\t
 """
 JSONL = r"""
 {"layer": 0, "head": 0, "role": "sink", "key_token": "say \"hi\"", "weight": 0.1, "entropy": 0.1, "holds": true, "why": ""}
 {"layer": 1, "head": null, "role": "-", "key_token": "a,b\nc", "weight": null, "entropy": 1e-05, "holds": false, "why": "\r"}
 {"layer": 2, "head": 2, "role": "sink", "key_token": "tab\there", "weight": 1e-05, "entropy": null, "holds": null, "why": "'"}
-{"layer": 3, "head": null, "role": "broad", "key_token": " café 🙂", "weight": 0.33333334, "entropy": "inf", "holds": true, "why": null}
+{"layer": 3, "head": null, "role": "other", "key_token": " café 🙂", "weight": 0.33333334, "entropy": "inf", "holds": true, "why": null}
 """.lstrip("\n")  # noqa: E501
 
 
@@ -118,7 +118,10 @@ def test_the_types_of_an_observation(demo, seen: Observation) -> None:
     assert seen.relations().schema.field("weight").type == pa.float32()
     assert pa.types.is_dictionary(seen.relations().schema.field("key_token").type)
     assert pa.types.is_dictionary(seen.table().schema.field("role").type)
-    assert seen.table().schema.field("first_token").type == pa.float64()  # a metric, no token
+    heads = seen.table().schema
+    assert heads.field("entropy").type == heads.field("top_key_mass").type == pa.float32()
+    assert (heads.field("near_uniform").type, heads.field("top_key").type) == (pa.bool_(), pa.int32())
+    assert pa.types.is_dictionary(heads.field("top_key_token").type)
     [averaged] = observe(demo, [seen.prompt], Request(view=View(by_kv=True), relations=True))
     for table in (averaged.table(), averaged.relations()):
         assert table.schema.field("head").type == pa.int32()

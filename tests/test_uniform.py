@@ -28,7 +28,7 @@ def test_it_answers_like_its_matrix(case: str) -> None:
     uniform = UniformAttention(visible)
     generator = torch.Generator().manual_seed(0)
     query_BQ, key_BK = (torch.randint(0, 5, (2, n), generator=generator) for n in (visible.queries, visible.keys))
-    for gap in (0, 1):
+    for gap in (0, 1, 2):
         expected = dense.mass_where_equal(query_BQ, key_BK, gap)
         assert_close(uniform.mass_where_equal(query_BQ, key_BK, gap), expected)
     for width in (1, 5, 32, 100):

@@ -17,7 +17,7 @@ from attnscope.errors import UsageError
 from attnscope.files import save_json
 
 OPTIONS, LOCK = "run.json", ".lock"
-SCHEMA = 2  # of the folder; version 1 said no version
+SCHEMA = 3  # of the folder; version 1 said no version, and up to 2 heads tables had other columns
 UNSAID = {"engine": "eager"}  # options of version 1 that it did not write down
 
 
@@ -94,6 +94,11 @@ def _options(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path.parent} was written by a newer attnscope: its schema is {schema}, this one knows up to {SCHEMA}",
             "update attnscope, or name another folder with --out",
+        )
+    if schema < SCHEMA and "heads" in str(options.get("tables")).split(","):
+        raise UsageError(
+            f"{path.parent} was begun by an older attnscope, whose heads tables have other columns",
+            "go on with that version, or name another folder with --out",
         )
     return options
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
     from attnscope.observation import HeadColumns, Observation
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSIONS = {"texts": 1, "heads": 2, "relations": 1, "weights": 1}
 TOKEN = pa.dictionary(pa.int32(), pa.string())
 ABOUT = [("item", pa.int64()), ("id", TOKEN)]
 SCHEMAS = {
@@ -46,7 +46,11 @@ SCHEMAS = {
             ("head", pa.int32()),
             ("kv_head", pa.int32()),
             ("role", TOKEN),
-            *((name, pa.float64()) for name in METRICS),
+            ("near_uniform", pa.bool_()),
+            ("top_key", pa.int32()),
+            ("top_key_token", TOKEN),
+            ("top_key_mass", pa.float32()),
+            *((name, pa.float32()) for name in METRICS),
         ]
     ),
     "relations": pa.schema(
@@ -143,41 +147,48 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         return _joined(parts, kind)
 
     head, roles = column(lambda heads: heads.head, np.int32), column(lambda heads: heads.role, object)
+    top_keys = [one.columns.top_key[places] for (_, one), places in zip(seen, kept, strict=True)]
     columns: dict[str, Any] = {
         **_about(seen, [len(places) for places in kept]),
         "layer": column(lambda heads: heads.layer, np.int32),
         "head": pa.array(head, mask=head < 0),
         "kv_head": column(lambda heads: heads.kv_head, np.int32),
         "role": pa.array(roles.tolist(), pa.string()).dictionary_encode(),
+        "near_uniform": pa.array(column(lambda heads: heads.near_uniform, object).tolist(), pa.bool_()),
+        "top_key": column(lambda heads: heads.top_key, np.int32),
+        "top_key_token": _words([one.prompt.tokens for _, one in seen], top_keys)[0],
+        "top_key_mass": column(lambda heads: heads.top_key_mass, np.float32),
     }
     for name in METRICS:
         values = column(lambda heads, name=name: heads.scores[name].value, np.float64)  # type: ignore[misc]
-        columns[name] = pa.array(values, from_pandas=True)  # NaN is null
+        columns[name] = pa.array(values.astype(np.float32), from_pandas=True)  # NaN is null
     return _table("heads", columns)
 
 
 def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     parts = [one.relation_numbers(output.min_weight) for _, one in seen]
-    known: dict[str, int] = {}
-    codes = [np.array([known.setdefault(name, len(known)) for name in one.units()], np.int32) for _, one in seen]
-    words = pa.array(list(known), pa.string())
     numbers = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
-
-    def tokens(name: str) -> pa.DictionaryArray:
-        index = _joined([code[part[name]] for code, part in zip(codes, parts, strict=True)], np.int32)
-        return pa.DictionaryArray.from_arrays(pa.array(index), words)
-
     if not parts:
         return SCHEMAS["relations"].empty_table()
-    head = numbers["head"]
+    head, places = numbers["head"], ([part[name] for part in parts] for name in ("query", "key"))
+    query_token, key_token = _words([one.units() for _, one in seen], *places)
     columns = {
         **_about(seen, [len(part["query"]) for part in parts]),
         **numbers,
         "head": pa.array(head, mask=head < 0),
-        "query_token": tokens("query"),
-        "key_token": tokens("key"),
+        "query_token": query_token,
+        "key_token": key_token,
     }
     return _table("relations", columns)
+
+
+def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> list[pa.DictionaryArray]:
+    """The units of each text at the places of its part of each column; one dictionary for all."""
+    known: dict[str, int] = {}
+    codes = [np.array([known.setdefault(name, len(known)) for name in names], np.int32) for names in units]
+    words = pa.array(list(known), pa.string())
+    joined = (_joined([code[at] for code, at in zip(codes, places, strict=True)], np.int32) for places in columns)
+    return [pa.DictionaryArray.from_arrays(pa.array(index), words) for index in joined]
 
 
 def _joined(arrays: Sequence[np.ndarray], kind: Any) -> np.ndarray:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from attnscope._version import __version__
 from attnscope.batch.job import DatasetOutput
-from attnscope.batch.rows import SCHEMA_VERSION, json_rows, plain
+from attnscope.batch.rows import SCHEMA_VERSIONS, json_rows, plain
 
 
 class _Droppable(io.RawIOBase):
@@ -92,7 +92,7 @@ class TableFile:
 def metadata(table: str, about: Mapping[str, Any]) -> dict[str, str]:
     """What a Parquet file says of itself: the version of its schema, of attnscope, and the run's options."""
     return {
-        "attnscope.schema": f"{table}/{SCHEMA_VERSION}",
+        "attnscope.schema": f"{table}/{SCHEMA_VERSIONS[table]}",
         "attnscope.version": __version__,
         "attnscope.run": json.dumps(about, sort_keys=True, default=str),
     }

@@ -19,7 +19,7 @@ import pyarrow as pa
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput
 from attnscope.batch.journal import PARTIAL, Failure, Record, digest, sync
-from attnscope.batch.rows import SCHEMA_VERSION, Measured, arrow_tables, json_rows, pieces
+from attnscope.batch.rows import SCHEMA_VERSIONS, Measured, arrow_tables, json_rows, pieces
 from attnscope.batch.shards import Shard
 from attnscope.batch.table_files import TableFile
 from attnscope.errors import AttnscopeError
@@ -167,7 +167,7 @@ class ShardWriter:
         from safetensors.torch import save_file
 
         path, index = self.partial / "weights", self.partial / "weights_index"
-        save_file(self._weights, path, {"attnscope.schema": f"weights/{SCHEMA_VERSION}"})
+        save_file(self._weights, path, {"attnscope.schema": f"weights/{SCHEMA_VERSIONS['weights']}"})
         index.write_bytes(b"".join(map(json_line, self._weights_index)))
         for one in (path, index):
             with open(one, "rb") as stream:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from attnscope._version import __version__
-from attnscope.cli import batch, explain, heads, heatmap, info, metrics, parity, relations, rollout
+from attnscope.cli import batch, explain, heads, heatmap, info, keys, metrics, parity, relations, rollout
 from attnscope.cli.batch_ray import BatchCommand
 from attnscope.cli.help import CommandList, PanelCommand
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "heads": (heads.heads, heads.EXAMPLES),
     "relations": (relations.relations, relations.EXAMPLES),
+    "keys": (keys.keys, keys.EXAMPLES),
     "heatmap": (heatmap.heatmap, heatmap.EXAMPLES),
     "rollout": (rollout.rollout, rollout.EXAMPLES),
     "explain": (explain.explain, explain.EXAMPLES),
@@ -36,7 +37,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "info": (info.info, info.EXAMPLES),
     "metrics": (metrics.metrics, metrics.EXAMPLES),
 }
-PANELS = {"Read one text": ("heads", "relations", "heatmap", "rollout", "explain"), "Read a corpus": ("batch",)}
+PANELS = {"Read one text": ("heads", "relations", "keys", "heatmap", "rollout", "explain"), "Read a corpus": ("batch",)}
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 for name, (command, examples) in COMMANDS.items():

@@ -12,6 +12,7 @@ from attnscope.cli.options import Format
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table as RichTable
 
 EXAMPLES = ("attnscope metrics", "attnscope metrics induction")
@@ -34,31 +35,66 @@ def metrics(asked: Asked, printing: Format) -> int:
     from attnscope.tables import as_table
 
     chosen = [METRICS[name] for name in (known([asked.id]) if asked.id else METRICS)]
-    fields = ("id", "formula", "unit", "range", "source", "reading")
+    fields = ("id", "short", "formula", "unit", "range", "source", "reading")
     columns = {field: [getattr(metric, field) for metric in chosen] for field in fields}
     columns["rows"] = [ROWS[metric.rows][0] for metric in chosen]
     format = output.wanted_format(printing.format)
-    output.emit(as_table(columns), format, lambda: _sheet(columns, with_roles=asked.id is None))
+    output.emit(as_table(columns), format, lambda: _sheet(columns) if asked.id else _everything(columns))
     return 0
 
 
-def _sheet(columns: dict[str, list[str]], with_roles: bool) -> RichTable:
+def _everything(columns: dict[str, list[str]]) -> Group:
+    """A line per metric first; then all that there is to say of each, and the roles."""
+    from rich.console import Group
+
+    short = output.sheet()
+    for name in ("id", "short", "range"):
+        short.add_column(name, no_wrap=True)
+    short.add_column("reading")
+    for row in zip(*(columns[name] for name in ("id", "short", "range", "reading")), strict=True):
+        short.add_row(*map(output.one_line, row))
+    return Group(short, _sheet(columns), _roles())
+
+
+def _grid() -> RichTable:
     """Two columns, so that a long line goes on under its own beginning."""
     from rich.table import Table
+
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    return grid
+
+
+def _sheet(columns: dict[str, list[str]]) -> RichTable:
     from rich.text import Text
 
-    from attnscope.measure.roles import ROLES
-
-    sheet = Table.grid(padding=(0, 1))
-    sheet.add_column(no_wrap=True)
-    sheet.add_column()
+    sheet = _grid()
     for values in zip(*columns.values(), strict=True):
         metric = dict(zip(columns, values, strict=True))
         sheet.add_row(Text("id", style="dim"), Text(metric["id"], style="bold"))
-        for field in ("formula", "rows", "unit", "range", "reading", "source"):
+        for field in ("short", "formula", "rows", "unit", "range", "reading", "source"):
             sheet.add_row(Text(field, style="dim"), metric[field])
         sheet.add_row()
-    for role in ROLES if with_roles else ():
-        sheet.add_row(Text("role", style="dim"), Text(role.name, style="bold"))
-        sheet.add_row("", f"{role.condition}; {role.needed} rows ({role.rows})")
+    return sheet
+
+
+def _roles() -> RichTable:
+    from rich.text import Text
+
+    from attnscope.measure.roles import NEAR_UNIFORM, OTHER, ROLES
+
+    said = [("role", role.name, f"{role.condition}; {role.needed} rows ({role.rows})") for role in ROLES]
+    said += [
+        ("role", OTHER, "none of these, where the text has the rows for all of them; else -"),
+        (
+            "mark",
+            "near_uniform",
+            f"entropy_normalised at least {NEAR_UNIFORM}: as random weights give; no role",
+        ),
+    ]
+    sheet = _grid()
+    for what, name, condition in said:
+        sheet.add_row(Text(what, style="dim"), Text(name, style="bold"))
+        sheet.add_row("", condition)
     return sheet

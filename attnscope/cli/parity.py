@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -113,7 +114,10 @@ def rendered(found: pa.Table) -> RichTable:
     said = {
         name: column for name, column in found.to_pydict().items() if any(value != silent.get(name) for value in column)
     }
-    shown = RichTable(*said, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name, column in said.items():
+        number = all(type(value) in (int, float, NoneType) for value in column)
+        shown.add_column(name, justify="right" if number else "left")
     for row in zip(*said.values(), strict=True):
         shown.add_row(*(_cell(value) for value in row))
     return shown

@@ -51,13 +51,15 @@ def say_rest(table: pa.Table, format: str, top: int, quiet: bool) -> None:
 
 
 def rendered(table: pa.Table, top: int) -> RichTable:
-    """The first rows for a person; where the screen is narrow the tokens are cut, never the numbers."""
+    """The first rows for a person; where the screen is narrow the texts are cut, never the numbers."""
+    from pyarrow import types
+
     from attnscope.tables import rows
 
     shown = output.sheet()
-    for name in table.column_names:
-        token = name.endswith("_token")
-        shown.add_column(name, no_wrap=not token, min_width=3)
+    for field in table.schema:
+        number = types.is_integer(field.type) or types.is_floating(field.type)
+        shown.add_column(field.name, justify="right" if number else "left", no_wrap=number, min_width=3)
     for row in rows(table.slice(0, top)):
         shown.add_row(*map(_cell, row))
     return shown

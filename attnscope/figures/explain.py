@@ -41,8 +41,7 @@ class ScalingEffect:
     """Scores before and after scaling, and the softmax of each (Q x K); NaN where the query may not look.
 
     std: of all visible scores. entropy: nats, mean over the queries that see at least 2 keys (NaN if none does);
-    even_entropy: that
-    of uniform attention.
+    uniform_entropy: that of uniform attention.
     """
 
     raw_QK: np.ndarray
@@ -53,7 +52,7 @@ class ScalingEffect:
     scaled_std: float
     raw_entropy: float
     scaled_entropy: float
-    even_entropy: float
+    uniform_entropy: float
 
 
 def scaling_effect(raw_QK: np.ndarray, visible_QK: np.ndarray, scale: float) -> ScalingEffect:
@@ -68,7 +67,7 @@ def scaling_effect(raw_QK: np.ndarray, visible_QK: np.ndarray, scale: float) -> 
     scaled_QK = raw_QK * scale
     before_QK, after_QK = _softmax(raw_QK), _softmax(scaled_QK)
     telling_Q = visible_QK.sum(-1) >= 2
-    even_Q = np.log(visible_QK.sum(-1)[telling_Q])
+    uniform_Q = np.log(visible_QK.sum(-1)[telling_Q])
     return ScalingEffect(
         raw_QK,
         scaled_QK,
@@ -78,7 +77,7 @@ def scaling_effect(raw_QK: np.ndarray, visible_QK: np.ndarray, scale: float) -> 
         float(np.nanstd(scaled_QK)),
         _entropy(before_QK[telling_Q]),
         _entropy(after_QK[telling_Q]),
-        float(even_Q.mean()) if even_Q.size else float("nan"),
+        float(uniform_Q.mean()) if uniform_Q.size else float("nan"),
     )
 
 
@@ -180,7 +179,7 @@ def _notes(effect: ScalingEffect, step: int, note: str) -> list[str]:
         "Colours mean the same in both panels of a column. Grey: the query may not look there.",
         "std: how far the scores of all visible (query, key) pairs spread.",
         "entropy: mean over the queries that see 2 keys or more;",
-        f"0 means all weight on one key, {_nats(effect.even_entropy)} spread evenly over them.",
+        f"0 means all weight on one key, {_nats(effect.uniform_entropy)} is uniform over them.",
     ]
     every = [f"Every {step}{'nd' if step == 2 else 'th'} token is labelled."] if step > 1 else []
     return [*lines, *every, *([note] if note else [])]

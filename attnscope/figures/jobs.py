@@ -52,12 +52,13 @@ def prepare_heads(
     heads = []
     for (path, maps, index), (rest, sink_HQ), values_QK in zip(jobs, split, values, strict=True):
         sink_Q = None if sink_HQ is None else sink_HQ[index]
+        removed_note = sink_note(maps, sink_Q, values_QK, maps.key0[index : index + 1])
         own = find_limits([values_QK], style, quantity, sink_removed=removed) if style.per_head_scale else shared
         heads.append(
             Head(
                 path=path,
                 title=title(maps, index),
-                note=" · ".join(filter(None, (bin_note(maps), sink_note(maps, sink_Q, values_QK)))),
+                note=" · ".join(filter(None, (bin_note(maps), removed_note))),
                 labels_Q=rest.labels_Q,
                 labels_K=rest.labels_K,
                 values_QK=values_QK,
@@ -70,19 +71,22 @@ def prepare_heads(
     return heads
 
 
-def sink_note(maps: Maps, sink_Q: np.ndarray | None, values_QK: np.ndarray) -> str:
-    """How much was taken out with key 0."""
+def sink_note(maps: Maps, sink_Q: np.ndarray | None, values_QK: np.ndarray, key0: Sequence[float] = ()) -> str:
+    """How much was taken out with key 0; key0: the mean mass on it, where the column does not tell."""
     if sink_Q is None:
         return ""
-    name = f"keys {maps.labels_K[0]}" if maps.bin_size > 1 else f"key 0 ({shown_label(maps.labels_K[0])})"
-    mean = "–" if np.isnan(mass := sink_mean(sink_Q, values_QK)) else f"{mass:.2f}".replace("-", "−")
+    first = maps.labels_K[0]
+    name = f"key{'s' * ('–' in first)} {first}" if maps.bin_size > 1 else f"key 0 ({shown_label(first)})"
+    mean = "–" if np.isnan(mass := sink_mean(sink_Q, values_QK, key0)) else f"{mass:.2f}".replace("-", "−")
     if maps.quantity == "logit":
-        return f"without {name}, mean logit {mean}"
+        return f"without {name}, mean {'of the largest logits' if maps.bin_size > 1 else 'logit'} {mean}"
     return f"without {name}, mean mass {mean} (grey strip, 0 to 1)"
 
 
-def sink_mean(sink_Q: np.ndarray, values_QK: np.ndarray) -> float:
-    """The mean of key 0's column over the queries that see another key too; NaN when there is none."""
+def sink_mean(sink_Q: np.ndarray, values_QK: np.ndarray, key0: Sequence[float] = ()) -> float:
+    """The mean of key 0's column over the queries that see another key too, `key0`'s where given; NaN without any."""
+    if len(key0):
+        return float(np.mean(key0))
     rows = sink_Q[np.isfinite(sink_Q) & np.isfinite(values_QK).any(-1)]
     return float(rows.mean(dtype=np.float64)) if rows.size else float("nan")
 

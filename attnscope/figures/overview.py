@@ -93,7 +93,9 @@ def _panel_title(maps: Maps, head: int, sink_Q: np.ndarray | None, values_QK: np
     name = f"kv {maps.heads[head]}" if maps.by_kv else f"H{maps.heads[head]}"
     if maps.kv_heads and not maps.by_kv:
         name += f" (kv {maps.kv_heads[head]})"
-    return name if sink_Q is None else f"{name} · {sink_mean(sink_Q, values_QK):.2f}".replace("-", "−")
+    if sink_Q is None:
+        return name
+    return f"{name} · {sink_mean(sink_Q, values_QK, maps.key0[head : head + 1]):.2f}".replace("-", "−")
 
 
 def _strip_note(quantity: Quantity) -> str:
@@ -175,7 +177,8 @@ def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps) -
     if not sinks:
         return ""
     rows = [rest.values_HQK.reshape(-1, rest.values_HQK.shape[-1]) for rest, _ in split]
-    return sink_note(maps, np.concatenate(sinks), np.concatenate(rows))
+    key0 = [mass for rest, _ in split for mass in rest.key0]
+    return sink_note(maps, np.concatenate(sinks), np.concatenate(rows), key0)
 
 
 def _thumbnails(maps: Maps, numbers: Sequence[int], pool: int, style: Style, removed: bool) -> np.ndarray:

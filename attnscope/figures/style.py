@@ -55,7 +55,8 @@ class Maps:
     values_HQK is float32, NaN where a query cannot see a key (drawn blank), already binned when `bin_size` > 1;
     `bin_rule` says how ("sum over keys, mean over queries"). Labels are one per row and one per column.
     `kv_heads` names each head's kv head in its title; `by_kv` says that `heads` counts kv heads. `quantity` says what
-    the values are: attention weights, logits (before the softmax), or shares of a token (a rollout's).
+    the values are: attention weights, logits (before the softmax), or shares of a token (a rollout's). `key0` is each
+    head's mean mass on key 0, where its column is binned and does not tell.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -73,6 +74,7 @@ class Maps:
     kv_heads: tuple[int, ...] = ()
     by_kv: bool = False
     quantity: Quantity = "weight"
+    key0: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         expected = (len(self.heads), len(self.labels_Q), len(self.labels_K))

@@ -55,15 +55,23 @@ class Texts:
         return self.real_BT / self.length_B[:, None]
 
     @cached_property
-    def repeated_BT(self) -> Tensor:
-        """True where an equal token stands earlier in the text."""
+    def first_BT(self) -> Tensor:
+        """Where in its text each position's token first stands."""
         import torch
 
         order_BT = torch.argsort(self.ids_BT, dim=1, stable=True)
         sorted_BT = self.ids_BT.gather(1, order_BT)
-        again_BT = torch.zeros_like(sorted_BT, dtype=torch.bool)
-        again_BT[:, 1:] = sorted_BT[:, 1:] == sorted_BT[:, :-1]
-        return torch.zeros_like(again_BT).scatter(1, order_BT, again_BT) & self.real_BT
+        place_BT = torch.arange(sorted_BT.shape[1], device=sorted_BT.device).repeat(len(sorted_BT), 1)
+        place_BT[:, 1:].masked_fill_(sorted_BT[:, 1:] == sorted_BT[:, :-1], 0)
+        first_BT = order_BT.gather(1, place_BT.cummax(1).values)  # of a run of equal tokens the first
+        return torch.zeros_like(order_BT).scatter(1, order_BT, first_BT)
+
+    def repeated(self, back: int) -> Tensor:
+        """(B, T): True where an equal token stands at least `back` tokens earlier in the text."""
+        import torch
+
+        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
+        return (self.first_BT <= position_T - back) & self.real_BT
 
     @cached_property
     def previous_BT(self) -> Tensor:
@@ -113,7 +121,11 @@ ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
     "all": ("all rows", lambda P, texts: _visible(P) >= 1),
     "repeats": (
         "rows that see at least 2 keys and have an earlier equal token",
-        lambda P, texts: (_visible(P) >= 2) & texts.repeated_BT[:, None],
+        lambda P, texts: (_visible(P) >= 2) & texts.repeated(1)[:, None],
+    ),
+    "repeats_apart": (
+        "rows that see at least 2 keys and have an equal token at least 3 tokens earlier",
+        lambda P, texts: (_visible(P) >= 2) & texts.repeated(3)[:, None],
     ),
 }
 
@@ -145,26 +157,14 @@ METRICS: Mapping[str, Metric] = {
             asks=lambda texts: (Back(0),),
         ),
         Metric(
-            id="first_token",
-            short="first",
-            title="first token",
-            formula="mean of A[i,0]",
-            unit="share of a row",
-            range="0 to 1",
-            source="Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453",
-            reading="near 1: the head rests on the first token, where it does nothing",
-            rows="two_keys",
-            asks=lambda texts: (Key(0),),
-        ),
-        Metric(
             id="sink",
             short="sink",
             title="sink",
             formula="sum over all i of A[i,0] / n",
             unit="share of a row",
             range="0 to 1",
-            source="Gu et al. 2024, arXiv 2410.10781 (importance of key 0)",
-            reading="above 0.3 on a text of at least 64 tokens: an attention sink",
+            source="Gu et al. 2024, arXiv 2410.10781 (importance of key 0); Xiao et al. 2023, arXiv 2309.17453",
+            reading="above 0.3 on a text of at least 64 tokens: an attention sink, where the head does nothing",
             rows="all",
             asks=lambda texts: (Key(0),),
         ),
@@ -197,13 +197,14 @@ METRICS: Mapping[str, Metric] = {
             id="induction",
             short="induct",
             title="induction",
-            formula="over rows with an earlier equal token: mean of sum over j<i, t_j = t_i of A[i,j+1]",
+            formula="over rows with such a key: mean of sum over t_j = t_i, j+1 <= i-2 of A[i,j+1]",
             unit="share of a row",
             range="0 to 1",
             source="Olsson et al. 2022, arXiv 2209.11895",
-            reading="near 1: the head looks at what followed the last time this token came up",
-            rows="repeats",
-            asks=lambda texts: (EqualLabels(texts.ids_BT, texts.previous_BT, gap=0),),
+            reading="near 1: the head looks at what followed where this token came up before; keys i and i-1 are left "
+            "out, since a head that looks there does so without a repetition",
+            rows="repeats_apart",
+            asks=lambda texts: (EqualLabels(texts.ids_BT, texts.previous_BT, gap=2),),
         ),
         Metric(
             id="entropy",
@@ -213,7 +214,7 @@ METRICS: Mapping[str, Metric] = {
             unit="nats",
             range="0 to ln n",
             source="Clark et al. 2019, arXiv 1906.04341; Vig & Belinkov 2019, arXiv 1906.04284",
-            reading="0: one key has it all; ln of the visible keys: spread evenly",
+            reading="0: one key has it all; ln of the visible keys: uniform",
             rows="two_keys",
             asks=lambda texts: (Entropy(),),
         ),
@@ -225,7 +226,7 @@ METRICS: Mapping[str, Metric] = {
             unit="share of the largest entropy",
             range="0 to 1",
             source="entropy over its largest value for the keys that the row may see",
-            reading="1: spread evenly over the visible keys",
+            reading="1: uniform over the visible keys; from 0.8 on the head is marked near_uniform",
             rows="two_keys",
             asks=lambda texts: (Entropy(),),
             value=lambda P, entropy: entropy / _visible(P).clamp_min(2).log(),
@@ -345,13 +346,31 @@ def support(P: AttentionOperator, texts: Texts) -> dict[str, Tensor]:
     return {name: (rows_BHQ & texts.real_BT[:, None]).sum(-1) for name, rows_BHQ in rows.items()}
 
 
+COLUMNS = {"layer": "layer", "top_key_mass": "top key"}  # of heads, which order them too, and their short names
+
+
 def known(ids: Sequence[str]) -> list[str]:
-    """The ids as given, each checked. Raises UsageError that names the nearest metric."""
+    """The metrics of these ids or short names, by id. Raises UsageError that names the nearest."""
+    return [_named(name, {metric.id: metric.short for metric in METRICS.values()}) for name in ids]
+
+
+def order_of(sort: str) -> tuple[str, bool]:
+    """The metric or column that heads are sorted by, and whether its smallest come first: for `-entropy`, and `layer`.
+
+    >>> order_of("-prev")
+    ('previous_token', True)
+    """
+    name = _named(sort.removeprefix("-"), {metric.id: metric.short for metric in METRICS.values()} | COLUMNS)
+    return name, name == "layer" or sort.startswith("-")
+
+
+def _named(name: str, shorts: Mapping[str, str]) -> str:
     import difflib
 
-    for name in ids:
-        if name not in METRICS:
-            near = difflib.get_close_matches(name, METRICS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "`attnscope metrics` lists them"
-            raise UsageError(f"no metric is called {name!r}", hint)
-    return list(ids)
+    ids = {name.replace(" ", "_"): id for id, short in shorts.items() for name in (short, id)}
+    found = ids.get(name.replace(" ", "_"))
+    if found is None:
+        near = difflib.get_close_matches(name, ids, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`attnscope metrics` lists them"
+        raise UsageError(f"no metric is called {name!r}", hint)
+    return found

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
-from attnscope.attention.questions import GroupMass, Question, TopK
+from attnscope.attention.questions import GroupMass, Key, Question, Received, TopK
 from attnscope.attention.rows import indicator
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import BLOCK_BYTES, Visibility
@@ -174,6 +174,34 @@ class TopRelation:
         return Relation(weight_BH.cpu(), best.indices[..., 0].cpu(), key_BH.cpu())
 
 
+class KeyMass(NamedTuple):
+    """Of each head (kv head, when averaged) the key that receives most: its mean mass and position, (B, H) each.
+
+    received: the mean mass that every key receives, (B, K), summed over the `kept` heads of the view.
+    """
+
+    mass: Tensor
+    key: Tensor
+    received: Tensor
+    kept: int
+
+
+@dataclass(frozen=True)
+class TopKey:
+    """What keys receive: sum over i of A[i,j] / n, for key 0 the `sink` of a head."""
+
+    view: View = View()
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [Received(layer.texts.mean_BT)]
+
+    def keep(self, layer: Layer, answers: Answers) -> KeyMass:
+        [asked] = self.asks(layer)
+        mass_BHK = layer.per_kv_head(answers[asked]) if self.view.by_kv else answers[asked]
+        top, kept = mass_BHK.max(-1), self.view.kept(layer)
+        return KeyMass(top.values.cpu(), top.indices.cpu(), mass_BHK[:, kept].sum(1).cpu(), len(kept))
+
+
 class KeptKeys(NamedTuple):
     """The kept keys of every query: heads (H numbers), weight (B, H, Q, k), NaN where there is none, and key."""
 
@@ -232,10 +260,14 @@ class TopKeys:
 
 
 class KeptMap(NamedTuple):
-    """The matrices to draw of one layer: heads (H numbers), values (H, rows, columns), NaN for what is not visible."""
+    """The matrices to draw of one layer: heads (H numbers), values (H, rows, columns), NaN for what is not visible.
+
+    key0: where key 0 is split off binned weights, the mean mass on it over the queries that see it and another, (H,).
+    """
 
     heads: list[int]
     values: np.ndarray
+    key0: np.ndarray | None = None
 
 
 @dataclass
@@ -277,7 +309,10 @@ class Maps:
         return [1, first - 1, *rest] if self.split_sink and first > 1 else [first, *rest]
 
     def asks(self, layer: Layer) -> Sequence[Question]:
-        return [_group_question(layer, *self._groups)] if self._summed and self.view.kept(layer) else []
+        if not self.view.kept(layer):
+            return []
+        key0 = [Key(0)] if self._key0_apart else []
+        return [_group_question(layer, *self._groups), *key0] if self._summed else key0
 
     def keep(self, layer: Layer, answers: Answers) -> KeptMap | None:
         heads = self.view.kept(layer)
@@ -289,7 +324,19 @@ class Maps:
         else:
             values_HQK = self._largest(layer, heads)
             hidden = torch.isneginf(values_HQK)
-        return KeptMap(heads, values_HQK.masked_fill(hidden, torch.nan).cpu().numpy())
+        shown_HQK = values_HQK.masked_fill(hidden, torch.nan).cpu().numpy()
+        return KeptMap(heads, shown_HQK, self._mean_of_key0(layer, heads, answers) if self._key0_apart else None)
+
+    @property
+    def _key0_apart(self) -> bool:
+        return self.split_sink and self.bin_size > 1 and self.view.weights == "softmax"
+
+    def _mean_of_key0(self, layer: Layer, heads: list[int], answers: Answers) -> np.ndarray:
+        visible, mass_BHQ = layer.P.visible, answers[Key(0)]
+        seen_BHQ = visible.at(visible.position_Q[None] * 0) & (visible.counts_BHQ >= 2)
+        seen_BHQ = seen_BHQ.to(mass_BHQ.device).expand_as(mass_BHQ)[..., : self.tokens]
+        mean_BH = (mass_BHQ[..., : self.tokens] * seen_BHQ).sum(-1) / seen_BHQ.sum(-1)
+        return (layer.per_kv_head(mean_BH) if self.view.by_kv else mean_BH)[0, heads].cpu().numpy()
 
     @property
     def _summed(self) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 NEEDED_ROWS = 16
 SINK_TOKENS = 64  # in 9 tokens a uniform head already gives key 0 a share of 0.31
-NONE = "-"
+NEAR_UNIFORM = 0.8  # of the largest entropy
+OTHER, NONE = "other", "-"
 Rule = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]  # of scores and those of uniform attention, to bools
 
 
@@ -38,7 +38,7 @@ ROLES = (  # the first rule that holds names the head
     Role(
         "induction",
         "induction at least 0.4 above uniform attention",
-        "repeats",
+        "repeats_apart",
         NEEDED_ROWS,
         "Olsson et al. 2022",
         _above_uniform("induction", 0.4),
@@ -83,43 +83,39 @@ ROLES = (  # the first rule that holds names the head
         "Xiao et al. 2024 (DuoAttention)",
         lambda score, uniform: (score["local_mass_32"] >= 0.8) & _above_uniform("local_mass_32", 0.2)(score, uniform),
     ),
-    Role(
-        "broad",
-        "entropy_normalised at least 0.8",
-        "two_keys",
-        NEEDED_ROWS,
-        "Clark et al. 2019",
-        lambda score, uniform: score["entropy_normalised"] >= 0.8,
-    ),
-    Role(
-        "other",
-        "none of the above",
-        "two_keys",
-        NEEDED_ROWS,
-        "",
-        lambda score, uniform: True,
-    ),
 )
 
 
 def role_of(score: Mapping[str, float], uniform: Mapping[str, float], support: Mapping[str, int]) -> str:
-    """The head's role, or `-` where the text has too few rows to say.
+    """The head's role; without one `other` where the text can show every role, else `-`.
 
     score, uniform: {metric: value}, NaN for null. support: {kind of rows: how many the text has}.
     """
-    return next((role.name for role in ROLES if support[role.rows] >= role.needed and role.holds(score, uniform)), NONE)
+    shown = [role for role in ROLES if support[role.rows] >= role.needed]
+    without = OTHER if len(shown) == len(ROLES) else NONE
+    return next((role.name for role in shown if role.holds(score, uniform)), without)
 
 
 def roles_of(
     score: Mapping[str, np.ndarray], uniform: Mapping[str, np.ndarray], support: Mapping[str, np.ndarray]
 ) -> np.ndarray:
     """`role_of` for many heads at once: columns (heads,) in, names (heads,) out."""
-    import numpy as np
-
-    names = np.full(next(iter(support.values())).shape, NONE, dtype=object)
-    for role in reversed(ROLES):  # the first rule that holds is written last
-        names[(support[role.rows] >= role.needed) & role.holds(score, uniform)] = role.name
+    shown = [support[role.rows] >= role.needed for role in ROLES]
+    names = np.where(np.all(shown, axis=0), OTHER, NONE).astype(object)
+    for role, there in reversed(list(zip(ROLES, shown, strict=True))):  # the first rule that holds is written last
+        names[there & role.holds(score, uniform)] = role.name
     return names
+
+
+def near_uniform(score: Mapping[str, np.ndarray], support: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Which heads spread their weight over nearly all keys, (heads,): True, False, or None without enough rows.
+
+    A mark and no role: it is what random weights give. The mean entropy stands for the Jensen-Shannon divergence to
+    uniform attention, which takes another logarithm of every weight.
+    """
+    marks = (score["entropy_normalised"] >= NEAR_UNIFORM).astype(object)
+    marks[support["two_keys"] < NEEDED_ROWS] = None
+    return marks
 
 
 def unsupported(support: Mapping[str, int]) -> list[str]:
@@ -127,6 +123,7 @@ def unsupported(support: Mapping[str, int]) -> list[str]:
     kinds = {
         "two_keys": "tokens that see at least two",
         "repeats": "tokens that came up before",
+        "repeats_apart": "tokens that came up at least 3 tokens before",
         "all": "tokens",
         "beyond_32": "tokens that see more than 32",
     }

@@ -57,6 +57,12 @@ class LayerGeometry:
     def attention(self) -> bool:
         return self.kind in ATTENTION_KINDS
 
+    @property
+    def in_words(self) -> str:
+        """Which keys a query sees: `full`, `window 16`, `chunk 8192`, `sparse`."""
+        kind = {"sliding": "window", "chunked": "chunk"}.get(self.kind, self.kind)
+        return f"{kind} {self.window}" if self.window else kind
+
 
 @dataclass(frozen=True)
 class Geometry:

@@ -1,0 +1,159 @@
+"""The ranked heads as a person sees them, and what is said below the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnscope.cli import output
+from attnscope.measure.metrics import COLUMNS, METRICS, order_of
+from attnscope.measure.roles import unsupported
+from attnscope.selection import spelled
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from attnscope.observation import Head, Observation
+
+# What narrow screens keep, first to last; metrics not named here come after them.
+KEPT_FIRST = (
+    *("focus", "previous_token", "induction", "sink", "entropy", "top_key_mass", "duplicate_token", "self"),
+    *("distance", "effective_keys", "confidence", "local_mass_32", "entropy_normalised", "off_token_mass"),
+)
+LONGEST_TOKEN = 16
+LEAST_RELATION = 24  # characters that the strongest relation keeps where metrics could take them
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, a cell per row, and whether the cells are numbers."""
+
+    title: str
+    cells: Sequence[str]
+    number: bool = True
+
+    @property
+    def width(self) -> int:
+        """The characters that it takes, with the two spaces after it."""
+        from rich.cells import cell_len
+
+        return max(map(cell_len, (self.title, *self.cells))) + 2
+
+
+def rendered(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
+    """The ranked heads: as many metrics as the terminal has room for, the one that sorts in any case."""
+    null = uniform_rows(seen, shown)
+    blank = [""] * len(null)
+    relation = Column("strongest relation", [*(_relation(seen, head) for head in shown), *blank], number=False)
+    weight = Column("weight", [*(_number(head.strongest.weight) if head.strongest else "-" for head in shown), *blank])
+    which = _which(seen, shown, [kind for kind, _ in null])
+    needed = min(relation.width, max(LEAST_RELATION, output.width() // 3))
+    room = output.width() - needed - sum(column.width for column in (*which, weight))
+    table, columns = output.sheet(), [*which, *_scores(seen, shown, null, sort, room), relation, weight]
+    for column in columns:
+        title = output.one_line(_marked(column.title, sort))
+        table.add_column(title, justify="right" if column.number else "left", no_wrap=column is not relation)
+    for place in range(len(shown) + len(null)):
+        if place == len(shown):
+            table.add_section()
+        cells = (output.one_line(column.cells[place]) for column in columns)
+        table.add_row(*cells, style="dim" if place >= len(shown) else None)
+    return table
+
+
+def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, dict[str, float]]]:
+    """What uniform attention scores, per kind of layer; one unnamed row where all kinds score the same."""
+    found: dict[str, dict[str, float]] = {}
+    for head in sorted(shown, key=lambda head: head.layer):
+        found.setdefault(seen.visible[head.layer, head.kind], seen.uniform((head.layer, head.kind)))
+    if len({tuple(map(_number, scores.values())) for scores in found.values()}) == 1:
+        return [("", next(iter(found.values())))]
+    return list(found.items())
+
+
+def legend(shown: Sequence[Head]) -> str:
+    """One line that says what the table's words mean."""
+    marked = "unif ≈: nearly uniform; " * any(head.near_uniform for head in shown)
+    return (
+        f"uniform: what uniform attention scores; {marked}role -: this text cannot show it; "
+        "strongest relation: without key 0 (--sink keep lets it in)"
+    )
+
+
+def missing_support(seen: Observation) -> list[str]:
+    """Why heads have no role, where the text is too short or repeats too little to show it in some layers."""
+    where: dict[str, list[tuple[int, str]]] = {}
+    for key, support in seen.support.items():
+        for line in unsupported(support):
+            where.setdefault(line, []).append((key.layer, seen.visible[key]))
+    return [
+        f"no role without support{_in_layers(places) * (len(places) < len(seen.support))}: {line}"
+        for line, places in where.items()
+    ]
+
+
+def _in_layers(places: Sequence[tuple[int, str]]) -> str:
+    kinds = dict.fromkeys(kind for _, kind in places)
+    return f" in layers {spelled([layer for layer, _ in places])} ({', '.join(kinds)})"
+
+
+def _which(seen: Observation, shown: Sequence[Head], kinds: Sequence[str]) -> list[Column]:
+    """Head, kv head where that is not the head itself, role, and the mark of nearly uniform heads where one has it."""
+    blank, columns = [""] * len(kinds), seen.columns
+    found = [Column("head", [*(head.name for head in shown), *("uniform" for _ in kinds)], number=False)]
+    if ((columns.head >= 0) & (columns.head != columns.kv_head)).any():
+        found.append(Column("kv", [*(str(head.kv_head) for head in shown), *blank]))
+    found.append(Column("role", [*(head.role for head in shown), *kinds], number=False))
+    if any(head.near_uniform for head in shown):
+        found.append(Column("unif", [*("≈" if head.near_uniform else "" for head in shown), *blank]))
+    return found
+
+
+def _scores(
+    seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, dict[str, float]]], sort: str, room: int
+) -> list[Column]:
+    """The metrics for which there is room, and in any case the one that sorts."""
+    sorted_by, _ = order_of(sort)
+    order = [name for name in dict.fromkeys((*KEPT_FIRST, *METRICS)) if name in METRICS or name in COLUMNS]
+    found: dict[str, Column] = {}
+    for name in sorted(order, key=lambda name: name != sorted_by):
+        if name in METRICS:
+            cells = [_number(scores[name]) for scores in (*(head.score for head in shown), *(one for _, one in null))]
+        else:
+            cells = [*(f"{_token(seen, head.top_key)} {head.top_key_mass:.2f}" for head in shown), *("" for _ in null)]
+        column = Column(METRICS[name].short if name in METRICS else COLUMNS[name], cells)
+        width = column.width + 2 * (name == sorted_by)
+        if width <= room or name == sorted_by:
+            found[name] = column
+            room -= width
+    return [found[name] for name in order if name in found]
+
+
+def _marked(title: str, sort: str) -> str:
+    """The heading, with an arrow where the heads are sorted by it."""
+    name, ascending = order_of(sort)
+    sorts = {**{metric.id: metric.short for metric in METRICS.values()}, **COLUMNS, "layer": "head"}[name]
+    return f"{title} {'▴' if ascending else '▾'}" if title == sorts else title
+
+
+def _relation(seen: Observation, head: Head) -> str:
+    """A head's strongest relation: `bank(8) → river(7)`."""
+    one = head.strongest
+    return f"{_token(seen, one.query)} → {_token(seen, one.key)}" if one else "-"
+
+
+def _token(seen: Observation, position: int) -> str:
+    from rich.text import Text
+
+    label = seen.prompt.labels[position]
+    text = Text(label.strip("·") or label)
+    text.truncate(LONGEST_TOKEN, overflow="ellipsis")
+    return f"{text.plain}({position})"
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{round(value, 2) + 0.0:.2f}"  # + 0.0: no -0.00

@@ -1,0 +1,37 @@
+"""`attnscope keys`: what every token receives as a key."""
+
+from __future__ import annotations
+
+from attnscope.cli import output
+from attnscope.cli.groups import recorded
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import Heads, Printing, TextRun, Top
+from attnscope.cli.relations import rendered, say_rest
+from attnscope.cli.takes import takes
+
+EXAMPLES = (
+    'attnscope keys --text "the cat sat on the mat" --top 3',
+    'echo "the bank by the river" | attnscope keys --text - --select last --format jsonl',
+)
+
+
+@takes(TextRun, Heads, Top, Printing, file=GROUPS)
+def keys(asked: TextRun, chosen: Heads, top: Top, printing: Printing) -> int:
+    """What every token receives as a key, and which heads rest on it.
+
+    The mean mass over queries and heads, all heads or those of --select, and the heads whose largest key it is, with a
+    mean mass above 0.3. On a terminal the --top tokens that receive most are shown; in a pipe all of them are printed
+    as csv, in order. With --out, keys.csv and manifest.json are written too.
+    """
+    format = output.wanted_format(printing.format)
+
+    from attnscope.cli.options import Entries
+    from attnscope.cli.single import export_text, observe_text, report_checks
+
+    seen = observe_text(asked, Entries(select=chosen.select, by=chosen.by), printing, metrics=())
+    table = seen.key_table()
+    if printing.out:
+        export_text(seen, printing, recorded(asked, chosen, top, printing), figures=(), keys=True)
+    output.emit(table, format, lambda: rendered(table.sort_by([("received", "descending")]), top.top))
+    say_rest(table, format, top.top, printing.quiet)
+    return report_checks(seen, printing.quiet)

@@ -1,0 +1,141 @@
+"""The table of heads on a terminal: its columns at every width, its rows of uniform attention, what is said below."""
+
+import json
+import re
+
+import pytest
+
+from attnscope.measure.metrics import METRICS
+from helpers.command_line import SENTENCE, call
+from helpers.folders import saved
+
+CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+LONG_TOKEN = "counterrevolutionaries"
+TEXT = "The river bank is wide and green. The old mill stands by the river and the bank. " * 5
+
+
+def lines_of(*arguments, columns):
+    """The printed table, without colours, and the talk."""
+    result = call(*arguments, columns=columns)
+    assert result.code == 0
+    return CODES.sub("", result.out.decode()).splitlines(), result.err.splitlines()
+
+
+def heads_in(lines):
+    return [line for line in lines if re.match(r"\s*L\d+(H|KV)\d+ ", line)]
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory):
+    """Three layers with a window of 16 tokens and one without, and a kv head for every head."""
+    folder = tmp_path_factory.mktemp("windowed")
+    changes = {"vocab_size": 2000, "sliding_window": 16, "num_key_value_heads": 4}
+    return str(saved(folder, "gemma3_text", max_position_embeddings=512, **changes))
+
+
+@pytest.fixture(scope="module")
+def long_words(tmp_path_factory, windowed):
+    """A model whose tokens are whole words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = saved(tmp_path_factory.mktemp("words"), vocab_size=8)
+    words = ["<unk>", LONG_TOKEN * 9, "a", "bank"]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize("sort", ["distance", "loc 32", "-entr norm"])
+def test_the_column_that_sorts_and_the_weight_are_there_at_every_width(sort, columns):
+    lines, _ = lines_of("heads", "--text", SENTENCE, "--sort", sort, columns=columns)
+    short = {**METRICS, **{metric.short: metric for metric in METRICS.values()}}[sort.lstrip("-")].short
+    header = next(line for line in lines if "strongest relation" in line)
+    assert f"{short} {'▴' if sort.startswith('-') else '▾'}" in header
+    assert header.rstrip().endswith("weight")
+    assert all(re.search(r" (0\.\d\d|1\.00|-)$", line.rstrip()) for line in heads_in(lines))
+    assert max(map(len, lines)) <= columns
+
+
+def test_a_long_token_is_cut_and_the_metrics_stay(long_words):
+    text = f"a bank {LONG_TOKEN * 9} a bank {LONG_TOKEN * 9} a"
+    lines, _ = lines_of("heads", "--model", long_words, "--text", text, columns=120)
+    header = next(line for line in lines if "strongest relation" in line)
+    assert all(METRICS[name].short in header for name in ("focus", "previous_token", "induction"))
+    assert LONG_TOKEN not in "".join(lines)
+    assert any(f"{LONG_TOKEN[:15]}…(" in line for line in lines)
+
+
+def test_a_row_of_uniform_attention_for_every_kind_of_layer(windowed):
+    lines, said = lines_of("heads", "--model", windowed, "--text", TEXT, "--top", "99", columns=240)
+    rows = {line.split()[1:3][0]: line.split() for line in lines if line.strip().startswith("uniform")}
+    assert [line.split()[1] for line in lines if line.strip().startswith("uniform")] == ["window", "full"]
+    assert "window 16" in "".join(lines)
+    assert rows["window"][3:] != rows["full"][2:]
+    [local] = [line for line in said if "local" in line]
+    assert local.startswith("no role without support in layers 0-2 (window 16): local: 16 tokens")
+
+
+def test_one_row_of_uniform_attention_where_the_text_is_within_the_window(windowed):
+    lines, _ = lines_of("heads", "--model", windowed, "--text", "the bank by the river", columns=200)
+    assert len([line for line in lines if line.strip().startswith("uniform")]) == 1
+    assert "window 16" not in "".join(lines)
+
+
+def test_kv_heads_have_a_column_only_where_they_are_shared(windowed):
+    own, _ = lines_of("heads", "--model", windowed, "--text", SENTENCE, columns=120)
+    shared, _ = lines_of("heads", "--text", SENTENCE, columns=120)
+    averaged, _ = lines_of("heads", "--text", SENTENCE, "--by", "kv", columns=120)
+    headers = [next(line for line in lines if "strongest" in line).split()[1] for lines in (own, shared, averaged)]
+    assert headers == ["role", "kv", "role"]
+
+
+def test_near_uniform_heads_wear_a_mark_and_no_role(windowed):
+    lines, said = lines_of("heads", "--model", windowed, "--text", TEXT, columns=120)
+    assert "unif" in next(line for line in lines if "strongest" in line).split()
+    assert all("≈" in line for line in heads_in(lines))
+    assert any("unif ≈: nearly uniform" in line for line in said)
+
+
+def test_what_stands_below_the_table(tmp_path):
+    _, said = lines_of("heads", "--text", SENTENCE, columns=120)
+    legends = [line for line in said if line.startswith("uniform: ")]
+    assert len(legends) == 1
+    assert all(word in legends[0] for word in ("role -", "key 0"))
+    assert "20 of 24 heads shown; --top N shows more, a pipe gets all" in said
+    _, said = lines_of("heads", "--text", SENTENCE, "--top", "24", columns=120)
+    assert not [line for line in said if "heads shown" in line]
+    _, said = lines_of("heads", "--text", SENTENCE, "--top", "3", "--out", str(tmp_path), columns=120)
+    assert "3 of 24 heads drawn one by one; --top or --select draws others" in said
+
+
+def test_the_demo_configuration_names_the_heads_that_it_speaks_of(tmp_path):
+    result = call("heads", "--config", "configs/demo.yaml", "--format", "jsonl", "--out", str(tmp_path), "-q")
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    roles = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == role} for role in ("-", "other")}
+    named = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == role} for role in NAMED}
+    assert named == NAMED
+    assert roles["-"] == set()
+
+
+NAMED = {"induction": {"L3H0", "L3H1"}, "previous-token": {"L1H5", "L2H1"}}
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize(
+    "command", [("relations", "--text", SENTENCE), ("rollout", "--text", SENTENCE), ("parity",)], ids=lambda one: one[0]
+)
+def test_numbers_end_below_each_other(command, columns):
+    lines, _ = lines_of(*command, columns=columns)
+    ends = {len(line.rstrip()) for line in lines[3:] if re.search(r"\d$", line.rstrip())}
+    assert len(ends) == 1
+
+
+def test_metrics_are_listed_in_short_first():
+    lines, _ = lines_of("metrics", columns=120)
+    for row, metric in enumerate(METRICS.values(), start=3):
+        assert lines[row].split()[0] == metric.id
+        assert f" {metric.short} " in lines[row]
+    assert any("near_uniform" in line for line in lines)

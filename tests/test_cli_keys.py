@@ -1,0 +1,74 @@
+"""What `attnscope keys` gives: what every token receives, against sums over `output_attentions`."""
+
+import csv
+import io
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from attnscope.text.prompt import from_text
+from helpers.command_line import SENTENCE, call
+
+
+def ran(*arguments):
+    result = call("keys", "--text", SENTENCE, *arguments, "--quiet")
+    assert (result.code, result.err) == (0, "")
+    return result.out
+
+
+@pytest.fixture(scope="module")
+def received(demo):
+    """{(layer, head): the mean weight on every key}, as Python sums it."""
+    ids = torch.tensor([from_text(demo.tokenizer, SENTENCE).ids])
+    with torch.no_grad():
+        layers = demo.model(ids, output_attentions=True, use_cache=False).attentions
+    return {
+        (layer, head): [sum(float(row[key]) for row in matrix) / len(matrix) for key in range(len(matrix))]
+        for layer, matrices in enumerate(layers)
+        for head, matrix in enumerate(matrices[0])
+    }
+
+
+@pytest.mark.parametrize("engine", ["eager", "fused"])
+def test_a_row_per_token_says_what_it_receives_and_who_rests_on_it(demo, received, engine):
+    rows = [json.loads(line) for line in ran("--format", "jsonl", "--engine", engine).splitlines()]
+    tokens = from_text(demo.tokenizer, SENTENCE).tokens
+    assert [(row["position"], row["token"]) for row in rows] == list(enumerate(tokens))
+    for key, row in enumerate(rows):
+        mean = sum(masses[key] for masses in received.values()) / len(received)
+        assert row["received"] == pytest.approx(mean, abs=1e-5)
+        here = {
+            name: masses[key] for name, masses in received.items() if masses[key] == max(masses) and masses[key] > 0.3
+        }
+        best = sorted(here, key=lambda name: -here[name])
+        assert row["heads"] == len(best)
+        assert row["resting"] == ", ".join(f"L{layer}H{head} {here[layer, head]:.2f}" for layer, head in best)
+    assert sum(row["heads"] for row in rows) > 0
+
+
+def test_of_the_selected_heads_alone(received):
+    rows = list(csv.DictReader(io.StringIO(ran("--select", "1.2").decode())))
+    assert [float(row["received"]) for row in rows] == pytest.approx(received[1, 2], abs=1e-6)
+    assert {row["resting"] for row in rows} <= {"", f"L1H2 {max(received[1, 2]):.2f}"}
+
+
+def test_every_format_and_the_file_hold_the_same(tmp_path):
+    data = ran("--out", str(tmp_path))
+    assert (tmp_path / "keys.csv").read_bytes() == data
+    assert json.loads((tmp_path / "manifest.json").read_text())["files"] == ["keys.csv"]
+    found = pq.read_table(io.BytesIO(ran("--format", "parquet"))).to_pylist()
+    assert [json.loads(line) for line in ran("--format", "jsonl").splitlines()] == [
+        row | {"received": pytest.approx(row["received"])} for row in found
+    ]
+
+
+def test_a_terminal_gets_those_that_receive_most():
+    shown = call("keys", "--text", SENTENCE, "--top", "3", columns=100)
+    assert shown.code == 0
+    rows = list(csv.DictReader(io.StringIO(ran().decode())))
+    best = sorted(rows, key=lambda row: -float(row["received"]))[:3]
+    body = shown.out.decode().splitlines()[3:6]
+    assert [int(line.split()[0]) for line in body] == [int(row["position"]) for row in best]
+    assert "3 of 9 rows" in shown.err
