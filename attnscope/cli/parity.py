@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from attnscope.parity import ParityReport
+    from attnscope.parity.verdicts import Largest
     from attnscope.run import Run
 
 EXAMPLES = (
@@ -60,7 +61,8 @@ def parity(asked: ModelText, selected: Selected, tolerance: Tolerance, printing:
     """Every layer against attention written from the papers.
 
     Computed from the layer's own weights; without a text, on a built-in sentence. Levels: full (from hidden states and
-    raw weights), scores (from the captured q, k and v), none. Leaves with 1 where a layer does not hold.
+    raw weights), scores (from the captured q, k and v), none. Leaves with 1 where a layer does not hold or
+    cannot be checked.
     """
     format = output.wanted_format(printing.format)
 
@@ -82,27 +84,41 @@ def parity(asked: ModelText, selected: Selected, tolerance: Tolerance, printing:
 
 
 def conclude(report: ParityReport, quiet: bool) -> int:
-    """Say which layers do not hold, and last the largest difference; the exit code that follows."""
+    """Say which layers do not hold or were not checked, and last the verdict; the exit code that follows."""
     from attnscope.parity.certificate import in_words
 
     for layer in report.failures:
         output.talk(f"does not hold: {in_words(layer, report)}", quiet=False)
+    for layer in report.unchecked:
+        output.talk(f"not shown: {in_words(layer, report)}", quiet=False)
     if report.quantised:
         output.talk("the weights are quantised: rounding is reported, nothing is judged", quiet)
     output.talk(verdict(report), quiet)
     return 0 if report.holds else 1
 
 
+VERDICTS = {True: "holds", False: "does not hold", None: "is not shown"}
+
+
 def verdict(report: ParityReport) -> str:
-    """One line: level, largest difference and where."""
-    largest = report.largest()
+    """One line: level, largest difference, distance of half precision from float32, what the text cannot show."""
+    largest, rounding = report.largest(), report.largest("rounding")
     levels = {layer.level: sum(one.level == layer.level for one in report.layers) for layer in report.layers}
     reached = ", ".join(f"{count} at level {level}" for level, count in levels.items())
     if largest is None:
         return f"parity: {reached}; nothing was judged"
+    parts = [f"parity {VERDICTS[report.verdict]}: {reached}", f"largest difference {_where(largest)}"]
+    if rounding is not None:
+        parts.append(f"as run in {report.dtype} up to {_where(rounding)} from float32")
+    if report.not_shown:
+        count = f"{report.tokens} token{'s' * (report.tokens != 1)}"
+        parts.append(f"{count} cannot show {', '.join(report.not_shown)}")
+    return "; ".join(parts)
+
+
+def _where(largest: Largest) -> str:
     what, value, layer = largest
-    held = "holds" if report.holds else "does not hold"
-    return f"parity {held}: {reached}; largest difference {value:.2g} ({what}, layer {layer.layer})"
+    return f"{value:.2g} ({what}, layer {layer.layer})"
 
 
 def rendered(found: pa.Table) -> RichTable:

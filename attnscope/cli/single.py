@@ -117,7 +117,10 @@ def report_checks(seen: Observation, quiet: bool) -> int:
     """Say what did not hold or could not be measured; the exit code that follows."""
     for line in seen.unmeasured:
         output.talk(f"not measured: {line}", quiet)
-    broken = seen.failures + seen.facts.get("parity", {}).get("failures", [])
+    parity = seen.facts.get("parity", {})
+    broken, unchecked = seen.failures + parity.get("failures", []), parity.get("unchecked", [])
     for line in broken:
         output.talk(f"does not hold: {line}", quiet=False)
-    return 1 if broken else 0
+    for line in unchecked:
+        output.talk(f"not shown: {line}", quiet=False)
+    return 1 if broken or unchecked else 0

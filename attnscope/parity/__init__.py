@@ -7,9 +7,10 @@ Three levels, and a layer says which it reached and why not a higher one. `full`
 attention module and its raw weights, to the weights and the module's output. `scores`: from the captured q, k, v and
 extras, to the weights and the heads' output. `none`: observed, but not as numbers that can be recomputed.
 
-A model in half precision is compared with the oracle through a copy of each layer's module in float32 on the same
-hidden states (the *implementation*); how far the layer as run is from that copy is its *rounding*, reported and not
-judged.
+A model in half precision is compared with the oracle twice. Through a copy of each layer's module in float32 on the
+same hidden states (the *implementation*), which shows small faults. And *as run*, held to what rounding in its dtype
+does to weights and outputs (`allowed`): at level `scores` to the keys that it chose itself. How far the layer as run is
+from the copy is its *rounding*, reported.
 
 Shapes: B text, T token.
 """
@@ -24,7 +25,8 @@ from torch import Tensor
 
 from attnscope.parity.comparing import Comparison
 from attnscope.parity.given import is_quantised
-from attnscope.parity.verdicts import Difference, LayerParity, Level, ParityReport
+from attnscope.parity.unshown import not_shown
+from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level, ParityReport
 from attnscope.seam.engines import Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ATOL", "TEXT", "Difference", "LayerParity", "Level", "ParityReport", "check_parity", "is_quantised"]
 
-ATOL = 1e-5
 TEXT = (
     "The financial bank is located on the river bank, and the river runs past the old mill; when the mill wheel turns, "
     "the people at the bank hear the river, and the financial bank is quiet again."
@@ -57,7 +58,8 @@ def check_parity(
 
     prompt: a prompt, or token ids (T,) or (B, T) without padding. select: heads whose weights are compared, in the
     grammar of `selection.select` (default: all); outputs are compared for the whole of their layers. atol: what the
-    weights, and the outputs relative to their norm, may differ by. level: go no higher than this. engine: that runs
+    weights, and the outputs relative to their norm, may differ by, as long as rounding alone does less to weights of
+    logits that large. level: go no higher than this. engine: that runs
     the model, as it is without; under one that returns no weights only outputs are compared.
     Raises UsageError for a selection that cannot be read, ModelError where a layer that should attend was not observed.
 
@@ -77,7 +79,9 @@ def check_parity(
             windows={layer.index: layer.window for layer in loaded.geometry.attention_layers},
         )
     layers = tuple(sorted(comparison.found, key=lambda one: (one.layer, one.call)))
-    return ParityReport(layers, atol, loaded.dtype, comparison.quantised, ids_BT.shape[-1], select)
+    tokens = ids_BT.shape[-1]
+    unseen = not_shown(loaded, {one.layer for one in layers}, tokens)
+    return ParityReport(layers, atol, loaded.dtype, comparison.quantised, tokens, select, unseen)
 
 
 def chosen(loaded: LoadedModel, expression: str | None) -> dict[int, tuple[int, ...]]:

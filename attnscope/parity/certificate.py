@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from attnscope.model.libraries import versions
 from attnscope.parity import ATOL, check_parity
-from attnscope.parity.verdicts import LayerParity, ParityReport
+from attnscope.parity.verdicts import Difference, LayerParity, ParityReport
 from attnscope.seam.engines import Eager
 from attnscope.tables import as_table
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.text.prompt import Prompt
 
-SCHEMA = "certificate/1"  # goes up when a field is renamed, or means something else
+SCHEMA = "certificate/2"  # goes up when a field is renamed, or means something else
 
 
 def certificate(report: ParityReport, loaded: LoadedModel, prompt: Prompt | Tensor | Sequence[int]) -> dict[str, Any]:
@@ -49,8 +49,9 @@ def certificate(report: ParityReport, loaded: LoadedModel, prompt: Prompt | Tens
         "text": {"sha256": getattr(prompt, "sha256", None), "tokens": report.tokens},
         "select": report.select,
         "atol": report.atol,
-        "holds": report.holds,
+        "holds": report.verdict,
         "level": report.level,
+        "not_shown": list(report.not_shown),
         "layers": [asdict(layer) for layer in report.layers],
     }
 
@@ -76,27 +77,37 @@ def verify(loaded: LoadedModel, prompt: Prompt | Tensor | Sequence[int], *, atol
     """
     report = check_parity(loaded, prompt, atol=atol, engine=Eager())
     return {
-        "holds": report.holds,
+        "holds": report.verdict,
         "level": report.level,
         "atol": atol,
+        "not_shown": list(report.not_shown),
         "failures": [in_words(layer, report) for layer in report.failures],
+        "unchecked": [in_words(layer, report) for layer in report.unchecked],
         "largest_difference": {str(layer.layer): _largest(layer) for layer in report.layers},
     }
 
 
 def in_words(layer: LayerParity, report: ParityReport) -> str:
-    """Why a layer does not hold, in words.
+    """Why a layer does not hold, or was not checked, in words.
 
     >>> in_words(check_parity(loaded, prompt, atol=0.0).failures[0], report)  # doctest: +ELLIPSIS
-    'layer 0: weights differ from the oracle by ...e-07, output by ...e-07 of its norm (allowed 1e-05)'
+    'layer 0: weights differ from the oracle by ...e-07 (allowed 0), output by ...e-07 of its norm (allowed 0)'
     """
     if layer.verdict is None:
         return f"layer {layer.layer}: cannot be checked, {layer.why}"
-    found = layer.implementation
-    parts = [f"weights differ from the oracle by {found.weights:.2g}"] if found.weights is not None else []
-    parts += [f"output by {found.output_relative:.2g} of its norm"] if found.output_relative is not None else []
-    caveat = f"; {layer.why}" if layer.why else ""
-    return f"layer {layer.layer}: {', '.join(parts)} (allowed {report.atol:.2g}){caveat}"
+    parts = [] if layer.implementation.holds else [_apart(layer.implementation)]
+    parts += [] if layer.as_run.holds else [f"as run in {report.dtype}, {_apart(layer.as_run)}"]
+    parts = parts or [f"rows sum to 1 but for {layer.row_sum_error:.2g}"]
+    return f"layer {layer.layer}: {'; '.join([*parts, *filter(None, [layer.why])])}"
+
+
+def _apart(found: Difference) -> str:
+    parts = (
+        ("weights differ from the oracle by", found.weights, "", found.weights_allowed),
+        ("output by", found.output_relative, " of its norm", found.output_allowed),
+    )
+    said = (f"{what} {off:.2g}{of} (allowed {allowed:.2g})" for what, off, of, allowed in parts if off is not None)
+    return ", ".join(said)
 
 
 def table(report: ParityReport) -> pa.Table:
@@ -115,8 +126,12 @@ def table(report: ParityReport) -> pa.Table:
             "weights": numbers("implementation", "weights"),
             "output": numbers("implementation", "output"),
             "output_relative": numbers("implementation", "output_relative"),
+            "weights_allowed": numbers("implementation", "weights_allowed"),
             "row_sum_error": [layer.row_sum_error for layer in layers],
             "masked_weight": [layer.masked_weight for layer in layers],
+            "as_run_weights": numbers("as_run", "weights"),
+            "as_run_weights_allowed": numbers("as_run", "weights_allowed"),
+            "as_run_output_relative": numbers("as_run", "output_relative"),
             "rounding_weights": numbers("rounding", "weights"),
             "rounding_output": numbers("rounding", "output"),
             "rounding_output_relative": numbers("rounding", "output_relative"),

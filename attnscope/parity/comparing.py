@@ -1,6 +1,6 @@
 """One run of an attention module against the oracle: at the highest level that works, and how far they are apart.
 
-Shapes: B text, T token, H head, Q query, K key, E model width, M any width.
+Shapes: B text, T token, H head, Q query, K key, E model width.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
+from attnscope.parity.differences import Tolerance, difference, judged, largest, of_heads, output_difference
 from attnscope.parity.expected import Expected, dtype_of, from_call, from_weights
-from attnscope.parity.given import is_quantised, precise
-from attnscope.parity.verdicts import Difference, LayerParity, Level
+from attnscope.parity.given import is_quantised
+from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level
 from attnscope.reference.given import UnreadableError
 from attnscope.reference.layouts import layout_of
-from attnscope.seam.call import AttentionCall
+from attnscope.seam.call import TOLERANCE, AttentionCall
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class AsRun:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A run in half precision, compared through its repetition in float32; how far they are apart is its rounding."""
+    """A run in half precision, compared through its repetition in float32, and itself with what its dtype allows."""
 
     run: ModuleRun
     exact: ModuleRun
@@ -76,42 +78,49 @@ class Comparison:
     def _subject(self, run: ModuleRun, recorder: ModuleRecorder) -> Subject:
         if self.quantised:
             return NotJudged(run, "its weights are quantised: rounding only")
-        half = run.model_dtype in HALF or any(dtype_of(call) in HALF for call in run.calls)
-        return _in_float32(run, recorder) if half else AsRun(run)
+        return _in_float32(run, recorder) if _dtype(run) in HALF else AsRun(run)
 
     def _compared(self, subject: Subject, number: int) -> LayerParity:
         run = subject.exact if isinstance(subject, Repeated) else subject.run
         original = subject.run.calls[number]  # a copied module no longer knows its layer
         call = replace(run.calls[number], place=original.place)
         level, why, expected = self._oracle(subject, run, call)
-        implementation, rounding = self._differences(subject, number, call, expected)
-        judged = expected is not None and not isinstance(subject, NotJudged)
+        own = _of_the_run(subject.run, original, level, expected) if isinstance(subject, Repeated) else expected
+        implementation, as_run, rounding = self._differences(subject, number, expected, own)
+        row_sum_error = _row_sum_error(original)
+        held = implementation.holds and as_run.holds and _sums_to_1(row_sum_error, _dtype(subject.run))
         return LayerParity(
             layer=call.layer,
             call=number,
             module=call.path,
             level=level,
-            why=why,
+            why="; ".join(filter(None, (why, _other_keys(original, call)))),
             implementation=implementation,
+            as_run=as_run,
             rounding=rounding,
-            row_sum_error=_row_sum_error(call),
-            masked_weight=None if expected is None else _masked_weight(call, expected.visible_QK),
-            verdict=implementation.within(self.atol) if judged else None,
+            row_sum_error=row_sum_error,
+            masked_weight=None if own is None else _masked_weight(original, own.visible_QK),
+            verdict=None if expected is None or isinstance(subject, NotJudged) else held,
         )
 
     def _differences(
-        self, subject: Subject, number: int, call: AttentionCall, expected: Expected | None
-    ) -> tuple[Difference, Difference]:
-        """What is judged of a call, and what its rounding is."""
-        heads = self.heads.get(call.layer)
-        found = Difference() if expected is None else _difference(call, expected, heads)
-        match subject:
-            case AsRun():
-                return found, Difference()
-            case Repeated(run, exact):
-                return found, _rounding(run, exact, number, heads)
-            case NotJudged():
-                return Difference(), found
+        self, subject: Subject, number: int, expected: Expected | None, own: Expected | None
+    ) -> tuple[Difference, Difference, Difference]:
+        """What is judged of a call, what of it as it ran in half precision, and what its rounding is."""
+        original, none = subject.run.calls[number], Difference()
+        heads = self.heads.get(original.layer)
+        if isinstance(subject, Repeated):
+            rounding = _rounding(subject.run, subject.exact, number, heads)
+            if expected is None or own is None:
+                return none, none, rounding
+            exact = judged(subject.exact.calls[number].weights_BHQK, expected, heads, Tolerance(self.atol))
+            allowed = Tolerance(max(self.atol, ATOL), _dtype(subject.run))
+            return exact, judged(original.weights_BHQK, own, heads, allowed), rounding
+        if expected is None:
+            return none, none, none
+        if isinstance(subject, NotJudged):
+            return none, none, difference(original.weights_BHQK, expected, heads)
+        return judged(original.weights_BHQK, expected, heads, Tolerance(self.atol)), none, none
 
     def _oracle(self, subject: Subject, run: ModuleRun, call: AttentionCall) -> tuple[Level, str, Expected | None]:
         """The highest level that works, why not a higher one, and what the oracle expects there."""
@@ -150,42 +159,49 @@ def _blind(call: AttentionCall) -> str:
     return "" if call.weights_BHQK is not None else "the model returned no weights: only its output is compared"
 
 
-def _difference(call: AttentionCall, expected: Expected, heads: Iterable[int] | None) -> Difference:
-    weights = None
-    if call.weights_BHQK is not None:
-        weights = _largest(_of(call.weights_BHQK - expected.weights_BHQK, heads))
-    return Difference(weights, *_output_difference(expected.model_output, expected.output))
+def _dtype(run: ModuleRun) -> torch.dtype:
+    """What a run rounds to: half precision where its model or one of its calls is in it."""
+    found = (run.model_dtype, *(dtype_of(call) for call in run.calls))
+    return next((dtype for dtype in found if dtype in HALF), run.model_dtype)
+
+
+def _of_the_run(run: ModuleRun, call: AttentionCall, level: Level, expected: Expected | None) -> Expected | None:
+    """What is expected of a call as it ran: from its own q, k, v and mask where that is all that is compared."""
+    if level != "full" or expected is None or run.output_BTE is None:
+        return None if expected is None else from_call(call)
+    return replace(expected, model_output=run.output_BTE)
+
+
+def _other_keys(call: AttentionCall, exact: AttentionCall) -> str:
+    """Layers that choose keys by their content may choose others in half precision, at any distance in weights."""
+    if call.visible is exact.visible:
+        return ""
+    seen, exact_seen = (one.visible.rows(0, one.visible.queries) for one in (call, exact))
+    if seen.shape == exact_seen.shape and bool((seen == exact_seen).all()):
+        return ""
+    return "in half precision it attends to other keys than in float32"
 
 
 def _rounding(run: ModuleRun, exact: ModuleRun, number: int, heads: Iterable[int] | None) -> Difference:
     rounded, model = run.calls[number].weights_BHQK, exact.calls[number].weights_BHQK
-    weights = None if rounded is None or model is None else _largest(_of(rounded - model, heads))
+    weights = None if rounded is None or model is None else largest(of_heads(rounded - model, heads))
     if run.output_BTE is None or exact.output_BTE is None:
         return Difference(weights)
-    return Difference(weights, *_output_difference(run.output_BTE, exact.output_BTE))
-
-
-def _output_difference(model: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Largest entry of the difference, and largest norm of a token's, over the typical token's output norm."""
-    model_BTM, expected_BTM = (precise(x).flatten(2) for x in (model, expected))
-    difference_BTM = model_BTM - expected_BTM
-    typical = expected_BTM.norm(dim=-1).square().mean().sqrt()
-    return _largest(difference_BTM), float(difference_BTM.norm(dim=-1).max() / typical.clamp_min(1e-30))
+    return Difference(weights, *output_difference(run.output_BTE, exact.output_BTE))
 
 
 def _row_sum_error(call: AttentionCall) -> float | None:
     if call.weights_BHQK is None or (call.spec is not None and call.spec.row_sinks is not None):
         return None
-    return _largest(call.weights_BHQK.float().sum(-1) - 1)
+    return largest(call.weights_BHQK.float().sum(-1) - 1)
 
 
 def _masked_weight(call: AttentionCall, visible_QK: Tensor) -> float | None:
-    return None if call.weights_BHQK is None else _largest(call.weights_BHQK.float() * ~visible_QK)
+    if call.weights_BHQK is None:
+        return None
+    hidden_QK = ~visible_QK & visible_QK.any(-1, keepdim=True)  # a row that sees nothing is uniform in eager attention
+    return largest(call.weights_BHQK.float() * hidden_QK)
 
 
-def _of(x_BHQK: Tensor, heads: Iterable[int] | None) -> Tensor:
-    return x_BHQK if heads is None else x_BHQK[:, list(heads)]
-
-
-def _largest(x: Tensor) -> float:
-    return float(x.abs().max())
+def _sums_to_1(row_sum_error: float | None, dtype: torch.dtype) -> bool:
+    return row_sum_error is None or row_sum_error <= TOLERANCE[dtype][0]

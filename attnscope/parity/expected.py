@@ -5,6 +5,7 @@ Shapes: B text, T token, H head, Q query, K key, D head dim, V width of v, E mod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.parity.given import given_of, mask_of, precise
-from attnscope.reference.attention import apply_mask, attention_logits, attention_output, softmax
+from attnscope.reference.attention import apply_mask, attention_logits, attention_output, logit_terms, softmax
 from attnscope.reference.given import UnreadableError
 from attnscope.reference.layouts import UNREAD, Layout
 from attnscope.reference.reader import read
@@ -24,13 +25,17 @@ from attnscope.seam.modules import ModuleRun
 class Expected:
     """What the oracle says one call should be, and what the model's output is.
 
-    output, model_output: of the module (B, T, E) where it is read in full, else of its heads (B, T, H, V).
+    output, model_output: of the module (B, T, E) where it is read in full, else of its heads (B, T, H, V). output_of:
+    the output with other weights in place of the oracle's. terms: the largest sum of the sizes of a logit's terms in
+    each row, (B, H, Q).
     """
 
     weights_BHQK: Tensor
     visible_QK: Tensor
     output: Tensor
     model_output: Tensor
+    output_of: Callable[[Tensor], Tensor]
+    terms: Callable[[], Tensor]
 
 
 def from_weights(run: ModuleRun, layout: Layout | None, config: Any, layer: Any) -> Expected:
@@ -44,7 +49,14 @@ def from_weights(run: ModuleRun, layout: Layout | None, config: Any, layer: Any)
     _same_shape("weights", reading.weights_BHQK, run.calls[0].weights_BHQK)
     _same_shape("output", reading.output_BTE, run.output_BTE)
     assert run.output_BTE is not None
-    return Expected(reading.weights_BHQK, reading.visible_QK, reading.output_BTE, run.output_BTE)
+    return Expected(
+        reading.weights_BHQK,
+        reading.visible_QK,
+        reading.output_BTE,
+        run.output_BTE,
+        reading.output_of,
+        reading.terms,
+    )
 
 
 def from_call(call: AttentionCall) -> Expected | None:
@@ -52,15 +64,24 @@ def from_call(call: AttentionCall) -> Expected | None:
     spec = call.spec
     if spec is None or call.output_BQHV is None:
         return None
-    bias = None if spec.bias is None else precise(spec.bias)
+    bias, mask = None if spec.bias is None else precise(spec.bias), mask_of(call)
     q, k, v = (precise(x) for x in (spec.q_BHQD, spec.k_BGKD, spec.v_BGKV))
     logits_BHQK = attention_logits(q, k, scale=spec.scale, softcap=spec.softcap, bias=bias)
-    logits_BHQK = apply_mask(logits_BHQK, mask_of(call))
-    weights_BHQK = _with_sinks(logits_BHQK, spec.sinks)
-    heads_BQHV = attention_output(weights_BHQK, v).transpose(1, 2)
-    if spec.sinks_scale_output:
-        weights_BHQK = softmax(logits_BHQK)
-    return Expected(weights_BHQK, call.visible.rows(0, call.visible.queries), heads_BQHV, call.output_BQHV)
+    logits_BHQK = apply_mask(logits_BHQK, mask)
+    with_sinks_BHQK = _with_sinks(logits_BHQK, spec.sinks)
+    weights_BHQK = softmax(logits_BHQK) if spec.sinks_scale_output else with_sinks_BHQK
+    share_BHQ1 = with_sinks_BHQK.sum(-1, keepdim=True) if spec.sinks_scale_output else torch.ones(()).to(q)
+    visible = call.visible.rows(0, call.visible.queries)
+    if mask.dtype != torch.bool:  # what it adds to a visible key is a term of the logit
+        bias = (0 if bias is None else bias) + mask.where(visible, 0.0)
+    return Expected(
+        weights_BHQK,
+        visible,
+        attention_output(with_sinks_BHQK, v).transpose(1, 2),
+        call.output_BQHV,
+        output_of=lambda others_BHQK: attention_output(others_BHQK * share_BHQ1, v).transpose(1, 2),
+        terms=lambda: logit_terms(q, k, scale=spec.scale, bias=bias, visible=visible),
+    )
 
 
 def dtype_of(call: AttentionCall) -> torch.dtype | None:

@@ -7,6 +7,7 @@ from typing import Literal
 
 Level = Literal["full", "scores", "none"]
 LEVELS: tuple[Level, ...] = ("full", "scores", "none")
+ATOL = 1e-5
 
 
 @dataclass(frozen=True)
@@ -14,12 +15,22 @@ class Difference:
     """How far two computations of one layer are apart, each None where it could not be measured.
 
     weights: largest |difference| of a weight. output: largest |difference| of an output entry. output_relative: largest
-    norm of a token's output difference, over the root mean square of the tokens' output norms.
+    norm of a token's output difference, over the root mean square of the tokens' output norms. weights_allowed,
+    output_allowed: what was allowed of the weight that is off most (against what is allowed of it, where one fails),
+    and of output_relative; None where nothing is judged.
     """
 
     weights: float | None = None
     output: float | None = None
     output_relative: float | None = None
+    weights_allowed: float | None = None
+    output_allowed: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether what was measured is at most what was allowed; NaN is not."""
+        judged = (self.weights, self.weights_allowed), (self.output_relative, self.output_allowed)
+        return all(found <= allowed for found, allowed in judged if found is not None and allowed is not None)
 
     def within(self, atol: float) -> bool:
         """Whether what was measured is at most atol; NaN is not."""
@@ -30,9 +41,11 @@ class Difference:
 class LayerParity:
     """One attention call of one layer against the oracle.
 
-    why: why the level is not higher, or what limits it. implementation: against the oracle, judged; rounding: as run in
-    half precision (or quantised) against float32, not judged. row_sum_error: largest |row sum - 1|, None with sink
-    logits. masked_weight: largest weight on a key that the mask hides. verdict: None where nothing is judged.
+    why: why the level is not higher, or what limits it. implementation: against the oracle, through a float32 copy in
+    half precision. as_run: in half precision, what the model did itself against the oracle. rounding: as run in half
+    precision (or quantised) against float32, not judged. row_sum_error: the model's own largest |row sum - 1|, None
+    with sink logits. masked_weight: its largest weight on a key that the mask hides. verdict: None where nothing is
+    judged.
     """
 
     layer: int
@@ -41,6 +54,7 @@ class LayerParity:
     level: Level
     why: str
     implementation: Difference
+    as_run: Difference
     rounding: Difference
     row_sum_error: float | None
     masked_weight: float | None
@@ -49,7 +63,10 @@ class LayerParity:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """A model against the oracle on one text, layer by layer in the model's order."""
+    """A model against the oracle on one text, layer by layer in the model's order.
+
+    not_shown: what would come out the same on this text if it were wrong, in words.
+    """
 
     layers: tuple[LayerParity, ...]
     atol: float
@@ -57,11 +74,19 @@ class ParityReport:
     quantised: bool
     tokens: int
     select: str | None = None
+    not_shown: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> bool | None:
+        """False where a layer does not hold; None where none fails, but not every one could be checked."""
+        if self.failures:
+            return False
+        return True if self.layers and not self.unchecked else None
 
     @property
     def holds(self) -> bool:
-        """Whether layers were compared and none failed: quantised ones are not judged, what cannot be checked fails."""
-        return bool(self.layers) and not self.failures
+        """Whether layers were compared, every one, and none failed; quantised ones are not judged."""
+        return self.verdict is True
 
     @property
     def level(self) -> Level:
@@ -70,21 +95,29 @@ class ParityReport:
 
     @property
     def failures(self) -> list[LayerParity]:
-        """The layers that do not hold, or could not be checked though the weights are not quantised."""
-        return [one for one in self.layers if one.verdict is False or (one.verdict is None and not self.quantised)]
+        """The layers that do not hold."""
+        return [one for one in self.layers if one.verdict is False]
 
-    def largest(self) -> tuple[str, float, LayerParity] | None:
-        """The largest judged difference: what it is of, how large, and in which layer."""
+    @property
+    def unchecked(self) -> list[LayerParity]:
+        """The layers that could not be checked, though the weights are not quantised."""
+        return [one for one in self.layers if one.verdict is None and not self.quantised]
+
+    def largest(self, of: Literal["implementation", "rounding"] = "implementation") -> Largest | None:
+        """The largest difference of the judged layers: what it is of, how large, and in which layer."""
         found = [
             (name, value, one)
             for one in self.layers
             for name, value in (
-                ("weights", one.implementation.weights),
-                ("output, relative", one.implementation.output_relative),
+                ("weights", getattr(one, of).weights),
+                ("output, relative", getattr(one, of).output_relative),
             )
             if value is not None and one.verdict is not None
         ]
         return max(found, key=lambda entry: _nan_is_largest(entry[1]), default=None)
+
+
+Largest = tuple[str, float, LayerParity]
 
 
 def _nan_is_largest(value: float) -> float:

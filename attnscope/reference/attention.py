@@ -45,6 +45,21 @@ def attention_logits(
     return logits_HQK if bias is None else logits_HQK + bias
 
 
+def logit_terms(
+    q_HQD: Tensor, k_GKD: Tensor, *, scale: float, bias: Tensor | None = None, visible: Tensor | None = None
+) -> Tensor:
+    """The sum of the sizes of a logit's terms, scale |q_d k_d| and |bias|, the largest of each row: (..., H, Q).
+
+    What rounding acts on: the terms may cancel in the logit (Higham 2002, "Accuracy and Stability of Numerical
+    Algorithms", section 3.1). visible: of these keys alone, boolean (..., Q, K).
+
+    >>> logit_terms(torch.tensor([[1.0, -1.0]]), torch.tensor([[3.0, 3.0]]), scale=0.5)
+    tensor([3.])
+    """
+    terms_HQK = attention_logits(q_HQD.abs(), k_GKD.abs(), scale=scale, bias=None if bias is None else bias.abs())
+    return (terms_HQK if visible is None else terms_HQK * visible).amax(-1)
+
+
 def attention_weights(
     q_HQD: Tensor,
     k_GKD: Tensor,

@@ -11,14 +11,14 @@ Shapes: B text, T token, E model width, H head, G kv head, Q query, K key, D wid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnscope.reference.attention import attention_output, attention_weights
+from attnscope.reference.attention import attention_output, attention_weights, logit_terms
 from attnscope.reference.frequencies import inverse_frequencies
 from attnscope.reference.given import Given, UnreadableError, setting
 from attnscope.reference.masks import causal_mask, chunked_mask, sliding_window_mask
@@ -32,6 +32,9 @@ from attnscope.reference.splits import SPLITS
 class Reading:
     """What the oracle computed: weights, which keys were visible, the heads' outputs, the module's output.
 
+    output_of: the module's output with other weights (B, H, Q, K) in place of the oracle's. terms: the largest sum of
+    the sizes of a logit's terms in each row, (B, H, Q).
+
     >>> read(given).visible_QK.sum()
     tensor(45)
     """
@@ -40,6 +43,8 @@ class Reading:
     visible_QK: Tensor
     heads_BTHV: Tensor
     output_BTE: Tensor
+    output_of: Callable[[Tensor], Tensor]
+    terms: Callable[[], Tensor]
 
 
 def read(given: Given) -> Reading:
@@ -53,23 +58,30 @@ def read(given: Given) -> Reading:
     layout = given.layout
     q_BHTD, k_BGTD, v_BGTV = queries_keys_values(given)
     visible_QK = visible(given)
+    scale = SCALES[layout.scale](given, q_BHTD.shape[-1])
+    bias = ALIBI[layout.alibi](given).to(q_BHTD)[:, None, :] if layout.alibi else None
     softcap, sinks = (
         setting(given.config, layout.softcap) if layout.softcap else None,
         given.parameters.get(layout.sinks),
     )
     weights_BHQK = attention_weights(
-        q_BHTD,
-        k_BGTD,
-        scale=SCALES[layout.scale](given, q_BHTD.shape[-1]),
-        softcap=softcap,
-        bias=ALIBI[layout.alibi](given).to(q_BHTD)[:, None, :] if layout.alibi else None,
-        mask=visible_QK,
-        sinks=sinks,
+        q_BHTD, k_BGTD, scale=scale, softcap=softcap, bias=bias, mask=visible_QK, sinks=sinks
     )
-    heads_BTHV = attention_output(weights_BHQK, v_BGTV).transpose(1, 2)
-    if sinks is not None and not layout.sinks_in_weights:
-        weights_BHQK = weights_BHQK / weights_BHQK.sum(-1, keepdim=True)
-    return Reading(weights_BHQK, visible_QK, heads_BTHV, _after(given, heads_BTHV))
+    sinks_apart = sinks is not None and not layout.sinks_in_weights
+    share_BHQ1 = weights_BHQK.sum(-1, keepdim=True) if sinks_apart else torch.ones(()).to(weights_BHQK)
+
+    def heads(weights_BHQK: Tensor) -> Tensor:
+        return attention_output(weights_BHQK, v_BGTV).transpose(1, 2)
+
+    heads_BTHV = heads(weights_BHQK)
+    return Reading(
+        weights_BHQK / share_BHQ1,
+        visible_QK,
+        heads_BTHV,
+        _after(given, heads_BTHV),
+        output_of=lambda others_BHQK: _after(given, heads(others_BHQK * share_BHQ1)),
+        terms=lambda: logit_terms(q_BHTD, k_BGTD, scale=scale, bias=bias, visible=visible_QK),
+    )
 
 
 def queries_keys_values(given: Given) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,6 +23,8 @@ ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
 HALF = (torch.float16, torch.bfloat16)
 ROTARY = re.compile(r"Rotary|RoPE|Rope")
+# Cosines or sines, the module that gave them, what it was given, and which part of its output they are.
+Asked = tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]
 
 
 @dataclass(eq=False)
@@ -72,7 +74,7 @@ class ModuleRecorder:
     def __init__(self, model: nn.Module, on_run: Callable[[ModuleRun, ModuleRecorder], None]) -> None:
         self.model, self.on_run = model, on_run
         self._running: list[ModuleRun] = []
-        self._rotary: dict[int, tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]] = {}
+        self._rotary: dict[int, Asked] = {}
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -128,11 +130,17 @@ class ModuleRecorder:
         return again
 
     def _float32(self, x: Tensor) -> Tensor:
-        if id(x) not in self._rotary:
-            return x.float() if x.is_floating_point() else x
-        _, module, args, kwargs, index = self._rotary[id(x)]
+        asked = self._rotary.get(id(x)) or self._moved(x)
+        if asked is None:
+            return _widened(x)
+        _, module, args, kwargs, index = asked
         output = module.forward(*_mapped(args, _widened), **_mapped(kwargs, _widened))  # past the hook
-        return output[index] if isinstance(output, tuple | list) else output
+        return (output[index] if isinstance(output, tuple | list) else output).to(x.device)
+
+    def _moved(self, x: Tensor) -> Asked | None:
+        """Which cosines or sines x is a copy of: those that accelerate brings to the device of each layer are new."""
+        alike = (asked for asked in self._rotary.values() if (asked[0].shape, asked[0].dtype) == (x.shape, x.dtype))
+        return next((asked for asked in alike if torch.equal(asked[0].to(x.device), x)), None)
 
 
 def _caveat(module: nn.Module) -> str:

@@ -24,7 +24,8 @@ CPU, float32, tiny models with every parameter drawn at random, {tokens} tokens,
 *full*: the oracle gets the hidden states that enter the attention module, the positions, its raw weights and the
 config, and gives its weights and its output. *scores*: it gets the captured q, k, v and extras. The columns are the
 largest difference of a weight, and of a token's output relative to the typical output's norm, over all layers; both are
-held to {atol:.0e}, for every type alike. A type's level is that of its weakest layer.
+held to {atol:.0e}, for every type alike, or to what float32's rounding does to weights of logits so large that it is
+more. A type's level is that of its weakest layer.
 """
 
 

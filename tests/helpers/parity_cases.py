@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, rope longrope, short text": ("phi3", {"rope_parameters": LONGROPE, "max_position_embeddings": 512}),
     "phi3, rope longrope, long text": (
         "phi3",
-        {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 16}, "max_position_embeddings": 512},
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16, "max_position_embeddings": 512},
     ),
     "phi3, partial rotary": ("phi3", {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}}),
     "phi3, sliding window": ("phi3", {"sliding_window": 5}),

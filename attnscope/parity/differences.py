@@ -1,0 +1,96 @@
+"""How far a call is from what the oracle expects of it, and whether that is more than rounding.
+
+Shapes: B text, T token, H head, Q query, K key, M any width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attnscope.parity.allowed import OUTPUT_ROUNDINGS, epsilon, weights_allowed
+from attnscope.parity.expected import Expected
+from attnscope.parity.given import precise
+from attnscope.parity.verdicts import ATOL, Difference
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """`atol`, and where rounding alone does more in this dtype, that; a smaller `atol` than ATOL allows less of it."""
+
+    atol: float
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.atol / ATOL)
+
+    @property
+    def output(self) -> float:
+        """What an output of given weights may be off by, relative to the typical output's norm."""
+        return max(self.atol, OUTPUT_ROUNDINGS * epsilon(self.dtype) * self.share)
+
+    def weights(self, expected: Expected) -> Tensor:
+        """What each weight may be off by, (B, H, Q, K)."""
+        return self._rounding(expected).clamp_min(self.atol)
+
+    def output_and_weights(self, expected: Expected) -> float:
+        """What an output may be off by whose weights are not known: those of the row that rounding changes most."""
+        return self.output + max(0.0, float(self._rounding(expected).sum(-1).max()) - self.atol)
+
+    def _rounding(self, expected: Expected) -> Tensor:
+        return weights_allowed(expected.weights_BHQK, expected.terms(), self.dtype) * self.share
+
+
+def difference(weights_BHQK: Tensor | None, expected: Expected, heads: Iterable[int] | None) -> Difference:
+    """A call's weights (None where it gave none) and its output against the oracle's."""
+    off = None if weights_BHQK is None else largest(of_heads(weights_BHQK - expected.weights_BHQK, heads))
+    return Difference(off, *output_difference(expected.model_output, expected.output))
+
+
+def judged(
+    weights_BHQK: Tensor | None, expected: Expected, heads: Iterable[int] | None, tolerance: Tolerance
+) -> Difference:
+    """The same, with what is allowed of it.
+
+    Weights that rounding alone moves by more than `atol` are not held against the output too: it is compared with what
+    the oracle makes of these weights.
+    """
+    found = difference(weights_BHQK, expected, heads)
+    if weights_BHQK is None:
+        return replace(found, output_allowed=tolerance.output_and_weights(expected))
+    found = replace(found, weights_allowed=tolerance.atol, output_allowed=tolerance.output)
+    if found.holds:
+        return found
+    off_BHQK, allowed_BHQK = (weights_BHQK - expected.weights_BHQK).abs(), tolerance.weights(expected)
+    found = replace(found, weights_allowed=_at_the_worst(of_heads(off_BHQK, heads), of_heads(allowed_BHQK, heads)))
+    if not bool((off_BHQK <= allowed_BHQK).all()):
+        return found
+    output, output_relative = output_difference(expected.model_output, expected.output_of(precise(weights_BHQK)))
+    return replace(found, output=output, output_relative=output_relative)
+
+
+def _at_the_worst(off_BHQK: Tensor, allowed_BHQK: Tensor) -> float:
+    """What is allowed of the weight that is off most; against what is allowed of it, where one is off by more."""
+    excess_BHQK = off_BHQK - allowed_BHQK
+    worst = (off_BHQK if bool((excess_BHQK <= 0).all()) else excess_BHQK).argmax()
+    return float(allowed_BHQK.flatten()[worst])
+
+
+def output_difference(model: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Largest entry of the difference, and largest norm of a token's, over the typical token's output norm."""
+    model_BTM, expected_BTM = (precise(x).flatten(2) for x in (model, expected))
+    difference_BTM = model_BTM - expected_BTM
+    typical = expected_BTM.norm(dim=-1).square().mean().sqrt()
+    return largest(difference_BTM), float(difference_BTM.norm(dim=-1).max() / typical.clamp_min(1e-30))
+
+
+def of_heads(x_BHQK: Tensor, heads: Iterable[int] | None) -> Tensor:
+    return x_BHQK if heads is None else x_BHQK[:, list(heads)]
+
+
+def largest(x: Tensor) -> float:
+    return float(x.abs().max())
