@@ -19,6 +19,7 @@ from attnscope.files import save_json
 OPTIONS, LOCK = "run.json", ".lock"
 SCHEMA = 2  # of the folder; version 1 said no version
 UNSAID = {"engine": "eager"}  # options of version 1 that it did not write down
+RENAMED = {"weights": "matrices"}  # since version 2
 
 
 @contextmanager
@@ -95,7 +96,7 @@ def _options(path: Path) -> dict[str, Any]:
             f"{path.parent} was written by a newer attnscope: its schema is {schema}, this one knows up to {SCHEMA}",
             "update attnscope, or name another folder with --out",
         )
-    return options
+    return {RENAMED.get(str(name), str(name)): value for name, value in options.items()}
 
 
 @contextmanager

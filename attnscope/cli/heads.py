@@ -11,7 +11,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
-from attnscope.cli.options import Drawing, Entries, Printing, Relations, TextRun, Top
+from attnscope.cli.options import Drawing, Entries, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -35,15 +35,15 @@ class Ranking(Top):
     """In which order the heads stand, and how many are printed."""
 
     sort: Annotated[str, Option(help="Rank by a metric of `attnscope metrics`.", metavar="METRIC")] = "focus"
-    top: Annotated[int, Option(help="Heads in the printed table.")] = 20
+    top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20
 
 
-GROUPS = (TextRun, Entries, Ranking, Printing, Relations, Drawing)
+GROUPS = (TextRun, Entries, Ranking, Results, Relations, Drawing)
 
 
 @takes(*GROUPS)
 def heads(
-    asked: TextRun, entries: Entries, ranking: Ranking, printing: Printing, relations: Relations, drawing: Drawing
+    asked: TextRun, entries: Entries, ranking: Ranking, printing: Results, relations: Relations, drawing: Drawing
 ) -> int:
     """What every head does with a text, as a ranked table.
 
@@ -58,10 +58,12 @@ def heads(
 
     from attnscope.cli.single import export_text, observe_text, report_checks
 
+    options = recorded(asked, entries, ranking, printing, relations, drawing)
     seen = observe_text(
         asked,
         entries,
         printing,
+        options,
         key_zero=drawing.sink == "keep",
         relations=printing.out is not None,
         top_k=relations.keys_per_query,
@@ -72,10 +74,9 @@ def heads(
     shown = seen.kept_heads(ranking.sort)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        options = recorded(asked, entries, ranking, printing, relations, drawing)
         how = {"sort": ranking.sort, "min_weight": relations.min_weight, "style": drawing.style()}
-        export_text(seen, printing, options, heads=names, **how)
-    output.emit(seen.table(ranking.sort), format, lambda: rendered(seen, shown, ranking.sort))
+        export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how)
+    output.emit(seen.table(ranking.sort), format, lambda: rendered(seen, shown, ranking.sort), printing.spreadsheet)
     for line in missing_support(seen):
         output.talk(line, printing.quiet)
     return report_checks(seen, printing.quiet)
