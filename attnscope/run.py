@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, SupportsIndex
 
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
@@ -126,7 +126,9 @@ def _prompt(loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None) 
 
 
 def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
-    """Raise InputError for a token id that the model has no embedding of."""
+    """Raise UsageError for what is no token id, InputError for one that the model has no embedding of."""
+    if not all(isinstance(token, SupportsIndex) for token in ids):
+        raise UsageError("expected a text, a Prompt or token ids as whole numbers", "give one text at a time")
     count = loaded.model.get_input_embeddings().weight.shape[0]
     wrong = next((place for place, token in enumerate(ids) if not 0 <= token < count), None)
     if wrong is not None:

@@ -253,6 +253,32 @@ def test_chat_records(place: Path) -> None:
     assert "content" in failed["reason"]
 
 
+def test_a_finished_folder_says_what_is_there_already(
+    place: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["batch", "corpus.jsonl", "--model", str(tiny_folder), "--out", "out", "--tables", "heads"]
+    said = []
+    for code in (0, 0, 1):
+        assert run(command) == code
+        said.append(capfd.readouterr().err.splitlines()[0])
+        if len(said) == 2:
+            (place / "corpus.jsonl").open("a").write('{"no": 1}\n{"text": "a boat"}\n')
+    assert said[0].startswith("2 texts, ")
+    assert said[0].endswith(" measured in out")
+    assert said[1] == "all 2 are there already in out"
+    assert said[2].endswith(" measured in out; 2 texts were there already")
+
+
+def test_a_folder_of_the_version_before_goes_on_under_the_new_name_of_an_option(place: Path, tiny_folder: Path) -> None:
+    command = ["batch", "corpus.jsonl", "--model", str(tiny_folder), "--out", "out", "--tables", "heads", "-q"]
+    assert run([*command, "--matrices"]) == 0
+    said = json.loads((place / "out" / "run.json").read_text())
+    said["options"]["weights"] = said["options"].pop("matrices")
+    (place / "out" / "run.json").write_text(json.dumps(said))
+    assert run([*command, "--matrices"]) == 0
+    assert run(command) == 2
+
+
 @pytest.mark.parametrize("changed", ["weights", "tokenizer", "config"])
 def test_a_checkpoint_that_changed_under_its_name_is_refused(
     place: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str], changed: str
