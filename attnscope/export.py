@@ -7,22 +7,24 @@ A path is made of layer and head numbers, never of text.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.drawing import FIGURES, Advance, Drawing, save_rollout
 from attnscope.errors import UsageError
 from attnscope.figures import Style
-from attnscope.files import save_json
+from attnscope.files import jsonable, save_json
+from attnscope.manifest import NAME, about, check, taken
 from attnscope.model.libraries import versions
 from attnscope.tables import save
 
 if TYPE_CHECKING:
     from attnscope.observation import Observation
 
-SCHEMA = "run/2"  # of a folder; goes up when a file or a column is renamed, or means something else
-MOST_HEADS = 20  # drawn one by one where nobody says which
+MOST_HEADS, RANKED_BY = 20, "focus"  # how many are drawn one by one where nobody says which, and by what
 
 
 def export(
@@ -36,60 +38,81 @@ def export(
     min_weight: float | None = None,
     top_k: int | None = None,
     keys: bool = False,
+    spreadsheet: bool = False,
     options: Mapping[str, Any] | None = None,
+    force: bool = False,
     workers: int | None = 1,
     advance: Advance = lambda steps: None,
 ) -> list[Path]:
     """Write what an observation kept: tables, figures, and last manifest.json; returns the paths.
 
     figures: kinds of FIGURES; those of maps only where maps were kept. heads: names of those drawn one by one (`L1H4`),
-    the first 20 without. sort: a metric by which heads.csv and those 20 are ordered. min_weight, top_k: which relations
-    and shares of a rollout are listed. keys: whether to list what every token receives. options: what the manifest says
-    was asked for. workers: processes that draw heads, None for as many as pay. advance: told after every picture.
-    Raises UsageError for a folder that cannot be written.
+    without them those of the view, or the first 20 in the order of `sort`. sort: a metric by which heads.csv is
+    ordered, focus unless given. min_weight, top_k: which relations and shares of a rollout are listed. keys: whether to
+    list what every token receives. spreadsheet: cells that a spreadsheet would run as a formula begin with an
+    apostrophe. options: what the manifest says was asked for. force: write over the run of another text, model or
+    options. workers: processes that draw heads, None for as many as pay. advance: told after every picture. Raises
+    UsageError for a folder that cannot be written, or that holds another run.
 
         >>> export(seen, "runs/bank", figures=("overview",), style=Style(scale="log"))
     """
     for kind in figures:
         if kind not in FIGURES:
             raise UsageError(f"there is no figure {kind!r}", f"the figures are {', '.join(FIGURES)}")
-    made, written = writable(Path(folder)), list[Path]()
-    if seen.columns.scores:
-        written.append(save(seen.table(sort), made / "heads.csv"))
-    if seen.kept_keys is not None:
-        written.append(save(seen.relations(min_weight), made / "relations.csv"))
-    if keys:
-        written.append(save(seen.key_table(), made / "keys.csv"))
-    if seen.rollout is not None:
-        written += [save(seen.rollout.table(top_k, min_weight), made / "rollout.csv"), save_rollout(seen, made, style)]
-    if figures:
-        names = [head.name for head in seen.kept_heads(sort)[:MOST_HEADS]] if heads is None else heads
-        written += Drawing.of(seen, names).draw(made, figures, style, workers, advance)
-    files = sorted(path.relative_to(made).as_posix() for path in written)
-    return [*written, save_json(manifest(seen, options or {}, files), made / "manifest.json")]
+    sort = sort or (RANKED_BY if RANKED_BY in seen.columns.scores else None)
+    names = drawn_heads(seen, sort) if heads is None else list(heads)
+    one_by_one = names if seen.maps and "heads" in figures else []
+    asked = {"figures": figures, "heads": one_by_one, "sort": sort, "min_weight": min_weight, "top_k": top_k}
+    asked |= {
+        "group": seen.group,
+        "weights": seen.view.weights,
+        "keys": keys,
+        "spreadsheet": spreadsheet,
+        **asdict(style),
+    }
+    said, made, written = manifest(seen, options or {}, asked), Path(folder), list[Path]()
+    check(made, said, force)
+    with taken(made, said) as files:
+        if seen.columns.scores:
+            written.append(save(seen.table(sort), made / "heads.csv", spreadsheet=spreadsheet))
+        if seen.kept_keys is not None:
+            written.append(save(seen.relations(min_weight), made / "relations.csv", spreadsheet=spreadsheet))
+        if keys:
+            written.append(save(seen.key_table(), made / "keys.csv", spreadsheet=spreadsheet))
+        if seen.rollout is not None:
+            shares = seen.rollout.table(top_k, min_weight)
+            written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))
+            written.append(save_rollout(seen, made, style))
+        if figures:
+            written += Drawing.of(seen, names).draw(made, figures, style, workers, advance)
+        hashes = {path.relative_to(made).as_posix(): _sha256(path) for path in sorted(written)}
+        files.update(hashes)
+        return [*written, save_json({**said, "files": hashes}, made / NAME)]
 
 
-def writable(folder: Path) -> Path:
-    """The folder, made if need be. Raises UsageError where it cannot hold files."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
-    return folder
+def drawn_heads(seen: Observation, sort: str | None, most: int | None = MOST_HEADS) -> list[str]:
+    """The heads that are drawn one by one where nobody names them: those that the view chose, or the first in order."""
+    chosen = seen.view.heads is not None
+    return [head.name for head in seen.kept_heads(None if chosen else sort)[: None if chosen else most]]
 
 
-def manifest(seen: Observation, options: Mapping[str, Any], files: Sequence[str]) -> dict[str, Any]:
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """What made an export: model, engine, versions, text, options, what was checked; enough to repeat the run.
 
-    row_sum_error, masked_weight and value_error are the largest over all calls; null where they were not measured.
+    asked: what was to be written. row_sum_error, masked_weight and value_error are the largest over all calls; null
+    where they were not measured.
     """
-    calls = seen.report.calls
+    calls, said = seen.report.calls, about(seen.prompt, seen.facts, options)
+    prompt = said.pop("prompt")  # the longest, last
     return {
-        "schema": SCHEMA,
-        **seen.facts,
+        **said,
+        "export": jsonable(asked),
         "versions": versions(),
-        "text": {"sha256": seen.prompt.sha256, "tokens": len(seen.prompt), "removed_tokens": seen.prompt.removed},
-        "options": dict(options),
         "checks": {
             "row_sum_error": _largest([check.row_sum_error for check in calls]),
             "masked_weight": _largest([check.masked_weight for check in calls]),
@@ -111,7 +134,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], files: Sequence[str]
             | ({"altered": True} if check.altered else {})
             for check in calls
         ],
-        "files": list(files),
+        "prompt": prompt,
     }
 
 

@@ -6,6 +6,7 @@ Shapes: N heads of all layers, H heads of a layer, Q query, K key, k kept keys.
 from __future__ import annotations
 
 import html
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -302,9 +303,16 @@ class Observation:
         return head_picture(self, layer, head, **style)
 
     def export(self, folder: str | Path, **how: Any) -> list[Path]:
-        """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`."""
+        """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`.
+
+        Raises UsageError for a folder that holds another run (force=True writes over it) and for what does not exist.
+        """
         from attnscope.export import export
 
+        names = [name for name in inspect.signature(export).parameters if name not in ("seen", "folder")]
+        for name in how:
+            if name not in names:
+                raise UsageError(f"export has no option {name!r}", f"it has {', '.join(names)}")
         return export(self, Path(folder), **how)
 
     def __repr__(self) -> str:

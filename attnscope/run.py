@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, SupportsIndex
 
-from attnscope.errors import MemoryLimitError, UsageError
+from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
 from attnscope.model.geometry import tokens_that_fit
 from attnscope.model.loading import LoadedModel
@@ -115,9 +115,27 @@ def prepare(
 def _prompt(loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None) -> Prompt:
     most = loaded.geometry.max_positions
     if isinstance(text, str):
+        if not text.strip():
+            raise InputError("the text is empty", "give a text with at least one word")
         tokenize = from_chat if chat else from_text
         return tokenize(loaded.tokenizer, text, max_tokens=most, truncate=truncate)
-    return text if isinstance(text, Prompt) else from_ids(loaded.tokenizer, text)
+    check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
+    if isinstance(text, Prompt):
+        return text
+    return from_ids(loaded.tokenizer, text, max_tokens=most, truncate=truncate)
+
+
+def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
+    """Raise UsageError for what is no token id, InputError for one that the model has no embedding of."""
+    if not all(isinstance(token, SupportsIndex) for token in ids):
+        raise UsageError("expected a text, a Prompt or token ids as whole numbers", "give one text at a time")
+    count = loaded.model.get_input_embeddings().weight.shape[0]
+    wrong = next((place for place, token in enumerate(ids) if not 0 <= token < count), None)
+    if wrong is not None:
+        raise InputError(
+            f"token {wrong} has the id {ids[wrong]}, and the vocabulary has {count} ids",
+            f"give ids from 0 to {count - 1}, of this model's own tokenizer",
+        )
 
 
 def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from attnscope.files import json_line, jsonable, whole_file
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow")
 CHUNK = 8192
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
 
 def as_table(columns: Mapping[str, Any]) -> pa.Table:
@@ -71,11 +72,26 @@ def write(table: pa.Table, stream: IO[bytes], format: str) -> None:
     WRITERS[format](table, stream)
 
 
-def save(table: pa.Table, path: Path, format: str | None = None) -> Path:
-    """Write the table to a file, whole or not at all; the format is the suffix's unless given."""
+def save(table: pa.Table, path: Path, format: str | None = None, spreadsheet: bool = False) -> Path:
+    """Write the table to a file, whole or not at all; the format is the suffix's unless given; cells as in `tamed`."""
     with whole_file(path) as stream:
-        write(table, stream, format or path.suffix.lstrip("."))
+        write(tamed(table) if spreadsheet else table, stream, format or path.suffix.lstrip("."))
     return path
+
+
+def tamed(table: pa.Table) -> pa.Table:
+    """The table with text that a spreadsheet would run as a formula behind an apostrophe."""
+    arrays = [_tamed(column.combine_chunks()) for column in table.itercolumns()]
+    return pa.table(arrays, names=table.column_names)
+
+
+def _tamed(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        return pa.DictionaryArray.from_arrays(column.indices, _tamed(column.dictionary))
+    if not pa.types.is_string(column.type):
+        return column
+    texts = column.to_pylist()
+    return words([f"'{one}" if one and one.lstrip(" \n").startswith(FORMULA_STARTS) else one for one in texts])
 
 
 def _array(name: str, values: Any) -> pa.Array:

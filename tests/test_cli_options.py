@@ -55,8 +55,7 @@ def homes(groups):
 
 def test_an_option_is_one_field_of_one_group():
     found = homes([group for groups in SHARED.values() for group in groups])
-    two_meanings = {"weights": {("Entries", "weights"), ("Dataset", "save_weights")}}
-    assert {name: places for name, places in found.items() if len(places) > 1} == two_meanings
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
     assert len(found) > 50
     assert homes([Top, TopHeads])["top"] == {("Top", "top")}
     assert len(homes([Top, Again])["top"]) == 2
@@ -71,7 +70,7 @@ def test_no_name_is_spelled_twice():
                 spelled += [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
     long = {name for name in spelled if name.startswith("--")}
     assert len(spelled) == len(set(spelled))
-    assert long == {"--version", "--annotate/--no-annotate", "--weights"}
+    assert long == {"--version", "--annotate/--no-annotate", "--from"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -139,12 +138,12 @@ def test_what_a_field_says_is_checked_in_a_file():
 
 
 def test_a_folder_is_held_to_the_same_options_as_ever():
-    asked = BatchRun(sources=["a"], out=Path("o"), tables="relations, heads", group="words", save_weights=True)
+    asked = BatchRun(sources=["a"], out=Path("o"), tables="relations, heads", group="words", matrices=True)
     corpus = {"sources": ["a"], "input-format": None, "whole": False, "text-field": None, "id-field": None}
     files = {"tables": "heads,relations", "format": "parquet", "figures": "", "spreadsheet": False, "shard-size": 64}
     model = {"model": "demo", "revision": None, "dtype": "auto", "device": "auto", "device-map": None}
     text = {"quantize": None, "chat": False, "truncate": None, "select": None, "top-k": "5", "min-weight": None}
-    kept = {"group": "words", "by": None, "image": "png", "weights": True, "engine": "auto"}
+    kept = {"group": "words", "by": None, "image": "png", "matrices": True, "engine": "auto"}
     assert asked.held() == corpus | files | model | text | kept
     assert held(Top()) == {}
 

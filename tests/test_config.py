@@ -38,9 +38,9 @@ def test_what_says_nothing_is_left_out(tmp_path, text):
         ("config: other.yaml", "unknown key 'config'"),
         ("zzqq: 1", "unknown key 'zzqq'; the keys are model, device"),
         ("7: 1", "unknown key 7"),
-        ("top: many", "top: expected a whole number, got 'many'"),
-        ("top: true", "top: expected a whole number, got True"),
-        ("top: 2.5", "top: expected a whole number, got 2.5"),
+        ("top: many", "top: expected a whole number or all, got 'many'"),
+        ("top: true", "top: expected a whole number or all, got True"),
+        ("top: 2.5", "top: expected a whole number or all, got 2.5"),
         ("top_k: some", "top_k: expected a whole number or all, got 'some'"),
         ("offline: 1", "offline: expected true or false, got 1"),
         ("min_weight: low", "min_weight: expected a number, got 'low'"),
@@ -94,4 +94,4 @@ def test_the_keys_are_the_options_of_heads():
 
     from attnscope.cli.heads import heads
 
-    assert set(KEYS) == set(inspect.signature(heads).parameters) - {"context", "config"}
+    assert set(KEYS) == set(inspect.signature(heads).parameters) - {"context", "config", "from_"}

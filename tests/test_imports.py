@@ -33,12 +33,13 @@ MAY_IMPORT = {
     "explain": "errors seam reference parity",
     "figures": "errors files",
     "drawing": "errors figures files",
-    "export": "drawing errors figures files model tables",
+    "manifest": "errors files text",
+    "export": "drawing errors figures files manifest model tables",
     "observation": "drawing errors export measure tables",
     "observe": "errors tables attention model seam measure text observation",
     "run": "errors memory model observation observe parity seam selection text",
     "api": "errors measure model observation observe run selection text",
-    "batch": "_version errors figures files measure memory model observation observe seam selection text",
+    "batch": "_version errors figures files measure memory model observation observe seam selection tables text",
     "": "_version errors",  # attnscope/__init__.py; what it hands out is imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them

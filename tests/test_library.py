@@ -143,6 +143,15 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "map": (lambda model, seen: seen.heatmap(0, 6), r"there is no map of L0H6"),
     "style": (lambda model, seen: seen.heatmap(0, 0, colour="red"), r"has no 'colour'; it has annotate, cmap"),
     "figure": (lambda model, seen: seen.export("never", figures=("all",)), r"the figures are overview, layers"),
+    "export": (
+        lambda model, seen: seen.export("never", figure="all"),
+        r"export has no option 'figure'; it has figures,",
+    ),
+    "empty": (lambda model, seen: attnscope.capture(model, " \n"), r"the text is empty; give a text with at least one"),
+    "id": (lambda model, seen: attnscope.capture(model, [0, 2000]), r"token 1 has the id 2000, .* has 2000 ids"),
+    "ids": (lambda model, seen: attnscope.capture(model, [0] * 513), r'513 tokens, .* at most 512; .*truncate="left"'),
+    "words": (lambda model, seen: attnscope.capture(model, ["a", "b"]), r"expected a text, a Prompt or token ids"),
+    "positions": (lambda model, seen: attnscope.load("demo", positions=-1), r"number of positions from 1, got -1"),
     "sort": (lambda model, seen: seen.table("sharpness"), r"no metric is called 'sharpness'"),
 }
 

@@ -261,7 +261,7 @@ def test_the_command_prints_what_it_writes(demo, loaded_as, tmp_path: Path, engi
     assert manifest["engine"] == engine
     assert manifest["rollout"]["layers"] == [0, 1, 2, 3]
     assert manifest["rollout"]["row_sum_error"] < 1e-6
-    assert manifest["files"] == ["rollout.csv", "rollout.png"]
+    assert list(manifest["files"]) == ["rollout.csv", "rollout.png"]
 
 
 def test_a_long_text_is_read_in_runs(tmp_path: Path) -> None:

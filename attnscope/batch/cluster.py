@@ -35,7 +35,9 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import load_config
 
 CONNECT_SECONDS = 5.0
+PATIENCE_SECONDS = 60.0
 DRAWING_PROCESSES = 1  # of each actor
+LOGGER = logging.getLogger("attnscope")
 T = TypeVar("T")
 
 
@@ -107,17 +109,61 @@ def run_on_ray(run: Run, cluster: Cluster) -> Tally:
     if any(file.path == STDIN for file in run.files):
         raise UsageError("a cluster cannot read standard input", "write it to a file that every node sees")
     ray = started(cluster)
+    check_room(cluster, ray.cluster_resources())
     tally = Tally()
     while True:
         before = len(run.journal.records)
         try:
-            _commit(_dataset(ray, run, cluster).iter_rows(), run, tally)
+            with waiting_said(lambda: len(run.journal.records), lambda: _waits_for(ray, cluster)):
+                _commit(_dataset(ray, run, cluster).iter_rows(), run, tally)
             return tally
         except ray.exceptions.RayError as error:  # more died at once than Ray itself replaces: what is left, once more
             if len(run.journal.records) == before:
                 why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
                 hint = "see that its nodes are well; the same command goes on"
                 raise AttnscopeError(f"the Ray cluster fails: {why}", hint) from error
+
+
+def check_room(cluster: Cluster, there: Mapping[str, float]) -> None:
+    """Raise UsageError for more actors than the cluster has cores, or GPUs, for: they would wait for ever."""
+    for what, each in (("CPU", 0.0 if cluster.gpus_per_actor else 1.0), ("GPU", cluster.gpus_per_actor)):
+        most = int(there.get(what, 0.0) / each) if each else cluster.actors
+        if cluster.actors > most:
+            raise UsageError(
+                f"{cluster.actors} actors take {cluster.actors * each:g} {what}s, and the cluster has "
+                f"{there.get(what, 0.0):g}",
+                f"give --num-actors {most}" if most else "give fewer GPUs per actor, or another cluster",
+            )
+
+
+@contextmanager
+def waiting_said(done: Callable[[], int], waits_for: Callable[[], str]) -> Iterator[None]:
+    """While the block runs, warn after every minute in which nothing was done, and say what is waited for."""
+    over = threading.Event()
+
+    def watch() -> None:
+        before = done()
+        while not over.wait(PATIENCE_SECONDS):
+            if done() == before:
+                LOGGER.warning("no shard was finished for %.0f s: %s", PATIENCE_SECONDS, waits_for())
+            before = done()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _waits_for(ray: Any, cluster: Cluster) -> str:
+    """What a run on Ray has not got, in words: what its actors take is taken, or it is not."""
+    what, each = ("GPU", cluster.gpus_per_actor) if cluster.gpus_per_actor else ("CPU", 1.0)
+    there, free = (found.get(what, 0.0) for found in (ray.cluster_resources(), ray.available_resources()))
+    placed = min(cluster.actors, int((there - free) / each))
+    doing = "which load the model or measure" if placed == cluster.actors else "others wait for room"
+    return f"{placed} of {cluster.actors} actors have their place, {doing}; {free:g} of {there:g} {what}s are free"
 
 
 def _commit(rows: Iterable[Mapping[str, Any]], run: Run, tally: Tally) -> None:
@@ -155,7 +201,9 @@ def started(cluster: Cluster) -> Any:
         raise UsageError(f"Ray does not take {address or 'the cluster it finds'}: {why}", "see --help") from error
     finally:
         _give_back(handler)
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.target_max_block_size = 1  # byte: a shard is a block of its own, without a task that cuts blocks
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return ray
@@ -193,8 +241,8 @@ def _give_back(handler: Any) -> None:
 
 
 def _dataset(ray: Any, run: Run, cluster: Cluster) -> Any:
-    source = _corpus_source(run)
-    shards = ray.data.read_datasource(source, override_num_blocks=1).repartition(target_num_rows_per_block=1)
+    # The reading takes no core to itself: where every core has its actor, it would wait for one for ever.
+    shards = ray.data.read_datasource(_corpus_source(run), override_num_blocks=1, num_cpus=0)
     return shards.map_batches(
         ShardActor,
         fn_constructor_kwargs={"job": run.job, "folder": str(run.folder.absolute())},

@@ -19,6 +19,7 @@ from attnscope.files import save_json
 OPTIONS, LOCK = "run.json", ".lock"
 SCHEMA = 3  # of the folder; version 1 said no version, and up to 2 heads tables had other columns
 UNSAID = {"engine": "eager"}  # options of version 1 that it did not write down
+RENAMED = {"weights": "matrices"}  # since version 2
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def _options(path: Path) -> dict[str, Any]:
             f"{path.parent} was begun by an older attnscope, whose heads tables have other columns",
             "go on with that version, or name another folder with --out",
         )
-    return options
+    return {RENAMED.get(str(name), str(name)): value for name, value in options.items()}
 
 
 @contextmanager

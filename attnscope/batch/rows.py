@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from attnscope.batch.items import Item, printable
 from attnscope.batch.journal import Failure
 from attnscope.measure.metrics import METRICS
+from attnscope.tables import numbers, tamed
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
@@ -68,7 +69,6 @@ SCHEMAS = {
     ),
 }
 ROWS_A_PIECE = 1 << 19  # that are made, and written, at a time
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
 
 @dataclass
@@ -151,7 +151,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     columns: dict[str, Any] = {
         **_about(seen, [len(places) for places in kept]),
         "layer": column(lambda heads: heads.layer, np.int32),
-        "head": pa.array(head, mask=head < 0),
+        "head": numbers(head, head < 0),
         "kv_head": column(lambda heads: heads.kv_head, np.int32),
         "role": pa.array(roles.tolist(), pa.string()).dictionary_encode(),
         "near_uniform": pa.array(column(lambda heads: heads.near_uniform, object).tolist(), pa.bool_()),
@@ -161,21 +161,21 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     }
     for name in METRICS:
         values = column(lambda heads, name=name: heads.scores[name].value, np.float64)  # type: ignore[misc]
-        columns[name] = pa.array(values.astype(np.float32), from_pandas=True)  # NaN is null
+        columns[name] = numbers(values.astype(np.float32))  # NaN is null
     return _table("heads", columns)
 
 
 def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     parts = [one.relation_numbers(output.min_weight) for _, one in seen]
-    numbers = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
+    found = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
     if not parts:
         return SCHEMAS["relations"].empty_table()
-    head, places = numbers["head"], ([part[name] for part in parts] for name in ("query", "key"))
+    head, places = found["head"], ([part[name] for part in parts] for name in ("query", "key"))
     query_token, key_token = _words([one.units() for _, one in seen], *places)
     columns = {
         **_about(seen, [len(part["query"]) for part in parts]),
-        **numbers,
-        "head": pa.array(head, mask=head < 0),
+        **found,
+        "head": numbers(head, head < 0),
         "query_token": query_token,
         "key_token": key_token,
     }
@@ -199,14 +199,14 @@ def _about(seen: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> d
     """Which item each row speaks of."""
     ids = pa.array([item.id for item, _ in seen], pa.string())
     index = np.repeat(np.arange(len(seen), dtype=np.int32), counts)
-    numbers = np.repeat(np.array([item.number for item, _ in seen], np.int64), counts)
-    return {"item": numbers, "id": pa.DictionaryArray.from_arrays(pa.array(index), ids)}
+    item = np.repeat(np.array([item.number for item, _ in seen], np.int64), counts)
+    return {"item": item, "id": pa.DictionaryArray.from_arrays(numbers(index), ids)}
 
 
 def _table(name: str, columns: Mapping[str, Any]) -> pa.Table:
     schema = SCHEMAS[name]
     arrays = [columns[field.name] for field in schema]
-    return pa.table([one if isinstance(one, pa.Array) else pa.array(one) for one in arrays], schema=schema)
+    return pa.table([one if isinstance(one, pa.Array) else numbers(one) for one in arrays], schema=schema)
 
 
 def json_rows(table: pa.Table) -> pa.Array:
@@ -234,19 +234,7 @@ def _spelled(strings: Any) -> Any:
 
 def plain(table: pa.Table, spreadsheet: bool) -> pa.Table:
     """Text as strings, for csv; with `spreadsheet`, cells that begin like a formula begin with an apostrophe."""
-    arrays = []
-    for column in table.itercolumns():
-        column = column.combine_chunks()
-        if pa.types.is_dictionary(column.type):
-            column = _tamed(column.dictionary, spreadsheet).take(column.indices)
-        elif pa.types.is_string(column.type):
-            column = _tamed(column, spreadsheet)
-        arrays.append(column)
+    table = tamed(table) if spreadsheet else table
+    columns = [column.combine_chunks() for column in table.itercolumns()]
+    arrays = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in columns]
     return pa.table(arrays, names=table.column_names)
-
-
-def _tamed(strings: Any, spreadsheet: bool) -> Any:
-    if not spreadsheet:
-        return strings
-    values = strings.to_pylist()
-    return pa.array([f"'{one}" if one and one.lstrip(" \n").startswith(FORMULA_STARTS) else one for one in values])

@@ -62,7 +62,8 @@ def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
         note=note,
     )
     failed = list(journal.failures())
-    return Outcome(tally, len(journal.records), len(failed), failed[:1])
+    before = sum(record.texts for record in journal.records.values()) - tally.texts
+    return Outcome(tally, len(journal.records), len(failed), failed[:1], before)
 
 
 def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:

@@ -10,7 +10,18 @@ from typer import Argument, Option
 from attnscope.cli.batch_ray import address
 from attnscope.cli.config import Key
 from attnscope.cli.groups import fill, held
-from attnscope.cli.options import FIRST, HELD, EngineName, Heads, Image, Loading, Printing, Relations, Tokens
+from attnscope.cli.options import (
+    FIRST,
+    HELD,
+    EngineName,
+    Heads,
+    Image,
+    Loading,
+    Printing,
+    Relations,
+    Spreadsheet,
+    Tokens,
+)
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +56,7 @@ class Sources(Tokens):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Image, Heads, Relations, Printing):
+class Dataset(Image, Heads, Relations, Spreadsheet, Printing):
     """What is written of every text."""
 
     panel = "Dataset"
@@ -60,8 +71,7 @@ class Dataset(Image, Heads, Relations, Printing):
     ] = None
     format: Annotated[Literal["parquet", "csv", "jsonl"], Option(help="Format of the tables."), HELD] = "parquet"
     to_stdout: Annotated[Literal["jsonl"] | None, Option(help="Print one JSON object per text instead.")] = None
-    save_weights: Annotated[bool, Option("--weights", help="Matrices too, float16 safetensors."), HELD] = False
-    spreadsheet: Annotated[bool, Option(help="Csv cells that no program runs."), HELD] = False
+    matrices: Annotated[bool, Option(help="Whole matrices too, float16 safetensors."), HELD] = False
     shard_size: Annotated[int, Option(min=1, help="MiB per shard, about.", metavar="MIB"), HELD] = 64
 
     def __post_init__(self) -> None:
@@ -94,7 +104,7 @@ class Dataset(Image, Heads, Relations, Printing):
             DatasetOutput,
             self,
             tables=self.table_names,
-            weights=self.save_weights,
+            weights=self.matrices,
             pictures=pictures,
             about=about,
         )
@@ -144,7 +154,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Sources, Loading):
         super().__post_init__()
         if (self.out is None) == (self.to_stdout is None) and not self.dry_run:
             raise UsageError("expected one place to write to", "give --out DIR or --to-stdout jsonl")
-        if self.to_stdout and (self.figures or self.save_weights or address(self.ray) is not None):
+        if self.to_stdout and (self.figures or self.matrices or address(self.ray) is not None):
             raise UsageError("--to-stdout prints rows alone", "give --out DIR for figures, weights and --ray")
 
     def held(self) -> dict[str, object]:
@@ -164,7 +174,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Sources, Loading):
             top_k=self.keys_per_query,
             group=self.group,
             maps="all" if self.figure_kinds else None,
-            weights=self.save_weights,
+            weights=self.matrices,
         )
         made = {"load": self.load_options(), "request": request, "output": output}
         return fill(Job, self, **made, shard_bytes=self.shard_size * 2**20)

@@ -128,12 +128,16 @@ def clock(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it went: what this run did, and, of a folder over all its runs, how many items failed, and the first."""
+    """How it went: what this run did, and, of a folder over all its runs, how many items failed, and the first.
+
+    before: how many texts earlier runs had measured.
+    """
 
     tally: Tally
     items: int
     failed: int
     first: Sequence[Failure]
+    before: int = 0
 
 
 def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writing) -> int:
@@ -141,8 +145,7 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
     tally = outcome.tally
     if not tally.stopped:
         check_items(outcome.items, corpus)
-    where = f" in {writing.out}" if writing.out else ""
-    output.talk(f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}", writing.quiet)
+    output.talk(_done(outcome, f" in {writing.out}" if writing.out else ""), writing.quiet)
     reasons = [f"{one.file}{f', line {one.line}' * (one.line is not None)}: {one.reason}" for one in outcome.first]
     if outcome.failed and writing.out:
         listed = f"the first {reasons[0]}; all in {writing.out}/failures.jsonl"
@@ -155,6 +158,15 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
         output.talk("stopped; the same command goes on from here", writing.quiet)
         return TERMINATED if stop.signal == signal.SIGTERM else INTERRUPTED
     return 1 if outcome.failed else 0
+
+
+def _done(outcome: Outcome, where: str) -> str:
+    """What this run measured, and what was there before it."""
+    tally, before = outcome.tally, outcome.before
+    if not tally.items and before:
+        return f"all {before:,} are there already{where}"
+    there = f"; {several(before, 'text')} {'were' if before > 1 else 'was'} there already" * bool(before)
+    return f"{several(tally.texts, 'text')}, {several(tally.tokens, 'token')} measured{where}{there}"
 
 
 def check_items(items: int, corpus: Corpus) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import typer
 
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-INSTEAD = {"text": "file", "file": "text"}  # a flag of one leaves out the other of the file
+TEXTS = ("text", "file", "ids")  # a flag of one leaves out the others of the file
+OWN = ("config", "from_")  # which name files themselves
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Key:
 
 def keys_of(*groups: type) -> dict[str, Key]:
     """What a configuration file may hold for these groups: every option but the file itself."""
-    found = [one for one in parameters(*groups).values() if one.is_option and one.name != "config"]
+    found = [one for one in parameters(*groups).values() if one.is_option and one.name not in OWN]
     return {one.spelled.replace("-", "_"): Key.of(one) for one in found}
 
 
@@ -66,20 +67,24 @@ def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[s
     """
     options = {one.spelled.replace("-", "_"): one for one in parameters(*groups).values()}
     content = read_config(context.params["config"], keys)
+    flags = [name for name in TEXTS if flagged(context, name)]
     return {
-        options[key].name: _converted(value, options[key].type)
+        options[key].name: converted(value, options[key].type)
         for key, value in content.items()
-        if key in options and not _flagged(context, options[key].name) and not _flagged(context, INSTEAD.get(key))
+        if key in options and not flagged(context, options[key].name) and not (key in TEXTS and flags)
     }
 
 
-def _flagged(context: typer.Context, name: str | None) -> bool:
-    source = context.get_parameter_source(name) if name else None
+def flagged(context: typer.Context, name: str) -> bool:
+    """Whether the command line gives an option."""
+    source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
-def _converted(value: Any, kind: Any) -> Any:
-    """The value as the command line would have given it: a path, or a number where text is taken too."""
+def converted(value: Any, kind: Any) -> Any:
+    """The value as the command line would have given it: a path, a number where text is taken too, None for `all`."""
+    if kind is int and value == "all":
+        return None
     return kind(value) if kind is Path or (kind is str and type(value) is int) else value
 
 
@@ -144,6 +149,10 @@ def _check(path: Path | str, name: object, value: object, keys: Mapping[str, Key
         close = get_close_matches(str(name).replace("-", "_"), keys, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(keys)}"
         raise UsageError(f"{path}: unknown key {name!r}", hint)
-    key = keys[str(name)]
+    check_value(path, str(name), value, keys[str(name)])
+
+
+def check_value(path: Path | str, name: str, value: object, key: Key) -> None:
+    """Raise UsageError for a value of another type, or outside the choices; None says nothing."""
     if value is not None and not key.accepts(value):
         raise UsageError(f"{path}: {name}: expected {key.expected}, got {value!r}", "correct the value")

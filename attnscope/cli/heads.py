@@ -9,7 +9,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
-from attnscope.cli.options import Drawing, Entries, Printing, Relations, TextRun, Top
+from attnscope.cli.options import Drawing, Entries, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
 
 EXAMPLES = (
@@ -27,7 +27,7 @@ class Ranking(Top):
         Option(help="Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first.", metavar="METRIC"),
     ] = "focus"
     ascending: Annotated[bool, Option(help="Smallest first.")] = False
-    top: Annotated[int, Option(help="Heads in the printed table.")] = 20
+    top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20
 
     @property
     def order(self) -> str:
@@ -35,12 +35,12 @@ class Ranking(Top):
         return f"-{self.sort.removeprefix('-')}" if self.ascending else self.sort
 
 
-GROUPS = (TextRun, Entries, Ranking, Printing, Relations, Drawing)
+GROUPS = (TextRun, Entries, Ranking, Results, Relations, Drawing)
 
 
 @takes(*GROUPS)
 def heads(
-    asked: TextRun, entries: Entries, ranking: Ranking, printing: Printing, relations: Relations, drawing: Drawing
+    asked: TextRun, entries: Entries, ranking: Ranking, printing: Results, relations: Relations, drawing: Drawing
 ) -> int:
     """What every head does with a text, as a ranked table.
 
@@ -56,10 +56,12 @@ def heads(
     from attnscope.cli.heads_table import legend, missing_support, rendered
     from attnscope.cli.single import export_text, observe_text, report_checks
 
+    options = recorded(asked, entries, ranking, printing, relations, drawing)
     seen = observe_text(
         asked,
         entries,
         printing,
+        options,
         key_zero=drawing.sink == "keep",
         relations=printing.out is not None,
         top_k=relations.keys_per_query,
@@ -70,11 +72,10 @@ def heads(
     shown = seen.kept_heads(ranking.order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        options = recorded(asked, entries, ranking, printing, relations, drawing)
         how = {"sort": ranking.order, "min_weight": relations.min_weight, "style": drawing.style()}
-        export_text(seen, printing, options, heads=names, **how)
+        export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how)
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
-    output.emit(seen.table(ranking.order), format, lambda: rendered(seen, shown, ranking.order))
+    output.emit(seen.table(ranking.order), format, lambda: rendered(seen, shown, ranking.order), printing.spreadsheet)
     if format == "table":
         output.talk(legend(shown), printing.quiet)
         say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)

@@ -13,7 +13,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, Drawing, Entries, TextRun, Writing
+from attnscope.cli.options import Config, Drawing, Entries, Exporting, TextRun
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
@@ -24,7 +24,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures(Config, Writing):
+class Pictures(Config, Exporting):
     """Figures to --out, their paths to stdout."""
 
     out: Annotated[Path | None, Option(help="Draw into this folder.")] = None
@@ -45,9 +45,9 @@ def heatmap(asked: TextRun, entries: Entries, pictures: Pictures, drawing: Drawi
 
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    seen = observe_text(asked, entries, pictures, metrics=(), maps="all", **drawing.maps())
-    names = [head.name for head in seen.kept_heads()] if entries.select else []
     options = recorded(asked, entries, pictures, drawing)
+    seen = observe_text(asked, entries, pictures, options, metrics=(), maps="all", **drawing.maps())
+    names = [head.name for head in seen.kept_heads()] if entries.select else []
     written = export_text(seen, pictures, options, heads=names, style=drawing.style())
     sys.stdout.buffer.write(b"".join(os.fsencode(path) + b"\n" for path in written[:-1]))  # without the manifest
     output.talk("heads are drawn one by one with --select", pictures.quiet or entries.select is not None)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Heads, Printing, TextRun, Top
+from attnscope.cli.options import Heads, Results, TextRun, Top
 from attnscope.cli.relations import rendered, say_rest
 from attnscope.cli.takes import takes
 
@@ -15,8 +21,15 @@ EXAMPLES = (
 )
 
 
-@takes(TextRun, Heads, Top, Printing, file=GROUPS)
-def keys(asked: TextRun, chosen: Heads, top: Top, printing: Printing) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Listing(Results):
+    """A table to stdout, the same to --out."""
+
+    out: Annotated[Path | None, Option(help="Write keys.csv and manifest.json here.")] = None
+
+
+@takes(TextRun, Heads, Top, Listing, file=GROUPS)
+def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     """What every token receives as a key, and which heads rest on it.
 
     The mean mass over queries and heads, all heads or those of --select, and the heads whose largest key it is, with a
@@ -28,10 +41,13 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Printing) -> int:
     from attnscope.cli.options import Entries
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    seen = observe_text(asked, Entries(select=chosen.select, by=chosen.by), printing, metrics=())
+    options = recorded(asked, chosen, top, printing)
+    seen = observe_text(asked, Entries(select=chosen.select, by=chosen.by), printing, options, metrics=())
     table = seen.key_table()
     if printing.out:
-        export_text(seen, printing, recorded(asked, chosen, top, printing), figures=(), keys=True)
-    output.emit(table, format, lambda: rendered(table.sort_by([("received", "descending")]), top.top))
+        export_text(seen, printing, options, figures=(), keys=True, spreadsheet=printing.spreadsheet)
+    output.emit(
+        table, format, lambda: rendered(table.sort_by([("received", "descending")]), top.top), printing.spreadsheet
+    )
     say_rest(table, format, top.top, printing.quiet)
     return report_checks(seen, printing.quiet)

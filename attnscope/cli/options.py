@@ -80,10 +80,17 @@ class ModelText(Tokens, Loading):
 
     text: Annotated[str | None, Option("-t", help="The text; - reads stdin.", metavar="TEXT"), FIRST, UNRECORDED] = None
     file: Annotated[str | None, Option("-f", help="A UTF-8 file; - reads stdin.", metavar="FILE"), FIRST] = None
+    ids: Annotated[
+        str | None, Option(help="A file of token ids, read as they are; - reads stdin.", metavar="FILE"), FIRST
+    ] = None
 
     def __post_init__(self) -> None:
-        if self.text is not None and self.file is not None:
-            raise UsageError("--text and --file were both given", "give one of them")
+        given = [name for name in ("text", "file", "ids") if getattr(self, name) is not None]
+        if len(given) > 1:
+            both = " and ".join(f"--{name}" for name in given[:2])
+            raise UsageError(f"{both} were both given", "give one of them")
+        if self.ids is not None and self.chat:
+            raise UsageError("--chat is about a text, and --ids gives tokens", "leave out one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +123,14 @@ class EngineChoice(EngineName):
 
 @dataclass(frozen=True, kw_only=True)
 class TextRun(EngineChoice, ModelText):
-    """One text through one model."""
+    """One text through one model, or a run that was written down."""
+
+    from_: Annotated[
+        Path | None,
+        Option("--from", help="Repeat the run of a manifest.json; options given beside it win.", metavar="MANIFEST"),
+        FIRST,
+        UNRECORDED,
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,15 +173,28 @@ class Entries(Heads):
             raise UsageError("logits can be negative and have no log scale", "use --scale linear with --weights scores")
 
 
+def count(text: str | int) -> int | None:
+    """The number that a person wrote; `all` is None. Raises ValueError."""
+    if text == "all":
+        return None
+    if not re.fullmatch(r"-?[0-9]{1,9}", str(text)):
+        raise ValueError(f"expected a number or all, got {str(text)[:20]!r}")
+    return int(text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Top:
     """How much of a table is shown."""
 
-    top: Annotated[int, Option(help="Rows in the printed table.", metavar="N")] = 40
+    top: Annotated[
+        int | None,
+        Option(help="Rows printed on a terminal: a number, or all.", metavar="N|all", parser=count),
+        Key((int, str), ("all",)),
+    ] = 40
 
     def __post_init__(self) -> None:
-        if self.top < 1:
-            raise UsageError(f"--top takes a number from 1; {self.top} came", "write --top 20")
+        if self.top is not None and self.top < 1:
+            raise UsageError(f"--top takes a number from 1; {self.top} came", "write --top 20, or --top all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +204,7 @@ class Relations:
     panel = "Relations"
     top_k: Annotated[
         str,
-        Option(help="Strongest keys per query: a number, or all.", metavar="N|all"),
+        Option(help="Keys that are kept of every query, strongest first: a number, or all.", metavar="N|all"),
         Key((int, str), ("all",)),
         HELD,
     ] = "5"
@@ -272,6 +299,13 @@ class Writing(Verbose, Quiet):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Exporting(Writing):
+    """A folder that holds one run."""
+
+    force: Annotated[bool, Option(help="Write over another run in --out."), FIRST, UNRECORDED] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Format:
     """How a table is printed."""
 
@@ -294,6 +328,23 @@ class Config:
 @dataclass(frozen=True, kw_only=True)
 class Printing(Config, Format, Writing):
     """A table to stdout, files to --out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spreadsheet:
+    """Who reads the tables."""
+
+    spreadsheet: Annotated[bool, Option(help="Cells of csv and tsv that no spreadsheet runs."), HELD] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results(Spreadsheet, Printing, Exporting):
+    """A table to stdout, a run to --out."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.spreadsheet and self.format not in (None, "table", "csv", "tsv"):
+            raise UsageError("--spreadsheet is about csv and tsv", "add --format csv")
 
 
 def check_folder(folder: Path) -> None:

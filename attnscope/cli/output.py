@@ -44,14 +44,17 @@ def wanted_format(asked: str | None) -> str:
     return asked or ("table" if terminal else "csv")
 
 
-def emit(table: pa.Table, format: str, picture: Callable[[], RenderableType]) -> None:
-    """Write a table to stdout: as data in one of the formats, or as the picture of it for a person."""
+def emit(table: pa.Table, format: str, picture: Callable[[], RenderableType], spreadsheet: bool = False) -> None:
+    """Write a table to stdout: as data in one of the formats, or as the picture of it for a person.
+
+    spreadsheet: cells of the data that a spreadsheet would run as a formula begin with an apostrophe.
+    """
     if format == "table":
         show(picture())
         return
-    from attnscope.tables import write
+    from attnscope.tables import tamed, write
 
-    write(table, sys.stdout.buffer, format)
+    write(tamed(table) if spreadsheet else table, sys.stdout.buffer, format)
     sys.stdout.buffer.flush()
 
 

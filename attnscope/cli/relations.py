@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Entries, Printing, Relations, TextRun, Top
+from attnscope.cli.options import Entries, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -21,8 +25,15 @@ EXAMPLES = (
 )
 
 
-@takes(TextRun, Entries, Top, Printing, Relations, file=GROUPS)
-def relations(asked: TextRun, entries: Entries, top: Top, printing: Printing, listed: Relations) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Listing(Results):
+    """A table to stdout, the same to --out."""
+
+    out: Annotated[Path | None, Option(help="Write relations.csv and manifest.json here.")] = None
+
+
+@takes(TextRun, Entries, Top, Listing, Relations, file=GROUPS)
+def relations(asked: TextRun, entries: Entries, top: Top, printing: Listing, listed: Relations) -> int:
     """Which token looks at which: the strongest keys of every query.
 
     Of every head, or of those of --select. On a terminal the first --top rows are shown; in a pipe all of them are
@@ -34,23 +45,24 @@ def relations(asked: TextRun, entries: Entries, top: Top, printing: Printing, li
     from attnscope.cli.single import export_text, observe_text, report_checks
 
     kept = {"relations": True, "top_k": listed.keys_per_query, "group": listed.group}
-    seen = observe_text(asked, entries, printing, metrics=(), **kept)
+    options = recorded(asked, entries, top, printing, listed)
+    seen = observe_text(asked, entries, printing, options, metrics=(), **kept)
     table = seen.relations(listed.min_weight)
     if printing.out:
-        options = recorded(asked, entries, top, printing, listed)
-        export_text(seen, printing, options, figures=(), min_weight=listed.min_weight)
-    output.emit(table, format, lambda: rendered(table, top.top))
+        how = {"min_weight": listed.min_weight, "spreadsheet": printing.spreadsheet}
+        export_text(seen, printing, options, figures=(), **how)
+    output.emit(table, format, lambda: rendered(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)
     return report_checks(seen, printing.quiet)
 
 
-def say_rest(table: pa.Table, format: str, top: int, quiet: bool) -> None:
+def say_rest(table: pa.Table, format: str, top: int | None, quiet: bool) -> None:
     """Say how many rows a printed table left out."""
-    if format == "table" and len(table) > top:
+    if format == "table" and top is not None and len(table) > top:
         output.talk(f"{top} of {len(table)} rows; --top N shows more, a pipe gets all", quiet)
 
 
-def rendered(table: pa.Table, top: int) -> RichTable:
+def rendered(table: pa.Table, top: int | None) -> RichTable:
     """The first rows for a person; where the screen is narrow the texts are cut, never the numbers."""
     from pyarrow import types
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
@@ -10,7 +11,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Entries, Map, Printing, Relations, TextRun, Top
+from attnscope.cli.options import Entries, Map, Relations, Results, TextRun, Top
 from attnscope.cli.relations import rendered, say_rest
 from attnscope.cli.takes import takes
 
@@ -35,8 +36,15 @@ class Units(Relations):
     ] = None  # type: ignore[assignment]
 
 
-@takes(TextRun, Top, Printing, Units, Map, file=GROUPS)
-def rollout(asked: TextRun, top: Top, printing: Printing, units: Units, drawing: Map) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Rolled(Results):
+    """A table to stdout, the same and its heatmap to --out."""
+
+    out: Annotated[Path | None, Option(help="Write rollout.csv, its heatmap and manifest.json here.")] = None
+
+
+@takes(TextRun, Top, Rolled, Units, Map, file=GROUPS)
+def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: Map) -> int:
     """Attention rolled out: which tokens each token came from.
 
     How much of each token's state after the last layer is attributed to each input token: the product over all layers
@@ -48,15 +56,15 @@ def rollout(asked: TextRun, top: Top, printing: Printing, units: Units, drawing:
 
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    seen = observe_text(asked, Entries(), printing, metrics=(), rollout=units.group or "bins")
+    options = recorded(asked, top, printing, units, drawing)
+    seen = observe_text(asked, Entries(), printing, options, metrics=(), rollout=units.group or "bins")
     rolled = seen.rollout
     assert rolled is not None
     table = rolled.table(units.keys_per_query, units.min_weight)
     if printing.out:
-        options = recorded(asked, top, printing, units, drawing)
         how = {"top_k": units.keys_per_query, "min_weight": units.min_weight, "style": drawing.style()}
-        export_text(seen, printing, options, figures=(), **how)
-    output.emit(table, format, lambda: rendered(table, top.top))
+        export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **how)
+    output.emit(table, format, lambda: rendered(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)
     return max(report_checks(seen, printing.quiet), report_rollout(seen, rolled, printing.quiet))
 

@@ -7,21 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.options import Entries, ModelText, TextRun, Writing
+from attnscope.cli.options import Entries, Exporting, ModelText, TextRun, Writing
 from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.observation import Observation
-    from attnscope.run import Run
+    from attnscope.run import Run, Text
 
 
-def observe_text(asked: TextRun, entries: Entries, writing: Writing, **wanted: Any) -> Observation:
+def observe_text(
+    asked: TextRun, entries: Entries, writing: Exporting, options: Mapping[str, Any], **wanted: Any
+) -> Observation:
     """Read the text, load the model, run it once. What can be refused is refused before the next costly step.
 
-    wanted: the fields of `observe.Request`, which imports torch and is therefore made after the model was found.
+    options: what the manifest will say was asked for. wanted: the fields of `observe.Request`, which imports torch and
+    is therefore made after the model was found.
     """
-    text = read_text(asked, writing)
+    text = read_run(asked, writing)
     loaded = load_model(asked, writing)
     from attnscope.observe import Request
     from attnscope.run import prepare
@@ -38,6 +41,7 @@ def observe_text(asked: TextRun, entries: Entries, writing: Writing, **wanted: A
         memory=asked.memory,
         listen=asked.listen,
     )
+    check_out(run, writing, options)
     output.talk(header(run), writing.quiet)
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
@@ -46,11 +50,33 @@ def observe_text(asked: TextRun, entries: Entries, writing: Writing, **wanted: A
         return run.observe()
 
 
-def read_text(asked: ModelText, writing: Writing) -> str:
-    """The text; from here on the library's warnings are lines on stderr."""
+def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
+    """Refuse a folder with another run in it, before the forward pass."""
+    if writing.out is not None:
+        from attnscope.manifest import about, check
+
+        loaded = run.loaded
+        model = {"name": loaded.name, "revision": loaded.revision}
+        facts = {"model": model, "device": loaded.device, "dtype": loaded.dtype}
+        check(writing.out, about(run.prompt, facts, options), writing.force)
+
+
+def read_run(asked: TextRun, writing: Writing) -> Text:
+    """The text that was given; without one, the tokens of the run that --from names."""
+    if asked.from_ is None or (asked.text, asked.file, asked.ids) != (None, None, None):
+        return read_text(asked, writing)
+    from attnscope.cli.repeat import tokens_of
+
+    output.complain_through_talk(writing.quiet)
+    return tokens_of(asked.from_)
+
+
+def read_text(asked: ModelText, writing: Writing) -> str | list[int]:
+    """The text, or its token ids; from here on the library's warnings are lines on stderr."""
+    from attnscope.text.reading import read_ids
     from attnscope.text.reading import read_text as read
 
-    text = read(asked.text, asked.file)
+    text = read(asked.text, asked.file) if asked.ids is None else read_ids(asked.ids)
     output.complain_through_talk(writing.quiet)
     return text
 
@@ -65,7 +91,7 @@ def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
         return load(asked.load_options())
 
 
-def prepared(asked: ModelText, writing: Writing, text: str, select: str | None = None) -> Run:
+def prepared(asked: ModelText, writing: Writing, text: Text, select: str | None = None) -> Run:
     """A text for the model's own eager attention, its header told."""
     loaded = load_model(asked, writing)
     from attnscope.run import prepare
@@ -100,7 +126,7 @@ def _engine_words(run: Run) -> str:
     return f"engine {run.engine.name} (output {run.engine.output}, {far})"
 
 
-def export_text(seen: Observation, writing: Writing, options: Mapping[str, Any], **how: Any) -> list[Path]:
+def export_text(seen: Observation, writing: Exporting, options: Mapping[str, Any], **how: Any) -> list[Path]:
     """Write what was seen into --out, with a bar while pictures are drawn; says how many files were written."""
     from attnscope.drawing import FIGURES, Drawing
     from attnscope.export import export
@@ -108,7 +134,8 @@ def export_text(seen: Observation, writing: Writing, options: Mapping[str, Any],
     assert writing.out is not None
     steps = Drawing.of(seen, how.get("heads", ())).pictures(how.get("figures", FIGURES))
     with unwinding(), output.progress("drawing", steps or None, writing.quiet) as advance:
-        written = export(seen, writing.out, options=options, workers=None, advance=advance, **how)
+        how |= {"options": options, "force": writing.force}
+        written = export(seen, writing.out, workers=None, advance=advance, **how)
     output.talk(f"wrote {len(written)} files to {writing.out}", writing.quiet)
     return written
 

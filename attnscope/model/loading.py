@@ -199,6 +199,8 @@ def _check_options(options: LoadOptions) -> None:
         )
     if options.dtype not in DTYPES:
         raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {options.dtype!r}", "use {dtype=auto}")
+    if options.positions is not None and options.positions < 1:
+        raise UsageError(f"expected a number of positions from 1, got {options.positions}", "leave out {positions}")
     if options.device_map and options.device_map not in DEVICE_MAPS:
         raise UsageError(
             f"expected a device map of {', '.join(DEVICE_MAPS)}, got {options.device_map!r}", "use {device_map=auto}"

@@ -109,10 +109,13 @@ def from_chat(tokenizer: Any, chat: str, *, max_tokens: int | None = None, trunc
     return _prompt(tokenizer, text, ids, offsets, kept, turn_bounds(_quiet(tokenizer), messages, text))
 
 
-def from_ids(tokenizer: Any, ids: Sequence[int]) -> Prompt:
+def from_ids(
+    tokenizer: Any, ids: Sequence[int], *, max_tokens: int | None = None, truncate: Side | None = None
+) -> Prompt:
     """A prompt for token ids that no text was read for; its text is what the tokens say, joined.
 
-    Bytes that make no character are `<0xE6>`, ids beyond the vocabulary `<id 512>`. InputError without ids.
+    Bytes that make no character are `<0xE6>`, ids beyond the vocabulary `<id 512>`. InputError without ids; lengths as
+    in `from_text`.
 
     >>> from_ids(tokenizer, [1, 265]).tokens
     ('<s>', ' the')
@@ -120,7 +123,7 @@ def from_ids(tokenizer: Any, ids: Sequence[int]) -> Prompt:
     listed = [int(token) for token in ids]
     if not listed:
         raise InputError("there are no token ids", "give at least one")
-    return _prompt(tokenizer, None, listed, None, list(range(len(listed))), [])
+    return _prompt(tokenizer, None, listed, None, _kept(tokenizer, listed, max_tokens, truncate), [])
 
 
 def _encode(tokenizer: Any, text: str, **how: Any) -> tuple[list[int], Offsets | None]:

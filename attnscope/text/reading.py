@@ -1,6 +1,7 @@
 """A text from a flag, a file or standard input."""
 
 import os
+import re
 import sys
 
 from attnscope.errors import InputError, UsageError
@@ -43,6 +44,25 @@ def read_text(text: str | None, file: str | None) -> str:
     if not found.strip():
         raise InputError(f"{source} is empty", "give a text with at least one word")
     return found
+
+
+def read_ids(file: str) -> list[int]:
+    """Token ids from a file, or from standard input where it is `-`: a JSON list, or numbers between spaces or commas.
+
+    InputError for a file that can't be read, and for what is no list of whole numbers.
+
+    >>> read_ids("ids.json")
+    [1, 265, 903]
+    """
+    source = "standard input" if file == "-" else file
+    text = decode_utf8(sys.stdin.buffer.read() if file == "-" else _read_file(file), source).strip()
+    inside = re.fullmatch(r"\[(.*)\]", text, re.DOTALL)
+    parts = re.split(r"\s*,\s*|\s+", (inside[1] if inside else text).strip())
+    wrong = next((part for part in parts if not re.fullmatch(r"-?[0-9]{1,18}", part)), None)
+    if wrong is not None:
+        what = f"{wrong[:20]!r} in {source} is no token id" if any(parts) else f"{source} holds no token ids"
+        raise InputError(what, "give whole numbers, between spaces or commas or as a JSON list")
+    return [int(part) for part in parts]
 
 
 def _read_file(file: str) -> bytes:

@@ -98,7 +98,7 @@ def test_the_keys_of_a_batch_file_are_the_options_of_batch() -> None:
 def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder: Path) -> None:
     (place / "run.yaml").write_text(
         f"model: {tiny_folder}\ntables: relations\nformat: jsonl\nbatch_tokens: 64\nshard_size: 3\n"
-        "figures: overview\nimage: svg\nweights: true\ntop_k: 2\nquiet: true\n"
+        "figures: overview\nimage: svg\nmatrices: true\ntop_k: 2\nquiet: true\n"
     )
     assert run(["batch", "corpus.jsonl", "--config", "run.yaml", "--out", "out", "--format", "csv"]) == 0
     assert sorted(one.name for one in (place / "out").iterdir() if one.is_dir()) == [
@@ -107,7 +107,7 @@ def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder
     assert [one.name for one in (place / "out" / "relations").iterdir()] == ["part-000000000.csv"]
     assert [one.name for one in (place / "out" / "figures" / "000001").iterdir()] == ["overview.svg"]
     held = json.loads((place / "out" / "run.json").read_text())["options"]
-    assert (held["shard-size"], held["top-k"], held["weights"]) == (3, "2", True)
+    assert (held["shard-size"], held["top-k"], held["matrices"]) == (3, "2", True)
     spelled = [
         "--model",
         str(tiny_folder),
@@ -117,7 +117,7 @@ def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder
         "csv",
         "--shard-size",
         "3",
-        "--weights",
+        "--matrices",
     ]
     spelled += ["--figures", "overview", "--image", "svg", "--top-k", "2", "-q"]
     assert run(["batch", "corpus.jsonl", "--out", "out", *spelled]) == 0  # the same run, in flags
@@ -134,7 +134,7 @@ def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder
         ("num_gpus_per_actor: -1", "num_gpus_per_actor: expected a number from 0, got -1"),
         ("num_gpus_per_actor: .nan", "expected a number from 0, got nan"),
         ("format: arrow", "format: expected parquet or csv or jsonl, got 'arrow'"),
-        ("weights: softmax", "weights: expected true or false, got 'softmax'"),
+        ("matrices: softmax", "matrices: expected true or false, got 'softmax'"),
     ],
 )
 def test_what_a_batch_file_cannot_say(tmp_path: Path, text: str, says: str) -> None:
@@ -251,6 +251,32 @@ def test_chat_records(place: Path) -> None:
     [failed] = [json.loads(line) for line in (place / "out" / "failures.jsonl").read_text().splitlines()]
     assert failed["line"] == 3
     assert "content" in failed["reason"]
+
+
+def test_a_finished_folder_says_what_is_there_already(
+    place: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["batch", "corpus.jsonl", "--model", str(tiny_folder), "--out", "out", "--tables", "heads"]
+    said = []
+    for code in (0, 0, 1):
+        assert run(command) == code
+        said.append(capfd.readouterr().err.splitlines()[0])
+        if len(said) == 2:
+            (place / "corpus.jsonl").open("a").write('{"no": 1}\n{"text": "a boat"}\n')
+    assert said[0].startswith("2 texts, ")
+    assert said[0].endswith(" measured in out")
+    assert said[1] == "all 2 are there already in out"
+    assert said[2].endswith(" measured in out; 2 texts were there already")
+
+
+def test_a_folder_of_the_version_before_goes_on_under_the_new_name_of_an_option(place: Path, tiny_folder: Path) -> None:
+    command = ["batch", "corpus.jsonl", "--model", str(tiny_folder), "--out", "out", "--tables", "heads", "-q"]
+    assert run([*command, "--matrices"]) == 0
+    said = json.loads((place / "out" / "run.json").read_text())
+    said["options"]["weights"] = said["options"].pop("matrices")
+    (place / "out" / "run.json").write_text(json.dumps(said))
+    assert run([*command, "--matrices"]) == 0
+    assert run(command) == 2
 
 
 @pytest.mark.parametrize("changed", ["weights", "tokenizer", "config"])

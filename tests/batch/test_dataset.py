@@ -171,7 +171,7 @@ def test_spreadsheet_cells_that_look_like_formulas_are_neutralised(start: str) -
 
 def test_weights_are_the_lower_triangles(tmp_path: Path, tiny_folder: Path, tiny: Any) -> None:
     texts = some_texts(6, seed=3)
-    out = batch(tmp_path, tiny_folder, texts, "--weights", "--select", "0.1,2.*", "--tables", "heads")
+    out = batch(tmp_path, tiny_folder, texts, "--matrices", "--select", "0.1,2.*", "--tables", "heads")
     index = [json.loads(line) for line in (out / "weights" / "part-000000000.index.jsonl").read_text().splitlines()]
     stored = load_file(out / "weights" / "part-000000000.safetensors")
     assert [(row["item"], row["layer"]) for row in index] == [(item, layer) for item in range(6) for layer in (0, 2)]

@@ -26,7 +26,7 @@ from attnscope.model.loading import LoadOptions
 from helpers.corpora import content, jsonl, rows, some_texts
 
 ray = pytest.importorskip("ray")
-from attnscope.batch.cluster import Cluster, started  # noqa: E402
+from attnscope.batch.cluster import Cluster, _waits_for, check_room, started, waiting_said  # noqa: E402
 
 ONE_THREAD = {"env_vars": {"OMP_NUM_THREADS": "1"}}
 
@@ -55,6 +55,57 @@ def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, stopp
     assert again.texts == 0  # nothing twice
     with pytest.raises(InputError, match="line 41: empty"):
         run_folder(replace(job, strict=True), reading, tmp_path / "strict", {}, cluster=Cluster(actors=1))
+
+
+def test_every_core_may_have_an_actor_and_no_more(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
+    corpus = jsonl(tmp_path / "c.jsonl", some_texts(30))
+    job, reading = job_of(tiny_folder, 40_000), Corpus((str(corpus),))
+    run_folder(job, reading, tmp_path / "here", {})
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
+    assert _waits_for(ray, Cluster(actors=2)).startswith("0 of 2 actors have their place, others wait for room")
+    journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=2))
+    assert (tally.texts, len(journal.records) > 2) == (30, True)
+    assert same(tmp_path / "here", tmp_path / "ray")
+    with pytest.raises(UsageError, match="3 actors take 3 CPUs, and the cluster has 2; give --num-actors 2"):
+        run_folder(job, reading, tmp_path / "more", {}, cluster=Cluster(actors=3))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "there", "says"),
+    [
+        (Cluster(actors=4), {"CPU": 4.0}, None),
+        (Cluster(actors=5), {"CPU": 4.0}, "5 actors take 5 CPUs, and the cluster has 4; give --num-actors 4"),
+        (Cluster(actors=4, gpus_per_actor=0.5), {"CPU": 1.0, "GPU": 2.0}, None),
+        (Cluster(actors=3, gpus_per_actor=1), {"CPU": 8.0, "GPU": 2.0}, "3 GPUs, and the cluster has 2"),
+        (Cluster(actors=1, gpus_per_actor=1), {"CPU": 8.0}, "1 actors take 1 GPUs, and the cluster has 0; give fewer"),
+    ],
+)
+def test_more_than_a_cluster_has_is_refused(cluster: Cluster, there: dict[str, float], says: str | None) -> None:
+    if says is None:
+        check_room(cluster, there)
+        return
+    with pytest.raises(UsageError, match=says):
+        check_room(cluster, there)
+
+
+def test_a_run_that_does_nothing_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("attnscope.batch.cluster.PATIENCE_SECONDS", 0.05)
+    done: list[int] = []
+
+    def said() -> int:
+        return len(caplog.records)
+
+    with waiting_said(lambda: len(done), lambda: "2 actors wait for room"):
+        while said() < 2:
+            time.sleep(0.01)
+    assert "no shard was finished for 0 s: 2 actors wait for room" in caplog.text
+    caplog.clear()
+    busy = iter(range(10**9))
+    with waiting_said(lambda: next(busy), lambda: "nothing"):
+        time.sleep(0.3)
+    assert said() == 0
 
 
 def drawing_job(model: Path, shard_bytes: int) -> Job:

@@ -1,0 +1,69 @@
+"""`--from MANIFEST`: the options and the text of a run that was written down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.cli import output
+from attnscope.cli.config import Key, check_value, converted, flagged
+from attnscope.cli.groups import Mark, Parameter, parameters
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    import typer
+
+    from attnscope.text.prompt import Prompt
+
+
+def repeated(context: typer.Context, groups: tuple[type, ...]) -> dict[str, Any]:
+    """The options, by field, that the manifest of --from gives and no flag does; what flags change is said.
+
+    Where the run came from and went to, and what it was allowed to do, is not repeated. Raises UsageError for a value
+    that the option does not take.
+    """
+    from attnscope.manifest import AROUND, read_manifest
+
+    path = context.params["from_"]
+    said = _options(read_manifest(path), path)
+    found = {
+        name: option
+        for name, option in parameters(*groups).items()
+        if name in said and name not in AROUND and Mark.UNRECORDED not in option.extra
+    }
+    for name, option in found.items():
+        check_value(path, name, _written(said[name], Key.of(option)), Key.of(option))
+    given = [name for name in found if flagged(context, name)]
+    texts = [name for name in ("text", "file", "ids") if flagged(context, name)]
+    changes = [f"--{found[name].spelled}" for name in given if context.params[name] != _value(found[name], said[name])]
+    beside = f"; given beside it: {', '.join([*(f'--{name}' for name in texts), *changes])}"
+    output.talk(f"repeats {path}{beside if texts or changes else ''}", context.params["quiet"])
+    return {name: _value(option, said[name]) for name, option in found.items() if name not in given}
+
+
+def _options(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The options of a manifest, and the model itself, of which the hub may have moved on."""
+    model, options = said.get("model"), said.get("options")
+    if not isinstance(model, Mapping) or not isinstance(options, Mapping):
+        raise UsageError(f"{path} does not say what was asked for", "name another manifest")
+    commit = {"revision": model["revision"]} if model.get("revision") else {}
+    return {"model": model.get("name"), **options, **commit}
+
+
+def _written(value: Any, key: Key) -> Any:
+    """The value as a person writes it into a file: the command line gives numbers as text where text is taken too."""
+    number = isinstance(value, str) and int in key.kinds and re.fullmatch("[0-9]{1,9}", value)
+    return int(value) if number else value
+
+
+def _value(option: Parameter, value: Any) -> Any:
+    return value if value is None else converted(value, option.type)
+
+
+def tokens_of(path: Path) -> Prompt:
+    """The tokens that the run of a manifest read."""
+    from attnscope.manifest import prompt_of, read_manifest
+
+    return prompt_of(read_manifest(path), path)

@@ -1,0 +1,208 @@
+"""A folder of one text's run: which run lies in it, which files are its own, and how another takes its place.
+
+    check(folder, now, force=False)   # refused where another run lies there
+    with taken(folder, now) as made:  # marked as unfinished while the block writes
+        ...
+
+A manifest is what somebody wrote: nothing is removed for its word but files that bear a name of ours, in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import UsageError
+from attnscope.files import jsonable, save_json
+from attnscope.text.prompt import Prompt, Span
+
+SCHEMA = "run/2"  # of a folder; goes up when a file or a column is renamed, or means something else
+NAME, MARK = "manifest.json", "unfinished.json"
+# Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
+AROUND = frozenset({"out", "file", "ids", "offline", "trust_remote_code", "allow_pickle"})
+OURS = re.compile(
+    r"(heads|relations|rollout)\.csv|(manifest|unfinished)\.json"
+    r"|(overview|metrics|rollout|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
+    re.ASCII,
+)
+HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a file that is not whole yet
+MOST_SAID, LONGEST_SAID = 4, 40
+
+
+def about(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more."""
+    text = {"sha256": prompt.sha256, "tokens": len(prompt), "removed_tokens": prompt.removed}
+    said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": asdict(prompt)})
+    return {"schema": SCHEMA, **facts, **said}
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What a manifest says, of this version or another. Raises UsageError for what is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not str(found.get("schema")).startswith("run/"):
+        raise UsageError(f"{path} is no manifest of attnscope, or damaged", "name another")
+    return found
+
+
+def prompt_of(said: Mapping[str, Any], path: Path) -> Prompt:
+    """The tokens that the run of a manifest read. Raises UsageError where it does not say them, or not all of them."""
+    try:
+        columns = {name: value for name, value in said["prompt"].items() if name != "turns"}
+        turns = tuple(Span(**turn) for turn in said["prompt"]["turns"])
+        prompt = Prompt(**{name: _frozen(value) for name, value in columns.items()}, turns=turns)
+        whole = _is_whole(prompt)
+    except (KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise UsageError(f"{path} does not say which tokens were read", "give the text with {text} or {file}")
+    return prompt
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What tells two runs apart, in words; none where the second is the first again."""
+    text = [f"text was {_shown(before)}, now {_shown(now)}"] * (not _same_text(before, now))
+    options = _changed(_facts(before), _facts(now))
+    asked = _changed(_mapping(before.get("export")), now["export"]) if "export" in now and not options else []
+    return text + options + asked
+
+
+def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
+    """Raise UsageError, which says what differs, where another run lies in the folder; force lets it be written over.
+
+    What a run left that was stopped may be taken over by any other.
+    """
+    path, found = folder / NAME, list[str]()
+    if not force and path.exists():
+        found = differences(read_manifest(path), now)
+    elif not force and not (folder / MARK).exists():
+        found = [f"{name}, which no manifest lists" for name in sorted(_ours(folder))[:1]]
+    if found:
+        more = f"; {len(found) - MOST_SAID} more" * (len(found) > MOST_SAID)
+        raise UsageError(
+            f"{folder} holds another run: {'; '.join(found[:MOST_SAID])}{more}",
+            "name another folder, or write over it with {force=True}",
+        )
+
+
+@contextmanager
+def taken(folder: Path, now: Mapping[str, Any]) -> Iterator[set[str]]:
+    """The folder for a run to write into, made if need be; gives the set that the block adds the names of its files to.
+
+    Files of the run before are removed: first where it is another, at the end where it is the same and wrote more.
+    While the block runs, and where it is cut off, the folder says that it is unfinished. Raises UsageError where it
+    cannot be written.
+    """
+    written: set[str] = set()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
+    left, again = _left(folder, now)
+    save_json(now, folder / MARK)
+    if not again:
+        _remove(folder, {NAME, *left})
+    yield written
+    _remove(folder, left - written)
+    _remove(folder, {MARK})
+
+
+def _left(folder: Path, now: Mapping[str, Any]) -> tuple[set[str], bool]:
+    """What a run before left in a folder, manifest and mark aside; and whether it was the same run."""
+    again, names = False, set[str]()
+    with suppress(UsageError):  # none, or damaged: it lists nothing
+        before = read_manifest(folder / NAME)
+        again = not differences(before, now)
+        listed = before.get("files")
+        names = {str(name) for name in listed} if isinstance(listed, Mapping | list) else names
+    if (folder / MARK).exists():
+        names |= _ours(folder)
+    return names - {NAME, MARK}, again
+
+
+def _ours(folder: Path) -> set[str]:
+    """The files in a folder that bear a name of ours, whole or not, manifest and mark aside."""
+    paths = [path for part in (folder, folder / "layers", folder / "heads") if part.is_dir() for path in part.iterdir()]
+    names = {path.relative_to(folder).as_posix() for path in paths if not path.is_dir()}
+    return {name for name in names if _is_ours(name)} - {NAME, MARK}
+
+
+def _is_ours(name: str) -> bool:
+    """Whether it is the name of a file that an export writes, or of one that is not whole yet."""
+    place, slash, last = name.rpartition("/")
+    half = HALF.fullmatch(last)
+    return OURS.fullmatch(place + slash + (half["name"] if half else last)) is not None
+
+
+def _remove(folder: Path, names: set[str]) -> None:
+    """Remove those of the files that are ours and lie in the folder itself, not behind a link."""
+    for path in (folder / name for name in sorted(names) if _is_ours(name)):
+        if not path.is_dir() and (path.parent == folder or not path.parent.is_symlink()):
+            path.unlink(missing_ok=True)
+            if path.parent != folder:
+                with suppress(OSError):  # it holds more
+                    path.parent.rmdir()
+
+
+def _facts(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is, by name, but for its text."""
+    model, options = _mapping(said.get("model")), _mapping(said.get("options"))
+    facts = {"model": model.get("name"), "revision": model.get("revision")}
+    facts |= {name: said.get(name) for name in ("device", "dtype")}
+    return {name: value for name, value in options.items() if name not in AROUND} | facts
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} was {_short(before.get(name))}, now {_short(now.get(name))}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _same_text(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """The hash and the lengths say it; the ids too, where both say them, since two lists of ids may read the same."""
+    ids = [_mapping(said.get("prompt")).get("ids") for said in (before, now)]
+    return before.get("text") == now.get("text") and (None in ids or ids[0] == ids[1])
+
+
+def _shown(said: Mapping[str, Any]) -> str:
+    tokens, text = _mapping(said.get("text")).get("tokens"), _mapping(said.get("prompt")).get("text")
+    return f"{_short(text)} ({_short(tokens)} tokens)"
+
+
+def _short(value: Any) -> str:
+    """A value for a message: on one line, in letters that show."""
+    text = repr(value[: LONGEST_SAID + 1] if isinstance(value, str) else value)
+    return text if len(text) <= LONGEST_SAID else f"{text[:LONGEST_SAID]}…"
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _is_whole(prompt: Prompt) -> bool:
+    """Whether every column has one entry per token, of its kind."""
+    kinds = {"ids": int, "tokens": str, "labels": str, "special": bool, "plain": str}
+    columns = {name: getattr(prompt, name) for name in kinds}
+    return (
+        type(prompt.text) is str
+        and type(prompt.removed) is int
+        and len(prompt.ids) > 0
+        and all(type(column) is tuple and len(column) == len(prompt.ids) for column in columns.values())
+        and all(type(one) is kinds[name] for name, column in columns.items() for one in column)
+        and all(0 <= turn.start <= turn.stop <= len(prompt.ids) and type(turn.name) is str for turn in prompt.turns)
+    )

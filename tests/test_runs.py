@@ -1,0 +1,441 @@
+"""The folder of one run: whose it is, what it lists, how another takes its place, and how it is repeated."""
+
+import csv
+import hashlib
+import io
+import json
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import attnscope
+from attnscope.errors import UsageError
+from attnscope.manifest import OURS, prompt_of
+from attnscope.run import prepare
+from attnscope.tables import FORMULA_STARTS, as_table, save, tamed, write
+from helpers.command_line import SENTENCE, call
+from helpers.forks import Forked
+
+STORY, CAT = "the river bank is green and the old boat lies still", "the cat sat on the mat"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def said(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+
+
+def listed(folder: Path) -> set[str]:
+    """What the manifest lists, which is all that lies there."""
+    files = files_of(folder)
+    found = said(folder)["files"]
+    assert found == {name: hashlib.sha256(files[name]).hexdigest() for name in found}
+    assert set(found) | {"manifest.json"} == set(files)
+    assert all(OURS.fullmatch(name) for name in files)
+    return set(found)
+
+
+# whose it is
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("heads", "--text", CAT), f"text was {STORY[:39]!r}… (".replace("'…", "…")),
+        (("heads", "--text", STORY, "--top", "1"), "top was 2, now 1"),
+        (("heads", "--text", STORY, "--top", "2", "--select", "1"), "select was None, now '1'"),
+        (("relations", "--text", STORY), "another run: bin was 'sum', now None"),
+        (("heatmap", "--text", STORY, "--scale", "log"), "scale was 'linear', now 'log'"),
+        (("heads", "--ids", "{ids}", "--top", "2"), "tokens), now '<s>the' (2 tokens)"),
+    ],
+)
+def test_another_run_is_refused_before_the_forward_pass(tmp_path, arguments, says, monkeypatch):
+    out, ids = tmp_path / "runs", tmp_path / "ids"
+    ids.write_text("0 423")
+    arguments = [one.format(ids=ids) for one in arguments]
+    assert call("heads", "--text", STORY, "--top", "2", "--out", str(out), "-q").code == 0
+    before = files_of(out)
+    monkeypatch.setattr("attnscope.run.observe", None)
+    result = call(*arguments, "--out", str(out))
+    assert (result.code, result.out, result.err.count("\n")) == (2, b"", 1)
+    assert f"{out} holds another run: " in result.err
+    assert says in result.err
+    assert result.err.endswith("name another folder, or write over it with --force\n")
+    assert files_of(out) == before
+
+
+def test_the_same_run_again_is_fine_however_its_text_was_given(tmp_path):
+    out, file = tmp_path / "runs", tmp_path / "story.txt"
+    file.write_text(STORY)
+    assert call("heads", "--text", STORY, "--top", "1", "--out", str(out), "-q").code == 0
+    before = files_of(out)
+    assert call("heads", "--file", str(file), "--top", "1", "--out", f"{out}/../runs", "--offline", "-q").code == 0
+    again = files_of(out)
+    assert again.pop("manifest.json") != before.pop("manifest.json")  # other ways to the same
+    assert again == before
+
+
+def test_the_manifest_lists_every_file_with_its_hash_and_every_token(tmp_path, demo):
+    assert call("heads", "--text", STORY, "--top", "1", "--out", str(tmp_path), "-q").code == 0
+    assert {"heads.csv", "relations.csv", "overview.png", "layers/L00.png"} < listed(tmp_path)
+    prompt = prepare(demo, STORY).prompt
+    tokens = said(tmp_path)["prompt"]
+    assert (tokens["text"], tokens["ids"], tokens["tokens"]) == (STORY, list(prompt.ids), list(prompt.tokens))
+
+
+def test_force_removes_what_the_old_manifest_lists_and_nothing_else(tmp_path):
+    assert call("heads", "--text", STORY, "--top", "2", "--image", "svg", "--out", str(tmp_path), "-q").code == 0
+    mine = {"notes.txt": b"mine", "heads/notes.txt": b"mine", "heads/L99H99.png": b"mine"}
+    for name, content in mine.items():
+        (tmp_path / name).write_bytes(content)
+    assert call("heads", "--text", CAT, "--top", "1", "--out", str(tmp_path), "--force", "-q").code == 0
+    found = files_of(tmp_path)
+    assert {name: found.pop(name) for name in mine} == mine
+    assert set(found) == {*said(tmp_path)["files"], "manifest.json"}
+    assert not [name for name in found if name.endswith("svg")]
+    assert said(tmp_path)["prompt"]["text"] == CAT
+    assert call("relations", "--text", CAT, "--out", str(tmp_path), "--force", "-q").code == 0
+    assert set(files_of(tmp_path)) == {*mine, "relations.csv", "manifest.json"}
+    assert not (tmp_path / "layers").exists()
+
+
+def test_a_hostile_manifest_removes_nothing_of_others(tmp_path):
+    """Paths out of the folder, absolute ones, links to other folders, and files that are not of a run."""
+    out, other = tmp_path / "runs", tmp_path / "other"
+    other.mkdir()
+    victims = [other / "L00H00.png", tmp_path / "heads.csv", other / "heads.csv", tmp_path / "victim"]
+    for victim in victims:
+        victim.write_text("keep")
+    assert call("heads", "--text", STORY, "--top", "1", "--out", str(out), "-q").code == 0
+    (out / "mine.txt").write_text("keep")
+    for path in (out / "heads").iterdir():
+        path.unlink()
+    (out / "heads").rmdir()
+    (out / "heads").symlink_to(other)
+    lies = ["../heads.csv", "../victim", str(tmp_path / "victim"), "heads/L00H00.png", "heads/../../other/heads.csv"]
+    lies += ["mine.txt", "layers/../mine.txt", ".", "", "heads", "\0"]
+    for files in (lies, dict.fromkeys(lies, ""), {"a": lies}, 7, "mine.txt", [[]], None):
+        (out / "manifest.json").write_text(json.dumps(said(out) | {"files": files}))
+        result = call("relations", "--text", CAT, "--out", str(out), "--force", "-q")
+        assert (result.code, result.err) == (0, "")
+        assert [victim.read_text() for victim in [*victims, out / "mine.txt"]] == ["keep"] * 5
+    assert (out / "heads").is_symlink()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"schema": "certificate/1"}', "\ud800", "[" * 10**5])
+def test_a_folder_with_another_manifest_is_refused(tmp_path, content):
+    (tmp_path / "manifest.json").write_bytes(content.encode(errors="surrogatepass"))
+    result = call("relations", "--text", CAT, "--out", str(tmp_path), "-q")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "manifest.json is no manifest of attnscope, or damaged" in result.err
+    assert call("relations", "--text", CAT, "--out", str(tmp_path), "-q", "--force").code == 0
+    assert listed(tmp_path) == {"relations.csv"}
+
+
+def test_files_of_our_names_that_nobody_lists_are_refused_others_stay(tmp_path):
+    (tmp_path / "relations.csv").write_text("mine")
+    (tmp_path / "notes.txt").write_text("mine")
+    result = call("relations", "--text", CAT, "--out", str(tmp_path), "-q")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "relations.csv, which no manifest lists" in result.err
+    (tmp_path / "relations.csv").unlink()
+    assert call("relations", "--text", CAT, "--out", str(tmp_path), "-q").code == 0
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_killed_run_leaves_a_folder_that_the_next_takes_over(tmp_path):
+    out = tmp_path / "runs"
+    (tmp_path / "runs").mkdir()
+    (out / "notes.txt").write_text("mine")
+    command = ["heads", "--text", STORY, "-q", "--out", str(out), "--select", "*.*", "--image", "svg"]
+    process = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not (out / "heads" / "L00H02.svg").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(60)
+    left = files_of(out)
+    assert {"heads.csv", "heads/L00H02.svg", "unfinished.json"} < set(left)
+    assert "manifest.json" not in left
+    (out / "heads" / ".L00H03.svg.0123abcd").write_text("half")
+    assert call("heads", "--text", CAT, "--top", "1", "--out", str(out), "-q").code == 0
+    assert (out / "notes.txt").read_text() == "mine"
+    (out / "notes.txt").unlink()
+    assert not [name for name in listed(out) if name.endswith("svg")]
+    assert said(out)["prompt"]["text"] == CAT
+
+
+# from Python
+
+
+@pytest.fixture(scope="module")
+def seen(demo) -> attnscope.Observation:
+    return attnscope.capture(demo, STORY)
+
+
+def test_the_library_holds_a_folder_to_its_run_too(seen, demo, tmp_path):
+    seen.export(tmp_path, figures=("overview",))
+    seen.export(tmp_path, figures=("overview",))
+    for other, how, says in (
+        (attnscope.capture(demo, CAT), {}, f"text was .* now {CAT!r}"),
+        (seen, {"style": attnscope.Style(scale="log")}, "scale was 'linear', now 'log'"),
+        (seen, {"figures": ("layers",)}, r"figures was \['overview'\], now \['layers'\]"),
+        (attnscope.capture(attnscope.wrap(demo.model, demo.tokenizer, "mine"), STORY), {}, "model was 'demo', now"),
+    ):
+        with pytest.raises(UsageError, match=rf"holds another run: {says}.*write over it with force=True$"):
+            other.export(tmp_path, **{"figures": ("overview",)} | how)
+    seen.export(tmp_path, figures=("layers",), force=True)
+    assert "overview.png" not in listed(tmp_path)
+
+
+def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path):
+    for image in ("png", "svg", "pdf"):
+        for by_kv in (False, True):
+            view = attnscope.View(by_kv=by_kv)
+            request = attnscope.Request(view=view, relations=True, maps="all", rollout="tokens")
+            style = attnscope.Style(image=image)
+            attnscope.capture(demo, "the bank", request=request).export(tmp_path, style=style, heads=[], force=True)
+            assert {f"rollout.{image}", f"metrics.{image}", f"overview.{image}", "rollout.csv"} < listed(tmp_path)
+
+
+def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    seen.export(ours)
+    assert call("heads", "--text", STORY, "--out", str(theirs), "-q").code == 0
+    assert listed(ours) == listed(theirs)
+    assert len([name for name in listed(ours) if name.startswith("heads/")]) == 20
+    assert files_of(ours)["heads.csv"] == files_of(theirs)["heads.csv"]
+
+
+# repeated
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("heads", "--text", STORY, "--top", "2", "--sort", "entropy", "--by", "kv", "--group", "words", "-s", "1-2"),
+        ("heads", "--text", "日本 🎉 \u00e9 {~}", "--scale", "log", "--sink", "mask", "--annotate", "--top", "all"),
+        ("heads", "--text", STORY * 60, "--truncate", "left", "--bin", "max", "--top", "1"),
+        ("heads", "--text", STORY, "--chat", "--top", "1"),
+        ("relations", "--text", STORY, "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
+        ("rollout", "--text", STORY, "--group", "words"),
+        ("heatmap", "--text", STORY, "--image", "svg", "--select", "1.0"),
+        ("heads", "--ids", "{ids}", "--engine", "fused", "--top", "1", "--spreadsheet"),
+    ],
+    ids=lambda arguments: " ".join(arguments)[:40],
+)
+def test_a_run_is_repeated_from_its_manifest(tmp_path, arguments):
+    (tmp_path / "ids").write_text("0,423,1919 269")
+    first, second = tmp_path / "first", tmp_path / "second"
+    result = call(*(one.format(ids=tmp_path / "ids") if "ids" in one else one for one in arguments), "-o", str(first))
+    assert result.code == 0, result.err
+    again = call(arguments[0], "--from", str(first / "manifest.json"), "-o", str(second))
+    assert again.code == 0, again.err
+    assert again.err.splitlines()[0] == f"repeats {first / 'manifest.json'}"
+    assert again.out.replace(b"second", b"first") == result.out
+    here, there = files_of(first), files_of(second)
+    manifests = [json.loads(found.pop("manifest.json")) for found in (here, there)]
+    assert here == there
+    for manifest in manifests:
+        del manifest["options"]["out"], manifest["options"]["ids"]
+    assert manifests[0] == manifests[1]
+    assert (
+        call(arguments[0], "--from", str(first / "manifest.json"), "-o", str(first), "-q").code == 0
+    )  # still that run
+
+
+def test_options_beside_from_win_and_are_said(tmp_path):
+    assert call("heads", "--text", STORY, "--top", "2", "--sort", "entropy", "-o", str(tmp_path / "a"), "-q").code == 0
+    manifest = str(tmp_path / "a" / "manifest.json")
+    again = call("heads", "--from", manifest, "--text", CAT, "--top", "2", "--sort", "focus", "-o", str(tmp_path / "b"))
+    assert again.err.splitlines()[0] == f"repeats {manifest}; given beside it: --text, --sort"
+    changed = said(tmp_path / "b")
+    assert (changed["prompt"]["text"], changed["options"]["top"], changed["options"]["sort"]) == (CAT, 2, "focus")
+    assert call("heads", "--from", manifest, "-q").err == ""
+
+
+def test_a_repeated_run_is_allowed_nothing_and_writes_nowhere_by_itself(tmp_path, monkeypatch):
+    out = tmp_path / "a"
+    assert call("heads", "--text", STORY, "-o", str(out), "--top", "1", "-q").code == 0
+    before, manifest = files_of(out), said(out)
+    manifest["options"] |= {"trust_remote_code": True, "allow_pickle": True, "out": str(tmp_path / "elsewhere")}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    asked = []
+    monkeypatch.setattr("attnscope.model.loading.load", lambda options: asked.append(options) or 1 / 0)
+    call("heads", "--from", str(tmp_path / "manifest.json"), "-q")
+    assert (asked[0].trust_remote_code, asked[0].allow_pickle) == (False, False)
+    assert not (tmp_path / "elsewhere").exists()
+    assert files_of(out) == before
+
+
+HOSTILE = [
+    ({"schema": "run/1", "prompt": None}, 2, "does not say which tokens were read"),
+    ({"prompt": {}}, 2, "does not say which tokens were read"),
+    ({"prompt": {"ids": ["a"]}}, 2, "does not say which tokens were read"),
+    ({"options": []}, 2, "does not say what was asked for"),
+    ({"options": {"top": "many"}}, 2, "top: expected a whole number or all, got 'many'"),
+    ({"options": {"top": -1}}, 2, "--top takes a number from 1; -1 came"),
+    ({"options": {"top_k": "²"}}, 2, "top_k: expected a whole number or all"),
+    ({"options": {"device": {"a": 1}}}, 2, "device: expected text, got {'a': 1}"),
+    ({"options": {"annotate": "yes"}}, 2, "annotate: expected true or false, got 'yes'"),
+    ({"options": {"sort": "no"}}, 2, "no metric is called 'no'"),
+    ({"options": {"model": "./no"}}, 3, "there is no folder ./no"),
+    ({"model": None}, 2, "does not say what was asked for"),
+]
+
+
+@pytest.mark.parametrize(("change", "code", "says"), HOSTILE)
+def test_a_hostile_manifest_is_refused_in_one_line(seen, tmp_path, change, code, says):
+    seen.export(tmp_path, figures=())
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(said(tmp_path) | change))
+    result = call("heads", "--from", str(path), "-q")
+    assert (result.code, result.out, result.err.count("\n")) == (code, b"", 1), result.err
+    assert says in result.err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ids": [0, 5000]}, {"ids": [0, -1]}, {"ids": [0, 10**30]}],
+)
+def test_tokens_that_the_model_does_not_know(demo, tmp_path, change):
+    attnscope.capture(demo, [0, 423]).export(tmp_path, figures=())
+    manifest = said(tmp_path)
+    manifest["prompt"] |= change
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    result = call("heads", "--from", str(tmp_path / "manifest.json"), "-q")
+    assert (result.code, result.err.count("\n")) == (4, 1)
+    assert "the vocabulary has 2000 ids" in result.err
+
+
+@pytest.mark.parametrize("name", ["tokens", "labels", "special", "plain", "ids"])
+@pytest.mark.parametrize("value", [[], ["a"], [None, None], "ab", 7, [[], []]])
+def test_columns_that_do_not_fit_are_refused(demo, tmp_path, name, value):
+    attnscope.capture(demo, [0, 423]).export(tmp_path, figures=())
+    manifest = said(tmp_path)
+    assert prompt_of(manifest, tmp_path).ids == (0, 423)
+    manifest["prompt"][name] = value
+    with pytest.raises(UsageError, match="does not say which tokens were read"):
+        prompt_of(manifest, tmp_path)
+
+
+def test_from_names_a_manifest(tmp_path):
+    result = call("heads", "--from", str(tmp_path / "absent.json"))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "absent.json cannot be read: No such file or directory" in result.err
+
+
+# token ids
+
+
+def test_ids_are_read_as_they_are(demo, tmp_path):
+    """Random ids, most of which decode to a text that encodes to others."""
+    pick, changed = random.Random(0), 0
+    for number in range(5):  # five ways to write them
+        ids = [pick.randrange(2000) for _ in range(12)]
+        changed += demo.tokenizer(demo.tokenizer.decode(ids))["input_ids"] != ids
+        (tmp_path / "ids").write_text((" ".join, ",".join, "\n".join, ", ".join, str)[number](map(str, ids)))
+        if number == 4:
+            (tmp_path / "ids").write_text(json.dumps(ids))
+        result = call("relations", "--ids", str(tmp_path / "ids"), "-q")
+        buffer = io.BytesIO()
+        write(attnscope.capture(demo, ids).relations(), buffer, "csv")
+        assert (result.code, result.out) == (0, buffer.getvalue())
+    assert changed >= 4
+
+
+@pytest.mark.parametrize("command", ["heads", "relations", "rollout", "parity", "explain"])
+def test_every_command_of_one_text_takes_ids(command):
+    more = ("--head", "1.0") if command == "explain" else ()
+    result = call(command, "--ids", "-", *more, "-q", stdin=b"[0, 423, 1919, 269]\n")
+    assert (result.code, bool(result.out)) == (0, True), result.err
+
+
+WRONG = [
+    ("0 2000", "token 1 has the id 2000, and the vocabulary has 2000 ids; give ids from 0 to 1999"),
+    ("0 -1", "token 1 has the id -1, and the vocabulary has 2000 ids"),
+    ("0 the", "'the' in standard input is no token id; give whole numbers"),
+    ("1.5", "'1.5' in standard input is no token id"),
+    ("[[1]]", "'[1]' in standard input is no token id"),
+    ("[1, 2", "'[1' in standard input is no token id"),
+    ("²", "'²' in standard input is no token id"),
+    ("9" * 5000, "is no token id"),
+    ("", "standard input holds no token ids"),
+    ("[]", "standard input holds no token ids"),
+    ("0 " * 513, "the text has 513 tokens, the model reads at most 512"),
+]
+
+
+@pytest.mark.parametrize(("ids", "says"), WRONG, ids=[ids[:9] for ids, _ in WRONG])
+def test_wrong_ids_are_one_line(ids, says):
+    result = call("heads", "--ids", "-", "-q", stdin=ids.encode())
+    assert (result.code, result.out, result.err.count("\n")) == (4, b"", 1)
+    assert says in result.err
+
+
+def test_ids_go_with_no_text_and_no_template(tmp_path):
+    for other, says in ((("--text", "a"), "--text and --ids were both given"), (("--chat",), "--chat is about a text")):
+        result = call("heads", "--ids", "-", *other)
+        assert (result.code, says in result.err) == (2, True)
+    (tmp_path / "run.yaml").write_text("text: the bank\n")
+    result = call("relations", "--config", str(tmp_path / "run.yaml"), "--ids", "-", "-q", stdin=b"0 1")
+    assert result.code == 0
+
+
+# tables
+
+
+def test_no_cell_of_a_table_for_spreadsheets_is_a_formula(tmp_path):
+    text = "=1+2 @home -3 +4 the bank"
+    for command, format in (("heads", "csv"), ("relations", "csv"), ("relations", "tsv")):
+        out = tmp_path / f"{command}-{format}"
+        plain = call(command, "--text", text, "--format", format, "-q")
+        safe = call(command, "--text", text, "--format", format, "--spreadsheet", "-o", str(out), "--top", "1", "-q")
+        assert safe.code == 0, safe.err
+        written = [path.read_text(encoding="utf-8") for path in out.glob("*.csv")]
+        for table in [safe.out.decode(), *written]:
+            rows = list(
+                csv.reader(
+                    io.StringIO(table), delimiter="\t" if table == safe.out.decode() and format == "tsv" else ","
+                )
+            )
+            texts = [cell for row in rows[1:] for cell in row if not _is_number(cell)]
+            assert not [cell for cell in texts if cell.lstrip(" \n").startswith(FORMULA_STARTS) and cell != "-"]
+        assert safe.out.replace(b"'", b"") == plain.out.replace(b"'", b"")
+    assert b"'=" in call("relations", "--text", text, "--spreadsheet", "-q").out
+    result = call("relations", "--text", text, "--spreadsheet", "--format", "jsonl")
+    assert (result.code, "--spreadsheet is about csv and tsv" in result.err) == (2, True)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def test_tamed_cells_keep_their_nulls(tmp_path):
+    table = as_table({"query_token": ["=1", None, "a"], "role": ["-", "sink", None], "n": [1, 2, None]})
+    assert tamed(table).to_pylist() == [
+        {"query_token": "'=1", "role": "'-", "n": 1},
+        {"query_token": None, "role": "sink", "n": 2},
+        {"query_token": "a", "role": None, "n": None},
+    ]
+    path = save(table, tmp_path / "a.csv", spreadsheet=True)
+    assert path.read_text() == "query_token,role,n\n'=1,'-,1\n,sink,2\na,,\n"
+
+
+@pytest.mark.parametrize("command", ["heads", "relations", "rollout"])
+def test_top_all_shows_every_row(command, tmp_path):
+    arguments = (command, "--text", SENTENCE, "--format", "table", "-q")
+    most, few = call(*arguments, "--top", "all").out, call(*arguments, "--top", "3").out
+    everything = call(*arguments, "--top", "9999999").out
+    assert few.count(b"\n") < most.count(b"\n") == everything.count(b"\n")
+    (tmp_path / "run.yaml").write_text("top: all\n")
+    assert call(*arguments, "--config", str(tmp_path / "run.yaml")).out == most
