@@ -22,7 +22,8 @@ CASES = [
     (("hedas",), USAGE, "No such command 'hedas'. Did you mean 'heads'?"),
     (("heads", "--txt", "a"), USAGE, "No such option: --txt"),
     (("heads", "--text"), USAGE, "'--text' requires an argument"),
-    (("heads", "bank"), USAGE, "unexpected extra argument"),
+    (("heads", "the", "bank"), USAGE, "unexpected extra argument(s) (bank); put a text of several words in quotes"),
+    (("heads", "--modle", "demo"), USAGE, "No such option: --modle. Did you mean --model?"),
     (("info", "demo", "other"), USAGE, "unexpected extra argument"),
     (("heads", *TEXT, "--sort", "focsu"), USAGE, "no metric is called 'focsu'; did you mean 'focus'?"),
     (("metrics", "inducton"), USAGE, "no metric is called 'inducton'; did you mean 'induction'?"),
@@ -66,6 +67,14 @@ CASES = [
     # texts and files
     (("heads",), USAGE, "expected one text; give --text TEXT, --file FILE"),
     (("heads", *TEXT, "--file", "{files}/good.txt"), USAGE, "--text and --file were both given"),
+    (("heads", "the bank", *TEXT), USAGE, "TEXT and --text were both given; give one of them"),
+    (("relations", "the bank", "--file", "{files}/good.txt"), USAGE, "TEXT and --file were both given"),
+    (("explain", "the bank", "--toy"), USAGE, "--toy takes no text; leave out the text"),
+    (("heads", "{files}/good.txt"), USAGE, "good.txt; --file "),
+    (("heads", ""), INPUT, "--text is empty"),
+    (("heads", "-"), INPUT, "standard input is empty"),
+    (("heads", "--config", "{files}/no_text.yaml"), USAGE, "expected one text; give --text TEXT, --file FILE"),
+    (("info", "demo", "--model", "demo"), USAGE, "MODEL and --model were both given"),
     (("heads", "--text", ""), INPUT, "--text is empty"),
     (("heads", "--text", " \n"), INPUT, "--text is empty"),
     (("heads", "--text", "-"), INPUT, "standard input is empty"),
@@ -144,6 +153,7 @@ def _files(folder: Path) -> None:
         "type.yaml": b"top: many",
         "list.yaml": b"- top",
         "range.yaml": b"top: 0",
+        "no_text.yaml": b"top: 3",
         "clash.yaml": b"group: words\nweights: scores",
     }
     for name, content in contents.items():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import typer
 
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-INSTEAD = {"text": "file", "file": "text"}  # a flag of one leaves out the other of the file
+INSTEAD = {"text": ("file", "given"), "file": ("text", "given")}  # one of these leaves out the key of the file
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[s
     return {
         options[key].name: _converted(value, options[key].type)
         for key, value in content.items()
-        if key in options and not _flagged(context, options[key].name) and not _flagged(context, INSTEAD.get(key))
+        if key in options and not any(_flagged(context, name) for name in (options[key].name, *INSTEAD.get(key, ())))
     }
 
 
-def _flagged(context: typer.Context, name: str | None) -> bool:
-    source = context.get_parameter_source(name) if name else None
+def _flagged(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 

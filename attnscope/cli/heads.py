@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.completion import metrics
 from attnscope.cli.groups import recorded
 from attnscope.cli.options import Drawing, Entries, Printing, Relations, TextRun, Top
 from attnscope.cli.takes import takes
@@ -34,7 +35,9 @@ KEPT_FIRST = (
 class Ranking(Top):
     """In which order the heads stand, and how many are printed."""
 
-    sort: Annotated[str, Option(help="Rank by a metric of `attnscope metrics`.", metavar="METRIC")] = "focus"
+    sort: Annotated[
+        str, Option(help="Rank by a metric of `attnscope metrics`.", metavar="METRIC", autocompletion=metrics)
+    ] = "focus"
     top: Annotated[int, Option(help="Heads in the printed table.")] = 20
 
 

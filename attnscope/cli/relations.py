@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
@@ -21,12 +25,19 @@ EXAMPLES = (
 )
 
 
-@takes(TextRun, Entries, Top, Printing, Relations, file=GROUPS)
-def relations(asked: TextRun, entries: Entries, top: Top, printing: Printing, listed: Relations) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Listing(Printing):
+    """A table to stdout, the same to --out."""
+
+    out: Annotated[Path | None, Option(help="Write relations.csv and manifest.json here.")] = None
+
+
+@takes(TextRun, Entries, Top, Listing, Relations, file=GROUPS)
+def relations(asked: TextRun, entries: Entries, top: Top, printing: Listing, listed: Relations) -> int:
     """Which token looks at which: the strongest keys of every query.
 
     Of every head, or of those of --select. On a terminal the first --top rows are shown; in a pipe all of them are
-    printed as csv. With --out, relations.csv and manifest.json are written too.
+    printed as csv.
     """
     entries.check(listed.group)
     format = output.wanted_format(printing.format)

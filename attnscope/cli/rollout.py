@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
@@ -35,14 +36,20 @@ class Units(Relations):
     ] = None  # type: ignore[assignment]
 
 
-@takes(TextRun, Top, Printing, Units, Map, file=GROUPS)
-def rollout(asked: TextRun, top: Top, printing: Printing, units: Units, drawing: Map) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Rolled(Printing):
+    """A table to stdout, the same and a picture to --out."""
+
+    out: Annotated[Path | None, Option(help="Write rollout.csv, a heatmap and manifest.json here.")] = None
+
+
+@takes(TextRun, Top, Rolled, Units, Map, file=GROUPS)
+def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: Map) -> int:
     """Attention rolled out: which tokens each token came from.
 
     How much of each token's state after the last layer is attributed to each input token: the product over all layers
     of the heads' mean plus the residual (Abnar & Zuidema 2020), ignoring what values and MLPs do. On a terminal the
-    first --top rows are shown; in a pipe all of them are printed as csv. With --out, rollout.csv, a heatmap and
-    manifest.json are written too.
+    first --top rows are shown; in a pipe all of them are printed as csv.
     """
     format = output.wanted_format(printing.format)
 

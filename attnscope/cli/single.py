@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.options import Entries, ModelText, TextRun, Writing
+from attnscope.cli.options import Config, Entries, ModelText, TextRun, Writing
 from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
@@ -42,15 +42,16 @@ def observe_text(asked: TextRun, entries: Entries, writing: Writing, **wanted: A
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
-    with output.progress("forward pass", None, writing.quiet):
-        return run.observe()
+    with output.progress("forward pass", len(loaded.geometry.attention_layers), writing.quiet) as advance:
+        return run.observe(advance)
 
 
 def read_text(asked: ModelText, writing: Writing) -> str:
     """The text; from here on the library's warnings are lines on stderr."""
     from attnscope.text.reading import read_text as read
 
-    text = read(asked.text, asked.file)
+    configured = isinstance(writing, Config) and writing.config is not None
+    text = read(asked.text if asked.given is None else asked.given, asked.file, unasked=not configured)
     output.complain_through_talk(writing.quiet)
     return text
 
