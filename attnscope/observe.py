@@ -10,7 +10,7 @@ Shapes: B text, N heads of all layers, H heads of a layer, Q query, T token, k k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -87,14 +87,16 @@ def observe(
     *,
     engine: Engine = ENGINES["eager"],
     facts: Mapping[str, Any] | None = None,
+    advance: Callable[[int], object] = lambda layers: None,
 ) -> list[Observation]:
     """One forward pass over some prompts; an observation each, in order.
 
     Prompts of different length are padded on the right, without a mask, which leaves causal rows exact. engine: who
-    computes the layers' attention. facts: what else the observations' manifests are to say.
+    computes the layers' attention. facts: what else the observations' manifests are to say. advance: called with 1
+    whenever a layer was read.
     Raises ModelError where a layer that should attend was not heard.
     """
-    reading = _Reading(prompts, request, _texts(prompts, loaded.device), loaded.geometry)
+    reading = _Reading(prompts, request, _texts(prompts, loaded.device), loaded.geometry, advance)
     report = listen(
         loaded.model,
         reading.texts.ids_BT,
@@ -160,8 +162,15 @@ def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
 class _Reading:
     """One forward pass: asks every layer, keeps what the probes keep, and cuts it into texts."""
 
-    def __init__(self, prompts: Sequence[Prompt], request: Request, texts: Texts, geometry: Geometry) -> None:
-        self.prompts, self.request, self.texts = prompts, request, texts
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        request: Request,
+        texts: Texts,
+        geometry: Geometry,
+        advance: Callable[[int], object],
+    ) -> None:
+        self.prompts, self.request, self.texts, self.advance = prompts, request, texts, advance
         self.layers = {layer.index: layer for layer in geometry.attention_layers}
         self.all_layers = [layer.index for layer in geometry.layers]
         self.probes = _probes(prompts, request)
@@ -179,6 +188,7 @@ class _Reading:
         for name, found in run_probes(self.probes, layer).items():
             if found is not None:
                 self.kept[name][key] = found
+        self.advance(1)
 
     def observation(self, row: int, report: CaptureReport, facts: Mapping[str, Any]) -> Observation:
         """One text's part of what was kept, cut to its length."""
