@@ -24,7 +24,7 @@ CASES = [
     (("heads", "--text"), USAGE, "'--text' requires an argument"),
     (("heads", "the", "bank"), USAGE, "unexpected extra argument(s) (bank); put a text of several words in quotes"),
     (("heads", "--modle", "demo"), USAGE, "No such option: --modle. Did you mean --model?"),
-    (("info", "demo", "other"), USAGE, "unexpected extra argument"),
+    (("info", "demo", "other"), USAGE, "unexpected extra argument(s) (other); `attnscope info --help`"),
     (("heads", *TEXT, "--sort", "focsu"), USAGE, "no metric is called 'focsu'; did you mean 'focus'?"),
     (("metrics", "inducton"), USAGE, "no metric is called 'inducton'; did you mean 'induction'?"),
     (("metrics", "zzzz"), USAGE, "`attnscope metrics` lists them"),

@@ -40,6 +40,15 @@ def test_a_pipe_gets_json_and_a_terminal_one_screen():
         assert any(name in line for line in lines)
 
 
+def test_a_device_that_does_not_answer_is_a_line_not_an_end(monkeypatch):
+    def broken(device):
+        raise RuntimeError("CUDA driver error")
+
+    monkeypatch.setattr("attnscope.memory.free_memory", broken)
+    assert json.loads(call("doctor").out)["devices"][0]["free_bytes"] is None
+    assert "unknown free" in call("doctor", columns=100).out.decode()
+
+
 def test_fonts_are_those_that_figures_would_take(facts, monkeypatch):
     assert set(facts["fonts"]) == set(doctor.SCRIPTS)
     monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", list)

@@ -80,7 +80,8 @@ def _refuse(error: typer.TyperException) -> int:
     message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     if near := getattr(error, "possibilities", None):  # an option that does not exist
         message = f"{error.message}. Did you mean {near[0]}?"
-    if message.startswith("Got unexpected extra argument"):
+    takes_text = context and any(one.name == "given" for one in context.command.params)
+    if takes_text and message.startswith("Got unexpected extra argument"):
         return _say(f"{message}; put a text of several words in quotes, and see `{command} --help`", error.exit_code)
     return _say(f"{message}; `{command} --help` lists what there is", error.exit_code)
 

@@ -36,7 +36,7 @@ SCRIPTS = {  # a character of each script for which figures need a font of the m
 }
 # Variables that change what is found, what is drawn or how fast it runs; values of others are nobody's business.
 VARIABLES = (
-    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE", "RAY_ADDRESS"),
+    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE"),
     *("TERM", "LANG", "COLUMNS", "NO_COLOR", "FORCE_COLOR"),
 )
 
@@ -82,13 +82,20 @@ def _version(package: str) -> str | None:
 def _devices() -> list[dict[str, Any]]:
     import torch
 
-    from attnscope.memory import free_memory
-
     names = {"cpu": platform.machine()}
     names |= {f"cuda:{index}": torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
     if torch.backends.mps.is_available():
         names["mps"] = platform.processor()
-    return [{"device": device, "name": name, "free_bytes": free_memory(device)} for device, name in names.items()]
+    return [{"device": device, "name": name, "free_bytes": _free(device)} for device, name in names.items()]
+
+
+def _free(device: str) -> int | None:
+    """Its free bytes, None where a broken driver does not say: that, too, belongs into the report."""
+    from attnscope.memory import free_memory
+
+    with suppress(RuntimeError):
+        return free_memory(device)
+    return None
 
 
 def _font(character: str) -> str | None:
@@ -130,21 +137,24 @@ def _sheet(facts: dict[str, Any]) -> RichTable:
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """A line for a person of each fact."""
-    from attnscope.memory import human_bytes
-
     cache, threads = facts["cache"], facts["threads"]
     fonts = {script: font or "none, drawn as boxes" for script, font in facts["fonts"].items()}
     return [
         ("python", f"{facts['python']}, {facts['system']}"),
         *facts["versions"].items(),
-        *((one["device"], f"{one['name']}, {human_bytes(one['free_bytes'])} free") for one in facts["devices"]),
+        *((one["device"], f"{one['name']}, {_size(one['free_bytes'])} free") for one in facts["devices"]),
         ("threads", f"{threads['torch']} of torch, {threads['cores']} cores"),
         *((f"font: {script}", font) for script, font in fonts.items()),
         ("browser", facts["browser"] or "none"),
         (
             "cache",
-            f"{cache['folder']}, {cache['models']} models, {human_bytes(cache['bytes'])}; "
-            f"{human_bytes(cache['free_bytes'])} free",
+            f"{cache['folder']}, {cache['models']} models, {_size(cache['bytes'])}; {_size(cache['free_bytes'])} free",
         ),
         *facts["environment"].items(),
     ]
+
+
+def _size(count: int | None) -> str:
+    from attnscope.memory import human_bytes
+
+    return "unknown" if count is None else human_bytes(count)
