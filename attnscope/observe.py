@@ -10,7 +10,7 @@ Shapes: B text, N heads of all layers, H heads of a layer, Q query, T token, k k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,7 +47,6 @@ from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
 
 if TYPE_CHECKING:
-    from attnscope.model.geometry import Geometry
     from attnscope.model.loading import LoadedModel
     from attnscope.text.prompt import Prompt
 
@@ -90,34 +89,41 @@ def observe(
     *,
     engine: Engine = ENGINES["eager"],
     facts: Mapping[str, Any] | None = None,
+    advance: Callable[[int], object] = lambda layers: None,
 ) -> list[Observation]:
     """One forward pass over some prompts; an observation each, in order.
 
     Prompts of different length are padded on the right, without a mask, which leaves causal rows exact; where it does
     not, there is a pass for each length. engine: who computes the layers' attention. facts: what else the observations'
-    manifests are to say.
+    manifests are to say. advance: called with 1 whenever a layer was read.
     Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
     """
+
+    def one_pass(texts: Sequence[Prompt]) -> list[Observation]:
+        return _observed(loaded, texts, request, engine, facts or {}, advance)
+
     lengths = {len(prompt) for prompt in prompts}
     if len(lengths) == 1 or padding.pads(loaded.model):
         try:
-            return _observed(loaded, prompts, request, engine, facts or {})
+            return one_pass(prompts)
         except _PaddingError:
             padding.found(loaded.model, max(lengths), exact=False)
-    of_length = {
-        length: iter(_observed(loaded, [one for one in prompts if len(one) == length], request, engine, facts or {}))
-        for length in lengths
-    }
+    of_length = {length: iter(one_pass([one for one in prompts if len(one) == length])) for length in lengths}
     return [next(of_length[len(prompt)]) for prompt in prompts]
 
 
 def _observed(
-    loaded: LoadedModel, prompts: Sequence[Prompt], request: Request, engine: Engine, facts: Mapping[str, Any]
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    request: Request,
+    engine: Engine,
+    facts: Mapping[str, Any],
+    advance: Callable[[int], object],
 ) -> list[Observation]:
     """One pass. Raises _PaddingError where prompts of different length are not to be read side by side."""
     mixed = len({len(prompt) for prompt in prompts}) > 1
     check = mixed and padding.to_be_found(loaded.model)
-    reading = _Reading(prompts, request, _texts(prompts, loaded.device), loaded.geometry, check)
+    reading = _Reading(loaded, prompts, request, check, advance)
     report = listen(
         loaded.model,
         reading.texts.ids_BT,
@@ -212,9 +218,15 @@ class _Reading:
     """One forward pass: asks every layer, keeps what the probes keep, and cuts it into texts."""
 
     def __init__(
-        self, prompts: Sequence[Prompt], request: Request, texts: Texts, geometry: Geometry, check: bool
+        self,
+        loaded: LoadedModel,
+        prompts: Sequence[Prompt],
+        request: Request,
+        check: bool,
+        advance: Callable[[int], object],
     ) -> None:
-        self.prompts, self.request, self.texts, self.check = prompts, request, texts, check
+        self.prompts, self.request, self.check, self.advance = prompts, request, check, advance
+        self.texts, geometry = _texts(prompts, loaded.device), loaded.geometry
         self.layers = {layer.index: layer for layer in geometry.attention_layers}
         self.all_layers = [layer.index for layer in geometry.layers]
         self.probes = _probes(prompts, request)
@@ -237,6 +249,7 @@ class _Reading:
         for name, found in run_probes(self.probes, layer).items():
             if found is not None:
                 self.kept[name][key] = found
+        self.advance(1)
 
     def _chooses_keys(self, call: AttentionCall) -> bool:
         """Whether the keys are not the tokens, or the mask hides some that the layer's causal and window rules show."""

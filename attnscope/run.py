@@ -7,7 +7,7 @@ What can be refused is refused before the forward pass; no terminal is known her
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, SupportsIndex
 
@@ -44,10 +44,15 @@ class Run:
 
         return replace(self, facts={**self.facts, "parity": verify(self.loaded, self.prompt)})
 
-    def observe(self) -> Observation:
-        """The forward pass. Raises MemoryLimitError, which says what would fit, where memory runs out."""
+    def observe(self, advance: Callable[[int], object] = lambda layers: None) -> Observation:
+        """The forward pass. Raises MemoryLimitError, which says what would fit, where memory runs out.
+
+        advance: called with 1 whenever a layer was read.
+        """
         try:
-            return observe(self.loaded, [self.prompt], self.request, engine=self.engine, facts=self.facts)[0]
+            return observe(
+                self.loaded, [self.prompt], self.request, engine=self.engine, facts=self.facts, advance=advance
+            )[0]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

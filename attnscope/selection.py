@@ -1,4 +1,4 @@
-"""Which layers and heads are meant: "27", "27.3", "L27H3", "0-3.*", "last", "*.0", joined by commas."""
+"""Which layers and heads are meant: "27", "27.3", "L27H3", "0-3.*", "last", "L-1", "*.0", joined by commas."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import groupby
 
 from attnscope.errors import UsageError
 
-_COUNT = r"\*|last|\d{1,18}(?:-\d{1,18})?"
+_COUNT = r"\*|last|\d{1,18}(?:-\d{1,18})?|(?<=[LH])-\d{1,18}"
 _PART = re.compile(rf"^(?:L?(?P<layers>{_COUNT}))(?:(?:\.H?|H)(?P<heads>{_COUNT})?)?$", re.IGNORECASE)
-GRAMMAR = "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last`, `*.0`, joined by commas"
+GRAMMAR = "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last` or `L-1`, `*.0`, joined by commas"
 
 
 def select(expression: str, heads_by_layer: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
@@ -72,6 +72,8 @@ def _numbers(text: str, present: Sequence[int], what: str, part: str, where: str
         return list(present)
     if text.lower() == "last":
         return [present[-1]]
+    if text.startswith("-"):
+        return [_from_the_end(int(text), present, what, part, where)]
     wanted = _digits(text, part)
     missing = [number for number in wanted if number not in present]
     if missing:
@@ -81,6 +83,14 @@ def _numbers(text: str, present: Sequence[int], what: str, part: str, where: str
             "counting starts at 0",
         )
     return wanted
+
+
+def _from_the_end(number: int, present: Sequence[int], what: str, part: str, where: str) -> int:
+    if not 1 <= -number <= len(present):
+        raise UsageError(
+            f"{part!r} names {what} {number}, but {where} has {len(present)} {what}s", "-1 is the last of them"
+        )
+    return present[number]
 
 
 def _spell(numbers: Sequence[int]) -> str:

@@ -16,8 +16,12 @@ import time
 from results import update_section
 
 SENTENCE = "the financial bank is located on river bank"
+# What a bash asks when TAB is pressed behind `attnscope heads --sort `.
+ASKS = {"_ATTNSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "attnscope\nheads\n--sort\n", "COMP_CWORD": "3"}
+COMPLETION = f"import os; os.environ |= {ASKS}; from attnscope.cli import main; main([])"
 PAIRS = (  # what is measured, against what, how many times as long it may take
-    ("attnscope --help", ("-m", "attnscope", "--help"), "import typer", 2.5),
+    ("attnscope --help", ("-m", "attnscope", "--help"), "import typer", 1.9),
+    ("attnscope heads --sort TAB", ("-c", COMPLETION), "import typer", 3.0),
     (
         "attnscope heads --text ..., table only",
         ("-m", "attnscope", "heads", "--text", SENTENCE, "--format", "table"),

@@ -92,10 +92,7 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     },
     "a command": {
         "cli/tokens.py": (("", COMMAND),),
-        "cli/app.py": (
-            ("from attnscope.cli.batch_ray import", "from attnscope.cli import tokens as tokens_command\n"),
-            ('    "metrics": (metrics', '    "tokens": (tokens_command.tokens, tokens_command.EXAMPLES),\n'),
-        ),
+        "cli/app.py": (('    "metrics": (', '    "tokens": (LOOK_UP, "The tokens of a text, one a row."),\n'),),
     },
 }
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.cli.app import COMMANDS
 from helpers.command_line import HANGS, call
+from helpers.commands import COMMANDS
 from helpers.forks import shim
 
 EXAMPLES = [example for _, examples in COMMANDS.values() for example in examples]

@@ -5,10 +5,11 @@ from collections import defaultdict
 
 import pytest
 
-from attnscope.cli.app import COMMANDS
+from attnscope.cli import app
 from attnscope.cli.groups import parameters
 from attnscope.cli.options import PANELS
 from helpers.command_line import call
+from helpers.commands import COMMANDS
 
 
 def sections(shown):
@@ -44,5 +45,36 @@ def test_a_default_is_never_torn():
 
 
 def test_the_list_of_commands_is_whole_in_80_columns():
-    shown = call("--help", COLUMNS="80").out.decode()
-    assert "..." not in shown.replace("[ARGS]...", "")
+    for columns in ("80", "120"):
+        shown = call("--help", COLUMNS=columns).out.decode()
+        assert "..." not in shown.replace("[ARGS]...", "")
+        assert all(f"  {summary}\n" in shown for _, summary in app.COMMANDS.values())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_list_says_of_a_command_what_its_own_help_says_first(command):
+    """The list is made without importing the commands."""
+    docstring = COMMANDS[command][0].__doc__
+    assert app.COMMANDS[command][1] == docstring.splitlines()[0]
+    assert f"\n  {docstring.splitlines()[0]}\n" in call(command, "--help", COLUMNS="120").out.decode()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_before_a_command_is_help_behind_it(command):
+    assert call("help", command) == call(command, "--help")
+
+
+def test_help_alone_and_of_nothing():
+    assert call("help") == call("--help")
+    assert "No such command 'hedas'. Did you mean 'heads'?" in call("help", "hedas").err
+
+
+def test_the_version_has_a_short_flag():
+    assert call("-V") == call("--version")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_stands_for_a_value_says_what_it_is(command):
+    """`METRIC`, `png|svg|pdf`; not the `<str>` that stands where nobody said."""
+    shown = call(command, "--help", COLUMNS="120").out.decode()
+    assert not re.findall(r"<[\w ]+>", shown)

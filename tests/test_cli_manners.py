@@ -88,13 +88,25 @@ def test_tokens_come_through_exactly(format, delimiter):
 
 
 @pytest.mark.parametrize(
-    "environment", [{}, {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"COLORTERM": "truecolor"}], ids=str
+    "environment",
+    [{}, {"NO_COLOR": "1"}, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, {"FORCE_COLOR": ""}, {"COLORTERM": "truecolor"}],
+    ids=str,
 )
 def test_a_table_in_a_pipe_is_plain_text(environment):
     result = call("heads", "--text", SENTENCE, "--format", "table", **environment)
     assert result.code == 0
     assert ESCAPE not in result.out.decode() + result.err
     assert "→" in result.out.decode()
+
+
+def test_a_table_in_a_pipe_for_less_has_the_colours_and_the_width_that_are_asked_for():
+    plain, wide = (call("heads", "--text", SENTENCE, "--format", "table", COLUMNS=width) for width in ("90", "0"))
+    lines = plain.out.decode().splitlines()
+    assert 40 < max(map(len, lines)) <= 90 < max(map(len, wide.out.decode().splitlines()))
+    coloured = call("heads", "--text", SENTENCE, "--format", "table", COLUMNS="90", FORCE_COLOR="1")
+    assert COLOUR.search(coloured.out.decode())
+    assert CODES.sub("", coloured.out.decode()).splitlines() == lines
+    assert coloured.err == plain.err
 
 
 def test_a_locale_without_arrows_still_gets_its_table():
@@ -140,6 +152,7 @@ def test_a_real_terminal_has_a_table_and_progress_bars_that_go_away():
     assert max(map(len, body)) <= 100
     assert COLOUR.search(shown)
     assert "loading demo" in shown
+    assert re.search(r"forward pass .* 4/4 ", CODES.sub("", shown))
     assert "\x1b[2K" in shown
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") > 0
 
@@ -149,6 +162,25 @@ def test_a_quiet_terminal_has_no_bars_and_one_without_colour_no_colours():
     assert "strongest relation" in shown
     assert "loading demo" not in shown
     assert not COLOUR.search(shown)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("heads", "--text", SENTENCE, "-q", "--sort", "inducton"),
+        ("heads", "--text", SENTENCE, "--no-such-option"),
+        ("heads", "--text", SENTENCE, "--select", "0.0"),
+    ],
+    ids=lambda arguments: arguments[-1],
+)
+def test_what_is_said_on_a_terminal_breaks_between_words(arguments):
+    """The words are those of a pipe; no line is as long as the terminal lets it be before it breaks a word."""
+    _, shown = on_terminal([*arguments, "--format", "csv"], 44, NO_COLOR="1")
+    said = call(*arguments, "--format", "csv").err
+    text = " ".join(CODES.sub("", shown).split())
+    assert " ".join(said.splitlines()[-1].split()) in text
+    lines = [line for line in CODES.sub("", shown).splitlines() if "," not in line]
+    assert max(len(line.rpartition("\r")[2]) for line in lines) <= 44
 
 
 def test_the_noise_of_libraries_needs_verbose():

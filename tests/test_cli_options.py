@@ -9,11 +9,10 @@ from typing import Annotated, Literal
 import pytest
 import typer
 from typer import Option
-from typer.main import get_command
 from typer.testing import CliRunner
 
 import attnscope.cli
-from attnscope.cli.app import COMMANDS, app
+from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.config import keys_of
 from attnscope.cli.groups import fill, held, parameters, recorded
@@ -21,6 +20,7 @@ from attnscope.cli.options import PANELS, Printing, Relations, TextRun
 from attnscope.cli.parity import Certified
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from helpers.commands import COMMANDS
 
 SHARED = {name: command.groups for name, (command, _) in COMMANDS.items()}
 
@@ -75,7 +75,7 @@ def test_no_name_is_spelled_twice():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_has_the_options_of_its_groups_and_no_other(command):
-    found = get_command(app).commands[command].params
+    found = made(command).params
     assert [one.name for one in found] == list(parameters(*SHARED[command]))
     assert {panel for one in found if (panel := getattr(one, "rich_help_panel", None))} <= set(PANELS)
 

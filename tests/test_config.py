@@ -94,4 +94,4 @@ def test_the_keys_are_the_options_of_heads():
 
     from attnscope.cli.heads import heads
 
-    assert set(KEYS) == set(inspect.signature(heads).parameters) - {"context", "config", "from_"}
+    assert set(KEYS) == set(inspect.signature(heads).parameters) - {"context", "config", "from_", "given"}

@@ -163,13 +163,24 @@ def test_only_parity_and_explain_know_both_sides():
     assert both == {"reference", "parity", "explain"}
 
 
+ASKED = (  # by bash, what may follow `attnscope heads --sort `
+    "import os, attnscope.cli as cli; os.environ |= "
+    "{'_ATTNSCOPE_COMPLETE': 'complete_bash', 'COMP_WORDS': 'attnscope heads --sort', 'COMP_CWORD': '3'}"
+)
+
+
 @pytest.mark.parametrize(
     ("command", "absent"),
     [
         ("import attnscope", "torch transformers numpy rich typer"),
-        ("import attnscope.cli as cli; cli.run(['--help'])", "torch transformers numpy rich pyarrow matplotlib yaml"),
+        ("import attnscope.cli as cli; cli.run(['--help'])", "torch transformers numpy rich pyarrow yaml pydantic"),
+        ("import attnscope.cli as cli; cli.run(['--help'])", "attnscope.cli.heads attnscope.cli.options matplotlib"),
+        (f"{ASKED}; cli.run([])", "torch transformers numpy rich pyarrow matplotlib yaml pydantic"),
         ("import attnscope.cli as cli; cli.run([])", "torch transformers numpy rich pyarrow matplotlib yaml"),
-        ("import attnscope.cli as cli; cli.run(['heads', '--help'])", "torch transformers numpy rich pyarrow yaml"),
+        (
+            "import attnscope.cli as cli; cli.run(['heads', '--help'])",
+            "torch transformers numpy rich pyarrow yaml pydantic",
+        ),
         ("import attnscope.cli as cli; cli.run(['--version'])", "torch transformers numpy rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--sort', 'x'])", "torch transformers numpy rich"),
         ("import attnscope.cli as cli; cli.run(['heads', '--model', './x', '--text', 'a'])", "torch transformers"),

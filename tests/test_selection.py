@@ -21,6 +21,9 @@ HYBRID = {1: 4, 3: 8}
         ("1-2.1-2", {1: (1, 2), 2: (1, 2)}),
         ("last", {3: (0, 1, 2, 3)}),
         ("last.last", {3: (3,)}),
+        ("L-1", {3: (0, 1, 2, 3)}),
+        ("l-4h-2", {0: (2,)}),
+        ("*.H-1", {0: (3,), 1: (3,), 2: (3,), 3: (3,)}),
         ("*.0", {0: (0,), 1: (0,), 2: (0,), 3: (0,)}),
         ("2.1, 0.3 ,2.0", {0: (3,), 2: (0, 1)}),
     ],
@@ -31,7 +34,8 @@ def test_what_an_expression_names(expression: str, expected: dict) -> None:
 
 def test_layers_of_different_width() -> None:
     assert select("*.5", HYBRID) == {3: (5,)}
-    assert select("last", HYBRID) == {3: tuple(range(8))}
+    assert select("last", HYBRID) == select("L-1", HYBRID) == {3: tuple(range(8))}
+    assert select("*.H-1", HYBRID) == {1: (3,), 3: (7,)}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,9 @@ def test_layers_of_different_width() -> None:
         ("first", MODEL, "cannot read the selection 'first'"),
         ("1.2.3", MODEL, "cannot read"),
         ("-1", MODEL, "cannot read"),
+        ("0.-1", MODEL, "cannot read"),
+        ("L-5", MODEL, "'L-5' names layer -5, but this model has 4 layers; -1 is the last"),
+        ("L0H-9", MODEL, "'L0H-9' names head -9, but layer 0 has 4 heads; -1 is the last"),
         ("4", MODEL, "layer 4, but this model has layers 0 to 3; counting starts at 0"),
         ("1.4", MODEL, "head 4, but layer 1 has heads 0 to 3"),
         ("*.9", MODEL, "head 9"),

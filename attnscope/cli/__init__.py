@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 USAGE = 2
 OUT_OF_MEMORY = 5
 INTERNAL_ERROR = 70
+COMPLETION = "_ATTNSCOPE_COMPLETE"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,10 +57,14 @@ def _dispatch(arguments: list[str]) -> int:
 
     command = typer.main.get_command(app)
     try:
+        if os.environ.get(COMPLETION):  # a shell asks what may follow: Typer's `main` answers, and leaves
+            command.main(arguments, prog_name="attnscope")
         with command.make_context("attnscope", arguments) as context:
             return int(command.invoke(context) or 0)
     except typer.Exit as left:
         return left.exit_code
+    except SystemExit as left:  # completion
+        return int(left.code or 0)
     except typer.TyperException as error:
         return _refuse(error)
 
@@ -73,6 +78,11 @@ def _refuse(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "attnscope"
     message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
+    if near := getattr(error, "possibilities", None):  # an option that does not exist
+        message = f"{error.message}. Did you mean {near[0]}?"
+    takes_text = context and any(one.name == "given" for one in context.command.params)
+    if takes_text and message.startswith("Got unexpected extra argument"):
+        return _say(f"{message}; put a text of several words in quotes, and see `{command} --help`", error.exit_code)
     return _say(f"{message}; `{command} --help` lists what there is", error.exit_code)
 
 
@@ -95,8 +105,9 @@ def _internal(error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    with suppress(OSError):  # the reader of stderr has gone: the exit code still tells
-        print(f"attnscope: {' '.join(message.splitlines())}", file=sys.stderr)  # noqa: T201
+    from attnscope.cli.output import talk
+
+    talk(f"attnscope: {' '.join(message.splitlines())}", quiet=False)
     return code
 
 

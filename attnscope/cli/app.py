@@ -1,52 +1,94 @@
-"""The commands, gathered."""
+"""The commands: what `attnscope --help` says of each, and how one is made once it is called."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Annotated
+from importlib import import_module
+from itertools import groupby
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from attnscope._version import __version__
-from attnscope.cli import batch, explain, heads, heatmap, info, keys, metrics, parity, relations, rollout
-from attnscope.cli.batch_ray import BatchCommand
-from attnscope.cli.help import CommandList, PanelCommand
+from attnscope.cli.completion import as_typed
+
+TEXT, CORPUS, LOOK_UP = "Read one text", "Read a corpus", "Check and look up"
+# Name -> its heading in --help, and the first line of its docstring: `heads` is the function of cli/heads.py, which is
+# imported when the command is called, not to list it.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "heads": (TEXT, "What every head does with a text, as a ranked table."),
+    "relations": (TEXT, "Which token looks at which: the strongest keys of every query."),
+    "keys": (TEXT, "What every token receives as a key, and which heads rest on it."),
+    "heatmap": (TEXT, "The attention of a text, drawn: overview, layers, heads."),
+    "rollout": (TEXT, "Attention rolled out: which tokens each token came from."),
+    "explain": (TEXT, "One head, one sentence, every step with its numbers."),
+    "batch": (CORPUS, "Heads and relations of every text of a corpus, as a dataset."),
+    "parity": (LOOK_UP, "Every layer against attention written from the papers."),
+    "info": (LOOK_UP, "A model's layers, heads, windows, and what N tokens would cost."),
+    "metrics": (LOOK_UP, "What each metric is, and the rules that name a head's role."),
+    "doctor": (LOOK_UP, "Versions, devices, fonts and caches: what a bug report needs."),
+}
+PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+
+
+class Later(TyperCommand):
+    """A command that is listed by its row, and made from its module when it is called."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return made(str(self.name)).make_context(info_name, args, parent, **extra)
+
+
+class CommandList(TyperGroup):
+    """The commands under their headings, one line each; `help heads` is `heads --help`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, (panel, summary) in COMMANDS.items():
+            self.add_command(Later(name, short_help=summary, rich_help_panel=panel))
+
+    def get_params(self, ctx: Any) -> Any:
+        found: Any = as_typed(super().get_params(ctx), ctx)
+        for one in found:
+            if one.is_flag and one.default is None:  # Typer's own two: None would be converted, a bool is not
+                one.default = False
+        return found
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, COMMANDS))
+        for panel, found in groupby(COMMANDS.items(), lambda row: row[1][0]):
+            with formatter.section(panel):
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in found])
+
+
+def module_of(name: str) -> Any:
+    """The module of a command: its function, of the command's name, and its EXAMPLES."""
+    return import_module(f"attnscope.cli.{name}")
+
+
+def made(name: str) -> Any:
+    """A command with its options, as Typer makes it; a module may say by COMMAND which class reads its arguments."""
+    from attnscope.cli.help import PanelCommand
+
+    module = module_of(name)
+    alone = typer.Typer(add_completion=False, **PLAIN)
+    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES)
+    alone.command(name, cls=getattr(module, "COMMAND", PanelCommand), epilog=epilog)(getattr(module, name))
+    return get_command(alone)
+
 
 app = typer.Typer(
     name="attnscope",
-    help="See, measure and verify what every attention head of a pretrained decoder attends to.",
     cls=CommandList,
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": sys.maxsize},
-    epilog="\b\nStart with:\n  attnscope heads --text 'the financial bank is located on river bank' --out runs/bank",
+    epilog="\b\nStart with:\n  attnscope heads 'the financial bank is located on river bank' --out runs/bank",
+    **PLAIN,
 )
-
-COMMANDS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
-    "heads": (heads.heads, heads.EXAMPLES),
-    "relations": (relations.relations, relations.EXAMPLES),
-    "keys": (keys.keys, keys.EXAMPLES),
-    "heatmap": (heatmap.heatmap, heatmap.EXAMPLES),
-    "rollout": (rollout.rollout, rollout.EXAMPLES),
-    "explain": (explain.explain, explain.EXAMPLES),
-    "batch": (batch.batch, batch.EXAMPLES),
-    "parity": (parity.parity, parity.EXAMPLES),
-    "info": (info.info, info.EXAMPLES),
-    "metrics": (metrics.metrics, metrics.EXAMPLES),
-}
-PANELS = {"Read one text": ("heads", "relations", "keys", "heatmap", "rollout", "explain"), "Read a corpus": ("batch",)}
-PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
-
-for name, (command, examples) in COMMANDS.items():
-    app.command(
-        name,
-        cls=BatchCommand if name == "batch" else PanelCommand,
-        epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples),
-        rich_help_panel=PANEL_OF.get(name, "Check and look up"),
-    )(command)
 
 
 def _version(asked: bool) -> None:
@@ -58,7 +100,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def attnscope(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
     """See, measure and verify what every attention head of a pretrained decoder attends to."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.cli import output
 from attnscope.cli.batch_options import BatchRun
+from attnscope.cli.batch_ray import BatchCommand
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ EXAMPLES = (
     "attnscope batch corpus.jsonl --text-field body --out runs/corpus",
     "zcat corpus.txt.gz | attnscope batch - --tables heads --to-stdout jsonl > heads.jsonl",
 )
+COMMAND = BatchCommand
 
 
 @takes(BatchRun)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import typer
 
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-TEXTS = ("text", "file", "ids")  # a flag of one leaves out the others of the file
+TEXTS = ("text", "file", "ids", "given")  # a flag of one leaves out the others of the file
 OWN = ("config", "from_")  # which name files themselves
 
 

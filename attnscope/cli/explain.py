@@ -44,8 +44,8 @@ class Steps:
         """Raise UsageError for what cannot be asked together."""
         if self.toy and self.scaling:
             raise UsageError("--toy and --scaling were both given", "give one of them")
-        if (self.toy or self.scaling) and (asked.text, asked.file, asked.ids) != (None, None, None):
-            raise UsageError(f"--{'toy' if self.toy else 'scaling'} takes no text", "leave out --text and --file")
+        if (self.toy or self.scaling) and asked.has_text:
+            raise UsageError(f"--{'toy' if self.toy else 'scaling'} takes no text", "leave out the text")
 
 
 @dataclass(frozen=True, kw_only=True)

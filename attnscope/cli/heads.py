@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.completion import metrics
 from attnscope.cli.groups import recorded
 from attnscope.cli.options import Drawing, Entries, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
@@ -24,7 +25,11 @@ class Ranking(Top):
 
     sort: Annotated[
         str,
-        Option(help="Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first.", metavar="METRIC"),
+        Option(
+            help="Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first.",
+            metavar="METRIC",
+            autocompletion=metrics,
+        ),
     ] = "focus"
     ascending: Annotated[bool, Option(help="Smallest first.")] = False
     top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
+from attnscope.cli.completion import as_typed
 from attnscope.cli.options import PANELS
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
@@ -17,6 +17,9 @@ UNBROKEN = "\xa0"  # a space where no line ends; printed as a plain one
 
 class PanelCommand(TyperCommand):
     """A command whose options stand under the headings of their panels, the main one first."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return as_typed(super().get_params(ctx), ctx)
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace(UNBROKEN, " ")
@@ -28,18 +31,6 @@ class PanelCommand(TyperCommand):
         for panel, rows in by_panel(shown):
             with formatter.section(panel):
                 formatter.write_dl([(names.ljust(width), text) for names, text in rows], col_max=width)
-
-
-class CommandList(TyperGroup):
-    """The commands under the headings of their panels, one line each."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        width = max(map(len, self.commands))
-        shown = list(self.commands.items())
-        for panel, found in groupby(shown, lambda pair: str(getattr(pair[1], "rich_help_panel", None) or "Commands")):
-            with formatter.section(panel):
-                rows = [(name.ljust(width), one.get_short_help_str(formatter.width - width - 6)) for name, one in found]
-                formatter.write_dl(rows)
 
 
 def panel_of(parameter: Any) -> str:

@@ -1,42 +1,55 @@
-"""`attnscope info MODEL`: what a model's attention looks like, from its config alone."""
+"""`attnscope info [MODEL]`: what a model's attention looks like, from its config alone."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from attnscope.cli import output
-from attnscope.cli.options import Checkpoint, Format, Verbose
+from attnscope.cli.completion import models
+from attnscope.cli.options import Checkpoint, Facts, Quiet, Verbose
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from attnscope.model.loading import LoadOptions
+
 EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named(Checkpoint):
-    """The model is what the command is about: an argument."""
+    """The model is what the command is about: an argument, or --model as elsewhere."""
 
-    model: Annotated[str, Argument()] = "demo"
+    name: Annotated[
+        str | None, Argument(help="The model, as --model names it.", metavar="MODEL", autocompletion=models)
+    ] = None
+    model: str | None = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.name is not None and self.model is not None:
+            raise UsageError("MODEL and --model were both given", "give one of them")
+
+    @property
+    def asked(self) -> str:
+        """The model that was named, or the embedded one."""
+        return next((one for one in (self.name, self.model) if one is not None), "demo")
+
+    def load_options(self) -> LoadOptions:
+        """What `load` takes."""
+        return replace(super().load_options(), model=self.asked)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs(Format):
+class Costs(Facts):
     """What is told, and how."""
 
     tokens: Annotated[str, Option(help="What these text lengths would cost.", metavar="N,N,...")] = "128,2048,32768"
-    format: Annotated[Literal["table", "json"] | None, Option(help="Default: table on a terminal, json in a pipe.")] = (
-        None  # type: ignore[assignment]
-    )
 
     @property
     def lengths(self) -> list[int]:
@@ -49,8 +62,13 @@ class Costs(Format):
         return [int(part) for part in parts]
 
 
-@takes(Named, Costs, Verbose)
-def info(named: Named, costs: Costs, noise: Verbose) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Noise(Verbose, Quiet):
+    """What is said on stderr."""
+
+
+@takes(Named, Costs, Noise)
+def info(named: Named, costs: Costs, noise: Noise) -> int:
     """A model's layers, heads, windows, and what N tokens would cost.
 
     From its config alone: no weights are loaded.
@@ -62,11 +80,9 @@ def info(named: Named, costs: Costs, noise: Verbose) -> int:
     from attnscope.model.loading import load_config
 
     silence_libraries(noise.verbose)
-    facts = describe(named.model, geometry_of(load_config(named.load_options())), lengths, named.dtype)
-    if (costs.format or ("table" if sys.stdout.isatty() else "json")) == "json":
-        typer.echo(json.dumps(facts, indent=2))
-    else:
-        output.show(_sheet(facts))
+    output.complain_through_talk(noise.quiet)
+    facts = describe(named.asked, geometry_of(load_config(named.load_options())), lengths, named.dtype)
+    output.tell(facts, costs.format, lambda: _sheet(facts))
     return 0
 
 

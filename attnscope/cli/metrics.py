@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from attnscope.cli import output
+from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.options import Format
 from attnscope.cli.takes import takes
 
@@ -22,7 +23,9 @@ EXAMPLES = ("attnscope metrics", "attnscope metrics induction")
 class Asked:
     """Which metrics are shown."""
 
-    id: Annotated[str | None, Argument(help="A metric's id; all of them when left out.")] = None
+    id: Annotated[
+        str | None, Argument(help="A metric's id; all of them when left out.", autocompletion=metric_names)
+    ] = None
 
 
 @takes(Asked, Format)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Option
+from typer import Argument, Option
 
+from attnscope.cli.completion import models, offer
 from attnscope.cli.config import Key
 from attnscope.cli.groups import Mark, fill
 from attnscope.errors import UsageError
@@ -36,8 +37,18 @@ class Checkpoint:
     """Which model, and how it is read."""
 
     panel = "Model"
-    model: Annotated[str, Option("-m", help="demo, a folder, or a hub id.", metavar="NAME"), FIRST, HELD] = "demo"
-    device: Annotated[str, Option(help="auto, cpu, cuda, cuda:N or mps.", metavar="DEVICE"), HELD] = "auto"
+    model: Annotated[
+        str, Option("-m", help="demo, a folder, or a hub id.", metavar="NAME", autocompletion=models), FIRST, HELD
+    ] = "demo"
+    device: Annotated[
+        str,
+        Option(
+            help="auto, cpu, cuda, cuda:N or mps.",
+            metavar="DEVICE",
+            autocompletion=offer("auto", "cpu", "cuda", "mps"),
+        ),
+        HELD,
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Option(help="auto: the checkpoint's on an accelerator, float32 on CPU."),
@@ -78,6 +89,9 @@ class Tokens:
 class ModelText(Tokens, Loading):
     """One text and the model that reads it."""
 
+    given: Annotated[str | None, Argument(help="The text, in quotes; - reads stdin.", metavar="TEXT"), UNRECORDED] = (
+        None
+    )
     text: Annotated[str | None, Option("-t", help="The text; - reads stdin.", metavar="TEXT"), FIRST, UNRECORDED] = None
     file: Annotated[str | None, Option("-f", help="A UTF-8 file; - reads stdin.", metavar="FILE"), FIRST] = None
     ids: Annotated[
@@ -85,12 +99,25 @@ class ModelText(Tokens, Loading):
     ] = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("text", "file", "ids") if getattr(self, name) is not None]
-        if len(given) > 1:
-            both = " and ".join(f"--{name}" for name in given[:2])
-            raise UsageError(f"{both} were both given", "give one of them")
+        named = [name for name, one in self._places.items() if one is not None]
+        if len(named) > 1:
+            raise UsageError(f"{named[0]} and {named[1]} were both given", "give one of them")
         if self.ids is not None and self.chat:
             raise UsageError("--chat is about a text, and --ids gives tokens", "leave out one of them")
+        if self.given and os.path.isfile(self.given):
+            raise UsageError(
+                f"TEXT is the name of a file, {self.given}",
+                f"--file {self.given} reads it, --text {self.given} reads the name",
+            )
+
+    @property
+    def _places(self) -> dict[str, str | None]:
+        return {"TEXT": self.given, "--text": self.text, "--file": self.file, "--ids": self.ids}
+
+    @property
+    def has_text(self) -> bool:
+        """Whether a text was named, or a place to read it."""
+        return any(one is not None for one in self._places.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +167,7 @@ class Selected:
     panel = "Attention"
     select: Annotated[
         str | None,
-        Option("-s", help="Heads: 27, 27.3, L27H3, 0-3.*, last, *.0; joined by commas.", metavar="HEADS"),
+        Option("-s", help="Heads: 27, 27.3, L27H3, 0-3.*, last (layer) or L-1, *.0; by commas.", metavar="HEADS"),
         FIRST,
         HELD,
     ] = None
@@ -314,6 +341,15 @@ class Format:
         Option(help="Default: table on a terminal, csv in a pipe."),
         UNRECORDED,
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts(Format):
+    """How facts that are no table are printed."""
+
+    format: Annotated[Literal["table", "json"] | None, Option(help="Default: table on a terminal, json in a pipe.")] = (
+        None  # type: ignore[assignment]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +26,27 @@ def talk(message: str, quiet: bool) -> None:
     """One line to the person, on stderr, unless they want quiet."""
     if not quiet:
         with suppress(OSError):  # whoever listened has gone: the data is still wanted
-            print(message, file=sys.stderr)  # noqa: T201
+            print(wrapped(message), file=sys.stderr)  # noqa: T201
+
+
+def wrapped(message: str) -> str:
+    """A line for stderr: on a terminal broken between words, which the terminal itself does not do."""
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):  # no terminal
+        return message
+    return textwrap.fill(message, max(columns, 20), break_long_words=False, break_on_hyphens=False)
+
+
+class _Complaints(logging.StreamHandler):
+    def format(self, record: logging.LogRecord) -> str:
+        return wrapped(f"attnscope: {record.getMessage()}")
 
 
 def complain_through_talk(quiet: bool) -> None:
     """Warnings of the library become lines on stderr."""
     logger = logging.getLogger("attnscope")
-    logger.handlers = [logging.StreamHandler(sys.stderr)]
-    logger.handlers[0].setFormatter(logging.Formatter("attnscope: %(message)s"))
+    logger.handlers = [_Complaints(sys.stderr)]
     logger.propagate = False
     logger.setLevel(logging.ERROR if quiet else logging.WARNING)
 
@@ -58,8 +73,16 @@ def emit(table: pa.Table, format: str, picture: Callable[[], RenderableType], sp
     sys.stdout.buffer.flush()
 
 
+def tell(facts: Mapping[str, Any], format: str | None, picture: Callable[[], RenderableType]) -> None:
+    """Print facts on stdout: as JSON, by default in a pipe, or as the picture of them for a person."""
+    if (format or ("table" if sys.stdout.isatty() else "json")) == "json":
+        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+    else:
+        show(picture())
+
+
 def show(renderable: RenderableType) -> None:
-    """Print something rich on stdout; wide and without colour codes where that is no terminal."""
+    """Print something rich on stdout; in a pipe wide and without colour, unless COLUMNS and FORCE_COLOR say else."""
     console(sys.stdout).print(renderable)
 
 
@@ -69,15 +92,16 @@ def width() -> int:
 
 
 def console(stream: Any) -> Console:
-    """Rich's console on a stream: plain text unless it is a terminal, and without colour where NO_COLOR is set."""
+    """Rich's console on a stream: colour on a terminal, or where FORCE_COLOR asks; never where NO_COLOR is set."""
     from rich.console import Console
 
-    terminal = stream.isatty()
+    terminal, columns = stream.isatty(), os.environ.get("COLUMNS", "")
+    coloured = terminal or bool(os.environ.get("FORCE_COLOR"))
     return Console(
         file=stream,
-        force_terminal=terminal,
-        width=None if terminal else PIPE_WIDTH,
-        color_system=None if os.environ.get("NO_COLOR") or not terminal else "auto",
+        force_terminal=coloured,
+        width=None if terminal else int(columns) if columns.isdecimal() and int(columns) else PIPE_WIDTH,
+        color_system=None if os.environ.get("NO_COLOR") or not coloured else "auto" if terminal else "standard",
         highlight=False,
         markup=False,
         emoji=False,

@@ -68,7 +68,7 @@ def parity(asked: ModelText, selected: Selected, tolerance: Tolerance, printing:
 
     from attnscope.cli.single import prepared, read_text
 
-    text = read_text(asked, printing) if asked.text or asked.file or asked.ids else _sentence()
+    text = read_text(asked, printing) if asked.has_text else _sentence()
     output.complain_through_talk(printing.quiet)
     run = prepared(asked, printing, text, selected.select)
 

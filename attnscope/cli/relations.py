@@ -37,7 +37,7 @@ def relations(asked: TextRun, entries: Entries, top: Top, printing: Listing, lis
     """Which token looks at which: the strongest keys of every query.
 
     Of every head, or of those of --select. On a terminal the first --top rows are shown; in a pipe all of them are
-    printed as csv. With --out, relations.csv and manifest.json are written too.
+    printed as csv.
     """
     entries.check(listed.group)
     format = output.wanted_format(printing.format)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.config import Key, check_value, converted, flagged
+from attnscope.cli.config import TEXTS, Key, check_value, converted, flagged
 from attnscope.cli.groups import Mark, Parameter, parameters
 from attnscope.errors import UsageError
 
@@ -36,9 +36,9 @@ def repeated(context: typer.Context, groups: tuple[type, ...]) -> dict[str, Any]
     for name, option in found.items():
         check_value(path, name, _written(said[name], Key.of(option)), Key.of(option))
     given = [name for name in found if flagged(context, name)]
-    texts = [name for name in ("text", "file", "ids") if flagged(context, name)]
+    texts = ["TEXT" if name == "given" else f"--{name}" for name in TEXTS if flagged(context, name)]
     changes = [f"--{found[name].spelled}" for name in given if context.params[name] != _value(found[name], said[name])]
-    beside = f"; given beside it: {', '.join([*(f'--{name}' for name in texts), *changes])}"
+    beside = f"; given beside it: {', '.join([*texts, *changes])}"
     output.talk(f"repeats {path}{beside if texts or changes else ''}", context.params["quiet"])
     return {name: _value(option, said[name]) for name, option in found.items() if name not in given}
 

@@ -49,8 +49,7 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
 
     How much of each token's state after the last layer is attributed to each input token: the product over all layers
     of the heads' mean plus the residual (Abnar & Zuidema 2020), ignoring what values and MLPs do. On a terminal the
-    first --top rows are shown; in a pipe all of them are printed as csv. With --out, rollout.csv, a heatmap and
-    manifest.json are written too.
+    first --top rows are shown; in a pipe all of them are printed as csv.
     """
     format = output.wanted_format(printing.format)
 

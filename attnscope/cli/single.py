@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.options import Entries, Exporting, ModelText, TextRun, Writing
+from attnscope.cli.options import Config, Entries, Exporting, ModelText, TextRun, Writing
 from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def observe_text(
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
-    with output.progress("forward pass", None, writing.quiet):
-        return run.observe()
+    with output.progress("forward pass", len(loaded.geometry.attention_layers), writing.quiet) as advance:
+        return run.observe(advance)
 
 
 def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
 
 def read_run(asked: TextRun, writing: Writing) -> Text:
     """The text that was given; without one, the tokens of the run that --from names."""
-    if asked.from_ is None or (asked.text, asked.file, asked.ids) != (None, None, None):
+    if asked.from_ is None or asked.has_text:
         return read_text(asked, writing)
     from attnscope.cli.repeat import tokens_of
 
@@ -76,9 +76,11 @@ def read_text(asked: ModelText, writing: Writing) -> str | list[int]:
     from attnscope.text.reading import read_ids
     from attnscope.text.reading import read_text as read
 
-    text = read(asked.text, asked.file) if asked.ids is None else read_ids(asked.ids)
     output.complain_through_talk(writing.quiet)
-    return text
+    if asked.ids is not None:
+        return read_ids(asked.ids)
+    configured = isinstance(writing, Config) and writing.config is not None
+    return read(asked.text if asked.given is None else asked.given, asked.file, unasked=not configured)
 
 
 def load_model(asked: ModelText, writing: Writing) -> LoadedModel:

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from contextlib import suppress
 
 from attnscope.errors import InputError, UsageError
 
@@ -23,18 +24,22 @@ def decode_utf8(data: bytes, source: str) -> str:
         ) from error
 
 
-def read_text(text: str | None, file: str | None) -> str:
+def read_text(text: str | None, file: str | None, unasked: bool = False) -> str:
     """The text itself, of a file, or of standard input where either of them is `-`.
 
+    unasked: where neither is given, take standard input, unless it is a terminal or empty.
     UsageError unless exactly one is given; InputError for a file that can't be read, for bytes that aren't UTF-8 and
     for white space alone.
 
     >>> read_text("the bank", None)
     'the bank'
     """
-    if (text is None) == (file is None):
+    piped = unasked and text is file is None and _piped()
+    if not piped and (text is None) == (file is None):
         raise UsageError("expected one text", "give --text TEXT, --file FILE, or - for standard input")
-    if "-" in (text, file):
+    if piped:
+        found, source = decode_utf8(piped, "standard input"), "standard input"
+    elif "-" in (text, file):
         found, source = decode_utf8(sys.stdin.buffer.read(), "standard input"), "standard input"
     elif file is not None:
         found, source = decode_utf8(_read_file(file), file), file
@@ -63,6 +68,14 @@ def read_ids(file: str) -> list[int]:
         what = f"{wrong[:20]!r} in {source} is no token id" if any(parts) else f"{source} holds no token ids"
         raise InputError(what, "give whole numbers, between spaces or commas or as a JSON list")
     return [int(part) for part in parts]
+
+
+def _piped() -> bytes:
+    """What is piped in; nothing where that is a terminal, white space, closed or a folder."""
+    data = b""
+    with suppress(OSError):
+        data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
+    return data if data.strip() else b""
 
 
 def _read_file(file: str) -> bytes:

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from attnscope.batch import cluster as on_ray
 from attnscope.batch.cluster import Cluster
 from attnscope.batch.pipeline import Run, Tally
 from attnscope.cli import run
-from attnscope.cli.app import app
+from attnscope.cli.app import app, made
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.batch_ray import with_value
 from attnscope.cli.config import keys_of, read_config
@@ -90,8 +89,7 @@ def test_help_shows_that_the_address_may_be_left_out() -> None:
 
 
 def test_the_keys_of_a_batch_file_are_the_options_of_batch() -> None:
-    command = get_command(app).commands["batch"]  # type: ignore[attr-defined]
-    options = {max(one.opts, key=len).lstrip("-").replace("-", "_") for one in command.params}
+    options = {max(one.opts, key=len).lstrip("-").replace("-", "_") for one in made("batch").params}
     assert set(keys_of(BatchRun)) == options - {"sources", "config", "help"}
 
 

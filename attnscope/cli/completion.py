@@ -1,0 +1,42 @@
+"""What the shell's TAB offers where Typer cannot know: metrics, models, devices. Nothing heavy is imported for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def as_typed(parameters: list[Any], ctx: Any) -> list[Any]:
+    """A command's parameters; while a shell asks what may follow they convert nothing: that takes importing pydantic.
+
+    They are changed in place, since parsing tells parameters apart by identity; the process answers, and ends.
+    """
+    for one in parameters if ctx.resilient_parsing else ():
+        one.process_value = lambda ctx, value: value
+    return parameters
+
+
+def offer(*known: str) -> Callable[[], list[str]]:
+    """Offer these, where others may be given too."""
+    return lambda: list(known)
+
+
+def metrics() -> list[tuple[str, str]]:
+    """The metrics, each with its title."""
+    from attnscope.measure.metrics import METRICS
+
+    return [(one.id, one.title) for one in METRICS.values()]
+
+
+def models() -> list[str]:
+    """The embedded model and those of the Hub's cache; for folders the shell offers its own."""
+    names = [path.name.removeprefix("models--").replace("--", "/") for path in cache_folder().glob("models--*")]
+    return ["demo", *sorted(names)]
+
+
+def cache_folder() -> Path:
+    """Where huggingface_hub keeps models, found without its import."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()

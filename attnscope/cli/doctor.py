@@ -1,0 +1,160 @@
+"""`attnscope doctor`: what is installed, where it would run, and what it would find there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import webbrowser
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.cli import output
+from attnscope.cli.completion import cache_folder
+from attnscope.cli.options import Facts
+from attnscope.cli.takes import takes
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+EXAMPLES = ("attnscope doctor", "attnscope doctor --format json")
+
+PACKAGES = (
+    *("attnscope", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "matplotlib", "typer"),
+    *("ray", "bitsandbytes"),
+)
+SCRIPTS = {  # a character of each script for which figures need a font of the machine
+    "Chinese": "銀",
+    "Japanese": "か",
+    "Korean": "은",
+    "Arabic": "ب",
+    "Hindi": "न",
+    "Thai": "ธ",
+    "emoji": "🙂",
+}
+# Variables that change what is found, what is drawn or how fast it runs; values of others are nobody's business.
+VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE"),
+    *("TERM", "LANG", "COLUMNS", "NO_COLOR", "FORCE_COLOR"),
+)
+
+
+@takes(Facts)
+def doctor(printing: Facts) -> int:
+    """Versions, devices, fonts and caches: what a bug report needs.
+
+    One screen. Nothing is downloaded and no model is loaded; paths are written with ~ for the home folder.
+    """
+    from attnscope.model.libraries import silence_libraries
+
+    silence_libraries(verbose=False)
+    output.complain_through_talk(quiet=True)  # a script without a font is a row here
+    facts = examined()
+    output.tell(facts, printing.format, lambda: _sheet(facts))
+    return 0
+
+
+def examined() -> dict[str, Any]:
+    """The facts as plain data: sizes in bytes."""
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "devices": _devices(),
+        "threads": {"torch": torch.get_num_threads(), "cores": os.cpu_count()},
+        "fonts": {script: _font(character) for script, character in SCRIPTS.items()},
+        "browser": _browser(),
+        "cache": _cache(),
+        "environment": {name: _tilde(os.environ[name]) for name in VARIABLES if name in os.environ},
+    }
+
+
+def _version(package: str) -> str | None:
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return None
+
+
+def _devices() -> list[dict[str, Any]]:
+    import torch
+
+    names = {"cpu": platform.machine()}
+    names |= {f"cuda:{index}": torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
+    if torch.backends.mps.is_available():
+        names["mps"] = platform.processor()
+    return [{"device": device, "name": name, "free_bytes": _free(device)} for device, name in names.items()]
+
+
+def _free(device: str) -> int | None:
+    """Its free bytes, None where a broken driver does not say: that, too, belongs into the report."""
+    from attnscope.memory import free_memory
+
+    with suppress(RuntimeError):
+        return free_memory(device)
+    return None
+
+
+def _font(character: str) -> str | None:
+    """The font that draws it, None where it would be a box."""
+    from attnscope.figures.fonts import fonts_for
+
+    return next(iter(fonts_for([character]).families[1:]), None)
+
+
+def _browser() -> str | None:
+    with suppress(webbrowser.Error):
+        return Path(webbrowser.get().name).name
+    return None
+
+
+def _cache() -> dict[str, Any]:
+    """The models that were downloaded: the snapshots' files are links to the blobs, which count once."""
+    folder = cache_folder()
+    models = list(folder.glob("models--*"))
+    used = sum(blob.stat().st_size for model in models for blob in (model / "blobs").glob("*"))
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    return {"folder": _tilde(str(folder)), "models": len(models), "bytes": used, "free_bytes": free}
+
+
+def _tilde(path: str) -> str:
+    home = str(Path.home())
+    return f"~{path.removeprefix(home)}" if path.startswith(home + os.sep) else path
+
+
+def _sheet(facts: dict[str, Any]) -> RichTable:
+    from rich.table import Table
+    from rich.text import Text
+
+    sheet = Table.grid(padding=(0, 2))
+    for name, line in _lines(facts):
+        sheet.add_row(Text(name, style="dim"), Text(line))
+    return sheet
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """A line for a person of each fact."""
+    cache, threads = facts["cache"], facts["threads"]
+    fonts = {script: font or "none, drawn as boxes" for script, font in facts["fonts"].items()}
+    return [
+        ("python", f"{facts['python']}, {facts['system']}"),
+        *facts["versions"].items(),
+        *((one["device"], f"{one['name']}, {_size(one['free_bytes'])} free") for one in facts["devices"]),
+        ("threads", f"{threads['torch']} of torch, {threads['cores']} cores"),
+        *((f"font: {script}", font) for script, font in fonts.items()),
+        ("browser", facts["browser"] or "none"),
+        (
+            "cache",
+            f"{cache['folder']}, {cache['models']} models, {_size(cache['bytes'])}; {_size(cache['free_bytes'])} free",
+        ),
+        *facts["environment"].items(),
+    ]
+
+
+def _size(count: int | None) -> str:
+    from attnscope.memory import human_bytes
+
+    return "unknown" if count is None else human_bytes(count)

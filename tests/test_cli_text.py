@@ -1,0 +1,103 @@
+"""A text behind the command, in a pipe, in a file: every way gives the same table."""
+
+import io
+import json
+
+import pytest
+
+from attnscope.errors import InputError, UsageError
+from attnscope.text.reading import read_text
+from helpers.command_line import SENTENCE, call, on_terminal
+
+QUIET = ("--select", "0.0", "-q")
+
+
+@pytest.fixture
+def expected():
+    return call("heads", "--text", SENTENCE, *QUIET)
+
+
+def test_a_text_behind_the_command(expected):
+    assert call("heads", SENTENCE, *QUIET) == expected
+    assert call("heads", *QUIET, "--", SENTENCE) == expected
+
+
+@pytest.mark.parametrize("asked", [(), ("-",), ("--text", "-"), ("--file", "-")], ids=str)
+def test_a_text_in_a_pipe(expected, asked):
+    assert call("heads", *asked, *QUIET, stdin=SENTENCE.encode()) == expected
+
+
+@pytest.mark.parametrize("command", ["relations", "rollout"])
+def test_other_commands_read_it_the_same_way(command):
+    expected = call(command, "--text", "a bank", "-q")
+    assert expected.code == 0
+    assert call(command, "a bank", "-q") == expected
+    assert call(command, "-q", stdin=b"a bank") == expected
+
+
+def test_explain_and_heatmap_read_it_too(tmp_path):
+    steps = [call("explain", *text, "--head", "L0H0", "-q") for text in (("a bank",), ("--text", "a bank"))]
+    assert steps[0] == steps[1]
+    assert call("explain", "--head", "L0H0", "-q", stdin=b"a bank") == steps[0]
+    assert call("heatmap", "a bank", "-q", "--out", str(tmp_path)).code == 0
+
+
+def test_what_has_a_text_leaves_standard_input_alone(expected, tmp_path):
+    """A command in a `while read` loop does not eat the lines of the others."""
+    (tmp_path / "run.yaml").write_text(f"text: {SENTENCE}\n")
+    (tmp_path / "text.txt").write_text(SENTENCE)
+    for asked in ((SENTENCE,), ("--text", SENTENCE), ("--file", str(tmp_path / "text.txt"))):
+        assert call("heads", *asked, *QUIET, stdin=b"another text") == expected
+    assert call("heads", "--config", str(tmp_path / "run.yaml"), *QUIET, stdin=b"another text") == expected
+    (tmp_path / "none.yaml").write_text("top: 3\n")
+    assert call("heads", "--config", str(tmp_path / "none.yaml"), stdin=b"another text").code == 2
+
+
+def test_parity_has_a_text_of_its_own():
+    alone = call("parity", "--format", "jsonl")
+    assert (alone.code, alone.out) == (0, call("parity", "--format", "jsonl", stdin=b"another text").out)
+    assert call("parity", "a bank").code == 0
+
+
+@pytest.mark.parametrize("stdin", [b"", b" \n"])
+def test_nothing_in_the_pipe_is_no_text(stdin):
+    said = call("heads", stdin=stdin)
+    assert (said.code, said.out) == (2, b"")
+    assert said.err == "attnscope: expected one text; give --text TEXT, --file FILE, or - for standard input\n"
+
+
+def test_a_terminal_is_not_waited_for():
+    code, shown = on_terminal(["heads"], 120)
+    assert code == 2
+    assert "expected one text" in shown
+
+
+def test_the_text_of_a_pipe_is_taken_as_it_is(monkeypatch):
+    def piped(data, **asked):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return read_text(None, None, **asked)
+
+    assert piped(b" a bank\n", unasked=True) == " a bank\n"
+    with pytest.raises(UsageError):
+        piped(b"a bank")
+    with pytest.raises(InputError, match="standard input is not UTF-8: byte 0xE9 at offset 3"):
+        piped(b"caf\xe9", unasked=True)
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UsageError):
+        read_text(None, None, unasked=True)
+
+
+def test_a_text_behind_the_command_wins_over_a_file_of_options(tmp_path):
+    (tmp_path / "run.yaml").write_text("file: absent.txt\n")
+    assert call("heads", "a bank", "--config", str(tmp_path / "run.yaml"), "-q").code == 0
+
+
+def test_a_manifest_does_not_hold_the_text(tmp_path):
+    assert call("heads", "a secret bank", *QUIET, "--out", str(tmp_path)).code == 0
+    assert "secret" not in json.dumps(json.loads((tmp_path / "manifest.json").read_text())["options"])
+
+
+def test_the_model_of_info_may_stand_behind_it():
+    expected = call("info")
+    assert call("info", "demo") == call("info", "--model", "demo") == call("info", "-m", "demo", "-q") == expected
+    assert json.loads(expected.out)["model"] == "demo"

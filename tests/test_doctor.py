@@ -1,0 +1,96 @@
+"""`attnscope doctor`: one screen of facts, each held against another way to find it."""
+
+import json
+import os
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from attnscope.cli import doctor
+from helpers.command_line import call
+
+NAMED = ("python", "torch", "transformers", "cpu", "threads", "browser", "cache")
+
+
+@pytest.fixture(scope="module")
+def facts():
+    done = call("doctor", "--format", "json")
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+def test_versions_threads_and_devices(facts):
+    assert facts["python"] == platform.python_version()
+    assert facts["versions"]["torch"] == torch.__version__
+    assert facts["versions"]["transformers"] == transformers.__version__
+    assert facts["threads"] == {"torch": torch.get_num_threads(), "cores": os.cpu_count()}
+    assert [one["device"] for one in facts["devices"]][:1] == ["cpu"]
+    assert all(one["free_bytes"] > 0 for one in facts["devices"])
+
+
+def test_a_pipe_gets_json_and_a_terminal_one_screen():
+    assert json.loads(call("doctor").out)["versions"]
+    shown = call("doctor", columns=100).out.decode()
+    lines = shown.splitlines()
+    assert len(lines) <= 45
+    for name in NAMED:
+        assert any(name in line for line in lines)
+
+
+def test_a_device_that_does_not_answer_is_a_line_not_an_end(monkeypatch):
+    def broken(device):
+        raise RuntimeError("CUDA driver error")
+
+    monkeypatch.setattr("attnscope.memory.free_memory", broken)
+    assert json.loads(call("doctor").out)["devices"][0]["free_bytes"] is None
+    assert "unknown free" in call("doctor", columns=100).out.decode()
+
+
+def test_fonts_are_those_that_figures_would_take(facts, monkeypatch):
+    assert set(facts["fonts"]) == set(doctor.SCRIPTS)
+    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", list)
+    from attnscope.figures import fonts
+
+    fonts._cover.cache_clear()
+    without = json.loads(call("doctor").out)["fonts"]
+    fonts._cover.cache_clear()
+    assert set(without.values()) == {None}
+
+
+def test_the_cache_counts_a_blob_once(tmp_path, monkeypatch):
+    blobs, snapshot = (tmp_path / "models--gpt2" / name for name in ("blobs", "snapshots/1"))
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    (blobs / "a").write_bytes(b"12345")
+    (snapshot / "config.json").symlink_to(blobs / "a")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    cache = json.loads(call("doctor").out)["cache"]
+    assert (cache["models"], cache["bytes"]) == (1, 5)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "nowhere"))
+    cache = json.loads(call("doctor").out)["cache"]
+    assert (cache["models"], cache["bytes"]) == (0, 0)
+
+
+def test_the_cache_is_where_the_hub_has_it(monkeypatch):
+    from huggingface_hub import constants
+
+    from attnscope.cli.completion import cache_folder
+
+    if not {"HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"} & set(os.environ):
+        assert cache_folder() == Path(constants.HF_HUB_CACHE)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", "/somewhere")
+    assert cache_folder() == Path("/somewhere/hub")
+
+
+def test_the_home_folder_and_other_variables_are_nobodys_business(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    shown = call("doctor").out.decode()
+    assert "secret" not in shown
+    assert str(tmp_path) not in shown
+    assert json.loads(shown)["environment"]["HF_HOME"] == "~/hf"
