@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.llama import modeling_llama
 
 from attnscope.measure.probes import View
+from attnscope.model.loading import LoadOptions, load
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.parity import ParityReport, check_parity
@@ -325,3 +326,43 @@ def test_focus_is_from_0_to_1_in_a_window(engine: str) -> None:
     [seen] = observe(as_loaded(model), [prompt(ids(60))], Request(metrics=("focus",)), engine=ENGINES[engine])
     focus = seen.columns.scores["focus"]
     np.testing.assert_allclose([focus.value, focus.null], 0, atol=1e-6)
+
+
+# Dynamic rotary positions scale with the text: nothing ends where the config's positions do.
+
+
+@pytest.fixture(scope="module")
+def dynamic(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    model = roused_model("llama", max_position_embeddings=64, rope_parameters=rope)
+    return folder_of(model, tmp_path_factory.mktemp("dynamic"))
+
+
+@pytest.mark.parametrize("more", [(), ("--positions", "200"), ("--engine", "fused"), ("--verify",)])
+def test_dynamic_positions_are_read_as_far_as_the_text_goes(dynamic: str, more: tuple[str, ...]) -> None:
+    done = call("heads", "--model", dynamic, "--text", text(120), "--format", "csv", *more)
+    assert len(rows_of(done)) == 16
+    assert done.code == 0
+
+
+@EITHER_ENGINE
+def test_a_batch_of_dynamic_positions_gives_each_text_what_it_has_alone(dynamic: str, engine: str) -> None:
+    """Also after a longer text."""
+    loaded, run = load(LoadOptions(dynamic)), ENGINES[engine]
+    texts, wanted = [prompt(ids(tokens, tokens)) for tokens in (120, 100, 30)], Request(metrics=(), weights=True)
+    for one, beside in zip(texts, observe(loaded, texts, wanted, engine=run), strict=True):
+        fresh = load(LoadOptions(dynamic)).model
+        with torch.no_grad():
+            expected = fresh(torch.tensor([one.ids]), output_attentions=True, use_cache=False).attentions
+        [alone] = observe(loaded, [one], wanted, engine=run)
+        for layer, weights_BHQK in enumerate(expected):
+            for seen in (beside, alone):
+                torch.testing.assert_close(seen.weights[layer], weights_BHQK[0], atol=1e-5, rtol=0)
+
+
+def test_the_sink_that_is_kept_by_default_is_the_one_that_is_asked_for() -> None:
+    found = [
+        call("heads", "--text", "the cat sat on the mat", "--format", "table", *more).out
+        for more in ((), ("--sink", "keep"))
+    ]
+    assert found[0] == found[1]

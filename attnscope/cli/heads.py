@@ -67,7 +67,6 @@ def heads(
         entries,
         printing,
         options,
-        key_zero=drawing.sink == "keep",
         relations=printing.out is not None,
         top_k=relations.keys_per_query,
         group=relations.group,
