@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from attnscope.errors import UsageError
+from attnscope.errors import InputError, UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import METRICS, Texts
 from attnscope.measure.probes import (
@@ -40,8 +40,9 @@ from attnscope.measure.probes import (
 from attnscope.measure.probes import Relation as TopRelations
 from attnscope.measure.roles import NONE, near_uniform, roles_of
 from attnscope.measure.rollout import Rollout, RolloutProbe, spans_of
+from attnscope.model import padding
 from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
-from attnscope.seam.call import AttentionCall, CaptureReport
+from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
 
@@ -92,11 +93,31 @@ def observe(
 ) -> list[Observation]:
     """One forward pass over some prompts; an observation each, in order.
 
-    Prompts of different length are padded on the right, without a mask, which leaves causal rows exact. engine: who
-    computes the layers' attention. facts: what else the observations' manifests are to say.
-    Raises ModelError where a layer that should attend was not heard.
+    Prompts of different length are padded on the right, without a mask, which leaves causal rows exact; where it does
+    not, there is a pass for each length. engine: who computes the layers' attention. facts: what else the observations'
+    manifests are to say.
+    Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
     """
-    reading = _Reading(prompts, request, _texts(prompts, loaded.device), loaded.geometry)
+    lengths = {len(prompt) for prompt in prompts}
+    if len(lengths) == 1 or padding.pads(loaded.model):
+        try:
+            return _observed(loaded, prompts, request, engine, facts or {})
+        except _PaddingError:
+            padding.found(loaded.model, max(lengths), exact=False)
+    of_length = {
+        length: iter(_observed(loaded, [one for one in prompts if len(one) == length], request, engine, facts or {}))
+        for length in lengths
+    }
+    return [next(of_length[len(prompt)]) for prompt in prompts]
+
+
+def _observed(
+    loaded: LoadedModel, prompts: Sequence[Prompt], request: Request, engine: Engine, facts: Mapping[str, Any]
+) -> list[Observation]:
+    """One pass. Raises _PaddingError where prompts of different length are not to be read side by side."""
+    mixed = len({len(prompt) for prompt in prompts}) > 1
+    check = mixed and padding.to_be_found(loaded.model)
+    reading = _Reading(prompts, request, _texts(prompts, loaded.device), loaded.geometry, check)
     report = listen(
         loaded.model,
         reading.texts.ids_BT,
@@ -105,9 +126,33 @@ def observe(
         expected_layers=tuple(reading.layers),
         windows={index: layer.window for index, layer in reading.layers.items()},
     )
+    if not reading.kv_of:
+        raise InputError(
+            f"no layer of {loaded.geometry.model_type} attends to the tokens of this text themselves: from some length "
+            f"on its keys stand for several tokens, and this text has {len(prompts[0])}",
+            "take a shorter text",
+        )
+    if mixed and padding.to_be_tried(loaded.model, report.tokens):
+        _try_alone(loaded, prompts, engine, report)
     report = replace(report, output=None)  # hidden states that nobody asked for
-    facts = {**model_facts(loaded, engine, report), **(facts or {})}
+    facts = {**model_facts(loaded, engine, report), **facts}
     return [reading.observation(row, report, facts) for row in range(len(prompts))]
+
+
+class _PaddingError(Exception):
+    """A text is read in another way beside a longer one than alone."""
+
+
+def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, report: CaptureReport) -> None:
+    """Read the shortest prompt alone: its hidden states must be those that it has beside the longest."""
+    row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
+    ids_BT = torch.tensor([prompts[row].ids], device=loaded.device)
+    alone_TE = listen(loaded.model, ids_BT, lambda call: None, engine=engine).output[0][0].float()
+    beside_TE = report.output[0][row, : len(alone_TE)].float()
+    difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
+    if (difference_T > TOLERANCE[loaded.model.dtype][1]).any():
+        raise _PaddingError
+    padding.found(loaded.model, report.tokens, exact=True)
 
 
 def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:
@@ -166,8 +211,10 @@ def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
 class _Reading:
     """One forward pass: asks every layer, keeps what the probes keep, and cuts it into texts."""
 
-    def __init__(self, prompts: Sequence[Prompt], request: Request, texts: Texts, geometry: Geometry) -> None:
-        self.prompts, self.request, self.texts = prompts, request, texts
+    def __init__(
+        self, prompts: Sequence[Prompt], request: Request, texts: Texts, geometry: Geometry, check: bool
+    ) -> None:
+        self.prompts, self.request, self.texts, self.check = prompts, request, texts, check
         self.layers = {layer.index: layer for layer in geometry.attention_layers}
         self.all_layers = [layer.index for layer in geometry.layers]
         self.probes = _probes(prompts, request)
@@ -175,7 +222,12 @@ class _Reading:
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
 
     def on_call(self, call: AttentionCall) -> None:
-        """Keep what is asked of a layer's first call over the text's tokens; the report lists what is not read."""
+        """Keep what is asked of a layer's first call over the text's tokens; the report lists what is not read.
+
+        check: whether a layer that chooses its keys ends the pass.
+        """
+        if self.check and self._chooses_keys(call):
+            raise _PaddingError
         if call.call > 0 or call.P.keys != self.texts.ids_BT.shape[1]:
             return
         key, known = LayerKey(call.layer), self.layers.get(call.layer)
@@ -185,6 +237,19 @@ class _Reading:
         for name, found in run_probes(self.probes, layer).items():
             if found is not None:
                 self.kept[name][key] = found
+
+    def _chooses_keys(self, call: AttentionCall) -> bool:
+        """Whether the keys are not the tokens, or the mask hides some that the layer's causal and window rules show."""
+        if call.P.keys != self.texts.ids_BT.shape[1]:
+            return True
+        if call.visible.mask is None:
+            return False
+        position_Q, layer = call.visible.position_Q, self.layers.get(call.layer)
+        shown_Q = position_Q + 1
+        if layer and layer.window:
+            chunked = layer.kind == "chunked"
+            shown_Q = position_Q % layer.window + 1 if chunked else shown_Q.clamp(max=layer.window)
+        return bool((call.visible.counts_BHQ < shown_Q).any())
 
     def observation(self, row: int, report: CaptureReport, facts: Mapping[str, Any]) -> Observation:
         """One text's part of what was kept, cut to its length."""

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "drawing": "errors figures files",
     "export": "drawing errors figures files model tables",
     "observation": "drawing errors export measure tables",
-    "observe": "errors tables attention seam measure text observation",
+    "observe": "errors tables attention model seam measure text observation",
     "run": "errors memory model observation observe parity seam selection text",
     "api": "errors measure model observation observe run selection text",
     "batch": "_version errors figures files measure memory model observation observe seam selection text",

@@ -6,15 +6,19 @@ Shapes: B text, H head, Q query, K key, T token.
 import gc
 import threading
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.testing import assert_close
 from transformers.modeling_utils import AttentionInterface
 
+from attnscope.api import capture
+from attnscope.attention.questions import Distance, Entropy, Features, Received
 from attnscope.errors import ModelError, UsageError
 from attnscope.seam.engines import Altered, Eager, Tiled, TiledBeside
 from attnscope.seam.listen import listen, listening
+from helpers.dispatched import thread_count
 from helpers.families import tiny_model
 
 FAMILIES = [
@@ -283,6 +287,57 @@ def test_visible_keys_are_those_that_get_weight(family: str) -> None:
         assert torch.equal(call.visible.counts_BHQ[0, 0], visible[0, 0].sum(-1))
 
     listen(model, some_ids(), hear, windows=windows)
+
+
+MODES = {
+    "plain": nullcontext,
+    "grad": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("family", "engine"),
+    [("llama", Eager()), ("llama", Tiled()), ("llama", TiledBeside()), ("bloom", Eager())],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_the_callers_mode_changes_no_answer(mode: str, threads: int, family: str, engine) -> None:
+    """Autocast rounds what the model computes, and not what is answered of it."""
+    features = torch.randn(TOKENS, 3, generator=torch.Generator().manual_seed(0))
+
+    def hear(call) -> None:
+        answers = call.P.together([Entropy(), Features(features), Distance(), Received(torch.ones(1, TOKENS))])
+        rows = call.P.dense().double()
+        entropy = torch.special.entr(rows / rows.sum(-1, keepdim=True)).sum(-1)
+        assert_close(answers[Entropy()].double(), entropy, atol=1e-5, rtol=0)
+        assert_close(answers[Features(features)].double(), rows @ features.double(), atol=1e-5, rtol=0)
+        assert {answer.dtype for answer in answers.values()} == {torch.float32}
+        heard.append(rows)
+
+    heard: list[torch.Tensor] = []
+    model = tiny_model(family)
+    listen(model, some_ids(), hear, engine=engine)
+    expected, heard = heard, []
+    with thread_count(threads), MODES[mode]():
+        report = listen(model, some_ids(), hear, engine=engine)
+    assert_close(heard, expected, atol=0.05 if mode == "autocast" else 1e-6, rtol=0)
+    assert [line for check in report.calls for line in check.failures(torch.float32)] == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("engine", ["eager", "fused"])
+def test_capture_under_the_callers_mode(mode: str, engine: str, demo) -> None:
+    expected = capture(demo, "the financial bank is located on river bank", engine=engine)
+    with MODES[mode]():
+        seen = capture(demo, "the financial bank is located on river bank", engine=engine)
+    assert seen.failures == []
+    allowed = 0.05 if mode == "autocast" else 1e-5
+    for layer, weights_HQK in expected.weights.items():
+        assert_close(seen.weights[layer], weights_HQK, atol=allowed, rtol=0)
 
 
 def test_right_padding_leaves_the_real_rows_alone() -> None:

@@ -236,7 +236,6 @@ HOOKED = [
 ]
 UNHEARD = ["cpmant", "falcon_mamba", "mamba", "mamba2", "reformer", "rwkv", "xlnet", "xlstm"]
 ROUTES = {family: {"hook"} for family in HOOKED} | {family: set() for family in UNHEARD}
-ROUTES["minimax"] = {"hook", "interface"}
 
 
 @pytest.mark.parametrize("family", MODEL_TYPES)

@@ -1,25 +1,21 @@
 """Which texts run together: batches of like lengths within a token budget.
 
-Texts of different length are padded on the right without a mask, which leaves causal rows exact, except where a
-family's positions depend on the longest text of the batch, or where it looks ahead: there a batch has one length.
+Texts of different length are padded on the right, except where that changes how a model reads them
+(`model/padding.py`): there a batch has one length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from attnscope.memory import DTYPE_BYTES, free_memory
-from attnscope.model.families import family
 from attnscope.model.geometry import eager_bytes
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from attnscope.batch.job import Job
     from attnscope.model.loading import LoadedModel
 
-ONE_LENGTH_ROTARY = ("dynamic", "longrope")
 WINDOW_BYTES = 96 * 2**20  # kept results of the texts that are sorted into batches together
 WINDOW_TEXTS = 512
 BATCH_BYTES = 12 * 2**20  # of one layer's matrices: beyond a few caches' size a CPU gains nothing
@@ -59,37 +55,3 @@ def kept_bytes(job: Job, heads: int, tokens: int) -> float:
     entries = tokens * min(tokens, job.request.top_k or tokens) * heads if job.request.relations else 0
     squares = tokens * tokens * heads if job.request.weights or job.request.maps else 0
     return 12.0 * entries + 4.0 * squares + 400.0 * heads + 200.0 * tokens
-
-
-def pads_exactly(config: Any) -> bool:
-    """Whether right padding without a mask leaves the real rows of this model as they are.
-
-    >>> pads_exactly(LlamaConfig())
-    True
-    """
-    text = config.get_text_config(decoder=True)
-    if any(family(one.model_type).one_length for one in (config, text)):
-        return False
-    rotary = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    return not any(kind in ONE_LENGTH_ROTARY for kind in _rotary_types(rotary))
-
-
-def _rotary_types(rotary: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in rotary.items():
-        if isinstance(value, Mapping):  # some families have one kind per layer type
-            yield from _rotary_types(value)
-        elif key in ("rope_type", "type"):
-            yield str(value)
-
-
-def settle_rotary(model: nn.Module) -> None:
-    """Make dynamic rotary frequencies forget the longest text so far: each batch then reads as if it came first."""
-    for module in model.modules():
-        names = [name for name in vars(module) if name.endswith("max_seq_len_cached")]
-        for name in names:
-            prefix = name.removesuffix("max_seq_len_cached")
-            original = getattr(module, f"{prefix}original_inv_freq", None)
-            if original is not None:
-                setattr(module, name, getattr(module, "original_max_seq_len", getattr(module, name)))
-                frequencies = getattr(module, f"{prefix}inv_freq")
-                setattr(module, f"{prefix}inv_freq", original.to(frequencies.device).clone())

@@ -11,8 +11,6 @@ from attnscope.batch.batches import (
     batch_limit,
     batches,
     kept_bytes,
-    pads_exactly,
-    settle_rotary,
 )
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
@@ -23,6 +21,7 @@ from attnscope.batch.shards import Shard
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.memory import is_out_of_memory, keep_freed_memory
 from attnscope.model.loading import LoadedModel, load
+from attnscope.model.padding import pads
 from attnscope.observation import Observation
 from attnscope.observe import observe
 from attnscope.seam.choice import choose
@@ -67,7 +66,6 @@ class Worker:
         heads = self.loaded.geometry.heads_by_layer
         if job.select is not None:
             self.request = replace(job.request, view=replace(job.request.view, heads=select(job.select, heads)))
-        self.pads = pads_exactly(self.loaded.model.config)
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(heads.values())
@@ -84,7 +82,7 @@ class Worker:
     def measure(self, window: Window, stop: Callable[[], bool] = lambda: False) -> Measured | None:
         """The window's observations in the order of its items, whatever the batching; None where `stop` said so."""
         lengths = [len(prompt) for _, prompt in window.texts]
-        groups = batches(lengths, self.limit, not self.pads, 1 if self.job.one_by_one else None)
+        groups = batches(lengths, self.limit, not pads(self.loaded.model), 1 if self.job.one_by_one else None)
 
         def observed(loaded: LoadedModel, places: Sequence[int]) -> Measured:
             return self._observed(loaded, [window.texts[place] for place in places])
@@ -146,8 +144,6 @@ class Worker:
     def _forward(self, loaded: LoadedModel, prompts: list[Prompt]) -> list[Observation]:
         """One forward pass over a batch."""
         engine = self._engine(loaded, len(prompts), max(len(prompt) for prompt in prompts))
-        if not self.pads:
-            settle_rotary(loaded.model)
         return observe(loaded, prompts, self.request, engine=engine)
 
     def _engine(self, loaded: LoadedModel, texts: int, longest: int) -> Engine:

@@ -60,7 +60,6 @@ def heads(
         asked,
         entries,
         printing,
-        key_zero=drawing.sink == "keep",
         relations=printing.out is not None,
         top_k=relations.keys_per_query,
         group=relations.group,

@@ -38,8 +38,8 @@ class Family:
     # How many N x N float tensors per head are alive at once in its eager attention: measured by counting storages.
     matrices_alive: int = 2
     # Padding on the right changes the rows of shorter texts, so a batch has texts of one length: the family's positions
-    # depend on the longest text, or it looks ahead.
-    one_length: bool = False
+    # depend on the longest text, or it looks ahead. None where the run is to find out; False where it need not.
+    one_length: bool | None = None
 
 
 def family(model_type: str | None) -> Family:

@@ -5,6 +5,7 @@ Pure Python: no weights, and torch only to count the parameters.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
@@ -65,7 +66,10 @@ class LayerGeometry:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a decoder: its layers and the sizes around them."""
+    """The shape of a decoder: its layers and the sizes around them.
+
+    max_positions: the most tokens that it reads, None where nothing limits them, as with dynamic rotary positions.
+    """
 
     model_type: str
     layers: tuple[LayerGeometry, ...]
@@ -105,9 +109,19 @@ def geometry_of(config: Any, *, count: bool = True) -> Geometry:
         layers=tuple(_layer(text, index, kind) for index, kind in enumerate(_kinds(text))),
         hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
         vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
-        max_positions=_first(text, *POSITIONS),
+        max_positions=None if "dynamic" in rotary_types(config) else _first(text, *POSITIONS),
         parameters=count_parameters(config) if count else None,
     )
+
+
+def rotary_types(config: Any) -> set[str]:
+    """The kinds of rotary positions that a config names ("default", "dynamic", ...); some have one per layer type.
+
+    >>> rotary_types(LlamaConfig())
+    {'default'}
+    """
+    text = config.get_text_config(decoder=True)
+    return set(_rotary_types(getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}))
 
 
 def count_parameters(config: Any) -> int | None:
@@ -205,6 +219,14 @@ def longer(config: Any, positions: int | None) -> Any:
     text.rope_parameters = {**rope, "rope_type": "linear", "factor": positions / current}
     text.max_position_embeddings = positions
     return config
+
+
+def _rotary_types(rotary: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in rotary.items():
+        if isinstance(value, Mapping):
+            yield from _rotary_types(value)
+        elif key in ("rope_type", "type"):
+            yield str(value)
 
 
 def _range(numbers: list[int]) -> str:

@@ -6,6 +6,7 @@ mode, without gradients, and nothing of it is patched.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from attnscope.model.geometry import Geometry, geometry_of, longer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
@@ -119,6 +121,8 @@ def load(options: LoadOptions) -> LoadedModel:
     trained = geometry_of(config, count=False).max_positions
     config = longer(config, options.positions)
     geometry = _readable(config, geometry_of(config, count=False))
+    if geometry.max_positions != trained:
+        logger.warning("positions %s are stretched: heads may do something else than the model was trained to", trained)
     if source.snapshot:
         hub.fetch_weights(source.snapshot, names)
     checkpoint.check_weights(source.folder, options.allow_pickle)

@@ -71,7 +71,8 @@ class CallCheck:
 
     row_sum_error: largest |row sum - 1| (None with sink logits). masked_weight: largest weight on a key that the mask
     hides. value_error: largest |P V - output| over some rows, relative to the largest |output|. route: "interface",
-    "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output.
+    "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output. dtype: of the
+    model's own output or weights, where there are any: not always that of the model.
     """
 
     layer: int
@@ -87,10 +88,11 @@ class CallCheck:
     mask: str = "none"  # that the model itself built: boolean or additive, of N x N
     kernel: str = "eager"  # that gave the layer's output; eager and math make N x N per head
     altered: bool = False
+    dtype: torch.dtype | None = None
 
     def failures(self, dtype: torch.dtype) -> list[str]:
         """What did not hold to what the dtype allows, in words."""
-        row, value = TOLERANCE.get(dtype, TOLERANCE[torch.float32])
+        row, value = max(TOLERANCE.get(one, TOLERANCE[torch.float32]) for one in (dtype, self.dtype or dtype))
         limits = (
             ("row sums off by", self.row_sum_error, row),
             ("weight on masked keys", self.masked_weight, 0.0),

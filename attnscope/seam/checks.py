@@ -26,6 +26,8 @@ def check_call(call: AttentionCall, route: str) -> CallCheck:
         check.row_sum_error, check.masked_weight = _matrix_errors(call)
     if call.spec is not None and call.output_BQHV is not None:
         check.value_error = _value_error(call, call.spec, call.output_BQHV)
+    own = call.weights_BHQK if call.output_BQHV is None else call.output_BQHV
+    check.dtype = None if own is None else own.dtype
     return check
 
 

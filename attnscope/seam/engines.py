@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,10 +92,11 @@ class Eager(Engine):
         output, weights = own()
         P = TiledAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
         call = AttentionCall(place, P, spec, weights, output)
-        check = check_call(call, "interface")
-        if weights is None and getattr(own.attend, "__name__", "").startswith("sdpa"):
-            check.kernel = sdpa_kernel(spec)
-        on_call(call)
+        with full_precision(P.device):
+            check = check_call(call, "interface")
+            if weights is None and getattr(own.attend, "__name__", "").startswith("sdpa"):
+                check.kernel = sdpa_kernel(spec)
+            on_call(call)
         return output, check
 
 
@@ -118,12 +120,14 @@ class Tiled(Engine):
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
         P = TiledAttention(spec, with_output=True)
         call = AttentionCall(place, P, spec)
-        on_call(call)
-        output = P.output()
-        check = check_call(call, "answered")
+        with full_precision(P.device):
+            on_call(call)
+            output = P.output()
+            check = check_call(call, "answered")
         check.kernel = "attnscope"
         row_R = sampled_rows(P.queries).to(output.device)
-        check.value_error = relative_error(output[:, row_R], own.rows(spec, row_R))
+        expected = own.rows(spec, row_R)
+        check.dtype, check.value_error = expected.dtype, relative_error(output[:, row_R], expected)
         return output, check
 
 
@@ -180,6 +184,12 @@ def engine_named(name: str, listen: bool = False) -> Engine:
     if name not in ENGINES:
         raise UsageError(f"there is no engine {name!r}", f"the engines are {', '.join(['auto', *ENGINES])}")
     return BESIDE.get(name, ENGINES[name]) if listen else ENGINES[name]
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """A block whose arithmetic no autocast of the caller rounds; the model's own is left to him."""
+    casts = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if casts else nullcontext()
 
 
 def _mask_rows(given: Mapping[str, Any], spec: AttentionSpec, row_R: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,9 +28,11 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family_of
+from attnscope.model.geometry import geometry_of
+from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.seam.call import AttentionCall, CaptureReport, Place
 from attnscope.seam.checks import check_call
-from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention
+from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
 
 
 def listen(
@@ -57,6 +60,9 @@ def listen(
     if model.training:
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
     implementation = engine.implementation if engine else None
+    config = _config(model)
+    if config is not None and not pads_exactly(config):
+        settle_rotary(model)
     with (
         _model_lock(model),
         _implementation(model, implementation) as attention,
@@ -178,6 +184,7 @@ class _Listener:
     """Turns raw attention calls of one model into AttentionCalls, and keeps the report."""
 
     def __init__(self, model: nn.Module, on_call: OnCall, engine: Engine, windows: Mapping[int, int | None]) -> None:
+        self.model = model
         self.paths = {module: name for name, module in model.named_modules()}
         self.on_call, self.engine, self.windows = on_call, engine, windows
         self.report = CaptureReport()
@@ -223,6 +230,8 @@ class _Listener:
         weights = output[1]
         if not isinstance(weights, Tensor) or weights.ndim != 4 or not weights.is_floating_point():
             return None
+        if self._layer(module) in self._without_attention:  # what a linear layer returns second is its state
+            return None
         if self.engine.alters:
             raise ModelError(
                 "this family attends outside the attention interface, where its output cannot be changed",
@@ -233,9 +242,18 @@ class _Listener:
         key = Q, K, self.windows.get(place.layer), weights.device
         visible = self._shared(key, None, lambda: Visibility(Q, K, None, True, key[2], weights.device))
         call = AttentionCall(place, DenseAttention(weights, visible), weights_BHQK=weights)
-        self.report.calls.append(check_call(call, "hook"))
-        self.on_call(call)
+        with full_precision(weights.device):
+            self.report.calls.append(check_call(call, "hook"))
+            self.on_call(call)
         return type(output)([output[0], None, *output[2:]])
+
+    @cached_property
+    def _without_attention(self) -> set[int]:
+        """The layers that compute no softmax attention, by what the model's config says."""
+        config = _config(self.model)
+        if config is None:
+            return set()
+        return {layer.index for layer in geometry_of(config, count=False).layers if not layer.attention}
 
     def _place(self, module: nn.Module) -> Place:
         """The module's layer, and which call of that layer this is."""
@@ -272,6 +290,12 @@ def _bare(model: nn.Module) -> nn.Module:
     """The module behind a torch.compile wrapper."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model
+
+
+def _config(model: nn.Module) -> Any:
+    """The config of transformers that a model keeps, None for another module."""
+    config = getattr(_bare(model), "config", None)
+    return config if hasattr(config, "get_text_config") else None
 
 
 def _backbone(model: nn.Module) -> nn.Module:

@@ -1,15 +1,23 @@
 """Batches and shards: every text once, no batch over its budget, and one length where padding is not exact."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope.batch.batches import batches, pads_exactly, settle_rotary
+import attnscope.observe
+from attnscope.batch.batches import batches
 from attnscope.batch.items import Item
 from attnscope.batch.shards import shards
+from attnscope.model.families import FAMILIES, Family
+from attnscope.model.padding import pads, pads_exactly, settle_rotary
+from attnscope.observe import Request, observe
+from attnscope.seam.listen import listen
+from attnscope.text.prompt import Prompt
 from helpers.families import tiny_model
+from helpers.parity_models import as_loaded
 
 ROTARY = {
     "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
@@ -102,6 +110,65 @@ def test_dynamic_frequencies_forget_the_longest_text_so_far() -> None:
     assert (read(model, [text])[0] - fresh).abs().max() > 1e-4  # as transformers has it
     read(model, [longer])
     assert torch.equal(alone(model, text), fresh)
+
+
+def observed(model: torch.nn.Module, texts: list[list[int]]) -> list[torch.Tensor]:
+    """Each text's weights in layer 0, read side by side."""
+    prompts = [Prompt("", tuple(text), ("",) * len(text), (), (), (), ()) for text in texts]
+    seen = observe(as_loaded(model), prompts, Request(metrics=(), weights=True))
+    return [torch.stack([one.weights[layer] for layer in one.weights]) for one in seen]
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shape of every batch of ids that a model has run over."""
+    shapes: list[tuple[int, ...]] = []
+
+    def counted(model: Any, ids_BT: torch.Tensor, *rest: Any, **how: Any) -> Any:
+        shapes.append(tuple(ids_BT.shape))
+        return listen(model, ids_BT, *rest, **how)
+
+    monkeypatch.setattr(attnscope.observe, "listen", counted)
+    return shapes
+
+
+def test_a_model_of_which_nothing_is_known_is_tried(passes: list) -> None:
+    """Its shortest text alone and beside the longest; from then on it is read one length at a time."""
+    model, (short, long) = tiny_model("llama"), TEXTS
+    model.model.embed_tokens.register_forward_hook(lambda module, args, output: output.roll(args[0].shape[1], -1))
+    assert pads(model)
+    expected = [observed(model, [text])[0] for text in (short, long, short[::-1])]
+    passes.clear()
+    for found, alone in zip(observed(model, [short, long, short[::-1]]), expected, strict=True):
+        assert_close(found, alone, atol=1e-6, rtol=0)
+    assert sorted(passes) == [(1, 6), (1, 12), (2, 6), (3, 12)]
+    assert not pads(model)
+    passes.clear()
+    observed(model, [short, long])
+    assert sorted(passes) == [(1, 6), (1, 12)]
+
+
+def test_a_model_that_pads_is_tried_again_only_with_a_longer_text(
+    monkeypatch: pytest.MonkeyPatch, passes: list
+) -> None:
+    model, (short, long) = tiny_model("llama"), TEXTS
+    for texts in ([short, long], [long[:9], long], [short, long * 2], [short, long]):
+        observed(model, texts)
+    assert passes == [(2, 12), (1, 6), (2, 12), (2, 24), (1, 6), (2, 12)]
+    monkeypatch.setitem(FAMILIES, "llama", Family(one_length=False))  # the table overrules
+    observed(tiny_model("llama"), TEXTS)
+    assert passes[6:] == [(2, 12)]
+
+
+def test_a_mask_that_hides_keys_ends_the_pass_and_is_remembered(passes: list) -> None:
+    """Only texts longer than the family's top-k of 4 can tell; shorter ones are padded."""
+    model = tiny_model("deepseek_v32")
+    observed(model, [[7, 8, 9], [7, 8]])
+    assert pads(model)
+    observed(model, TEXTS)
+    assert passes[:2] == [(2, 3), (1, 2)]
+    assert sorted(passes[2:]) == [(1, 6), (1, 12), (2, 12)]
+    assert not pads(model)
 
 
 def test_xlm_and_reformer_run_in_one_length_too() -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -123,11 +123,12 @@ class Tiling:
         device, cores = self.spec.device, torch.get_num_threads()
         workers = min(cores, MOST_WORKERS) if device.type == "cpu" else 1
         places = _Places(self._places())
+        work = partial(self._work, places, visit, torch.is_inference_mode_enabled())
         if workers == 1:
-            self._work(places, visit)
+            work()
             return
         try:
-            working = [_pool(workers, cores, os.getpid()).submit(self._work, places, visit) for _ in range(workers)]
+            working = [_pool(workers, cores, os.getpid()).submit(work) for _ in range(workers)]
             for one in working:
                 one.result()
         finally:
@@ -172,11 +173,11 @@ class Tiling:
         q_HQD = self.spec.q_BHQD[number].float() * self.spec.scale
         return _Text(q_HQD, self.spec.k_BGKD[number].float().mT, self.columns(number))
 
-    def _work(self, places: _Places, visit: Callable[[Tile], None]) -> None:
+    def _work(self, places: _Places, visit: Callable[[Tile], None], inference: bool) -> None:
         """Take place after place, until none is left."""
         rooms = _Room(), _Room()
         try:
-            with torch.no_grad():  # which threads do not inherit
+            with torch.inference_mode(inference), torch.no_grad():  # threads inherit neither
                 for place, text in places:
                     visit(self._tile(place, text, rooms))
         except BaseException:
