@@ -307,6 +307,14 @@ def test_what_cannot_be_checked_is_not_said_to_fail(command: tuple[str, ...], tm
     assert done.code == 1
 
 
+def test_a_family_whose_layers_are_not_found_is_not_said_to_have_none(tmp_path: Path) -> None:
+    """blt attends, over bytes and patches of its own; docs/families.md says that no command reads it."""
+    done = call("parity", "--model", folder_of(roused_model("blt"), tmp_path), "--text", text(9))
+    assert "attnscope does not find the layers of blt in its config" in done.err
+    assert "softmax" not in done.err
+    assert done.code == 3
+
+
 @fault("focus divides by the keys without key 0 also where a window hides key 0")
 def test_focus_is_from_0_to_1_in_a_window() -> None:
     model = roused_model("mistral", sliding_window=3)
@@ -316,3 +324,11 @@ def test_focus_is_from_0_to_1_in_a_window() -> None:
     focus = np.array([head.score["focus"] for head in seen.heads])
     assert (focus > -1e-6).all()
     assert (focus < 1 + 1e-6).all()
+
+
+@pytest.mark.parametrize("family", ["bloom", "gpt_neo"])
+def test_off_token_mass_is_from_0_to_1_where_nobody_says_that_there_are_no_sinks(family: str) -> None:
+    wanted = Request(metrics=("off_token_mass",))
+    [seen] = observe(as_loaded(roused_model(family)), [prompt(ids(60))], wanted)
+    mass = np.array([head.score["off_token_mass"] for head in seen.heads])
+    assert ((mass >= 0) & (mass < 1e-6)).all()
