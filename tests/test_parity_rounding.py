@@ -210,6 +210,10 @@ def test_a_smaller_tolerance_allows_less_rounding_too() -> None:
     assert not check_parity(as_loaded(model), ids_BT, atol=1e-8).holds
 
 
+def test_float64_is_held_to_float32_which_transformers_takes_for_softmax() -> None:
+    assert parity_of(with_large_logits(20).double()).holds
+
+
 @pytest.mark.parametrize("dtype", HALF)
 def test_large_logits_hold_in_half_precision_though_weights_flip(dtype: torch.dtype) -> None:
     report = parity_of(in_half(with_large_logits(20), dtype), 100)
