@@ -57,8 +57,8 @@ IN_HALF = words(
     llama4_text mistral mpt olmo2 phi3 qwen3 qwen3_next
     """
 )
-# What does not hold, though it is read in full.
-BROKEN = {"falcon, ALiBi"}
+# What does not hold, though it is read in full: transformers computes something else than the config says.
+BROKEN = {"falcon, ALiBi", "mpt, other ALiBi slopes", "mpt, no ALiBi"}
 
 measured: Callable[[str], Measured] = cache(measure)
 measured_case: Callable[[str], Measured] = cache(measure_case)
@@ -226,6 +226,16 @@ def test_falcon_with_alibi_does_not_hold_because_eager_adds_the_bias_twice(monke
     once = reader.ALIBI["falcon"]
     monkeypatch.setattr(reader, "ALIBI", {**reader.ALIBI, "falcon": lambda given: 2 * once(given)})
     assert_holds(measure_case("falcon, ALiBi"), "full")
+
+
+@pytest.mark.parametrize("case", sorted(BROKEN))
+def test_what_transformers_computes_otherwise_is_named(case: str) -> None:
+    found = measured_case(case)
+    assert (found.level, found.holds) == ("full", False)
+    assert found.weights > 1e-3
+    assert "transformers" in found.why
+    family, _ = CASES[case]
+    assert measured(family).why == ""
 
 
 def test_falcon_with_alibi_holds_under_sdpa() -> None:

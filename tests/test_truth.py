@@ -318,6 +318,14 @@ def test_what_cannot_be_checked_is_not_said_to_fail(command: tuple[str, ...], tm
     assert done.code == 1
 
 
+def test_a_family_whose_layers_are_not_found_is_not_said_to_have_none(tmp_path: Path) -> None:
+    """blt attends, over bytes and patches of its own; docs/families.md says that no command reads it."""
+    done = call("parity", "--model", folder_of(roused_model("blt"), tmp_path), "--text", text(9))
+    assert "attnscope does not find the layers of blt in its config" in done.err
+    assert "softmax" not in done.err
+    assert done.code == 3
+
+
 @EITHER_ENGINE
 def test_focus_is_from_0_to_1_in_a_window(engine: str) -> None:
     model = roused_model("mistral", sliding_window=3)
@@ -366,3 +374,11 @@ def test_the_sink_that_is_kept_by_default_is_the_one_that_is_asked_for() -> None
         for more in ((), ("--sink", "keep"))
     ]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("family", ["bloom", "gpt_neo"])
+def test_off_token_mass_is_from_0_to_1_where_nobody_says_that_there_are_no_sinks(family: str) -> None:
+    wanted = Request(metrics=("off_token_mass",))
+    [seen] = observe(as_loaded(roused_model(family)), [prompt(ids(60))], wanted)
+    mass = np.array([head.score["off_token_mass"] for head in seen.heads])
+    assert ((mass >= 0) & (mass < 1e-6)).all()

@@ -179,7 +179,7 @@ METRICS: Mapping[str, Metric] = {
             reading="above 0: a learned sink logit takes this share, no token gets it",
             rows="two_keys",
             asks=lambda texts: (RowSum(),),
-            value=lambda P, row_sum: P.sink_share(row_sum),
+            value=lambda P, row_sum: P.sink_share(row_sum).clamp_min(0),  # a row's sum is rounded to beside 1
         ),
         Metric(
             id="duplicate_token",

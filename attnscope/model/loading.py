@@ -283,8 +283,10 @@ def _readable(config: Any, geometry: Geometry) -> Geometry:
             "choose a decoder, or a checkpoint trained as one",
         )
     checkpoint.check_has_attention(kind)
+    if not geometry.layers:
+        raise ModelError(f"attnscope does not find the layers of {kind} in its config", "choose another")
     if not geometry.attention_layers:
-        kinds = ", ".join(sorted({layer.kind for layer in geometry.layers})) or "none that the config describes"
+        kinds = ", ".join(sorted({layer.kind for layer in geometry.layers}))
         raise ModelError(
             f"{kind} has no layer with softmax attention over the text (layers: {kinds})", "choose another"
         )

@@ -15,8 +15,10 @@ import math
 import torch
 from torch import Tensor
 
-ROUNDINGS = 4.0  # in eps; random roundings partly cancel
-OUTPUT_ROUNDINGS = 8.0  # in eps; of an output against the typical one, whose values partly cancel
+# In eps, where random roundings partly cancel: over all families of docs/families.md, up to 150 tokens and in all
+# dtypes, logits were off by up to 1.5 of their terms, and outputs of given weights by up to 3 in half precision.
+ROUNDINGS = 4.0
+OUTPUT_ROUNDINGS = 8.0
 
 
 def epsilon(dtype: torch.dtype) -> float:
@@ -29,20 +31,21 @@ def epsilon(dtype: torch.dtype) -> float:
 
 
 def weights_allowed(weights_BHQK: Tensor, terms_BHQ: Tensor, dtype: torch.dtype) -> Tensor:
-    """What each exact weight may be off by, (B, H, Q, K). terms_BHQ: the sum of the sizes of a logit's terms.
+    """What each exact weight may be off by, (B, H, Q, K). terms_BHQ: as `logit_terms` gives them.
 
-    >>> weights_allowed(torch.tensor([[0.0, 0.5, 1.0]]), torch.tensor([100.0]), torch.float32)
-    tensor([[0.0000e+00, 2.3902e-05, 1.1921e-07]])
+    >>> weights_allowed(torch.tensor([[0.0, 0.5, 0.5]]), torch.tensor([100.0]), torch.float32)
+    tensor([[1.1921e-07, 2.4021e-05, 2.4021e-05]])
     """
-    largest = math.log(torch.finfo(weights_BHQK.dtype).max)
+    largest = math.log(torch.finfo(weights_BHQK.dtype).max) - 1
     grown_BHQ1 = torch.expm1((2 * ROUNDINGS * epsilon(dtype) * terms_BHQ).clamp(max=largest))[..., None]
     rest_BHQK = _rest(weights_BHQK)
     spread_BHQK = weights_BHQK * rest_BHQK / (1 / grown_BHQ1 + torch.minimum(weights_BHQK, rest_BHQK))
-    return spread_BHQK + epsilon(dtype) * weights_BHQK
+    return spread_BHQK + epsilon(dtype) * weights_BHQK + epsilon(torch.float32)
 
 
 def _rest(weights_BHQK: Tensor) -> Tensor:
-    """1 - w; of each row's largest weight the sum of the others, which 1 - w may round to 0."""
+    """1 - w, a sink's share included; of each row's largest weight the others' sum, where 1 - w rounds to less."""
     top_BHQ1 = weights_BHQK.argmax(-1, keepdim=True)
     others_BHQ1 = weights_BHQK.scatter(-1, top_BHQ1, 0.0).sum(-1, keepdim=True)
-    return (1 - weights_BHQK).scatter(-1, top_BHQ1, others_BHQ1)
+    rest_BHQK = 1 - weights_BHQK
+    return rest_BHQK.scatter(-1, top_BHQ1, torch.maximum(rest_BHQK.gather(-1, top_BHQ1), others_BHQ1))

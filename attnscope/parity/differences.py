@@ -33,15 +33,12 @@ class Tolerance:
         """What an output of given weights may be off by, relative to the typical output's norm."""
         return max(self.atol, OUTPUT_ROUNDINGS * epsilon(self.dtype) * self.share)
 
-    def weights(self, expected: Expected) -> Tensor:
-        """What each weight may be off by, (B, H, Q, K)."""
-        return self._rounding(expected).clamp_min(self.atol)
-
     def output_and_weights(self, expected: Expected) -> float:
         """What an output may be off by whose weights are not known: those of the row that rounding changes most."""
-        return self.output + max(0.0, float(self._rounding(expected).sum(-1).max()) - self.atol)
+        return self.output + max(0.0, float(self.rounding(expected).sum(-1).max()) - self.atol)
 
-    def _rounding(self, expected: Expected) -> Tensor:
+    def rounding(self, expected: Expected) -> Tensor:
+        """What rounding alone may move each weight by, (B, H, Q, K)."""
         return weights_allowed(expected.weights_BHQK, expected.terms(), self.dtype) * self.share
 
 
@@ -56,8 +53,8 @@ def judged(
 ) -> Difference:
     """The same, with what is allowed of it.
 
-    Weights that rounding alone moves by more than `atol` are not held against the output too: it is compared with what
-    the oracle makes of these weights.
+    Where rounding explains how far all weights are off, it is not held against the output too: that is compared with
+    what the oracle makes of these weights.
     """
     found = difference(weights_BHQK, expected, heads)
     if weights_BHQK is None:
@@ -65,9 +62,10 @@ def judged(
     found = replace(found, weights_allowed=tolerance.atol, output_allowed=tolerance.output)
     if found.holds:
         return found
-    off_BHQK, allowed_BHQK = (weights_BHQK - expected.weights_BHQK).abs(), tolerance.weights(expected)
+    off_BHQK, rounding_BHQK = (weights_BHQK - expected.weights_BHQK).abs(), tolerance.rounding(expected)
+    allowed_BHQK = rounding_BHQK.clamp_min(tolerance.atol)
     found = replace(found, weights_allowed=_at_the_worst(of_heads(off_BHQK, heads), of_heads(allowed_BHQK, heads)))
-    if not bool((off_BHQK <= allowed_BHQK).all()):
+    if not bool((off_BHQK <= rounding_BHQK).all()):
         return found
     output, output_relative = output_difference(expected.model_output, expected.output_of(precise(weights_BHQK)))
     return replace(found, output=output, output_relative=output_relative)

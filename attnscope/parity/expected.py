@@ -80,7 +80,7 @@ def from_call(call: AttentionCall) -> Expected | None:
         attention_output(with_sinks_BHQK, v).transpose(1, 2),
         call.output_BQHV,
         output_of=lambda others_BHQK: attention_output(others_BHQK * share_BHQ1, v).transpose(1, 2),
-        terms=lambda: logit_terms(q, k, scale=spec.scale, bias=bias, visible=visible),
+        terms=lambda: logit_terms(q, k, scale=spec.scale, bias=bias, mask=visible, sinks=spec.sinks),
     )
 
 

@@ -46,18 +46,26 @@ def attention_logits(
 
 
 def logit_terms(
-    q_HQD: Tensor, k_GKD: Tensor, *, scale: float, bias: Tensor | None = None, visible: Tensor | None = None
+    q_HQD: Tensor,
+    k_GKD: Tensor,
+    *,
+    scale: float,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The sum of the sizes of a logit's terms, scale |q_d k_d| and |bias|, the largest of each row: (..., H, Q).
 
     What rounding acts on: the terms may cancel in the logit (Higham 2002, "Accuracy and Stability of Numerical
-    Algorithms", section 3.1). visible: of these keys alone, boolean (..., Q, K).
+    Algorithms", section 3.1). mask: boolean, True = a key that counts. sinks: broadcast to (..., H, Q); a sink's logit
+    is added, which the largest of the row may be measured from.
 
     >>> logit_terms(torch.tensor([[1.0, -1.0]]), torch.tensor([[3.0, 3.0]]), scale=0.5)
     tensor([3.])
     """
     terms_HQK = attention_logits(q_HQD.abs(), k_GKD.abs(), scale=scale, bias=None if bias is None else bias.abs())
-    return (terms_HQK if visible is None else terms_HQK * visible).amax(-1)
+    terms_HQ = (terms_HQK if mask is None else terms_HQK * mask).amax(-1)
+    return terms_HQ if sinks is None else terms_HQ + sinks.abs()
 
 
 def attention_weights(

@@ -266,6 +266,13 @@ def _falcon(config: Any) -> dict[str, Any]:
     return {"split": split} | ({"rotary": "", "alibi": "falcon", "caveat": TWICE} if config.alibi else {})
 
 
+def _mpt(config: Any) -> dict[str, Any]:
+    if not config.attn_config.alibi:
+        return {"alibi": "", "caveat": "transformers adds the ALiBi bias also where attn_config.alibi is false"}
+    bound = config.attn_config.alibi_bias_max
+    return {} if bound == 8 else {"caveat": f"transformers takes 8 for attn_config.alibi_bias_max, which is {bound}"}
+
+
 # Families whose config chooses between layouts.
 VARIANTS: Mapping[str, Any] = {
     "axk1": lambda config: {"rotary": "deinterleaved" if config.rope_interleave else "half"},
@@ -273,5 +280,6 @@ VARIANTS: Mapping[str, Any] = {
     "falcon": _falcon,
     "glm4_moe_lite": lambda config: {"rotary": "deinterleaved" if config.rope_interleave else "half"},
     "gpt_bigcode": lambda config: {"split": "concat" if config.multi_query else "per_head"},
+    "mpt": _mpt,
     "youtu": lambda config: {"rotary": "deinterleaved" if config.rope_interleave else "half"},
 }

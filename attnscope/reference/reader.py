@@ -80,7 +80,9 @@ def read(given: Given) -> Reading:
         heads_BTHV,
         _after(given, heads_BTHV),
         output_of=lambda others_BHQK: _after(given, heads(others_BHQK * share_BHQ1)),
-        terms=lambda: logit_terms(q_BHTD, k_BGTD, scale=scale, bias=bias, visible=visible_QK),
+        terms=lambda: logit_terms(
+            q_BHTD, k_BGTD, scale=scale, bias=bias, mask=visible_QK, sinks=None if sinks is None else sinks[:, None]
+        ),
     )
 
 

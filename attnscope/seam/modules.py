@@ -22,6 +22,7 @@ from attnscope.seam.listen import listening
 ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
 HALF = (torch.float16, torch.bfloat16)
+FLOAT32_MIN = torch.finfo(torch.float32).min
 ROTARY = re.compile(r"Rotary|RoPE|Rope")
 # Cosines or sines, the module that gave them, what it was given, and which part of its output they are.
 Asked = tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]
@@ -132,7 +133,7 @@ class ModuleRecorder:
     def _float32(self, x: Tensor) -> Tensor:
         asked = self._rotary.get(id(x)) or self._moved(x)
         if asked is None:
-            return _widened(x)
+            return _mask_widened(x) if x.ndim == 4 else _widened(x)
         _, module, args, kwargs, index = asked
         output = module.forward(*_mapped(args, _widened), **_mapped(kwargs, _widened))  # past the hook
         return (output[index] if isinstance(output, tuple | list) else output).to(x.device)
@@ -151,6 +152,11 @@ def _caveat(module: nn.Module) -> str:
 
 def _widened(x: Tensor) -> Tensor:
     return x.float() if x.is_floating_point() else x
+
+
+def _mask_widened(x: Tensor) -> Tensor:
+    """In float32, with what an additive mask hides still at the end of the range."""
+    return _widened(x) if x.dtype not in HALF else x.float().masked_fill(x == torch.finfo(x.dtype).min, FLOAT32_MIN)
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

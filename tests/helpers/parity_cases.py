@@ -86,6 +86,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom, 6 heads": ("bloom", {"n_head": 6, "hidden_size": 96}),
     "mpt, 6 heads": ("mpt", {"n_heads": 6, "d_model": 96}),
+    "mpt, other ALiBi slopes": ("mpt", {"attn_config": {"alibi_bias_max": 4}}),
+    "mpt, no ALiBi": ("mpt", {"attn_config": {"alibi": False}}),
     "mpt, clipped": ("mpt", {"attn_config": {"clip_qkv": 0.5}}),
     "dbrx, clipped": ("dbrx", {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 10000.0}}),
     "olmo, clipped": ("olmo", {"clip_qkv": 0.5}),

@@ -118,11 +118,13 @@ def measure(model_type: str, level: Level = "full", **overrides: Any) -> Measure
     model = roused_model(model_type, **overrides)
     layout = layout_of(model.config.get_text_config(decoder=True))
     name = layout.text if layout else "-"
+    loaded = as_loaded(model)
     try:
-        report = check_parity(as_loaded(model), ids_for(model_type), level=level)
+        report = check_parity(loaded, ids_for(model_type), level=level)
     except ModelError as error:
         return Measured(name, "none", False, None, None, error.message)
-    why = "; ".join(dict.fromkeys(layer.why for layer in report.layers if layer.why))
+    refused = [] if loaded.geometry.attention_layers else ["in Python alone: no command reads it"]
+    why = "; ".join([*dict.fromkeys(layer.why for layer in report.layers if layer.why), *refused])
     found = [layer.implementation for layer in report.layers if layer.verdict is not None]
     weights, output = ([getattr(one, name) for one in found] for name in ("weights", "output_relative"))
     return Measured(name, report.level, report.holds, max(weights, default=None), max(output, default=None), why)
