@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnscope.errors import MemoryLimitError, UsageError
+from attnscope.errors import InputError, MemoryLimitError, ModelError, UsageError
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
 from attnscope.model.geometry import tokens_that_fit
 from attnscope.model.loading import LoadedModel
@@ -20,7 +20,7 @@ from attnscope.observe import Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
 from attnscope.selection import select as selected
-from attnscope.text.prompt import Prompt, Side, from_chat, from_ids, from_text
+from attnscope.text.prompt import Prompt, Side, from_ids, reading
 
 Text = str | Prompt | Sequence[int]
 
@@ -113,11 +113,18 @@ def prepare(
 
 
 def _prompt(loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None) -> Prompt:
-    most = loaded.geometry.max_positions
     if isinstance(text, str):
-        tokenize = from_chat if chat else from_text
-        return tokenize(loaded.tokenizer, text, max_tokens=most, truncate=truncate)
-    return text if isinstance(text, Prompt) else from_ids(loaded.tokenizer, text)
+        holds = chat or not getattr(loaded.tokenizer, "is_fast", False)  # the interpreter, while it works
+        with reading(loaded.tokenizer, ("process" if holds else "thread") if loaded.brought else "here") as read:
+            prompt = read(text, chat, loaded.geometry.max_positions, truncate)
+        loaded.check_ids(prompt.ids)
+        return prompt
+    prompt = text if isinstance(text, Prompt) else from_ids(loaded.tokenizer, text)
+    try:
+        loaded.check_ids(prompt.ids)
+    except ModelError as error:
+        raise InputError(error.message, "give the ids of this model's own tokenizer") from None
+    return prompt
 
 
 def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine) -> dict[str, Any]:

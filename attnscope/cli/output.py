@@ -10,10 +10,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
+from attnscope.shown import LINES, in_a_line, visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -24,14 +26,21 @@ def talk(message: str, quiet: bool) -> None:
     """One line to the person, on stderr, unless they want quiet."""
     if not quiet:
         with suppress(OSError):  # whoever listened has gone: the data is still wanted
-            print(message, file=sys.stderr)  # noqa: T201
+            print(in_a_line(message), file=sys.stderr)  # noqa: T201
+
+
+class _Complaint(logging.Formatter):
+    """A warning of the library, as a line for a person."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return in_a_line(f"attnscope: {record.getMessage()}")
 
 
 def complain_through_talk(quiet: bool) -> None:
     """Warnings of the library become lines on stderr."""
     logger = logging.getLogger("attnscope")
     logger.handlers = [logging.StreamHandler(sys.stderr)]
-    logger.handlers[0].setFormatter(logging.Formatter("attnscope: %(message)s"))
+    logger.handlers[0].setFormatter(_Complaint())
     logger.propagate = False
     logger.setLevel(logging.ERROR if quiet else logging.WARNING)
 
@@ -57,7 +66,18 @@ def emit(table: pa.Table, format: str, picture: Callable[[], RenderableType]) ->
 
 def show(renderable: RenderableType) -> None:
     """Print something rich on stdout; wide and without colour codes where that is no terminal."""
-    console(sys.stdout).print(renderable)
+    console(sys.stdout).print(_Visible(renderable))
+
+
+class _Visible:
+    """Something rich whose text is somebody else's: what would steer the terminal is written out."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self.renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text, LINES))
 
 
 def width() -> int:
@@ -104,8 +124,8 @@ def progress(title: str, total: int | None, quiet: bool) -> Iterator[Callable[[i
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns: list[Any] = [TextColumn("{task.description}"), BarColumn()]
+    columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn()]
     columns += [MofNCompleteColumn(), TimeRemainingColumn()] if total else []
     with Progress(*columns, console=console(sys.stderr), transient=True) as bar:
-        task = bar.add_task(title, total=total)
+        task = bar.add_task(in_a_line(title), total=total)
         yield lambda steps: bar.advance(task, steps)

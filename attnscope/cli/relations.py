@@ -58,7 +58,7 @@ def rendered(table: pa.Table, top: int) -> RichTable:
     for name in table.column_names:
         token = name.endswith("_token")
         shown.add_column(name, no_wrap=not token, min_width=3)
-    for row in rows(table.slice(0, top)):
+    for row in rows(table.slice(0, min(top, len(table)))):
         shown.add_row(*map(_cell, row))
     return shown
 

@@ -34,7 +34,7 @@ def read_text(text: str | None, file: str | None) -> str:
     if (text is None) == (file is None):
         raise UsageError("expected one text", "give --text TEXT, --file FILE, or - for standard input")
     if "-" in (text, file):
-        found, source = decode_utf8(sys.stdin.buffer.read(), "standard input"), "standard input"
+        found, source = decode_utf8(_read_stdin(), "standard input"), "standard input"
     elif file is not None:
         found, source = decode_utf8(_read_file(file), file), file
     else:
@@ -43,6 +43,16 @@ def read_text(text: str | None, file: str | None) -> str:
     if not found.strip():
         raise InputError(f"{source} is empty", "give a text with at least one word")
     return found
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin is None:
+        raise InputError("standard input is closed", "pipe a text into it, or give --text")
+    try:
+        return sys.stdin.buffer.read()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"standard input can't be read: {reason}", "pipe a text into it, or give --text") from error
 
 
 def _read_file(file: str) -> bytes:
