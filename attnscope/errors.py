@@ -6,6 +6,8 @@ The library raises these; the command line prints each as one line and leaves wi
 import re
 from collections.abc import Callable
 
+from attnscope.shown import in_a_line
+
 _OPTION = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
 
 
@@ -39,7 +41,12 @@ class AttnscopeError(Exception):
 
     def _line(self, spell: Callable[[str, str | None], str]) -> str:
         hint = _OPTION.sub(lambda option: spell(option[1], option[2]), self.hint)
-        return f"{self.message}; {hint}" if hint else self.message
+        return in_a_line(f"{self.message}; {hint}" if hint else self.message)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust gave up: that is no `Exception`."""
+    return type(error).__name__ == "PanicException"
 
 
 def _python(value: str) -> str:

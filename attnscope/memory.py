@@ -55,7 +55,7 @@ def keep_freed_memory() -> None:
 
 def human_bytes(count: int) -> str:
     """Bytes for people: `human_bytes(3 << 30)` is `3.0 GiB`."""
-    size = float(count)
+    size = float(min(count, 2**1000))  # no float is larger
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             break

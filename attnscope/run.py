@@ -20,7 +20,7 @@ from attnscope.observe import Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
 from attnscope.selection import select as selected
-from attnscope.text.prompt import Prompt, Side, from_chat, from_ids, from_text
+from attnscope.text.prompt import Prompt, Side, from_ids, reading
 
 Text = str | Prompt | Sequence[int]
 
@@ -122,8 +122,11 @@ def _prompt(loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None) 
     if isinstance(text, str):
         if not text.strip():
             raise InputError("the text is empty", "give a text with at least one word")
-        tokenize = from_chat if chat else from_text
-        return tokenize(loaded.tokenizer, text, max_tokens=most, truncate=truncate)
+        holds = chat or not getattr(loaded.tokenizer, "is_fast", False)  # the interpreter, while it works
+        with reading(loaded.tokenizer, ("process" if holds else "thread") if loaded.brought else "here") as read:
+            prompt = read(text, chat, most, truncate)
+        loaded.check_ids(prompt.ids)
+        return prompt
     check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
     if isinstance(text, Prompt):
         return text
@@ -134,12 +137,11 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
     """Raise UsageError for what is no token id, InputError for one that the model has no embedding of."""
     if not all(isinstance(token, SupportsIndex) for token in ids):
         raise UsageError("expected a text, a Prompt or token ids as whole numbers", "give one text at a time")
-    count = loaded.model.get_input_embeddings().weight.shape[0]
-    wrong = next((place for place, token in enumerate(ids) if not 0 <= token < count), None)
-    if wrong is not None:
+    place = loaded.unknown_id(ids)
+    if place is not None:
         raise InputError(
-            f"token {wrong} has the id {ids[wrong]}, and the vocabulary has {count} ids",
-            f"give ids from 0 to {count - 1}, of this model's own tokenizer",
+            f"token {place} has the id {ids[place]}, and the vocabulary has {loaded.embeddings} ids",
+            f"give ids from 0 to {(loaded.embeddings or 1) - 1}, of this model's own tokenizer",
         )
 
 

@@ -123,9 +123,9 @@ def test_a_hub_that_takes_the_call_and_says_nothing_is_given_up_in_20_seconds(tm
 def test_the_deadline_bounds_what_has_no_timeout_of_its_own():
     late = threading.Event()
     with pytest.raises(TimeoutError, match="no answer"):
-        hub._within(0.1, late.wait)
+        hub.within(0.1, late.wait)
     late.set()
-    assert hub._within(5, lambda: "answer") == "answer"
+    assert hub.within(5, lambda: "answer") == "answer"
     assert hub.DEADLINE_SECONDS < 20
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from attnscope.apart import without_stderr
 from attnscope.batch.corpus import STDIN
 from attnscope.batch.items import read_items
 from attnscope.batch.job import Job
@@ -192,7 +193,7 @@ def started(cluster: Cluster) -> Any:
         raise missing
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with _hushed():
+        with without_stderr():  # Ray's C++ side says there that it was told to be quiet
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except ConnectionError as error:
         raise missing from error
@@ -219,19 +220,6 @@ def _answers(address: str | None) -> bool:
     except (OSError, OverflowError):
         return False
     return True
-
-
-@contextmanager
-def _hushed() -> Iterator[None]:
-    """Without stderr: Ray's C++ side says there that it was told to be quiet."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def _give_back(handler: Any) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnscope.errors import UsageError
+from attnscope.errors import InputError, UsageError
 
 FORMATS = ("txt", "jsonl", "csv", "parquet")
 PACKED = (".gz", ".zst")
@@ -98,7 +98,9 @@ def _format(path: str, corpus: Corpus) -> str:
         raise UsageError(
             f"{path}: its suffix does not say what it is", "give --input-format txt, jsonl, csv or parquet"
         )
-    if path == STDIN and sys.stdin is not None and sys.stdin.isatty():
+    if path == STDIN and sys.stdin is None:
+        raise InputError("standard input is closed", "pipe a corpus into it, or name a file")
+    if path == STDIN and sys.stdin.isatty():
         raise UsageError("standard input is a terminal", "pipe a corpus into it, or name a file")
     if path.endswith(".zst"):
         import pyarrow as pa

@@ -15,6 +15,7 @@ from typing import Any
 from attnscope.batch.journal import PARTIAL, Journal
 from attnscope.errors import UsageError
 from attnscope.files import save_json
+from attnscope.shown import brief
 
 OPTIONS, LOCK = "run.json", ".lock"
 SCHEMA = 3  # of the folder; version 1 said no version, and up to 2 heads tables had other columns
@@ -58,7 +59,7 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
         return
     before, wanted = UNSAID | _options(path), UNSAID | wanted
     changed = [
-        f"{name} was {before.get(name)!r}, now {wanted.get(name)!r}"
+        f"{name} was {brief(before.get(name))}, now {brief(wanted.get(name))}"
         for name in sorted({*before, *wanted})
         if before.get(name) != wanted.get(name)
     ]
@@ -87,7 +88,7 @@ def _options(path: Path) -> dict[str, Any]:
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         options, schema = said["options"], said.get("schema", 1)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         options = schema = None
     if not isinstance(options, dict) or type(schema) is not int:
         raise UsageError(f"{path} is not of attnscope batch, or damaged", "name another folder with --out")

@@ -170,8 +170,24 @@ def _parsed(line: bytes) -> Record | None:
     checksum, _, body = line.rstrip(b"\n").partition(b" ")
     if not line.endswith(b"\n") or hashlib.sha256(body).hexdigest()[:16].encode() != checksum:
         return None
-    values = json.loads(body)
-    return Record(**{**values, "failures": tuple(Failure(**one) for one in values["failures"])})
+    try:
+        values = json.loads(body)
+        record = Record(**{**values, "failures": tuple(Failure(**one) for one in values["failures"])})
+    except (ValueError, TypeError, KeyError, RecursionError):  # whole, and not of ours
+        return None
+    return record if _sound(record) else None
+
+
+def _sound(record: Record) -> bool:
+    """Whether its fields are of their types."""
+    numbers = (record.first, record.items, record.texts, record.tokens, *(one.item for one in record.failures))
+    return (
+        all(type(number) is int and number >= 0 for number in numbers)
+        and isinstance(record.digest, str)
+        and isinstance(record.rows, dict)
+        and isinstance(record.files, dict)
+        and all(isinstance(text, str) for one in record.failures for text in (one.file, one.id, one.reason))
+    )
 
 
 def sync(folder: Path) -> None:

@@ -27,7 +27,7 @@ from attnscope.observe import observe
 from attnscope.seam.choice import choose
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.selection import select
-from attnscope.text.prompt import Prompt, from_chat, from_text
+from attnscope.text.prompt import Prompt, reading
 
 SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
 Text = tuple[Item, Prompt]
@@ -73,11 +73,12 @@ class Worker:
     def windows(self, shard: Shard) -> Iterator[Window]:
         """A shard's items, tokenised, in pieces whose results fit into memory; the cut depends on the items alone."""
         window, size = Window(shard), 0.0
-        for item in shard.items:
-            size += self._tokenise(item, window)
-            if size >= WINDOW_BYTES or len(window.texts) >= WINDOW_TEXTS or window.last:
-                yield window
-                window, size = Window(shard), 0.0
+        with reading(self.loaded.tokenizer, "process" if self.loaded.brought else "here") as read:
+            for item in shard.items:
+                size += self._tokenise(item, window, read)
+                if size >= WINDOW_BYTES or len(window.texts) >= WINDOW_TEXTS or window.last:
+                    yield window
+                    window, size = Window(shard), 0.0
 
     def measure(self, window: Window, stop: Callable[[], bool] = lambda: False) -> Measured | None:
         """The window's observations in the order of its items, whatever the batching; None where `stop` said so."""
@@ -92,34 +93,28 @@ class Worker:
             return None
         return Measured.joined([Measured(len(window.failures), [], window.failures), *parts])
 
-    def _tokenise(self, item: Item, window: Window) -> float:
+    def _tokenise(self, item: Item, window: Window, read: Callable[..., Prompt]) -> float:
         """Put an item into the window; about how many bytes its results will take."""
         window.items += 1
         window.read, window.last = item.read, item is window.shard.items[-1]
         try:
-            prompt = self._prompt(item)
+            prompt = self._prompt(item, read)
         except InputError as error:
             window.failures.append(Failure.of(item, error.message))
             return 0.0
         window.texts.append((item, prompt))
         return kept_bytes(self.job, self._heads, len(prompt))
 
-    def _prompt(self, item: Item) -> Prompt:
+    def _prompt(self, item: Item, read: Callable[..., Prompt]) -> Prompt:
         """The item's text as token ids. Raises InputError where there is none."""
         if item.problem is not None:
             raise InputError(item.problem)
-        tokenize = from_chat if self.job.chat else from_text
         try:
-            return tokenize(
-                self.loaded.tokenizer,
-                item.text,
-                max_tokens=self.loaded.geometry.max_positions,
-                truncate=self.job.truncate,
-            )
-        except AttnscopeError:
-            raise
-        except Exception as error:  # any tokenizer, with any text
-            raise InputError(f"cannot be tokenised: {type(error).__name__}: {_line(error)}") from error
+            prompt = read(item.text, self.job.chat, self.loaded.geometry.max_positions, self.job.truncate)
+            self.loaded.check_ids(prompt.ids)
+        except ModelError as error:
+            raise InputError(error.message) from error
+        return prompt
 
     def _observed(self, loaded: LoadedModel, texts: Sequence[Text]) -> Measured:
         """Observe a batch; one that does not fit, or does not hold, is halved until the text at fault is alone."""

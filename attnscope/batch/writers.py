@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import uuid
 from collections import deque
@@ -164,10 +166,16 @@ class ShardWriter:
             )
 
     def _save_weights(self) -> dict[str, Path]:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         path, index = self.partial / "weights", self.partial / "weights_index"
-        save_file(self._weights, path, {"attnscope.schema": f"weights/{SCHEMA_VERSIONS['weights']}"})
+        try:
+            save_file(self._weights, path, {"attnscope.schema": f"weights/{SCHEMA_VERSIONS['weights']}"})
+        except SafetensorError as error:  # a full disk, in its own words
+            said = re.search(r"os error (\d+)", str(error))
+            number = int(said[1]) if said else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
         index.write_bytes(b"".join(map(json_line, self._weights_index)))
         for one in (path, index):
             with open(one, "rb") as stream:

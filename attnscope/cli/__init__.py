@@ -10,12 +10,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from attnscope.cli import signals
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, is_panic
+from attnscope.shown import LINES, visible
 
 if TYPE_CHECKING:
     import typer
 
 USAGE = 2
+BROKEN_MODEL = 3
 OUT_OF_MEMORY = 5
 INTERNAL_ERROR = 70
 COMPLETION = "_ATTNSCOPE_COMPLETE"
@@ -47,6 +49,10 @@ def run(arguments: Sequence[str]) -> int:
         return _say("out of memory; give a shorter text, or a smaller model or dtype", OUT_OF_MEMORY)
     except Exception as error:
         return _internal(error, arguments)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        return _say(f"a library that reads the model gave up: {error}; check the model's files", BROKEN_MODEL)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -97,7 +103,8 @@ def _internal(error: Exception, arguments: Sequence[str]) -> int:
     if "--verbose" in arguments:
         import traceback
 
-        traceback.print_exc()
+        with suppress(OSError):
+            print(visible(traceback.format_exc(), LINES), file=sys.stderr, end="")  # noqa: T201
     first = (str(error).splitlines() or [""])[0]
     return _say(
         f"internal error: {type(error).__name__}: {first}; run again with --verbose for the traceback", INTERNAL_ERROR

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.errors import InputError
+from attnscope.shown import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -199,5 +200,5 @@ def dry_run(job: Job, corpus: Corpus) -> int:
         "time, about": clock(found.seconds),
     }
     for name, value in lines.items():
-        print(f"{name:18}{value:,}" if isinstance(value, int) else f"{name:18}{value}")  # noqa: T201
+        print(visible(f"{name:18}{value:,}" if isinstance(value, int) else f"{name:18}{value}"))  # noqa: T201
     return 1 if found.failed else 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.cli.groups import Parameter, parameters
 from attnscope.errors import UsageError
+from attnscope.shown import brief
 
 if TYPE_CHECKING:
     import typer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 TEXTS = ("text", "file", "ids", "given")  # a flag of one leaves out the others of the file
 OWN = ("config", "from_")  # which name files themselves
+MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Key:
     def accepts(self, value: object) -> bool:
         # A YAML true is an int in Python, and nobody means `top: true`.
         if type(value) not in self.kinds and not (type(value) is int and float in self.kinds):
+            return False
+        if isinstance(value, str) and "\0" in value:  # no path and no command line holds one
             return False
         if self.least is not None and isinstance(value, int | float) and not value >= self.least:
             return False
@@ -111,7 +115,7 @@ def _parse(path: Path) -> Any:
     import yaml
 
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_unique_keys())
+        return yaml.load(_content(path), Loader=_strict())
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UsageError(f"{path} is not YAML: {error.problem} in line {line}", "correct that line") from None
@@ -121,14 +125,35 @@ def _parse(path: Path) -> Any:
         raise UsageError(f"{path} is not UTF-8: byte {error.start}", "save it as UTF-8") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path of --config") from None
+    except UsageError:
+        raise
+    except Exception as error:  # PyYAML's own, of tags, dates, numbers of 5,000 digits and a thousand brackets
+        why = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{path} holds a value that cannot be read: {why}", "correct the file") from None
 
 
-def _unique_keys() -> type:
-    """PyYAML's safe loader, refusing a key that stands twice (it would silently take the last)."""
+def _content(path: Path) -> str:
+    """The text of the file, which may be no stream without an end."""
+    with path.open("rb") as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"{path} is over {MOST_BYTES} bytes", "name a file of options")
+    return data.decode()
+
+
+def _strict() -> type:
+    """PyYAML's safe loader, refusing a key that stands twice (it would silently take the last), and aliases.
+
+    A few lines of aliases of aliases stand for more values than any machine holds.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent) and (alias := self.peek_event()).anchor in self.anchors:
+                problem = f"aliases are not taken, and *{alias.anchor} is one"
+                raise yaml.composer.ComposerError(None, None, problem, alias.start_mark)
+            return super().compose_node(parent, index)
 
     def construct(loader: Any, node: Any) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -136,7 +161,7 @@ def _unique_keys() -> type:
             if not isinstance(key, yaml.ScalarNode):
                 continue  # a list or a mapping as key: refused by PyYAML itself
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{brief(key.value)} stands twice", key.start_mark)
             seen.add(key.value)
         return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
@@ -146,13 +171,13 @@ def _unique_keys() -> type:
 
 def _check(path: Path | str, name: object, value: object, keys: Mapping[str, Key]) -> None:
     if name not in keys:
-        close = get_close_matches(str(name).replace("-", "_"), keys, n=1, cutoff=0.5)
+        close = get_close_matches(brief(name).strip("'").replace("-", "_"), keys, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(keys)}"
-        raise UsageError(f"{path}: unknown key {name!r}", hint)
+        raise UsageError(f"{path}: unknown key {brief(name)}", hint)
     check_value(path, str(name), value, keys[str(name)])
 
 
 def check_value(path: Path | str, name: str, value: object, key: Key) -> None:
     """Raise UsageError for a value of another type, or outside the choices; None says nothing."""
     if value is not None and not key.accepts(value):
-        raise UsageError(f"{path}: {name}: expected {key.expected}, got {value!r}", "correct the value")
+        raise UsageError(f"{path}: {name}: expected {key.expected}, got {brief(value)}", "correct the value")

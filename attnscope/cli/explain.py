@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class Steps:
     query: Annotated[str, Option(help="The token to follow: its position, or last.", metavar="N|last")] = "last"
     toy: Annotated[bool, Option(help='"I saw a saw" with tiny numbers, without a model.')] = False
     scaling: Annotated[bool, Option(help="std(q·k) against d_k on random data, without a model.")] = False
-    seed: Annotated[int, Option(help="Seed of --scaling's random data.", metavar="N")] = 0
+    seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of --scaling's random data.", metavar="N")] = 0
 
     def check(self, asked: ModelText) -> None:
         """Raise UsageError for what cannot be asked together."""
@@ -190,7 +191,7 @@ def read_query(text: str) -> int:
     """`last` is -1; UsageError for what is neither that nor a number."""
     if text == "last":
         return -1
-    if not text.isdigit():
+    if not re.fullmatch(r"[0-9]{1,12}", text):
         raise UsageError(f"--query takes a position from 0, or last; {text!r} came", "write --query 5, or --query last")
     return int(text)
 

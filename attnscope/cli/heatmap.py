@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Drawing, Entries, Exporting, TextRun
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.shown import visible
 
 EXAMPLES = (
     'attnscope heatmap --text "the cat sat on the mat" --select last --out runs/cat',
@@ -49,6 +51,12 @@ def heatmap(asked: TextRun, entries: Entries, pictures: Pictures, drawing: Drawi
     seen = observe_text(asked, entries, pictures, options, metrics=(), maps="all", **drawing.maps())
     names = [head.name for head in seen.kept_heads()] if entries.select else []
     written = export_text(seen, pictures, options, heads=names, style=drawing.style())
-    sys.stdout.buffer.write(b"".join(os.fsencode(path) + b"\n" for path in written[:-1]))  # without the manifest
+    _print(written[:-1])  # without the manifest
     output.talk("heads are drawn one by one with --select", pictures.quiet or entries.select is not None)
     return report_checks(seen, pictures.quiet)
+
+
+def _print(paths: Sequence[Path]) -> None:
+    """The paths, one per line: to a program as they are, to a person as can be read."""
+    lines = (visible(str(path)).encode() if sys.stdout.isatty() else os.fsencode(path) for path in paths)
+    sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))

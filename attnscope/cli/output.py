@@ -12,10 +12,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
+from attnscope.shown import LINES, in_a_line, visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -26,7 +28,7 @@ def talk(message: str, quiet: bool) -> None:
     """One line to the person, on stderr, unless they want quiet."""
     if not quiet:
         with suppress(OSError):  # whoever listened has gone: the data is still wanted
-            print(wrapped(message), file=sys.stderr)  # noqa: T201
+            print(wrapped(in_a_line(message)), file=sys.stderr)  # noqa: T201
 
 
 def wrapped(message: str) -> str:
@@ -40,7 +42,7 @@ def wrapped(message: str) -> str:
 
 class _Complaints(logging.StreamHandler):
     def format(self, record: logging.LogRecord) -> str:
-        return wrapped(f"attnscope: {record.getMessage()}")
+        return wrapped(in_a_line(f"attnscope: {record.getMessage()}"))
 
 
 def complain_through_talk(quiet: bool) -> None:
@@ -83,7 +85,18 @@ def tell(facts: Mapping[str, Any], format: str | None, picture: Callable[[], Ren
 
 def show(renderable: RenderableType) -> None:
     """Print something rich on stdout; in a pipe wide and without colour, unless COLUMNS and FORCE_COLOR say else."""
-    console(sys.stdout).print(renderable)
+    console(sys.stdout).print(_Visible(renderable))
+
+
+class _Visible:
+    """Something rich whose text is somebody else's: what would steer the terminal is written out."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self.renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text, LINES))
 
 
 def width() -> int:
@@ -131,8 +144,8 @@ def progress(title: str, total: int | None, quiet: bool) -> Iterator[Callable[[i
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns: list[Any] = [TextColumn("{task.description}"), BarColumn()]
+    columns: list[Any] = [TextColumn("{task.description}", markup=False), BarColumn()]
     columns += [MofNCompleteColumn(), TimeRemainingColumn()] if total else []
     with Progress(*columns, console=console(sys.stderr), transient=True) as bar:
-        task = bar.add_task(title, total=total)
+        task = bar.add_task(in_a_line(title), total=total)
         yield lambda steps: bar.advance(task, steps)

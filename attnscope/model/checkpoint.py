@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from attnscope.errors import ModelError
+from attnscope.errors import ModelError, is_panic
 from attnscope.model.families import BYTE_TOKENIZERS, family
+from attnscope.shown import brief
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab*", "merges.txt", "tekken.json", "*.tiktoken", "dict.txt")
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 DECIDING = ("config.json", "*.index.json", "tokenizer*", "special_tokens*", "added_tokens*", "chat_template*", "*.py")
 SAMPLES, SAMPLE_BYTES = 256, 4096
+CONVERT = "convert them to safetensors, or pass {allow_pickle=True} if you trust their author"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ModelError(f"{path} is not JSON: {error.msg} in line {error.lineno}", "download the file again") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, a number of 5,000 digits, a thousand brackets
         raise ModelError(f"{path} cannot be read: {error}", "download the file again") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a {type(content).__name__}, expected an object", "download the file again")
@@ -47,6 +49,9 @@ def check_config(folder: Path) -> dict[str, Any]:
     config = read_json(path)
     if not config.get("model_type") and not config.get("auto_map"):
         raise ModelError(f"{path} does not say its model_type", 'add it, for example: "model_type": "llama"')
+    for key, kind, name in (("model_type", str, "a text"), ("auto_map", dict, "an object")):
+        if not isinstance(config.get(key) or kind(), kind):
+            raise ModelError(f"{path}: expected {name} as {key}, got {brief(config[key])}", "download the file again")
     check_has_attention(config.get("model_type"))
     return config
 
@@ -61,7 +66,7 @@ def check_has_attention(model_type: str | None) -> None:
 def check_tokenizer(folder: Path, trust_remote_code: bool = False) -> None:
     """Raise when the folder has nothing to build a tokenizer from."""
     config = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
-    if config.get("tokenizer_class") in BYTE_TOKENIZERS or (trust_remote_code and "auto_map" in config):
+    if str(config.get("tokenizer_class")) in BYTE_TOKENIZERS or (trust_remote_code and "auto_map" in config):
         return
     if not any(next(folder.glob(pattern), None) for pattern in VOCABULARY_FILES):
         raise ModelError(
@@ -77,30 +82,37 @@ def weight_files(folder: Path, allow_pickle: bool = False, listing: frozenset[st
     """
     there = frozenset(path.name for path in folder.iterdir()) if listing is None else listing
     for single, index in (SAFETENSORS, PICKLES) if allow_pickle else (SAFETENSORS,):
-        if index in there:
-            shards = read_json(folder / index).get("weight_map")
-            if not isinstance(shards, dict) or not shards:
-                raise ModelError(f"{folder / index} has no weight_map", "download the file again")
-            return sorted(set(shards.values()))
-        if single in there:
+        if single in there:  # transformers takes it, too, before any index
             return [single]
+        if index in there:
+            return _listed(folder / index)
     if there.intersection(PICKLES):
-        raise ModelError(
-            f"{folder} has its weights as pickle only, which can run any code when it is read",
-            "convert them to safetensors, or pass {allow_pickle=True} if you trust their author",
-        )
+        raise ModelError(f"{folder} has its weights as pickle only, which can run any code when it is read", CONVERT)
     raise ModelError(f"{folder} has no weights (no model.safetensors)", "download the model again")
 
 
 def check_weights(folder: Path, allow_pickle: bool = False) -> list[Path]:
-    """The files of the weights, all there and as long as their headers say."""
+    """The files of the weights, all there, what they may be by their content, and as long as their headers say."""
     paths = [folder / name for name in weight_files(folder, allow_pickle)]
     for path in paths:
         if not path.is_file():
             raise ModelError(f"{path} is missing, and the index of the weights names it", "download it again")
-        if path.suffix == ".safetensors":
+        if path.suffix == ".safetensors":  # by this transformers decides how it reads a file
             _check_safetensors(path)
+        elif not allow_pickle:
+            raise ModelError(f"{path} is no safetensors file, and others can run any code when they are read", CONVERT)
     return paths
+
+
+def _listed(index: Path) -> list[str]:
+    """The files that an index of weights names: of its own folder."""
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise ModelError(f"{index} has no weight_map", "download the file again")
+    for name in shards.values():
+        if not isinstance(name, str) or not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise ModelError(f"{index} names {brief(name)}, expected files beside it", "download the file again")
+    return sorted(set(shards.values()))
 
 
 def digest(folder: Path, allow_pickle: bool = False) -> str:
@@ -139,5 +151,7 @@ def _check_safetensors(path: Path) -> None:
     try:
         with safe_open(path, framework="numpy"):
             pass
-    except (SafetensorError, OSError, ValueError) as error:
+    except BaseException as error:
+        if not (isinstance(error, SafetensorError | OSError | ValueError) or is_panic(error)):
+            raise
         raise ModelError(f"{path} is cut short or damaged: {error}", "download it again") from error

@@ -13,6 +13,7 @@ from typing import Any
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, TILE, free_memory, human_bytes
 from attnscope.model.families import family
+from attnscope.shown import brief
 
 # What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
 # "compressed" layers are a window of tokens and summaries of what came before it.
@@ -33,6 +34,7 @@ KINDS = {
 }
 ATTENTION_KINDS = ("full", "sliding", "chunked", "sparse", "compressed")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
+MOST_LAYERS, MOST_NUMBER = 1000, 2**40  # a config that says more is no model's
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
 
 
@@ -104,13 +106,15 @@ def geometry_of(config: Any, *, count: bool = True) -> Geometry:
         geometry.layers[0].heads  # 12
     """
     text = config.get_text_config(decoder=True)
-    return Geometry(
-        model_type=config.model_type,
-        layers=tuple(_layer(text, index, kind) for index, kind in enumerate(_kinds(text))),
-        hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
-        vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
-        max_positions=None if "dynamic" in rotary_types(config) else _first(text, *POSITIONS),
-        parameters=count_parameters(config) if count else None,
+    return _sound(
+        Geometry(
+            model_type=config.model_type,
+            layers=tuple(_layer(text, index, kind) for index, kind in enumerate(_kinds(text))),
+            hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
+            vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
+            max_positions=None if "dynamic" in rotary_types(config) else _first(text, *POSITIONS),
+            parameters=count_parameters(config) if count else None,
+        )
     )
 
 
@@ -229,6 +233,16 @@ def _rotary_types(rotary: Mapping[str, Any]) -> Iterator[str]:
             yield str(value)
 
 
+def _sound(geometry: Geometry) -> Geometry:
+    """The geometry, if its sizes are sizes. Raises ValueError that names one that is none."""
+    for holder in (geometry, *geometry.layers):
+        for name in ("max_positions", "hidden_size", "vocab_size", "heads", "kv_heads", "head_dim", "value_dim"):
+            value = getattr(holder, name, None)
+            if value is not None and not (isinstance(value, int | float) and 0 <= value <= MOST_NUMBER):
+                raise ValueError(f"expected a size as {name}, got {brief(value)}")
+    return geometry
+
+
 def _range(numbers: list[int]) -> str:
     """`24`, or `8-16` where layers differ."""
     return "-".join(str(number) for number in sorted({min(numbers), max(numbers)})) if numbers else "0"
@@ -242,6 +256,8 @@ def _entry_bytes(model_type: str, dtype_bytes: int) -> int:
 def _kinds(text: Any) -> list[str]:
     """The kind of every layer."""
     count = _first(text, "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "n_layers") or 0
+    if count > MOST_LAYERS:
+        raise ValueError(f"expected at most {MOST_LAYERS} layers, got {brief(count)}")
     if without := family(text.model_type).without_softmax:
         return [without] * count
     names = _first(text, "layer_types", "layers_block_type", "attention_layers")

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnscope.apart import within
 from attnscope.errors import ModelError
 
 # Connecting, TLS and reading each get ANSWER_SECONDS; DEADLINE_SECONDS bounds them all, and name resolution with them.
 ANSWER_SECONDS = 8.0
 DEADLINE_SECONDS = 14.0
 SMALL_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.vocab")
+REVISION = re.compile(r"[^\s/\x00-\x1f][^\s\x00-\x1f]{0,199}")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 logger = logging.getLogger(__name__)
@@ -45,8 +45,7 @@ def fetch(name: str, revision: str | None = None, offline: bool = False, code: b
     """
     from huggingface_hub import constants
 
-    if not HUB_ID.fullmatch(name):
-        raise ModelError(f"{name!r} is neither a folder nor a Hub id", "a Hub id reads owner/name")
+    _check_names(name, revision)
     if offline or constants.HF_HUB_OFFLINE:
         return _cached(name, revision, "the run is offline")
     try:
@@ -61,6 +60,22 @@ def fetch(name: str, revision: str | None = None, offline: bool = False, code: b
     # By its own name, not by the commit: the cache then remembers which commit the branch was, for a run offline.
     folder = _download(name, revision or constants.DEFAULT_REVISION, patterns)
     return Snapshot(name, folder, folder.name, frozenset(file.rfilename for file in info.siblings or ()))
+
+
+def _check_names(name: str, revision: str | None) -> None:
+    """Raise ModelError for a name or a revision that can be none of the Hub's, before it becomes part of a path."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        good = HUB_ID.fullmatch(name) is not None
+        validate_repo_id(name)
+    except HFValidationError:
+        good = False
+    if not good:
+        raise ModelError(f"{name!r} is neither a folder nor a Hub id", "a Hub id reads owner/name")
+    if revision is not None and (not REVISION.fullmatch(revision) or ".." in revision):
+        raise ModelError(f"{name} has no revision {revision!r}", "pass a branch, a tag or a commit of the model")
 
 
 def fetch_weights(snapshot: Snapshot, names: list[str]) -> None:
@@ -85,7 +100,7 @@ def _ask(name: str, revision: str | None) -> Any:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return _within(DEADLINE_SECONDS, lambda: HfApi().model_info(name, revision=revision, timeout=ANSWER_SECONDS))
+        return within(DEADLINE_SECONDS, lambda: HfApi().model_info(name, revision=revision, timeout=ANSWER_SECONDS))
     except HfHubHTTPError as error:
         raise _refusal(name, revision, error) from None
     except Exception as error:  # no connection, no name, no proxy, no certificate, no JSON: each library has its own
@@ -121,7 +136,7 @@ def _cached(name: str, revision: str | None, why: str) -> Snapshot:
 
     try:
         folder = Path(snapshot_download(name, revision=revision, local_files_only=True, allow_patterns="config.json"))
-    except (LocalEntryNotFoundError, FileNotFoundError):
+    except (LocalEntryNotFoundError, OSError):  # not there, or the cache is no folder
         raise ModelError(
             f"{name} is neither a folder nor in the local cache, and {why}",
             "download the model once with network, or pass a folder: {model=path/to/model}",
@@ -141,23 +156,3 @@ def _download(name: str, revision: str, patterns: list[str]) -> Path:
     except Exception as error:  # as in `_ask`
         what = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ModelError(f"{name} could not be downloaded: {what}", "run the command again; it resumes") from None
-
-
-def _within(seconds: float, call: Callable[[], Any]) -> Any:
-    """The result of a call, or TimeoutError: name resolution has no timeout of its own."""
-    outcome: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            outcome["value"] = call()
-        except BaseException as error:
-            outcome["error"] = error
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if "error" in outcome:
-        raise outcome["error"]
-    if "value" not in outcome:
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
-    return outcome["value"]

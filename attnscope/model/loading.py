@@ -9,14 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError
+from attnscope.apart import without_stderr
+from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, is_panic
 from attnscope.model import checkpoint, hub
 from attnscope.model.families import family
-from attnscope.model.geometry import Geometry, geometry_of, longer
+from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer
+from attnscope.shown import visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
-DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?|mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -68,6 +72,32 @@ class LoadedModel:
     stretched_from: int | None = None
 
     @property
+    def brought(self) -> bool:
+        """Whether its tokenizer came from elsewhere: its patterns and templates are then somebody's programs."""
+        return self.source_folder not in (None, DEMO_FOLDER)
+
+    @property
+    def embeddings(self) -> int | None:
+        """How many token ids the model knows; None for one that does not say where its embeddings are."""
+        with suppress(NotImplementedError):
+            return getattr(self.model.get_input_embeddings(), "num_embeddings", None)
+        return None
+
+    def unknown_id(self, ids: Sequence[int]) -> int | None:
+        """The place of the first id that the model has no embedding of; None where it has them all."""
+        most = self.embeddings
+        return next((i for i, token in enumerate(ids) if token < 0 or (most is not None and token >= most)), None)
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raise ModelError for a token that the model has no embedding of: its tokenizer is another model's."""
+        place = self.unknown_id(ids)
+        if place is not None:
+            raise ModelError(
+                f"{self.name} has {self.embeddings} embeddings, and its tokenizer gives the token {ids[place]}",
+                "copy the model's own tokenizer into its folder",
+            )
+
+    @property
     def attention(self) -> str:
         """The attention implementation of transformers that the model is set to; a capture may run under another."""
         return str(self.model.config._attn_implementation)
@@ -76,7 +106,7 @@ class LoadedModel:
         size = f"{self.geometry.parameters / 1e6:,.1f} M parameters, " if self.geometry.parameters else ""
         return "\n".join(
             (
-                f"LoadedModel: {self.name} ({self.geometry.model_type}), {size}{self.dtype} on {self.device}",
+                f"LoadedModel: {visible(self.name)} ({self.geometry.model_type}), {size}{self.dtype} on {self.device}",
                 f"  {self.geometry.in_words}",
                 f"  reads {self.geometry.max_positions or 'any number of'} tokens",
             )
@@ -118,9 +148,9 @@ def load(options: LoadOptions) -> LoadedModel:
     names = checkpoint.weight_files(source.folder, options.allow_pickle, source.listing)
     device = _device(options)
     config = _config(source, options)
-    trained = geometry_of(config, count=False).max_positions
+    trained = _geometry(config, source).max_positions
     config = longer(config, options.positions)
-    geometry = _readable(config, geometry_of(config, count=False))
+    geometry = _readable(config, _geometry(config, source))
     if geometry.max_positions != trained:
         logger.warning("positions %s are stretched: heads may do something else than the model was trained to", trained)
     if source.snapshot:
@@ -173,7 +203,7 @@ def load_config(options: LoadOptions) -> Any:
     source = _locate(options)
     checkpoint.check_config(source.folder)
     config = _config(source, options)
-    _readable(config, geometry_of(config, count=False))
+    _readable(config, _geometry(config, source))
     return config
 
 
@@ -201,10 +231,12 @@ def _check_options(options: LoadOptions) -> None:
         raise UsageError(
             f"expected a device auto, cpu, cuda, cuda:N or mps, got {options.device!r}", "use {device=auto}"
         )
+    if options.positions is not None and not 1 <= options.positions <= MOST_NUMBER:
+        raise UsageError(
+            f"expected positions from 1 to {MOST_NUMBER}, got {options.positions}", "leave out {positions}"
+        )
     if options.dtype not in DTYPES:
         raise UsageError(f"expected a dtype of {', '.join(DTYPES)}, got {options.dtype!r}", "use {dtype=auto}")
-    if options.positions is not None and options.positions < 1:
-        raise UsageError(f"expected a number of positions from 1, got {options.positions}", "leave out {positions}")
     if options.device_map and options.device_map not in DEVICE_MAPS:
         raise UsageError(
             f"expected a device map of {', '.join(DEVICE_MAPS)}, got {options.device_map!r}", "use {device_map=auto}"
@@ -224,11 +256,12 @@ def _check_options(options: LoadOptions) -> None:
 
 def _locate(options: LoadOptions) -> Source:
     """The folder of the model: its own, the embedded one, or a snapshot of the Hub's."""
-    path = DEMO_FOLDER if options.model == DEMO else Path(options.model).expanduser()
     try:
+        path = DEMO_FOLDER if options.model == DEMO else Path(options.model).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError as error:  # a name too long, a folder around it that is closed to us
-        raise ModelError(f"{options.model} cannot be read: {error.strerror}", "check the path") from None
+    except (OSError, RuntimeError) as error:  # a name too long, a folder around it that is closed to us, ~nobody
+        why = getattr(error, "strerror", None) or error
+        raise ModelError(f"{options.model} cannot be read: {why}", "check the path") from None
     if is_folder:
         if options.revision:
             raise UsageError(f"{options.model} is a folder and has no revisions", "leave out {revision}")
@@ -248,7 +281,7 @@ def _config(source: Source, options: LoadOptions) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     raw = checkpoint.read_json(source.folder / "config.json")
-    model_type, remote = raw.get("model_type"), "auto_map" in raw
+    model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
     if model_type not in CONFIG_MAPPING_NAMES and not (remote and options.trust_remote_code):
         if remote:
             raise ModelError(
@@ -264,11 +297,20 @@ def _config(source: Source, options: LoadOptions) -> Any:
         config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
     except Exception as error:  # any family's config class, with any content
         raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
+    config.transformers_weights = None  # a list of weights of its own, which nobody has judged
     if source.snapshot:
         config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
     for name, value in family(model_type).config_changes.items():
         setattr(config, name, value)
     return config
+
+
+def _geometry(config: Any, source: Source) -> Geometry:
+    """What the config says of the attention. Raises ModelError where its values are of no such kind."""
+    try:
+        return geometry_of(config, count=False)
+    except Exception as error:  # any family's attributes, of any type
+        raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
 
 
 def _readable(config: Any, geometry: Geometry) -> Geometry:
@@ -313,10 +355,16 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(
-            source.folder, config=config, trust_remote_code=options.trust_remote_code, local_files_only=options.offline
-        )
-    except Exception as error:  # any tokenizer class, with any files
+        with without_stderr():  # where a panic prints where it came from
+            return AutoTokenizer.from_pretrained(
+                source.folder,
+                config=config,
+                trust_remote_code=options.trust_remote_code,
+                local_files_only=options.offline,
+            )
+    except BaseException as error:  # any tokenizer class, with any files
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         raise ModelError(f"the tokenizer of {source.name} cannot be read: {_line(error)}", "check its files") from error
 
 

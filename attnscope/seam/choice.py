@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ def read_size(text: str) -> int:
         size = float(found[1]) * UNITS[found[2]] if found else 0.0
     except ValueError:
         size = 0.0
-    if size < 1:
+    if not 1 <= size < math.inf:
         raise UsageError(f"a size of memory was expected, {text!r} came", "write {memory=4GB}")
     return int(size)
 

@@ -8,7 +8,6 @@ bytes of the pieces tell them apart.
 
 import json
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal
 
+from attnscope import shown
+
 Style = Literal["byte", "metaspace", "wordpiece", "suffix", "joiner", "plain"]
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "⇤"}
-# Number signs of Arabic, Syriac and Kaithi: format characters by category, but they have a shape.
-SHOWN_FORMATS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
-EMOJI_TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
-# Letters, marks and symbols by category, but without a shape.
-FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,44 +244,15 @@ def _characters(datas: Sequence[bytes]) -> Iterator[tuple[str, list[int]]]:
 
 def _label(piece: Piece, exact: str) -> str:
     if piece.special or not exact:
-        return piece.name.replace("▁", "·")
-    return visible(exact) + (piece.name if piece.unknown else "")
+        return shown.visible(piece.name).replace("▁", "·")
+    return visible(exact) + (shown.visible(piece.name) if piece.unknown else "")
 
 
 @lru_cache(maxsize=1 << 16)
 def visible(text: str) -> str:
     """Text with spaces and controls one can see: `·` space, `↵` newline, `⇥` tab, `⇤` return, `⟨200B⟩` any other.
 
-    A joiner between emoji, a variation selector after its base and the tags of a flag stay as they are.
-
     >>> visible(" a\\u200b\\n")
     '·a⟨200B⟩↵'
     """
-    if text.isascii() and text.isprintable():
-        return text.replace(" ", SIGNS[" "])
-    return "".join(_visible(text, at) for at in range(len(text)))
-
-
-def _visible(text: str, at: int) -> str:
-    char = text[at]
-    if char in SIGNS:
-        return SIGNS[char]
-    if char == "\u200d":
-        hidden = not (0 < at < len(text) - 1 and _is_emoji(text[at - 1]) and _is_emoji(text[at + 1]))
-    elif char in EMOJI_TAGS:
-        hidden = not text[:at].rstrip(EMOJI_TAGS).endswith("\U0001f3f4")
-    elif _selects_variant(char):
-        hidden = at == 0 or text[at - 1].isspace() or _selects_variant(text[at - 1])
-    else:
-        # Separators, controls, formats and surrogates have no shape of their own.
-        shapeless = unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"} and char not in SHOWN_FORMATS
-        hidden = shapeless or char in FILLERS
-    return f"⟨{ord(char):04X}⟩" if hidden else char
-
-
-def _selects_variant(char: str) -> bool:
-    return "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
-
-
-def _is_emoji(char: str) -> bool:
-    return unicodedata.category(char) in {"So", "Sk"} or char in "\ufe0f\u20e3"
+    return shown.visible(text, SIGNS)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from attnscope.apart import Apart, Where
 from attnscope.errors import InputError, UsageError
 from attnscope.text.chat import Bounds, Message, Render, read_messages, token_turns, turn_bounds, turn_ranges
 from attnscope.text.labels import BYTE_TOKEN, Piece, byte_name, piece_bytes, piece_gap, piece_style, read_pieces
@@ -66,6 +67,21 @@ class Prompt:
 
 Side = Literal["left", "right"]
 Offsets = Sequence[tuple[int, int]]
+
+
+def reading(tokenizer: Any, where: Where) -> Apart[Prompt]:
+    """(text, chat, max_tokens, truncate) -> `from_chat` or `from_text`, within a deadline unless it is "here".
+
+    Raises ModelError too: for a tokenizer that fails, or takes too long.
+
+        >>> with reading(loaded.tokenizer, "process") as read:
+        ...     read("the bank", False, 2048, None)
+    """
+
+    def read(text: str, chat: bool, max_tokens: int | None, truncate: Side | None) -> Prompt:
+        return (from_chat if chat else from_text)(tokenizer, text, max_tokens=max_tokens, truncate=truncate)
+
+    return Apart(read, where)
 
 
 def from_text(tokenizer: Any, text: str, *, max_tokens: int | None = None, truncate: Side | None = None) -> Prompt:

@@ -40,7 +40,7 @@ def read_text(text: str | None, file: str | None, unasked: bool = False) -> str:
     if piped:
         found, source = decode_utf8(piped, "standard input"), "standard input"
     elif "-" in (text, file):
-        found, source = decode_utf8(sys.stdin.buffer.read(), "standard input"), "standard input"
+        found, source = decode_utf8(_read_stdin(), "standard input"), "standard input"
     elif file is not None:
         found, source = decode_utf8(_read_file(file), file), file
     else:
@@ -60,7 +60,7 @@ def read_ids(file: str) -> list[int]:
     [1, 265, 903]
     """
     source = "standard input" if file == "-" else file
-    text = decode_utf8(sys.stdin.buffer.read() if file == "-" else _read_file(file), source).strip()
+    text = decode_utf8(_read_stdin() if file == "-" else _read_file(file), source).strip()
     inside = re.fullmatch(r"\[(.*)\]", text, re.DOTALL)
     parts = re.split(r"\s*,\s*|\s+", (inside[1] if inside else text).strip())
     wrong = next((part for part in parts if not re.fullmatch(r"-?[0-9]{1,18}", part)), None)
@@ -72,10 +72,20 @@ def read_ids(file: str) -> list[int]:
 
 def _piped() -> bytes:
     """What is piped in; nothing where that is a terminal, white space, closed or a folder."""
-    data = b""
-    with suppress(OSError):
-        data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read()
-    return data if data.strip() else b""
+    with suppress(OSError, InputError):
+        data = b"" if sys.stdin is None or sys.stdin.isatty() else _read_stdin()
+        return data if data.strip() else b""
+    return b""
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin is None:
+        raise InputError("standard input is closed", "pipe a text into it, or give --text")
+    try:
+        return sys.stdin.buffer.read()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"standard input can't be read: {reason}", "pipe a text into it, or give --text") from error
 
 
 def _read_file(file: str) -> bytes:

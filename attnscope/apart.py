@@ -1,0 +1,204 @@
+"""Calls of what somebody else wrote: within a deadline, off the terminal, and a panic of theirs is an error of ours.
+
+A template of a chat may hold the interpreter: no signal is delivered and no thread gets a turn. So it runs in a fork,
+which the kernel ends by an alarm. The pattern of a fast tokenizer lets go of it: there a thread will do, and costs
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, Generic, Literal, TypeVar
+
+from attnscope.errors import AttnscopeError, ModelError, UsageError, is_panic
+
+SECONDS, VARIABLE = 30, "ATTNSCOPE_READING_SECONDS"
+DEATH_OF_PARENT = 1  # of <sys/prctl.h>
+T = TypeVar("T")
+Where = Literal["here", "thread", "process"]
+Answer = tuple[T | None, AttnscopeError | None]
+
+
+def seconds() -> int:
+    """How long one text may take: 30, or what the environment says. Raises UsageError where that is no number."""
+    said = os.environ.get(VARIABLE) or str(SECONDS)
+    if not (said.isascii() and said.isdecimal() and 0 < len(said) < 9 and int(said)):
+        raise UsageError(f"{VARIABLE} takes whole seconds from 1, got {said!r}", f"leave it out for {SECONDS}")
+    return int(said)
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """The result of a call that lets other threads run, or TimeoutError; the call itself goes on, unheard."""
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["value"] = call()
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if "error" in outcome:
+        raise outcome["error"]
+    if "value" not in outcome:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return outcome["value"]
+
+
+@contextmanager
+def without_stderr() -> Iterator[None]:
+    """Nothing on stderr while the block runs, from libraries in C and Rust either, which know no `sys.stderr`."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+class Apart(Generic[T]):
+    """A function of somebody's code, each call of which has so many seconds.
+
+    where: "process" forks one at the first call, so that the function may be a closure over what cannot be pickled; its
+    arguments and results are. Where a process with threads cannot fork safely, and with "thread", a call that never
+    lets go of the interpreter does not end; "here" has no deadline. A call raises what is an AttnscopeError; all else
+    that goes wrong, a panic of Rust included, is a ModelError.
+
+        >>> with Apart(lambda text: len(tokenizer(text).input_ids), "process") as count:
+        ...     count("the bank")
+    """
+
+    def __init__(self, function: Callable[..., T], where: Where) -> None:
+        self.function, self.seconds = function, seconds()
+        self.where = "thread" if where == "process" and sys.platform != "linux" else where
+        self._pipe: Connection | None = None
+        self._child = 0
+
+    def __enter__(self) -> Apart[T]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __call__(self, *arguments: Any) -> T:
+        if self.where == "process":
+            made, error = self._ask(arguments)
+        else:
+            made, error = _answer(self._limited if self.where == "thread" else self.function, arguments)
+        if error is not None:
+            raise error
+        return made  # type: ignore[return-value]
+
+    def _limited(self, *arguments: Any) -> T:
+        try:
+            with without_stderr():
+                return within(self.seconds, lambda: self.function(*arguments))
+        except TimeoutError:
+            raise self._too_long() from None
+
+    def _ask(self, arguments: tuple[Any, ...]) -> Answer[T]:
+        pipe = self._pipe or self._fork()
+        try:
+            pipe.send(arguments)
+            return pipe.recv()
+        except (EOFError, OSError):
+            return None, self._ended()
+
+    def close(self) -> None:
+        """End the process; the next call forks again."""
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._child, signal.SIGKILL)  # it may be at work, and knows nothing worth keeping
+                os.waitpid(self._child, 0)
+
+    def _fork(self) -> Connection:
+        ours, theirs = Pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the fork uses none of their locks
+            self._child = os.fork()
+        if not self._child:
+            _serve(theirs, self.function, self.seconds)
+        theirs.close()
+        self._pipe = ours
+        return ours
+
+    def _ended(self) -> ModelError:
+        """Why the process ended without an answer."""
+        assert self._pipe is not None
+        self._pipe.close()
+        self._pipe = None
+        ended = int(signal.SIGALRM)
+        with suppress(ChildProcessError):
+            ended = -os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        if ended == signal.SIGALRM:
+            return self._too_long()
+        return ModelError(
+            f"the model's tokenizer or chat template ended its process (signal {ended})", "choose another model"
+        )
+
+    def _too_long(self) -> ModelError:
+        return ModelError(
+            f"the model's tokenizer or chat template took more than {self.seconds} seconds for one text",
+            f"shorten the text, choose another model, or set {VARIABLE}",
+        )
+
+
+def _serve(pipe: Connection, function: Callable[..., Any], seconds: int) -> None:
+    """In the fork: answer until nobody asks. Never returns."""
+    try:
+        _become_nobody(pipe)
+        pipe = Connection(3)
+        while True:
+            arguments = pipe.recv()
+            signal.alarm(seconds)
+            answer = _answer(function, arguments)
+            signal.alarm(0)
+            pipe.send(answer)
+    except BaseException:  # the other end has gone
+        os._exit(0)
+
+
+def _become_nobody(pipe: Connection) -> None:
+    """Keep the pipe alone, as file 3, and no signal: no lock, no terminal and no handler of ours is in the fork."""
+    for ending in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(ending, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: who asked decides
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    kept = os.dup(pipe.fileno())
+    for number in (0, 1, 2):
+        os.dup2(nowhere, number)
+    os.dup2(kept, 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    import ctypes
+
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
+
+
+def _answer(function: Callable[..., T], arguments: tuple[Any, ...]) -> Answer[T]:
+    try:
+        return function(*arguments), None
+    except AttnscopeError as error:
+        return None, error
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        why = str(error).partition("\n")[0][:200] or "no reason given"
+        refusal = ModelError(
+            f"the model's tokenizer cannot read the text: {type(error).__name__}: {why}", "choose another model"
+        )
+        refusal.__cause__ = error
+        return None, refusal

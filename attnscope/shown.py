@@ -1,0 +1,87 @@
+"""Text that somebody else wrote, as a person may see it: nothing that steers a terminal, no more than fits a line.
+
+What is printed for people goes through here: messages, cells of tables, titles. Data keeps its text as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from functools import lru_cache
+
+LINE = 120  # characters of one value
+MESSAGE = 6 * LINE  # characters of a message, whatever stands in it
+LINES: Mapping[str, str] = {"\n": "\n"}  # signs of a text that stays in its lines
+BREAKS = re.compile(r"[\r\n\t]+")
+# A value that no blank interrupts, or one in quotes.
+VALUE = re.compile(rf"""\S{{{LINE + 1},}}|(?<!\w)(["'])(?:(?!\1).){{{LINE - 1},}}\1(?!\w)""")
+# Number signs of Arabic, Syriac and Kaithi: format characters by category, but they have a shape.
+SHOWN_FORMATS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+EMOJI_TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
+# Letters, marks and symbols by category, but without a shape.
+FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+SHAPELESS = {"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"}
+
+
+def in_a_line(text: str) -> str:
+    """A message as one line, whatever it quotes: long values and long messages lose their middle.
+
+    >>> in_a_line("there is no file a\\x1b[2J\\nb")
+    'there is no file a⟨001B⟩[2J b'
+    """
+    text = visible(BREAKS.sub(" ", _cut(text, 100 * MESSAGE)))
+    return _cut(VALUE.sub(lambda value: _cut(value[0], LINE), text), MESSAGE)
+
+
+def brief(value: object) -> str:
+    """A value as Python writes it, at most a line of it."""
+    return _cut(repr(value), LINE)
+
+
+def visible(text: str, signs: Mapping[str, str] | None = None) -> str:
+    """Text whose controls, directions and blanks without a shape are written as `⟨200B⟩`; signs: what stands for some.
+
+    A space stays, and so do a joiner between emoji, a variation selector after its base and the tags of a flag.
+
+    >>> visible("a\\u200b\\n b", {"\\n": "↵"})
+    'a⟨200B⟩↵ b'
+    """
+    signs = signs or {}
+    if text.isascii() and text.isprintable() and not signs.keys() & set(text):
+        return text
+    return "".join(signs[char] if char in signs else _visible(text, at) for at, char in enumerate(text))
+
+
+def _cut(text: str, most: int) -> str:
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[len(text) - most + half + 1 :]}"
+
+
+def _visible(text: str, at: int) -> str:
+    char = text[at]
+    if char == " ":
+        return char
+    if char == "\u200d":
+        hidden = not (0 < at < len(text) - 1 and _is_emoji(text[at - 1]) and _is_emoji(text[at + 1]))
+    elif char in EMOJI_TAGS:
+        hidden = not text[:at].rstrip(EMOJI_TAGS).endswith("\U0001f3f4")
+    elif _selects_variant(char):
+        hidden = at == 0 or text[at - 1].isspace() or _selects_variant(text[at - 1])
+    else:
+        hidden = (_shapeless(char) and char not in SHOWN_FORMATS) or char in FILLERS
+    return f"⟨{ord(char):04X}⟩" if hidden else char
+
+
+@lru_cache(maxsize=1 << 12)
+def _shapeless(char: str) -> bool:
+    """Separators, controls, formats and surrogates have no shape of their own."""
+    return unicodedata.category(char) in SHAPELESS
+
+
+def _selects_variant(char: str) -> bool:
+    return "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
+
+
+def _is_emoji(char: str) -> bool:
+    return unicodedata.category(char) in {"So", "Sk"} or char in "\ufe0f\u20e3"

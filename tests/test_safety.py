@@ -1,0 +1,504 @@
+"""What somebody else wrote runs nothing, steers no terminal, ends in time, and costs one line where it is broken."""
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+import unicodedata
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import attnscope
+from attnscope.batch.journal import Journal
+from attnscope.cli import output
+from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.model import hub
+from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load
+from attnscope.shown import LINE, LINES, MESSAGE, brief, in_a_line, visible
+from helpers.command_line import call, on_terminal, spawn
+from helpers.folders import edit_config
+
+TEXT = ("--text", "the river bank")
+STEERING = "\x1b[2J\x07\x00\x85\x9b31m\u202e\u200b\u2028\u2029"
+CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def steers(text: str) -> set[str]:
+    """The characters that a terminal acts on, but for line ends."""
+    return {char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")} - {"\n"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the demo, as somebody else's model."""
+    return Path(shutil.copytree(DEMO_FOLDER, tmp_path / "model"))
+
+
+def edit(path: Path, change) -> None:
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def refused(*arguments: str, **how) -> str:
+    """The one line with which a command that ends with 3 is refused."""
+    result = call("heads", "-q", *TEXT, *arguments, **how)
+    assert (result.code, result.out) == (3, b"")
+    assert result.err.count("\n") == 1
+    assert not steers(result.err)
+    return result.err
+
+
+# Weights
+
+
+class Trap:
+    """A pickle that leaves a folder behind when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def index(folder: Path, names: object, name: str = "model.safetensors.index.json") -> None:
+    (folder / name).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def test_a_pickle_that_an_index_of_safetensors_names_is_not_read(folder: Path, tmp_path: Path) -> None:
+    import torch
+
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "weights.bin")
+    index(folder, dict.fromkeys(weights, "weights.bin"))
+    assert "no safetensors file, and others can run any code" in refused("--model", str(folder))
+    (folder / "weights.bin").write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
+    assert "--allow-pickle" in refused("--model", str(folder))
+    (folder / "weights.safetensors").write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
+    index(folder, dict.fromkeys(weights, "weights.safetensors"))
+    assert "damaged" in refused("--model", str(folder))
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_an_index_that_the_config_names_is_not_read_past_the_check(folder: Path, tmp_path: Path) -> None:
+    import torch
+
+    weights = load_file(folder / "model.safetensors")
+    torch.save({name: tensor + 1 for name, tensor in weights.items()}, folder / "other.bin")
+    index(folder, dict.fromkeys(weights, "other.bin"), "other.safetensors.index.json")
+    edit_config(folder, transformers_weights="other.safetensors.index.json")
+    loaded = load(LoadOptions(model=str(folder)))
+    torch.testing.assert_close(loaded.model.model.norm.weight, weights["model.norm.weight"].float())
+
+
+@pytest.mark.parametrize(
+    "name", ["../weights.safetensors", "/etc/passwd", "a/../../b.safetensors", "", 3, None, ["a"], {}]
+)
+def test_an_index_names_files_beside_it(folder: Path, name: object) -> None:
+    shutil.move(folder / "model.safetensors", folder.parent / "weights.safetensors")
+    index(folder, {"a": name})
+    assert "expected files beside it" in refused("--model", str(folder))
+
+
+def test_the_file_that_transformers_takes_is_the_one_that_is_judged(folder: Path) -> None:
+    index(folder, {"a": "absent.safetensors"})  # beside model.safetensors, which comes first
+    assert load(LoadOptions(model=str(folder))).model is not None
+
+
+# What a person sees
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a\x1b[2Jb", "a⟨001B⟩[2Jb"),
+        ("a\r\nb\tc", "a b c"),
+        ("\u202ea\u2028\x85\x00", "⟨202E⟩a⟨2028⟩⟨0085⟩⟨0000⟩"),
+        ("a  b é日", "a  b é日"),
+        ("\udcff", "⟨DCFF⟩"),
+    ],
+)
+def test_a_message_is_one_line_without_controls(text: str, line: str) -> None:
+    assert in_a_line(text) == line
+    assert not steers(line)
+
+
+def test_a_message_shows_a_line_of_a_value_and_keeps_its_ends() -> None:
+    for value in ("x" * 10_000_000, "'" + "x y " * 9999 + "'", '"' + "x " * 9999 + '"', "\x1b" * 9999):
+        line = in_a_line(f"expected a number, got {value}; write --top 3")
+        assert len(line) <= LINE + len("expected a number, got ; write --top 3")
+        assert line.startswith("expected a number, got ")
+        assert line.endswith("; write --top 3")
+        assert in_a_line(line) == line
+    assert len(in_a_line("a b " * 10_000_000)) == MESSAGE
+    assert len(brief(["x"] * 9999)) == LINE
+    short = "it isn't 'a', " * 20
+    assert in_a_line(short) == short
+
+
+def test_errors_show_no_controls_in_python_either() -> None:
+    assert str(InputError("there is no file \x1b[2J", "check")) == "there is no file ⟨001B⟩[2J; check"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("heads",),
+        ("relations", "--group", "words"),
+        ("relations", "--group", "sentences"),
+        ("relations", "--top-k", "1"),
+        ("rollout",),
+        ("explain", "--head", "1.0"),
+    ],
+    ids=" ".join,
+)
+def test_tables_of_a_hostile_text_and_model_steer_no_terminal(folder: Path, tmp_path: Path, arguments) -> None:
+    model = folder.rename(tmp_path / "m\x1b[2J\u202e[bold]x[-x]")
+
+    named = "<\x1b[2J\u202e\u200b>"
+
+    def name_the_last(values) -> None:
+        last = max(values["model"]["vocab"], key=values["model"]["vocab"].get)
+        values["added_tokens"].append({**values["added_tokens"][-1], "id": 1999, "content": named})
+        values["model"]["vocab"] = {named if key == last else key: id for key, id in values["model"]["vocab"].items()}
+        values["model"]["merges"] = [
+            pair for pair in values["model"]["merges"] if "".join(pair).replace(" ", "") != last
+        ]
+
+    edit(model / "tokenizer.json", name_the_last)
+    (tmp_path / "text").write_text(f"the bank {STEERING} by {STEERING}the river {named} bank")
+    command = (*arguments, "--model", str(model), "--file", str(tmp_path / "text"))
+    result = call(*command, columns=200, NO_COLOR="1")
+    assert result.code == 0
+    assert "⟨001B⟩" in result.out.decode()
+    assert not steers(result.out.decode())
+    assert not steers(result.err)
+
+
+def test_data_keeps_the_text_of_a_token(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("the\x1b[2J \u202ebank")
+    result = call("relations", "--file", str(tmp_path / "text"), "-q", "--select", "0.0", columns=100)
+    assert "\x1b[2J" not in CODES.sub("", result.out.decode())
+    for format in ("csv", "jsonl"):
+        out = call(
+            "relations", "--file", str(tmp_path / "text"), "-q", "--select", "0.0", "--format", format
+        ).out.decode()
+        assert ("\x1b" if format == "csv" else "\\u001b") in out
+        assert "\u202e" in out
+
+
+def test_progress_titles_and_paths_are_foreign_text_too(folder: Path, tmp_path: Path) -> None:
+    model = folder.rename(tmp_path / "m\u202e[bold]x[-x]\x9b1m")
+    code, shown = on_terminal(["heads", "--model", str(model), *TEXT], 120)
+    assert code == 0
+    assert "[bold]x[-x]" in shown
+    assert not steers(CODES.sub("", shown).replace("\r", "").replace("\x1b", ""))
+    code, shown = on_terminal(["heatmap", "-q", *TEXT, "--out", str(tmp_path / "out\x9b1m\u202e")], 120)
+    assert code == 0
+    assert "out⟨009B⟩1m⟨202E⟩/overview.png" in shown.replace("\n", "")
+
+
+def test_a_table_shows_what_no_cell_was_cleaned_of(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    output.show("a\x1b[2J\u202eb\nc")
+    assert capsys.readouterr().out == "a⟨001B⟩[2J⟨202E⟩b\nc\n"
+    assert visible("a\nb", LINES) == "a\nb"
+
+
+# Values that are none
+
+
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{after}: &{after} [{','.join(['*' + before] * 9)}]\n"
+    for before, after in zip("abcdefghij", "bcdefghijk", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        (LAUGHS, "aliases are not taken, and *a is one in line 2"),
+        ("model: &a demo\ntext: *a", "aliases are not taken"),
+        ("top: " + "9" * 5000, "cannot be read"),
+        ("[" * 20_000, "cannot be read"),
+        ("top: !!int x", "cannot be read"),
+        ("top: !!timestamp x", "cannot be read"),
+        ("top: 2020-13-45", "cannot be read"),
+        ("top: 2020-01-01", "expected a whole number, got datetime.date"),
+        ("top: !!bool x", "cannot be read"),
+        ('model: "a\\0b"', "expected text"),
+        ("text: [" + "abc, " * 9999 + "]", "expected text, got ['abc'"),
+        ("x: " + "a b " * 999_999, "is over 1048576 bytes"),
+    ],
+)  # fmt: skip
+def test_a_configuration_of_anything_is_refused_in_one_short_line(tmp_path: Path, document: str, says: str) -> None:
+    (tmp_path / "run.yaml").write_text(document)
+    result = call("heads", *TEXT, "--config", str(tmp_path / "run.yaml"))
+    assert (result.code, result.out) == (2, b"")
+    assert says in result.err
+    assert result.err.count("\n") == 1
+    assert len(result.err) < 600
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("heads", *TEXT, "--memory", "1e999GB"), 2, "a size of memory was expected, '1e999GB' came"),
+        (("heads", *TEXT, "--memory", "9" * 5000), 2, "a size of memory was expected"),
+        (("heads", *TEXT, "--positions", HUGE), 2, "expected positions from 1 to"),
+        (("heads", *TEXT, "--positions", "0"), 2, "expected positions from 1 to"),
+        (("heads", *TEXT, "--device", "cuda:" + "9" * 5000), 2, "expected a device"),
+        (("heads", *TEXT, "--device", "cuda:²"), 2, "expected a device"),
+        (("heads", *TEXT, "--model", "a/b..c"), 3, "is neither a folder nor a Hub id"),
+        (("heads", *TEXT, "--model", "a/" + "b" * 120), 3, "is neither a folder nor a Hub id"),
+        (("heads", *TEXT, "--model", "~nouser"), 3, "cannot be read"),
+        (("heads", *TEXT, "--model", "owner/name", "--revision", "../../x"), 3, "has no revision '../../x'"),
+        (("heads", *TEXT, "--model", "owner/name", "--revision", "r" * 5000), 3, "has no revision"),
+        (("explain", *TEXT, "--head", "0.0", "--query", "²"), 2, "--query takes a position from 0, or last"),
+        (("explain", "--toy", "--query", "9" * 5000), 2, "--query takes a position from 0, or last"),
+        (("explain", "--scaling", "--seed", "-1"), 2, "--seed"),
+        (("explain", "--scaling", "--seed", HUGE), 2, "--seed"),
+        (("\x1b[2J\u202e",), 2, r"No such command '\x1b[2J\u202e'"),
+        (("heads", *TEXT, "--select", "\x1b[2J"), 2, "cannot read the selection"),
+        (("heads", "--file", "a\x1b[2J\u202e"), 4, "there is no file a⟨001B⟩[2J⟨202E⟩"),
+        (("batch", "a\x1b[2J", "--to-stdout", "jsonl"), 2, "there is no file a⟨001B⟩[2J"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_values_beyond_what_can_be_meant(arguments, code: int, says: str) -> None:
+    result = call(*arguments)
+    assert (result.code, result.out) == (code, b"")
+    assert says in result.err
+    assert result.err.count("\n") == 1
+    assert len(result.err) < 500
+    assert not steers(result.err)
+
+
+def test_a_top_beyond_any_integer_of_a_machine_shows_all() -> None:
+    result = call("relations", "-q", *TEXT, "--select", "0.0", "--top-k", "1", "--top", HUGE, columns=100)
+    assert result.code == 0
+
+
+@pytest.mark.parametrize("value", [[], {}, 3, True, ["llama"], {"a": 1}])
+def test_a_model_type_of_another_type(folder: Path, value: object) -> None:
+    edit_config(folder, model_type=value)
+    assert "model_type" in refused("--model", str(folder))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"text_config": 3},
+        {"text_config": [1]},
+        {"auto_map": 3, "model_type": None},
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": 10**400},
+        {"num_attention_heads": 10**400},
+        {"layer_types": [[]] * 4},
+        {"layer_types": 3},
+        {"hidden_size": "x"},
+        {"max_position_embeddings": "many"},
+        {"max_position_embeddings": 10**400},
+        {"rope_parameters": 3},
+        {"quantization_config": 3},
+        {"dtype": "\x1b[2J"},
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_a_config_whose_values_are_none(folder: Path, changes: dict[str, object]) -> None:
+    edit_config(folder, **changes)
+    refused("--model", str(folder))
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}", b"3", b"null", b"\xff"], ids=len)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_json_that_no_reader_takes(folder: Path, name: str, content: bytes) -> None:
+    (folder / name).write_bytes(content)
+    refused("--model", str(folder))
+
+
+def test_a_token_beyond_the_embeddings_is_the_models_fault_before_the_forward_pass(folder: Path) -> None:
+    edit(folder / "tokenizer.json", lambda values: values["model"]["vocab"].update({"Ġbank": 10**6}))
+    assert "has 2000 embeddings, and its tokenizer gives the token 1000000" in refused("--model", str(folder))
+    result = call("batch", "-", "--to-stdout", "jsonl", "-q", "--model", str(folder), stdin=b"the bank\nthe cat\n")
+    assert (result.code, len(result.out.splitlines())) == (1, 1)
+    assert "gives the token 1000000" in result.err
+    loaded = load(LoadOptions())
+    with pytest.raises(InputError, match="gives the token 2000"):
+        attnscope.capture(loaded, [1, 2000])
+
+
+def test_standard_input_that_is_closed_or_a_folder(monkeypatch) -> None:
+    class Folder:
+        buffer = property(lambda self: (_ for _ in ()).throw(IsADirectoryError(21, "Is a directory")))
+
+    for stdin, says in ((None, "standard input is closed"), (Folder(), "standard input can't be read: Is a directory")):
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(InputError, match=says):
+            attnscope_read()
+
+
+def attnscope_read() -> str:
+    from attnscope.text.reading import read_text
+
+    return read_text("-", None)
+
+
+def test_a_corpus_from_a_closed_standard_input(monkeypatch) -> None:
+    from attnscope.batch.corpus import Corpus, find_files
+
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="standard input is closed"):
+        find_files(Corpus(("-",)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"failures": 3}, {"failures": [{}]}, {"first": "x"}, {"first": []}, {"items": None}, {"rows": 3}, {"more": 1}],
+    ids=str,
+)
+def test_a_journal_of_another_shape_is_damage(tmp_path: Path, changes: dict[str, object]) -> None:
+    record = {"first": 0, "items": 1, "texts": 1, "tokens": 5, "digest": "", "rows": {}, "files": {}, "failures": []}
+    body = json.dumps(record | changes)
+    line = f"{hashlib.sha256(body.encode()).hexdigest()[:16]} {body}\n"
+    (tmp_path / "journal.jsonl").write_text(line * 2)
+    with pytest.raises(InputError, match="is damaged in line 1"):
+        Journal(tmp_path)
+
+
+def test_a_run_json_of_brackets_is_damage(tmp_path: Path) -> None:
+    from attnscope.batch.folder import check_ours
+
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="or damaged"):
+        check_ours(tmp_path)
+
+
+def test_weights_that_find_no_room_are_an_error_of_the_disk(tmp_path: Path) -> None:
+    import resource
+    import signal
+
+    import torch
+
+    from attnscope.batch.items import Item
+    from attnscope.batch.job import DatasetOutput
+    from attnscope.batch.shards import Shard
+    from attnscope.batch.writers import ShardWriter
+
+    (tmp_path / ".partial").mkdir()
+    writer = ShardWriter(tmp_path, Shard((Item(0, "a", 1, "a", "text"),)), DatasetOutput(weights=True))
+    writer._weights = {"0.0": torch.zeros(100_000)}
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            writer.commit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+# Programs of others
+
+
+NEVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HELD = "{{ (9 ** 9) ** (9 ** 8) }}"
+
+
+@pytest.mark.parametrize("template", [NEVER, HELD])
+def test_a_template_that_never_ends_is_ended(folder: Path, template: str) -> None:
+    edit(folder / "tokenizer_config.json", lambda values: values.update(chat_template=template))
+    says = refused("--model", str(folder), "--chat", ATTNSCOPE_READING_SECONDS="1")
+    assert "took more than 1 seconds for one text" in says
+    assert "ATTNSCOPE_READING_SECONDS" in says
+
+
+def test_a_batch_goes_on_after_a_text_that_never_ends(folder: Path) -> None:
+    template = "{% if 'cat' in messages[0].content %}" + NEVER + "{% endif %}{{ messages[0].content }}"
+    edit(folder / "tokenizer_config.json", lambda values: values.update(chat_template=template))
+    arguments = ("batch", "-", "--to-stdout", "jsonl", "-q", "--chat", "--model", str(folder))
+    result = call(*arguments, stdin=b"a bank\na cat\na river\n", ATTNSCOPE_READING_SECONDS="1")
+    assert (result.code, len(result.out.splitlines())) == (1, 2)
+    assert "line 2: the model's tokenizer or chat template took more than 1 seconds" in result.err
+
+
+def with_pattern(folder: Path, pattern: str) -> None:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    edit(folder / "tokenizer.json", lambda values: values.update(pre_tokenizer=split))
+
+
+def test_a_panic_of_the_tokenizer_is_one_line(folder: Path) -> None:
+    with_pattern(folder, "(?:x+x+)+y")
+    result = spawn("heads", "-q", "--model", str(folder), "--text", "x" * 2000)
+    assert (result.code, result.out) == (3, b"")
+    assert result.err.startswith("attnscope: the model's tokenizer cannot read the text: PanicException: ")
+    assert result.err.count("\n") == 1
+    result = spawn("heads", "-q", "--model", str(folder), "--text", "the bank")
+    assert (result.code, result.err) == (0, "")
+
+
+def test_a_slow_pattern_is_given_up_in_time(folder: Path) -> None:
+    with_pattern(folder, "(?:x+x+)+y")
+    text = "the bank " + " ".join(["x" * 23] * 200)  # each tries millions of ways, and none is one too many
+    says = refused("--model", str(folder), "--truncate", "right", "--text", text, ATTNSCOPE_READING_SECONDS="1")
+    assert "took more than 1 seconds" in says
+
+
+def test_a_plain_text_costs_no_process(folder: Path, monkeypatch) -> None:
+    def forked() -> int:
+        raise AssertionError("forked")
+
+    loaded = load(LoadOptions(model=str(folder)))
+    monkeypatch.setattr(os, "fork", forked)
+    assert len(attnscope.capture(loaded, "the bank").prompt) == 3
+    assert len(attnscope.capture(load(LoadOptions()), "the bank", chat=True).prompt) > 3  # our own template
+
+
+def test_no_process_is_left(folder: Path) -> None:
+    from attnscope.text.prompt import reading
+
+    loaded = load(LoadOptions(model=str(folder)))
+    with reading(loaded.tokenizer, "process") as read:
+        first = read("the bank", False, 100, None)
+        assert read("the bank", False, 100, None) == first
+        child = read._child
+        with pytest.raises(InputError, match="the text has 3 tokens"):
+            read("the bank", False, 1, None)
+        assert read._child == child
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    assert first == attnscope.capture(loaded, "the bank").prompt
+
+
+@pytest.mark.parametrize("said", ["²", "0", "-1", "x", "9" * 30])
+def test_a_deadline_that_is_none(monkeypatch, said: str) -> None:
+    monkeypatch.setenv("ATTNSCOPE_READING_SECONDS", said)
+    with pytest.raises(UsageError, match="takes whole seconds from 1"):
+        attnscope.capture(load(LoadOptions()), "the bank")
+
+
+def test_a_panic_anywhere_else_leaves_with_3(monkeypatch) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panic(asked) -> None:
+        raise PanicException("a bug\x1b[2J")
+
+    monkeypatch.setattr(output, "wanted_format", panic)
+    result = call("heads", *TEXT)
+    assert (result.code, result.err.count("\n")) == (3, 1)
+    assert "a bug⟨001B⟩[2J" in result.err
+
+
+def test_a_hub_id_that_becomes_no_path() -> None:
+    with pytest.raises(ModelError):
+        hub.fetch("a/b..c")
