@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "parity": "errors seam model reference selection tables",
     "explain": "errors seam reference parity",
     "figures": "errors files",
-    "drawing": "errors figures files",
+    "drawing": "errors figures files measure",
     "export": "drawing errors figures files model tables",
     "observation": "drawing errors export measure tables",
     "observe": "errors tables attention seam measure text observation",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import recorded
+from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.options import Drawing, Entries, Printing, Relations, TextRun, Top
 from attnscope.cli.takes import takes
 
@@ -73,7 +73,8 @@ def heads(
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
         options = recorded(asked, entries, ranking, printing, relations, drawing)
-        how = {"sort": ranking.sort, "min_weight": relations.min_weight, "style": drawing.style()}
+        style = drawing.style(spelled("heads", asked, entries, ranking, printing, relations, drawing))
+        how = {"sort": ranking.sort, "min_weight": relations.min_weight, "style": style}
         export_text(seen, printing, options, heads=names, **how)
     output.emit(seen.table(ranking.sort), format, lambda: rendered(seen, shown, ranking.sort))
     for line in missing_support(seen):

@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import recorded
+from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Drawing, Entries, TextRun, Writing
 from attnscope.cli.takes import takes
@@ -48,7 +48,8 @@ def heatmap(asked: TextRun, entries: Entries, pictures: Pictures, drawing: Drawi
     seen = observe_text(asked, entries, pictures, metrics=(), maps="all", **drawing.maps())
     names = [head.name for head in seen.kept_heads()] if entries.select else []
     options = recorded(asked, entries, pictures, drawing)
-    written = export_text(seen, pictures, options, heads=names, style=drawing.style())
+    style = drawing.style(spelled("heatmap", asked, entries, pictures, drawing))
+    written = export_text(seen, pictures, options, heads=names, style=style)
     sys.stdout.buffer.write(b"".join(os.fsencode(path) + b"\n" for path in written[:-1]))  # without the manifest
     output.talk("heads are drawn one by one with --select", pictures.quiet or entries.select is not None)
     return report_checks(seen, pictures.quiet)
