@@ -18,6 +18,7 @@ import numpy as np
 
 from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Style, save_head_maps, save_layer, save_metrics, save_overview
+from attnscope.figures.style import count
 from attnscope.files import write_whole
 from attnscope.measure.metrics import METRICS, Metric
 from attnscope.measure.roles import NEEDED_ROWS, ROLES
@@ -168,7 +169,7 @@ def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarr
         unit=metric.unit,
         uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
         few_L=tuple(count < needed for count in rows),
-        support=f"{min(rows)} rows, {needed} needed" if min(rows) < needed else "",
+        support=f"{count(min(rows), 'row')}, {needed} needed" if min(rows) < needed else "",
     )
 
 

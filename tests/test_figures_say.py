@@ -20,7 +20,7 @@ from attnscope.figures.fonts import Fonts, shown_label
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import grid_columns, layer_figure, overview_figure
 from attnscope.figures.style import split_sink
-from attnscope.figures.writer import drawing
+from attnscope.figures.writer import drawing, save_figure
 from helpers.command_line import call
 from test_figures import bank_maps, causal, numbered, shown, words
 
@@ -66,12 +66,12 @@ def test_every_figure_says_of_what_it_is() -> None:
         figures = {
             "Mine: Layer 27": layer_figure(maps, style),
             "Mine: 1 layer × 4 heads": overview_figure([maps], style),
-            "Mine: Metrics of 4 heads": metrics_figure([panel], style, ["0"]),
+            "Mine: Metrics of 4 heads in 1 layer": metrics_figure([panel], style, ["0"]),
         }
     figures["Mine: L27H0 (kv 0)"] = shown(maps, style).figure
     for title, figure in figures.items():
         said = words(figure.texts)
-        assert said[0] == title
+        assert said[0].replace("\n", " ") == title
         assert any(text.startswith(ABOUT.line) for text in said), title
 
 
@@ -337,6 +337,29 @@ def test_metrics_stand_on_fixed_scales_with_uniform_attention_marked() -> None:
         assert len(metrics_figure([Panel("sink", np.array([[0.4]]), 0, 1)], Style(), ["0"]).axes) == 2, "of one head"
 
 
+def test_layers_with_too_few_rows_are_hatched_in_the_file_too(tmp_path: Path) -> None:
+    panel = Panel("sink", np.array([[0.1, 0.9]] * 2), 0, 1)
+    paths = [
+        save_metrics(tmp_path / f"{few}.png", [replace(panel, few_L=(few, few))], Style(), layer_labels=[0, 1])
+        for few in (False, True)
+    ]
+    plain, hatched = (len(Image.open(path).crop((70, 120, 140, 160)).getcolors(9999)) for path in paths)
+    assert plain < hatched
+
+
+@pytest.mark.parametrize("style", [Style(), Style(sink="mask", per_head_scale=True), Style(scale="log")])
+def test_a_picture_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: Style) -> None:
+    maps = bank_maps(heads=5)
+    with drawing(Fonts()):
+        for name, figure in (("layer", layer_figure(maps, style)), ("overview", overview_figure([maps], style))):
+            figure.canvas.draw()
+            whole = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
+            path = save_figure(figure, tmp_path / f"{name}.png", style)
+            painted = np.asarray(Image.open(path).convert("RGB"), int)
+            assert np.abs(painted - whole).max() <= 2, name
+            assert painted.std() > 10
+
+
 def test_the_metrics_that_matter_come_first_and_know_their_range(seen) -> None:
     layers, panels = score_panels(seen)
     named = {panel.name: panel for panel in panels}
@@ -345,7 +368,7 @@ def test_the_metrics_that_matter_come_first_and_know_their_range(seen) -> None:
     assert (named["entropy"].low, named["entropy"].high) == (0, pytest.approx(math.log(9)))
     assert (named["distance"].low, named["distance"].high) == (0, 8)
     assert named["induction"].few_L == (True,) * 4
-    assert named["induction"].support == "1 rows, 16 needed"
+    assert named["induction"].support == "1 row, 16 needed"
     expected = sum(1 / visible for visible in range(2, 10)) / 8
     assert named["previous token"].uniform == (pytest.approx(expected, abs=0.005),)
     assert len(panels) == len(seen.columns.scores)

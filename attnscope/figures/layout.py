@@ -166,19 +166,19 @@ class Words:
 
     def heights(self) -> tuple[float, float]:
         """Pixels that the words take above the panels, and below them."""
-        title = line_px(float(self.title.get_fontsize())) * _lines(self.title)
-        note, foot = (LINE * line_px(NOTE_SIZE) * _lines(text) for text in (self.note, self.foot))
-        return title + note + 8, foot + (FOOT_GAP if foot else 0)
+        title, note, foot = map(_height, (self.title, self.note, self.foot))
+        return title + note + 4, foot + (FOOT_GAP if foot else 0)
 
     def put(self, figure: Figure, left: float, edge: float) -> None:
         """In place, `edge` from the upper and the lower border."""
         put_words(figure, self.title, left, edge)
-        put_words(figure, self.note, left, edge + line_px(float(self.title.get_fontsize())) * _lines(self.title) + 2)
+        put_words(figure, self.note, left, edge + _height(self.title))
         put_words(figure, self.foot, left, figure.bbox.height - edge - self.heights()[1] + FOOT_GAP)
 
 
-def _lines(text: Text) -> int:
-    return text.get_text().count("\n") + 1 if text.get_text() else 0
+def _height(text: Text) -> float:
+    lines = text.get_text().count("\n") + 1 if text.get_text() else 0
+    return LINE * line_px(float(text.get_fontsize())) * lines
 
 
 def wrapped(text: str, room: float, points: float) -> str:

@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from attnscope.figures import layout
 from attnscope.figures.colours import BLANK, CMAPS, DARK_INK, Limits, find_cmap, label_colourbar
 from attnscope.figures.fonts import fonts_for
-from attnscope.figures.style import DPI, Panel, Style
+from attnscope.figures.style import DPI, Panel, Style, count
 from attnscope.figures.writer import drawing, px, save_figure
 
 EDGE, BAR_GAP, BAR_PX = 18, 14, 10
@@ -74,7 +74,8 @@ def _metrics_figure(panels: Sequence[Panel], style: Style, labels: Sequence[str]
         columns=columns,
         pitch=(NAME_ROOM + wide + BAR_GAP + BAR_PX + BAR_ROOM, TITLE_ROOM + high + MARK_ROOM),
     )
-    title = style.headed(f"Metrics of {layers} × {heads} heads" if layers > 1 else f"Metrics of {heads} heads")
+    there = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
+    title = style.headed(f"Metrics of {count(there, 'head')} in {count(layers, 'layer')}")
     words = layout.Words(figure, (title, _note(panels, shown), _foot(shown, style)), HEADING_SIZE, style)
     layout.frame(figure, pairs, plan, words, plan.left)
     return figure

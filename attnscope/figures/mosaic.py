@@ -103,10 +103,13 @@ def draw_mosaic(
     present_RC = np.isfinite(tiles_RCQK).any((-2, -1))
     grey = mosaic.assemble(np.where(present_RC[..., None, None], np.zeros_like(tiles_RCQK), np.nan))
     box = (0, array.shape[1], array.shape[0], 0)
-    ax.imshow(np.ma.masked_invalid(grey), cmap=blank_cmap(), extent=box, interpolation="nearest", aspect="auto")
+    ax.imshow(
+        np.ma.masked_invalid(grey), cmap=blank_cmap(), extent=box, interpolation="nearest", aspect="auto", zorder=1
+    )
     norm = Normalize(0, 1, clip=True) if style.per_head_scale else make_norm(limits, style)
     shown = np.ma.masked_invalid(array) if style.per_head_scale else drawable(array, limits, style)
-    image = ax.imshow(shown, cmap=cmap, norm=norm, extent=box, interpolation="nearest", aspect="auto")
+    image = ax.imshow(shown, cmap=cmap, norm=norm, extent=box, interpolation="nearest", aspect="auto", zorder=1)
+    ax.set_axisbelow(True)  # tick marks reach one pixel into the first column, and must not be drawn over it
     for spine in ax.spines.values():
         spine.set_visible(False)
     return image
@@ -124,6 +127,7 @@ def draw_strips(ax: Axes, mosaic: Mosaic, sinks_RCQ: np.ndarray, quantity: Quant
         extent=box,
         interpolation="nearest",
         aspect="auto",
+        zorder=1,
     )
 
 

@@ -26,7 +26,7 @@ from attnscope.figures.mosaic import (
     make_mosaic,
     relative,
 )
-from attnscope.figures.style import Maps, Style, bin_note, split_sink
+from attnscope.figures.style import Maps, Style, bin_note, count, split_sink
 from attnscope.figures.writer import drawing, save_figure
 
 TITLE_SIZE, HEAD_SIZE = 14.0, 9.0
@@ -196,11 +196,6 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     words = layout.Words(figure, (style.headed(title), notes, below), TITLE_SIZE, style)
     _frame(figure, ax, bar, mosaic.pixels(len(layers), len(numbers), cell), words)
     return figure
-
-
-def count(number: int, what: str) -> str:
-    """`1 head`, `6 heads`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps) -> str:

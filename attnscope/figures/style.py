@@ -207,6 +207,11 @@ def head_title(maps: Maps, index: int) -> str:
     return f"L{maps.layer}H{maps.heads[index]}" + (f" (kv {maps.kv_heads[index]})" if maps.kv_heads else "")
 
 
+def count(number: int, what: str) -> str:
+    """`1 head`, `6 heads`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def bin_note(maps: Maps) -> str:
     """What one cell stands for, or nothing when it is one query and one key."""
     rule = f": {maps.bin_rule}" if maps.bin_rule else ""

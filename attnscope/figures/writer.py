@@ -105,7 +105,7 @@ def drawn_pixels(figure: Figure) -> np.ndarray:
 
 def _painted(figure: Figure) -> np.ndarray:
     """The figure drawn. Matplotlib colours every pixel of a large image; we colour its cells, and repeat them."""
-    images = [image for ax in figure.axes for image in ax.images if image.get_visible()]
+    images = [image for ax in figure.axes if not ax.patches for image in ax.images]  # patches lie over images
     for image in images:
         image.set_visible(False)
     figure.canvas.draw()
