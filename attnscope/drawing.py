@@ -1,4 +1,4 @@
-"""An observation as figures take it: maps with labels, panels of scores, pictures in memory.
+"""An observation as figures take it: maps with labels, panels of scores, what they are of, pictures in memory.
 
 Shapes: L layer, H head, Q query, K key, G unit of a rollout.
 """
@@ -6,9 +6,10 @@ Shapes: L layer, H head, Q query, K key, G unit of a rollout.
 from __future__ import annotations
 
 import html
+import math
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,15 +17,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import UsageError
-from attnscope.figures import Maps, Style, save_head_maps, save_layer, save_metrics, save_overview
+from attnscope.figures import About, Maps, Panel, Style, save_head_maps, save_layer, save_metrics, save_overview
+from attnscope.figures.style import count
 from attnscope.files import write_whole
+from attnscope.measure.metrics import METRICS, Metric
+from attnscope.measure.roles import NEEDED_ROWS, ROLES
 
 if TYPE_CHECKING:
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 
 FIGURES = ("overview", "layers", "heads", "metrics")
-LONGEST_UNIT = 24  # letters of a unit's text beside a map; the positions of longer ones
+FIRST = ("focus", "previous_token", "induction", "duplicate_token", "sink", "entropy")  # of the metrics' panels
+LONGEST_TEXT, LONGEST_NAME = 60, 40  # letters of a text and of a model's name at the foot of a figure
+MOST_UNIFORM = 3  # kinds of layer whose uniform value is marked
 Advance = Callable[[int], None]
 
 
@@ -51,22 +57,23 @@ class Picture:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One text's pictures before they are drawn, without torch: maps, heads to draw one by one, layer x head scores.
+    """One text's pictures before they are drawn, without torch: maps, heads to draw one by one, panels of metrics.
 
-    layers: those of which the view keeps a head, the rows of the scores' panels.
+    layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of.
     """
 
     maps: tuple[Maps, ...]
     heads: tuple[str, ...]
     layers: tuple[int, ...]
-    scores: Mapping[str, np.ndarray]
+    panels: tuple[Panel, ...]
+    about: About = About()
 
     @classmethod
     def of(cls, seen: Observation, heads: Sequence[str] | None = None) -> Drawing:
         """What there is to draw of an observation; heads: names of those drawn one by one, None for all kept."""
         names = [head.name for head in seen.kept_heads()] if heads is None else heads
-        layers, scores = score_panels(seen)
-        return cls(tuple(layer_maps(seen)) if seen.maps else (), tuple(names), layers, scores)
+        layers, panels = score_panels(seen)
+        return cls(tuple(layer_maps(seen)) if seen.maps else (), tuple(names), layers, panels, about(seen))
 
     def draw(
         self,
@@ -77,7 +84,7 @@ class Drawing:
         advance: Advance = lambda steps: None,
     ) -> list[Path]:
         """Write overview, layers/, heads/ and metrics into a folder; the paths."""
-        written = []
+        written, style = [], replace(style, about=replace(self.about, command=style.about.command))
         if "overview" in kinds and self.maps:
             written.append(save_overview(folder / f"overview.{style.image}", list(self.maps), style))
             advance(1)
@@ -87,9 +94,9 @@ class Drawing:
         jobs = head_jobs(folder, self.maps, self.heads, style) if "heads" in kinds else []
         if jobs:
             written += save_head_maps(jobs, style, workers=workers, progress=_steps(advance))
-        if "metrics" in kinds and self.scores:
+        if "metrics" in kinds and self.panels:
             labels = [f"L{layer}" for layer in self.layers]
-            written.append(save_metrics(folder / f"metrics.{style.image}", self.scores, style, layer_labels=labels))
+            written.append(save_metrics(folder / f"metrics.{style.image}", self.panels, style, layer_labels=labels))
         return written
 
     def pictures(self, kinds: Sequence[str] = FIGURES) -> int:
@@ -118,38 +125,88 @@ class Pictures:
         drawing.draw(folder, self.kinds, self.style)
 
 
-def score_panels(seen: Observation) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
-    """The layers with a kept head, and {metric: (L, H)} of the kept heads, NaN elsewhere."""
+def about(seen: Observation) -> About:
+    """What a figure is of: model, text and tokens, each shortened to what a line holds."""
+    model = " ".join(str(seen.facts.get("model", {}).get("name", "")).split())
+    text = " ".join(seen.prompt.text.split())
+    short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
+    said = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1].rstrip() + "…"
+    line = ", ".join(filter(None, (short, f"“{said}”", f"{len(seen.prompt)} tokens")))
+    return About(_printable(line), _printable(model), seen.prompt.sha256)
+
+
+def _printable(text: str) -> str:
+    """Control and direction characters would reach a file's metadata."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]:
+    """The layers with a kept head, and a panel per metric, (L, H) of the kept heads, NaN elsewhere."""
     columns, order = seen.columns, np.flatnonzero(seen.columns.kept)
     layer, number = columns.layer[order], np.where(columns.head[order] < 0, columns.kv_head[order], columns.head[order])
     layers = np.unique(layer)
-    panels = {}
-    for name, score in columns.scores.items() if len(order) else ():
-        panels[name] = np.full((len(layers), int(number.max()) + 1), np.nan)
-        panels[name][np.searchsorted(layers, layer), number] = score.value[order]
-    return tuple(layers.tolist()), panels
+    panels = []
+    for name in sorted(columns.scores, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+        if len(order):
+            values = np.full((len(layers), int(number.max()) + 1), np.nan)
+            values[np.searchsorted(layers, layer), number] = columns.scores[name].value[order]
+            panels.append(_panel(seen, METRICS[name], values, columns.scores[name].null[order], layers))
+    return tuple(layers.tolist()), tuple(panels)
+
+
+def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarray, layers: np.ndarray) -> Panel:
+    """A metric on its whole range, with what uniform attention scores and how many rows stand behind it."""
+    role = next((one for one in ROLES if metric.id.startswith(one.name.replace("-", "_"))), None)
+    kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
+    rows = [seen.support[layer][kind] for layer in layers.tolist()]
+    low, high = _ends(metric.range, len(seen.prompt), values)
+    uniform = np.unique(null[np.isfinite(null)].round(2))
+    return Panel(
+        name=metric.title,
+        values_LH=values,
+        low=low,
+        high=high,
+        unit=metric.unit,
+        uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
+        few_L=tuple(count < needed for count in rows),
+        support=f"{count(min(rows), 'row')}, {needed} needed" if min(rows) < needed else "",
+    )
+
+
+def _ends(stated: str, tokens: int, values: np.ndarray) -> tuple[float, float]:
+    """The ends of a metric's range, as it is stated (`0 to ln n`); those of the values where it says anything else."""
+    known = {"0": 0.0, "1": 1.0, "-1": -1.0, "n": float(tokens), "n-1": tokens - 1.0, "ln n": math.log(tokens)}
+    low, _, high = stated.partition(" to ")
+    if low in known and high in known and known[low] < known[high]:
+        return known[low], known[high]
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size and np.ptp(finite) else (0.0, 1.0)
 
 
 def layer_maps(seen: Observation) -> list[Maps]:
-    """The observation's matrices as figures take them: with labels, bins and kv heads."""
+    """The observation's matrices as figures take them: with labels, bins, kv heads and turns."""
     found, by_kv = seen.maps, seen.view.by_kv
     if found is None:
         raise UsageError("this observation kept no maps", "ask with Request(maps=...)")
     rule = "sum over keys, mean over queries" if found.rule == "sum" else "largest entry"
-    labels_Q, labels_K = (bin_labels(seen.prompt.labels, sizes) for sizes in (found.rows, found.columns))
+    starts_Q, starts_K = first_tokens(found.rows), first_tokens(found.columns)
+    turns = {turn.start // found.bin_size for turn in seen.prompt.turns} - {0}
     return [
         Maps(
-            key.layer,
-            tuple(found.heads[key]),
-            np.ascontiguousarray(values),
-            labels_Q,
-            labels_K,
-            found.bin_size,
-            rule if found.bin_size > 1 else "",
-            () if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
-            by_kv,
-            "logit" if seen.view.weights == "scores" else "weight",
-            tuple(found.key0[key].tolist()) if key in found.key0 else (),
+            layer=key.layer,
+            heads=tuple(found.heads[key]),
+            values_HQK=np.ascontiguousarray(values),
+            labels_Q=tuple(seen.prompt.labels[start] for start in starts_Q),
+            labels_K=tuple(seen.prompt.labels[start] for start in starts_K),
+            bin_size=found.bin_size,
+            bin_rule=rule if found.bin_size > 1 else "",
+            kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
+            by_kv=by_kv,
+            quantity="logit" if seen.view.weights == "scores" else "weight",
+            starts_Q=starts_Q,
+            starts_K=starts_K,
+            turns=tuple(sorted(turns)),
+            key0=tuple(found.key0[key].tolist()) if key in found.key0 else (),
         )
         for key, values in found.values.items()
     ]
@@ -166,14 +223,9 @@ def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style:
     ]
 
 
-def bin_labels(labels: Sequence[str], sizes: Sequence[int]) -> tuple[str, ...]:
-    """Token labels, or the positions that each bin spans."""
-    if all(size == 1 for size in sizes):
-        return tuple(labels)
-    starts = np.cumsum([0, *sizes[:-1]])
-    return tuple(
-        f"{start}" if size == 1 else f"{start}–{start + size - 1}" for start, size in zip(starts, sizes, strict=True)
-    )
+def first_tokens(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The position of the first token in each of several runs of tokens."""
+    return tuple(np.cumsum([0, *sizes[:-1]]).tolist())
 
 
 def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
@@ -182,26 +234,40 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
     if rolled is None:
         raise UsageError("this observation kept no rollout", 'ask with Request(rollout="tokens")')
     values_GG, step = rolled.binned()
-    if rolled.group == "bins":
-        run, shown = rolled.longest, bin_labels(seen.prompt.labels, [unit.stop - unit.start for unit in rolled.units])
-    else:
-        run, shown = 1, unit_labels(seen.prompt, rolled.units, step)
-    rule = "sum over keys, mean over queries" if run > 1 else ""
-    maps = Maps(rolled.layers[-1], (0,), values_GG[None], shown, shown, run, rule, quantity="share")
+    bins = rolled.group == "bins"
+    shown, run = unit_labels(seen.prompt, rolled.units, rolled.group)[::step], rolled.longest if bins else 1
+    starts = tuple(unit.start for unit in rolled.units) if rolled.group in ("bins", "tokens") else ()
+    name = "token" if bins else rolled.group.removesuffix("s")
+    maps = Maps(
+        layer=rolled.layers[-1],
+        heads=(0,),
+        values_HQK=values_GG[None],
+        labels_Q=shown,
+        labels_K=shown,
+        bin_size=run,
+        bin_rule="sum over keys, mean over queries" if run > 1 else "",
+        quantity="share",
+        starts_Q=starts[::step],
+        starts_K=starts[::step],
+        axes=(name, "came from"),
+    )
     title = f"Rollout of {len(rolled.layers)} layers" + f", {step} {rolled.group} a cell" * (step > 1)
+    look = replace(style, about=replace(about(seen), command=style.about.command))
     jobs = [(folder / f"rollout.{style.image}", maps, 0)]
-    return save_head_maps(jobs, style, title=lambda maps, index: title)[0]
+    return save_head_maps(jobs, look, title=lambda maps, index: title)[0]
 
 
-def unit_labels(prompt: Prompt, units: Sequence[Span], step: int) -> tuple[str, ...]:
-    """What stands beside each row of `step` units: the text of a short one, the positions that others span."""
-    edges = [
-        (units[start].start, units[min(start + step, len(units)) - 1].stop) for start in range(0, len(units), step)
-    ]
-    texts = ["".join(prompt.labels[start:stop]) for start, stop in edges]
+def unit_labels(prompt: Prompt, units: Sequence[Span], group: str) -> tuple[str, ...]:
+    """What stands beside each unit: the label of its first token, a word, `S4 Lily was very` of a sentence."""
+    if group in ("bins", "tokens"):
+        return tuple(prompt.labels[unit.start] for unit in units)
+    if group == "words":
+        return tuple(unit.name.strip() or unit.name for unit in units)
+    special = [unit.stop - unit.start == 1 and prompt.special[unit.start] for unit in units]
+    number = np.cumsum(np.logical_not(special)).tolist()
     return tuple(
-        text if step == 1 and (stop - start == 1 or len(text) <= LONGEST_UNIT) else f"{start}–{stop - 1}"
-        for text, (start, stop) in zip(texts, edges, strict=True)
+        unit.name if alone else f"S{place} {' '.join(unit.name.split())}"
+        for unit, alone, place in zip(units, special, number, strict=True)
     )
 
 
@@ -211,17 +277,18 @@ def head_picture(seen: Observation, layer: int, head: int, **style: Any) -> Pict
     maps = layer_maps(seen)
     if not head_jobs(Path(), maps, [name], look):
         raise UsageError(f"there is no map of {name}", "the observation keeps the maps that its Request asks for")
+    look = replace(look, about=about(seen))
     return _picture(lambda folder: save_head_maps(head_jobs(folder, maps, [name], look), look)[0], name)
 
 
 def overview_picture(seen: Observation, **style: Any) -> Picture:
     """Every head of every layer as a thumbnail; style: fields of `Style`."""
-    look = _style(style)
+    look = replace(_style(style), about=about(seen))
     return _picture(lambda folder: save_overview(folder / "overview.png", layer_maps(seen), look), "overview")
 
 
 def _style(style: Mapping[str, Any]) -> Style:
-    names = sorted(set(Style.__dataclass_fields__) - {"image"})
+    names = sorted(set(Style.__dataclass_fields__) - {"image", "about"})
     for name in style:
         if name not in names:
             raise UsageError(f"a picture has no {name!r}", f"it has {', '.join(names)}")

@@ -63,13 +63,8 @@ def export(
     names = drawn_heads(seen, sort) if heads is None else list(heads)
     one_by_one = names if seen.maps and "heads" in figures else []
     asked = {"figures": figures, "heads": one_by_one, "sort": sort, "min_weight": min_weight, "top_k": top_k}
-    asked |= {
-        "group": seen.group,
-        "weights": seen.view.weights,
-        "keys": keys,
-        "spreadsheet": spreadsheet,
-        **asdict(style),
-    }
+    asked |= {"group": seen.group, "weights": seen.view.weights, "keys": keys, "spreadsheet": spreadsheet}
+    asked |= {name: value for name, value in asdict(style).items() if name != "about"}
     said, made, written = manifest(seen, options or {}, asked), Path(folder), list[Path]()
     check(made, said, force)
     with taken(made, said) as files:

@@ -16,6 +16,7 @@ that declares a field again inherits what its own `typer.Option` leaves out.
 from __future__ import annotations
 
 import inspect
+import shlex
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
@@ -123,6 +124,22 @@ def recorded(*groups: Any) -> dict[str, Any]:
         for name, one in parameters(type(group)).items()
         if Mark.UNRECORDED not in one.extra
     }
+
+
+def spelled(command: str, *groups: Any) -> str:
+    """The command line without what stands at its default, and without the text: what a picture says of itself."""
+    words = ["attnscope", command]
+    for group in groups:
+        for name, one in parameters(type(group)).items():
+            value = getattr(group, name)
+            if Mark.UNRECORDED not in one.extra and value != default_of(type(group), name):
+                words += [f"--{one.spelled}"] if value is True else [f"--{one.spelled}", str(value)]
+    return shlex.join(words)
+
+
+def default_of(group: type, name: str) -> Any:
+    """What an option is where nobody gives it."""
+    return next(field.default for field in fields(group) if field.name == name)
 
 
 def held(group: Any) -> dict[str, Any]:

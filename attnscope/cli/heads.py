@@ -9,7 +9,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import metrics
-from attnscope.cli.groups import recorded
+from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.options import Drawing, Entries, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
 
@@ -76,7 +76,8 @@ def heads(
     shown = seen.kept_heads(ranking.order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        how = {"sort": ranking.order, "min_weight": relations.min_weight, "style": drawing.style()}
+        style = drawing.style(spelled("heads", asked, entries, ranking, printing, relations, drawing))
+        how = {"sort": ranking.order, "min_weight": relations.min_weight, "style": style}
         export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how)
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     output.emit(seen.table(ranking.order), format, lambda: rendered(seen, shown, ranking.order), printing.spreadsheet)

@@ -12,7 +12,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import recorded
+from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Drawing, Entries, Exporting, TextRun
 from attnscope.cli.takes import takes
@@ -50,7 +50,8 @@ def heatmap(asked: TextRun, entries: Entries, pictures: Pictures, drawing: Drawi
     options = recorded(asked, entries, pictures, drawing)
     seen = observe_text(asked, entries, pictures, options, metrics=(), maps="all", **drawing.maps())
     names = [head.name for head in seen.kept_heads()] if entries.select else []
-    written = export_text(seen, pictures, options, heads=names, style=drawing.style())
+    style = drawing.style(spelled("heatmap", asked, entries, pictures, drawing))
+    written = export_text(seen, pictures, options, heads=names, style=style)
     _print(written[:-1])  # without the manifest
     output.talk("heads are drawn one by one with --select", pictures.quiet or entries.select is not None)
     return report_checks(seen, pictures.quiet)

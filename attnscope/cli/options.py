@@ -196,8 +196,10 @@ class Entries(Heads):
         """Raise UsageError where --group or --scale asks of logits what only weights can give."""
         if group and self.weights == "scores":
             raise UsageError("logits of several keys cannot be summed into one", "use --weights softmax with --group")
-        if scale == "log" and self.weights == "scores":
-            raise UsageError("logits can be negative and have no log scale", "use --scale linear with --weights scores")
+        if scale != "linear" and self.weights == "scores":
+            raise UsageError(
+                f"logits can be negative and have no {scale} scale", "use --scale linear with --weights scores"
+            )
 
 
 def count(text: str | int) -> int | None:
@@ -266,18 +268,45 @@ class Image:
     panel = "Figures"
     image: Annotated[Literal["png", "svg", "pdf"], Option(help="File format of figures."), HELD] = "png"
 
-    def style(self) -> Style:
-        """How figures are drawn."""
-        from attnscope.figures import Style
+    def style(self, command: str = "") -> Style:
+        """How figures are drawn; command: what the files say made them."""
+        from attnscope.figures import About, Style
 
-        return fill(Style, self)
+        return fill(Style, self, about=About(command=command))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Map(Image):
+class Look(Image):
+    """How every figure looks."""
+
+    title: Annotated[str | None, Option(help="Stands before each figure's own title.", metavar="TITLE")] = None
+    width: Annotated[
+        str | None,
+        Option(help="No wider than a paper's column (3.25 in), its page (6.75), or inches.", metavar="WIDTH"),
+        Key((float, str), ("column", "page")),
+    ] = None
+    dpi: Annotated[int | None, Option(help="Pixels per inch (default: 120).", metavar="N")] = None
+    cmap: Annotated[
+        str | None,
+        Option(help="A colour map of matplotlib (default: viridis; of scores: berlin).", metavar="NAME"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        _ = self.style()  # refused before a model is loaded
+        if self.cmap:
+            from attnscope.figures.colours import find_cmap
+
+            find_cmap(self.cmap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map(Look):
     """How a heatmap is drawn."""
 
-    scale: Annotated[Literal["linear", "log"], Option(help="Colour scale.")] = "linear"
+    scale: Annotated[Literal["linear", "sqrt", "log"], Option(help="Colour scale.")] = "linear"
+    floor: Annotated[
+        float | None, Option(help="Where --scale log begins, e.g. 0.001 (default: the least weight).", metavar="WEIGHT")
+    ] = None
     sink: Annotated[
         Literal["keep", "mask"] | None, Option(help="Key 0: keep it, or draw it as its own strip (default: keep).")
     ] = None

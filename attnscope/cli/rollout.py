@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import recorded
+from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Entries, Map, Relations, Results, TextRun, Top
 from attnscope.cli.relations import rendered, say_rest
@@ -61,7 +61,8 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
     assert rolled is not None
     table = rolled.table(units.keys_per_query, units.min_weight)
     if printing.out:
-        how = {"top_k": units.keys_per_query, "min_weight": units.min_weight, "style": drawing.style()}
+        style = drawing.style(spelled("rollout", asked, top, printing, units, drawing))
+        how = {"top_k": units.keys_per_query, "min_weight": units.min_weight, "style": style}
         export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **how)
     output.emit(table, format, lambda: rendered(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)

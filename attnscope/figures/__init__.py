@@ -1,19 +1,20 @@
 """Matrices -> seaborn figures. Numpy arrays in, files out: no model and no torch here.
 
-`Style` and `Maps` are light; what draws loads matplotlib, and seaborn, only when it is first asked for.
+`About`, `Style`, `Maps` and `Panel` are light; what draws loads matplotlib, and seaborn, only when it is first asked
+for.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from attnscope.figures.style import Maps, Style
+from attnscope.figures.style import About, Maps, Panel, Style
 
 if TYPE_CHECKING:
     from attnscope.figures.heads import save_head_maps
     from attnscope.figures.metrics import save_metrics
     from attnscope.figures.overview import save_layer, save_overview
 
-__all__ = ["Maps", "Style", "save_head_maps", "save_layer", "save_metrics", "save_overview"]
+__all__ = ["About", "Maps", "Panel", "Style", "save_head_maps", "save_layer", "save_metrics", "save_overview"]
 
 _HOME = {"save_head_maps": "heads", "save_layer": "overview", "save_metrics": "metrics", "save_overview": "overview"}
 

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize
+from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize, PowerNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from attnscope.errors import UsageError
@@ -19,6 +19,9 @@ BLANK = "#efefef"  # a key the query cannot see: light, so that it is never mist
 DARK_INK, LIGHT_INK = "#262626", "#ffffff"
 LOWEST_FLOOR = 1e-6
 LIGHT_CELL = 0.408  # seaborn's threshold on the relative luminance
+# Perceptual and safe for colour-blind readers. The logits' has a dark middle: a light one would look like a blank cell.
+CMAPS: dict[Quantity, str] = {"weight": "viridis", "share": "viridis", "logit": "berlin"}
+ROUND = (1, 2, 5, 10)  # tick steps that a reader counts in
 
 
 @dataclass(frozen=True)
@@ -37,25 +40,27 @@ def find_limits(
     """One scale for all the arrays (... x queries x keys).
 
     Rows with one visible key are 1 whatever the head does, and would set every scale: they are left out and
-    take the top colour. Logits go from their least to their greatest finite value; weights start at 0, or on a
-    log scale at the power of ten below the least weight, 1e-6 at the lowest. Raises UsageError for a log scale on
-    logits, which are logarithms.
+    take the top colour. Logits reach equally far to both sides of 0; weights start at 0, or on a log scale at the
+    style's floor, without one at the power of ten below the least weight, 1e-6 at the lowest. Raises UsageError for a
+    log or square-root scale on logits, which are logarithms.
     """
-    if quantity == "logit" and style.scale == "log":
-        raise UsageError("a log scale needs weights, got scores", "scores are logarithms already: use scale linear")
+    if quantity == "logit" and style.scale != "linear":
+        raise UsageError(
+            f"a {style.scale} scale needs weights, got scores", "scores are logarithms already: use scale linear"
+        )
     arrays = [np.asarray(array, dtype=np.float64) for array in values]
     everything = np.concatenate([array[np.isfinite(array)] for array in arrays] or [np.zeros(0)])
     if not everything.size:
         return Limits(0.0, 1.0)
     if quantity == "logit":
-        low, high = float(everything.min()), float(everything.max())
-        return Limits(low, high) if high > low else Limits(low - 0.5, low + 0.5)
+        reach = float(np.abs(everything).max()) or 0.5
+        return Limits(-reach, reach)
     least_keys = 1 if sink_removed else 2
     telling = np.concatenate([_rows_seeing(array, least_keys) for array in arrays])
     high = float(telling.max()) if telling.size and telling.max() > 0 else float(everything.max()) or 1.0
     if 0.9 <= high <= 1:
         high = 1.0  # the end of the scale that a reader expects
-    low = _floor(everything, high) if style.scale == "log" else 0.0
+    low = _floor(everything, high, style.floor) if style.scale == "log" else 0.0
     return Limits(low, high, below=bool((everything < low).any()), above=bool((everything > high).any()))
 
 
@@ -64,20 +69,26 @@ def _rows_seeing(array: np.ndarray, least_keys: int) -> np.ndarray:
     return array[seen & (seen.sum(-1, keepdims=True) >= least_keys)]
 
 
-def _floor(values: np.ndarray, high: float) -> float:
+def _floor(values: np.ndarray, high: float, asked: float | None) -> float:
     positive = values[values > 0]
     decade = 10.0 ** math.floor(math.log10(positive.min())) if positive.size else LOWEST_FLOOR
-    floor = max(LOWEST_FLOOR, decade)
+    floor = asked or max(LOWEST_FLOOR, decade)
     return floor if floor < high else high / 10
 
 
 def sink_limits(values: np.ndarray, quantity: Quantity) -> Limits:
     """The strip's own scale: logits from least to greatest, anything else from 0 to 1."""
-    return find_limits([values], Style(), quantity) if quantity == "logit" else Limits(0.0, 1.0)
+    finite = values[np.isfinite(values)]
+    if quantity != "logit" or not finite.size:
+        return Limits(0.0, 1.0)
+    low, high = float(finite.min()), float(finite.max())
+    return Limits(low, high) if high > low else Limits(low - 0.5, low + 0.5)
 
 
 def make_norm(limits: Limits, style: Style) -> Normalize:
     """Limits -> the norm that a mesh or an image takes."""
+    if style.scale == "sqrt":
+        return PowerNorm(0.5, limits.low, limits.high, clip=True)
     kind = LogNorm if style.scale == "log" else Normalize
     return kind(limits.low, limits.high, clip=True)
 
@@ -86,6 +97,11 @@ def drawable(values: np.ndarray, limits: Limits, style: Style) -> np.ma.MaskedAr
     """Blank where not finite; on a log scale the zeros are lifted to the floor, where they have a colour."""
     masked = np.ma.masked_invalid(np.asarray(values, dtype=np.float64))
     return np.ma.maximum(masked, limits.low) if style.scale == "log" else masked
+
+
+def cmap_of(style: Style, quantity: Quantity) -> Colormap:
+    """The style's colour map, or the one for what the values are."""
+    return find_cmap(style.cmap or CMAPS[quantity])
 
 
 def find_cmap(name: str) -> Colormap:
@@ -132,6 +148,8 @@ def quantity_name(quantity: Quantity, style: Style) -> str:
     """What the colours mean, as it stands beside the colour bar."""
     if style.scale == "log":
         return f"{quantity}, log scale"
+    if style.scale == "sqrt":
+        return f"{quantity}, square-root scale"
     return {"weight": "attention weight", "logit": "logit", "share": "share of the token"}[quantity]
 
 
@@ -140,13 +158,24 @@ def label_colourbar(bar: Colorbar, limits: Limits, style: Style, label: str) -> 
     bar.outline.set_linewidth(0)
     bar.set_label(label)
     if style.scale == "linear":
-        bar.locator = MaxNLocator(5)
+        bar.locator = MaxNLocator(5, steps=ROUND)
         bar.formatter = FuncFormatter(lambda value, _: f"{value:.4g}".replace("-", "−"))
     else:
-        bar.locator = FixedLocator(_decades(limits))
+        bar.locator = FixedLocator(_decades(limits) if style.scale == "log" else _squares(limits.high))
         bar.formatter = FuncFormatter(lambda value, _: _power_label(value, limits))
         bar.minorlocator = FixedLocator([])
     bar.update_ticks()
+
+
+def _squares(high: float) -> list[float]:
+    """Round numbers from 0 to `high`, no two closer than a tenth of a square-root scale."""
+    power = math.floor(math.log10(high))
+    marks = [digit * 10.0**p for p in range(power, power - 3, -1) for digit in (5, 2, 1)]
+    kept: list[float] = []
+    for mark in [*(mark for mark in marks if mark <= high * 1.001), 0.0]:
+        if not kept or math.sqrt(kept[-1]) - math.sqrt(mark) >= 0.1 * math.sqrt(high):
+            kept.append(mark)
+    return kept[::-1]
 
 
 def _decades(limits: Limits) -> list[float]:

@@ -19,21 +19,17 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnscope.figures import layout
-from attnscope.figures.colours import (
-    Limits,
-    find_limits,
-    label_colourbar,
-)
+from attnscope.figures.colours import Limits, cmap_of, find_limits, label_colourbar
 from attnscope.figures.fonts import fonts_for, shown_label
 from attnscope.figures.heatmap import Cells
-from attnscope.figures.style import Style
+from attnscope.figures.style import Axis, ImageFormat, Quantity, Style
 from attnscope.figures.writer import drawing, save_figure
 
-EDGE, GAP, BAR_PX, BAR_ROOM, TITLE_ROOM = 18, 10, 12, 62, 52
+EDGE, GAP, BAR_PX, TITLE_ROOM = 18, 10, 12, 52
 PANEL_PX, LARGEST_CELL, LEAST_PITCH = 480, 110, 190
 TITLE_SIZE, NAME_SIZE = 13.0, 10.5
-LINE = 1.15  # from line to line of the notes
 STYLE = Style()
+SCALES: dict[Quantity, str] = {"logit": "score", "weight": "attention weight"}
 
 
 @dataclass(frozen=True)
@@ -117,16 +113,20 @@ def save_scaling_effect(
     """
     texts = [head, note, *map(shown_label, labels), "√·−"]
     with drawing(fonts_for(texts)):
-        return save_figure(effect_figure(effect, labels, head, divisor, note), path, image)
+        return save_figure(
+            effect_figure(effect, labels, head, divisor, note),
+            path,
+            Style(image=cast(ImageFormat, image)),
+        )
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One map of the four: what it shows, how its scale is called, its name and its number."""
+    """One map of the four: what it shows, of which quantity, its name and its number."""
 
     values_QK: np.ndarray
     limits: Limits
-    scale: str
+    quantity: Quantity
     name: str
     number: str
 
@@ -148,19 +148,16 @@ def effect_figure(effect: ScalingEffect, labels: Sequence[str], head: str, divis
         )
         for panel in panels
     ]
-    heading = figure.text(0, 0, f"{head}: what scaling does to the softmax", fontsize=TITLE_SIZE)
-    notes = [
-        figure.text(0, 0, line, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
-        for line in _notes(effect, step, note)
-    ]
-    _place(figure, pairs, titles, [heading, *notes], len(labels) * cell)
+    heading = f"{head}: what scaling does to the softmax"
+    words = layout.Words(figure, (heading, "", _notes(effect, step, note)), TITLE_SIZE, STYLE)
+    _place(figure, pairs, titles, words, len(labels) * cell)
     return figure
 
 
 def _panels(effect: ScalingEffect, scaled: str) -> tuple[_Panel, ...]:
     """Scores at the left, weights at the right; one colour scale per column."""
-    scores = find_limits([effect.raw_QK, effect.scaled_QK], STYLE, "logit"), "score"
-    weights = find_limits([effect.raw_weights_QK, effect.scaled_weights_QK], STYLE), "attention weight"
+    scores: tuple[Limits, Quantity] = (find_limits([effect.raw_QK, effect.scaled_QK], STYLE, "logit"), "logit")
+    weights: tuple[Limits, Quantity] = (find_limits([effect.raw_weights_QK, effect.scaled_weights_QK], STYLE), "weight")
     return (
         _Panel(effect.raw_QK, *scores, "scores: q · k", f"std {effect.raw_std:.2f}"),
         _Panel(effect.raw_weights_QK, *weights, "softmax of q · k", f"entropy {_nats(effect.raw_entropy)}"),
@@ -187,22 +184,23 @@ def _notes(effect: ScalingEffect, step: int, note: str) -> list[str]:
 
 def _draw(panel: _Panel, ax: Axes, bar_ax: Axes, cell: int) -> None:
     """One map and its colour bar, with numbers in its cells where there are few."""
-    cells = Cells(ax, panel.values_QK, panel.limits, STYLE, STYLE.cmap, cbar_ax=bar_ax)
+    cells = Cells(ax, panel.values_QK, panel.limits, STYLE, cmap_of(STYLE, panel.quantity), cbar_ax=bar_ax)
     cells.show(panel.values_QK, panel.limits, decimals=1 if np.nanmax(np.abs(panel.values_QK)) >= 10 else 2)
     for text in cells.numbers:
-        text.set_fontsize(layout.number_size(cell) * min(1.0, 4.5 / len(text.get_text())))
-    label_colourbar(cast(Colorbar, cells.mesh.colorbar), panel.limits, STYLE, panel.scale)
+        text.set_fontsize(layout.number_size(cell) * min(1.0, 4.5 / max(1, len(text.get_text()))))
+    label_colourbar(cast(Colorbar, cells.mesh.colorbar), panel.limits, STYLE, SCALES[panel.quantity])
     bar_ax.tick_params(labelsize=layout.NOTE_SIZE)
     bar_ax.yaxis.label.set_fontsize(layout.NOTE_SIZE)
 
 
 def _label(axes: Sequence[Axes], labels: Sequence[str], cell: int) -> int:
     """Queries at the left panels, keys below the lower ones; returns the step between labels."""
+    tokens = Axis("query", tuple(labels), tuple(range(len(labels))))
     for ax in axes[::2]:
-        step = layout.put_tokens(ax, "y", labels, cell)
+        step = layout.put_tokens(ax, "y", tokens, cell)
         ax.set_ylabel("query", fontsize=NAME_SIZE)
     for ax in axes[2:]:
-        layout.put_tokens(ax, "x", labels, cell)
+        layout.put_tokens(ax, "x", tokens, cell)
         layout.turn(ax.get_xticklabels(), cell * step)
         ax.set_xlabel("key", fontsize=NAME_SIZE)
     return step
@@ -212,36 +210,30 @@ def _place(
     figure: Figure,
     panels: Sequence[tuple[Axes, Axes]],
     titles: Sequence[tuple[Text, Text]],
-    lines: Sequence[Text],
+    words: layout.Words,
     side: int,
 ) -> None:
-    """Measure the words, then give every part its pixels. lines: the heading and the notes. side: of a map, pixels."""
-    line_px = LINE * layout.line_px(layout.NOTE_SIZE)
-    words = layout.extent([text for pair in titles for text in pair])[0]
-    numbers = [text for _, bar_ax in panels for text in bar_ax.get_yticklabels()]
-    bar_words = max(BAR_ROOM, round(layout.axis_room(numbers, layout.NOTE_SIZE, 2 * GAP)[0]))
-    across = max(side + GAP + BAR_PX + bar_words, round(words) + 2 * GAP, LEAST_PITCH)
+    """Measure the words, then give every part its pixels. side: of a map, pixels."""
+    widest = layout.extent([text for pair in titles for text in pair])[0]
+    bar_words = max(layout.outside(bar_ax) for _, bar_ax in panels) + GAP
+    across = max(side + GAP + BAR_PX + round(bar_words), round(widest) + 2 * GAP, LEAST_PITCH)
     marks = layout.axis_room(panels[2][0].get_xticklabels(), NAME_SIZE, 2 * GAP)[1]
     plan = layout.Frame(
         left=round(EDGE + layout.axis_room(panels[0][0].get_yticklabels(), NAME_SIZE, GAP)[0]),
-        top=round(EDGE + layout.line_px(TITLE_SIZE) + GAP + TITLE_ROOM),
+        top=GAP + TITLE_ROOM - 8,
         size=(side, side),
         bar=(GAP, BAR_PX, side),
         right=across - side - EDGE,
-        below=marks + (len(lines) - 1) * line_px,
+        below=marks,
         edge=EDGE,
         columns=2,
         pitch=(across, side + TITLE_ROOM + 2 * GAP),
     )
-    layout.frame(figure, panels, plan, layout.extent(lines)[0])
+    plan = layout.frame(figure, panels, plan, words, plan.left)
     for index, (name, number) in enumerate(titles):
         left, top = plan.corner(index)
         layout.put_words(figure, name, left, top - 31)
         layout.put_words(figure, number, left, top - 9)
-    layout.put_title(figure, lines[0], plan.left, EDGE)
-    bottom = plan.corner(2)[1] + side + marks
-    for place, text in enumerate(lines[1:]):
-        layout.put_words(figure, text, plan.left, bottom + (place + 0.8) * line_px)
 
 
 @dataclass(frozen=True)
@@ -262,7 +254,7 @@ def save_scaling_curves(path: Path, curves: Sequence[Curve], *, note: str = "", 
         save_scaling_curves(Path("scaling.png"), curves, note="8192 pairs per point, seed 0")
     """
     with drawing(fonts_for([note, "√σμ²·"])):
-        return save_figure(curves_figure(curves, note), path, image)
+        return save_figure(curves_figure(curves, note), path, Style(image=cast(ImageFormat, image)))
 
 
 def curves_figure(curves: Sequence[Curve], note: str = "") -> Figure:

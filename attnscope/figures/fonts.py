@@ -3,7 +3,7 @@
 import logging
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -17,20 +17,23 @@ LONGEST_LABEL = 16
 VARIATION_SELECTORS = {"\ufe0e", "\ufe0f"}  # choose text or colour for an emoji; drawn, they are empty boxes
 NAMED_IN_WARNING = 8
 
-_warned: set[str] = set()
+INSTALL = {"emoji or symbol": "Symbola", "CJK": "Noto Sans CJK", "HANGUL": "Noto Sans CJK", "HIRAGANA": "Noto Sans CJK"}
+
+_missing: set[str] = set()  # of all texts so far: characters that no installed font has
 
 
 @dataclass(frozen=True)
 class Fonts:
-    """Families in the order in which glyphs are looked up, and the files that bring them."""
+    """Families in the order in which glyphs are looked up, the files that bring them, and what none of them has."""
 
     families: tuple[str, ...] = (BASE_FAMILY,)
     paths: tuple[str, ...] = ()
+    missing: frozenset[str] = frozenset()
 
 
 def shown_label(token: str) -> str:
-    """A token as one short line: control characters and blank tokens made visible, at most 16 characters."""
-    text = "".join(_visible(char) for char in token if char not in VARIATION_SELECTORS)
+    """A token as one short line, at most 16 characters; blank tokens made visible."""
+    text = shown_text(token)
     if text.isspace():
         text = "␣" * len(text)
     if len(text) <= LONGEST_LABEL:
@@ -41,7 +44,14 @@ def shown_label(token: str) -> str:
     return text[:cut] + "…"
 
 
+def shown_text(text: str) -> str:
+    """A text as it is drawn: control characters made visible, and as numbers what no installed font has."""
+    return "".join(_visible(char) for char in text if char not in VARIATION_SELECTORS)
+
+
 def _visible(char: str) -> str:
+    if char in _missing:
+        return f"⟨{ord(char):04X}⟩"
     if char in "\n\t\r":
         return {"\n": "↵", "\t": "⇥", "\r": "␍"}[char]
     if ord(char) < 0x20:
@@ -52,22 +62,21 @@ def _visible(char: str) -> str:
 def fonts_for(texts: Iterable[str]) -> Fonts:
     """Fonts that together have every character that any installed font has.
 
-    Logs one warning per process for each character that none has.
+    Logs one warning per process for each character that none has, and from then on `shown_label` writes its number.
 
         fonts_for(["bank", "銀行"]).families
         ("DejaVu Sans", "Noto Sans CJK SC")
     """
     chars = frozenset("".join(texts)) - _charmap(_base_path())
     needed = frozenset(char for char in chars if unicodedata.category(char) not in ("Cf", "Cc"))
-    if not needed:
-        return Fonts()
-    fonts, missing = _cover(needed)
-    _warn_once(missing)
-    return fonts
+    fonts = _cover(needed) if needed else Fonts()
+    _warn_once(fonts.missing)
+    return replace(fonts, missing=frozenset(_missing))
 
 
 def register(fonts: Fonts) -> None:
-    """Make the fonts known to matplotlib, whose own list may be older than they are."""
+    """Make the fonts known to matplotlib, whose own list may be older than they are, and what they lack to us."""
+    _missing.update(fonts.missing)
     known = {entry.fname for entry in font_manager.fontManager.ttflist}
     for path in fonts.paths:
         if path not in known:
@@ -89,7 +98,7 @@ def _charmap(path: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=64)
-def _cover(needed: frozenset[str]) -> tuple[Fonts, frozenset[str]]:
+def _cover(needed: frozenset[str]) -> Fonts:
     """Greedily: the font with most of what is missing, until none adds anything."""
     paths = sorted(font_manager.findSystemFonts(), key=_plainness)
     families, used, missing = [BASE_FAMILY], [], needed
@@ -101,7 +110,7 @@ def _cover(needed: frozenset[str]) -> tuple[Fonts, frozenset[str]]:
         families.append(_family(best, needed))
         used.append(best)
         missing -= _charmap(best)
-    return Fonts(tuple(families), tuple(used)), missing
+    return Fonts(tuple(families), tuple(used), missing)
 
 
 def _plainness(path: str) -> tuple[bool, bool, bool, str]:
@@ -118,16 +127,18 @@ def _family(path: str, needed: frozenset[str]) -> str:
 
 
 def _warn_once(missing: frozenset[str]) -> None:
-    new = sorted(missing - _warned)
+    new = sorted(missing - _missing)
     if not new:
         return
-    _warned.update(new)
+    _missing.update(new)
     scripts = sorted({_script(char) for char in new})
     named = " ".join(new[:NAMED_IN_WARNING]) + (" …" if len(new) > NAMED_IN_WARNING else "")
     log.warning(
-        "no installed font has %s (%s): drawn as boxes; install a font for the script, such as Noto Sans",
+        "no installed font has %s (%s): drawn as ⟨%04X⟩; install one that has them, such as %s",
         named,
         ", ".join(scripts),
+        ord(new[0]),
+        " and ".join(sorted({INSTALL.get(script, "Noto Sans") for script in scripts})),
     )
 
 

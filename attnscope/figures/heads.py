@@ -5,10 +5,10 @@ from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
 
-from attnscope.figures.colours import find_cmap
-from attnscope.figures.fonts import Fonts, fonts_for
+from attnscope.figures.colours import CMAPS, find_cmap
+from attnscope.figures.fonts import Fonts, fonts_for, shown_label
 from attnscope.figures.heatmap import HeadFigure
-from attnscope.figures.jobs import Head, prepare_heads, shown_texts
+from attnscope.figures.jobs import Head, prepare_heads
 from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.style import Maps, Style, head_title
 from attnscope.figures.writer import configure, drawing
@@ -24,18 +24,18 @@ def save_head_maps(
 ) -> list[Path]:
     """Write one labelled heatmap per job (path, maps, index into maps.heads); returns the paths.
 
-    Numbers are written into the cells of maps of at most 12 tokens. All files share one colour scale unless
-    `style.per_head_scale`. `workers=1` draws here; `workers=None` uses other processes when there are enough heads to
-    pay for their start. They import no torch, but the calling script: its work must stand under
-    `if __name__ == "__main__"`. `progress` is called with the number of files written so far.
-    Raises UsageError for an unknown colour map or a folder that cannot be written.
+    Numbers are written into the cells of maps of at most 12 tokens. All files of weights share one colour scale unless
+    `style.per_head_scale`, which prints each file's; a file of logits has its own. `workers=1` draws here;
+    `workers=None` uses other processes when there are enough heads to pay for their start. They import no torch, but
+    the calling script: its work must stand under `if __name__ == "__main__"`. `progress` is called with the number of
+    files written so far. Raises UsageError for an unknown colour map or a folder that cannot be written.
 
         save_head_maps([(Path("heads/L27H03.png"), maps, 3)], Style())
         save_head_maps(jobs, Style(sink="mask", scale="log"), workers=2)
     """
-    find_cmap(style.cmap)
+    find_cmap(style.cmap or CMAPS["weight"])
+    fonts = fonts_for(_texts(jobs, style, title))
     heads = prepare_heads(jobs, style, title)
-    fonts = fonts_for({text for head in heads for text in shown_texts(head)})
     tell = progress or (lambda done: None)
     if workers is None:
         workers = worker_count([head.values_QK.size for head in heads], style)
@@ -43,6 +43,15 @@ def save_head_maps(
         for done, _ in enumerate(drawn, start=1):
             tell(done)
     return [head.path for head in heads]
+
+
+def _texts(jobs: Sequence[tuple[Path, Maps, int]], style: Style, title: Callable[[Maps, int], str]) -> set[str]:
+    """All that will be drawn, before glyphs that no font has are replaced."""
+    titles = {title(maps, index) for _, maps, index in jobs}
+    labels = {
+        label for axes in {(maps.labels_Q, maps.labels_K) for _, maps, _ in jobs} for axis in axes for label in axis
+    }
+    return titles | {style.title, style.about.line} | set(map(shown_label, labels))
 
 
 def _drawn(heads: Sequence[Head], style: Style, fonts: Fonts, workers: int) -> Generator[Path, None, None]:
@@ -62,7 +71,7 @@ def draw_heads(heads: Iterable[Head], style: Style, fonts: Fonts) -> Generator[P
 def _draw(head: Head, style: Style, built: dict[tuple, HeadFigure]) -> Path:
     """Write one head; a kind's figure is built once."""
     if head.kind not in built:
-        built[head.kind] = HeadFigure(head, style)
+        built[head.kind] = HeadFigure.of(head, style)
     built[head.kind].show(head)
     return built[head.kind].save(head.path)
 

@@ -4,6 +4,8 @@ In a PNG what never changes (labels, axes, colour bar) is drawn once; each head 
 numbers, its title and the compression. Q query, K key.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,13 +16,15 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colorbar import Colorbar
+from matplotlib.colors import Colormap
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from PIL import Image
 
 from attnscope.figures import layout
 from attnscope.figures.colours import (
     BLANK,
     Limits,
+    cmap_of,
     colourbar_kws,
     drawable,
     find_cmap,
@@ -32,21 +36,24 @@ from attnscope.figures.colours import (
     sink_limits,
 )
 from attnscope.figures.jobs import Head
-from attnscope.figures.raster import Stamps, encode_png
+from attnscope.figures.raster import Stamps
 from attnscope.figures.style import Style
-from attnscope.figures.writer import DPI, save_figure, write_whole
+from attnscope.figures.writer import drawn_pixels, save_figure, save_pixels
 
 TITLE_SIZE = 13.0
 EDGE, GAP, BAR_PX, LEAST_BAR_PX, LEAST_STRIP_PX = 14, 16, 14, 180, 14
 RASTER_CELLS = 2500  # beyond this a vector file holds the cells as one picture, not as a path each
 SINK_CMAP = "Greys"
+TURN_COLOUR = "#a6a6a6"  # seen on weights and on blank cells
 
 
 class Cells:
     """One seaborn heatmap whose colours and numbers can be replaced; `seen` (Q x K) is where it has numbers."""
 
-    def __init__(self, ax: Axes, values_QK: np.ndarray, limits: Limits, style: Style, cmap: str, **seaborn: object):
-        self.ax, self.style, self.cmap = ax, style, find_cmap(cmap)
+    def __init__(
+        self, ax: Axes, values_QK: np.ndarray, limits: Limits, style: Style, cmap: Colormap, **seaborn: object
+    ):
+        self.ax, self.style, self.cmap = ax, style, cmap
         self.seen = np.isfinite(values_QK)
         before = len(ax.texts)
         sns.heatmap(
@@ -57,7 +64,6 @@ class Cells:
             vmax=limits.high,
             cmap=self.cmap,
             annot=style.annotates(max(values_QK.shape)),
-            annot_kws={"fontsize": layout.number_size(layout.cell_size(*values_QK.shape)[0])},
             xticklabels=False,
             yticklabels=False,
             rasterized=values_QK.size > RASTER_CELLS,
@@ -76,8 +82,10 @@ class Cells:
         if not self.numbers:
             return
         inks = ink_on(np.asarray(self.cmap(self.mesh.norm(shown[self.seen]))))
+        nothing = f"{0:.{decimals}f}" if limits.low >= 0 else None  # of weights: left out, so that the others stand out
         for text, value, ink in zip(self.numbers, values_QK[self.seen], inks, strict=True):
-            text.set_text(number(float(value), self.style, decimals))
+            shown_number = number(float(value), self.style, decimals)
+            text.set_text("" if shown_number == nothing else shown_number)
             text.set_color(ink)
 
 
@@ -88,21 +96,35 @@ class HeadFigure:
     figure.show(other_head); figure.save(other_head.path)
     """
 
-    def __init__(self, head: Head, style: Style) -> None:
+    def __init__(self, head: Head, style: Style, room: float = layout.MAP_PX) -> None:
         self.style, self.limits = style, head.limits
+        self.own_scale = style.per_head_scale or head.quantity == "logit"
         self.figure = layout.new_figure()
         self.canvas = cast(FigureCanvasAgg, self.figure.canvas)
         self.ax, bar_ax = layout.new_panel(self.figure)
-        bar_kws = colourbar_kws(head.limits)
-        self.map = Cells(self.ax, head.values_QK, head.limits, style, style.cmap, cbar_ax=bar_ax, cbar_kws=bar_kws)
+        self.cell = layout.cell_size(len(head.axis_Q.labels), len(head.axis_K.labels) + (head.sink_Q is not None), room)
+        self.map = self._cells(self.ax, head, cbar_ax=bar_ax, cbar_kws=colourbar_kws(head.limits))
         self.bar = cast(Colorbar, self.map.mesh.colorbar)
         label_colourbar(self.bar, head.limits, style, quantity_name(head.quantity, style))
         self.strip = self._strip(head)
-        self.title = self.figure.text(0, 0, head.title, fontsize=TITLE_SIZE)
-        self.note = self.figure.text(0, 0, head.note, fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
+        self.turns = [line for row in head.turns for line in self._turn(row, len(head.axis_Q.labels))]
+        self.words = layout.Words(self.figure, (head.title, head.note, head.foot), TITLE_SIZE, style)
         self._lay_out(head)
+        self.figure.set_dpi(style.dpi)
         self.background: Any = None
         self.stamps: list[Stamps] = []
+
+    @classmethod
+    def of(cls, head: Head, style: Style) -> HeadFigure:
+        """The figure in the width that the style asks for."""
+        return layout.fitted(lambda room: cls(head, style, room), layout.MAP_PX, style, lambda built: built.figure)
+
+    def _cells(self, ax: Axes, head: Head, **seaborn: object) -> Cells:
+        cmap = cmap_of(self.style, head.quantity)
+        cells = Cells(ax, head.values_QK, head.limits, self.style, cmap, **seaborn)
+        for text in cells.numbers:
+            text.set_fontsize(layout.number_size(self.cell[0]))
+        return cells
 
     def _strip(self, head: Head) -> Cells | None:
         if head.sink_Q is None:
@@ -110,21 +132,31 @@ class HeadFigure:
         ax = self.figure.add_axes((0.05, 0.1, 0.05, 0.5))
         column_Q1 = head.sink_Q[:, None]
         plain = Style(annotate=bool(self.map.numbers))
-        return Cells(ax, column_Q1, sink_limits(column_Q1, head.quantity), plain, SINK_CMAP, cbar=False)
+        limits = sink_limits(column_Q1, head.quantity)
+        strip = Cells(ax, column_Q1, limits, plain, find_cmap(SINK_CMAP), cbar=False)
+        for text in strip.numbers:
+            text.set_fontsize(layout.number_size(self.cell[0]))
+        return strip
+
+    def _turn(self, row: int, queries: int) -> list[Line2D]:
+        """Where a turn of a chat begins: down to the query, and from the key on."""
+        across = self.ax.axhline(row, color=TURN_COLOUR, linewidth=0.6)
+        column = row - (queries - self.map.seen.shape[1])  # without key 0 the columns begin later
+        return [across, self.ax.axvline(column, color=TURN_COLOUR, linewidth=0.6)]
 
     def _lay_out(self, head: Head) -> None:
         """Measure the labels once and give every part whole pixels."""
-        wide, high = layout.cell_size(len(head.labels_Q), len(head.labels_K) + (self.strip is not None))
+        wide, high = self.cell
         left_ax = self.strip.ax if self.strip else self.ax
-        step_Q = layout.put_tokens(left_ax, "y", head.labels_Q, high)
-        step_K = layout.put_tokens(self.ax, "x", head.labels_K, wide)
+        step_Q = layout.put_tokens(left_ax, "y", head.axis_Q, high)
+        step_K = layout.put_tokens(self.ax, "x", head.axis_K, wide)
         if self.strip:
-            layout.put_tokens(self.strip.ax, "x", [head.sink_label], wide)
+            layout.put_tokens(self.strip.ax, "x", head.axis_sink, wide)
         layout.turn(self._key_labels(), wide * step_K)
-        self.ax.set_xlabel(layout.axis_name("key", step_K), fontsize=layout.NAME_SIZE)
-        left_ax.set_ylabel(layout.axis_name("query", step_Q), fontsize=layout.NAME_SIZE)
+        self.ax.set_xlabel(layout.axis_name(head.axis_K.name, step_K), fontsize=layout.NAME_SIZE)
+        left_ax.set_ylabel(layout.axis_name(head.axis_Q.name, step_Q), fontsize=layout.NAME_SIZE)
         strip = (max(wide, LEAST_STRIP_PX), max(6, wide // 6)) if self.strip else (0, 0)
-        self._place(strip, (len(head.labels_K) * wide, len(head.labels_Q) * high))
+        self._place(strip, (len(head.axis_K.labels) * wide, len(head.axis_Q.labels) * high))
 
     def _key_labels(self) -> list[Text]:
         return [*self.ax.get_xticklabels(), *(self.strip.ax.get_xticklabels() if self.strip else ())]
@@ -133,23 +165,18 @@ class HeadFigure:
         """strip: its width and its gap to the map, 0 without one. size: width and height of the map. All in pixels."""
         left_ax = self.strip.ax if self.strip else self.ax
         left = round(EDGE + layout.axis_room(left_ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0])
-        note = layout.line_px(layout.NOTE_SIZE) if self.note.get_text() else 0
         plan = layout.Frame(
             left=left + sum(strip),
-            top=round(EDGE + layout.line_px(TITLE_SIZE) + 8 + note),
+            top=0,
             size=size,
             bar=(GAP, BAR_PX, max(size[1], LEAST_BAR_PX)),
             right=GAP + BAR_PX + layout.axis_room(self.bar.ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0],
             below=layout.axis_room(self._key_labels(), layout.NAME_SIZE, GAP)[1],
             edge=EDGE,
         )
-        # another head's title may be longer
-        words = max(layout.extent([self.title])[0] * 1.15, layout.extent([self.note])[0])
-        layout.frame(self.figure, [(self.ax, self.bar.ax)], plan, words - sum(strip))
+        plan = layout.frame(self.figure, [(self.ax, self.bar.ax)], plan, self.words, left)
         if self.strip:
             layout.place(self.figure, self.strip.ax, (left, plan.top, strip[0], size[1]))
-        layout.put_title(self.figure, self.title, left, EDGE)
-        layout.put_words(self.figure, self.note, left, plan.top - 8)
 
     def show(self, head: Head) -> None:
         """Colours, numbers, title and note of another head of the same kind."""
@@ -160,21 +187,20 @@ class HeadFigure:
         if head.limits != self.limits:
             self.limits = head.limits
             label_colourbar(self.bar, head.limits, self.style, quantity_name(head.quantity, self.style))
-        self.title.set_text(head.title)
-        self.note.set_text(head.note)
+        self.words.set_title(head.title)
+        self.words.set_note(head.note)
 
     def save(self, path: Path) -> Path:
         """Write what is shown now."""
         if self.style.image != "png":
-            return save_figure(self.figure, path, self.style.image)
-        data = encode_png(self.pixels(), DPI)
-        return write_whole(path, lambda temp: temp.write_bytes(data))
+            return save_figure(self.figure, path, self.style)
+        return save_pixels(self.pixels(), path, self.style)
 
     def pixels(self) -> np.ndarray:
         """The picture (height x width x 3): what never changes is drawn once, the rest is put on top."""
         parts = [self.map, *([self.strip] if self.strip else [])]
-        live = [*(part.mesh for part in parts), self.title, self.note]
-        if self.style.per_head_scale:
+        live: list[Artist] = [*(part.mesh for part in parts), *self.turns, self.words.title, self.words.note]
+        if self.own_scale:
             live.append(self.bar.ax)
         if self.background is None:
             self._draw_background([*live, *(text for part in parts for text in part.numbers)])
@@ -182,8 +208,7 @@ class HeadFigure:
         self.canvas.restore_region(self.background)
         for artist in live:
             self.figure.draw_artist(artist)
-        # Pillow drops the fourth channel five times faster than numpy
-        pixels = np.array(Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB"))
+        pixels = drawn_pixels(self.figure)
         for stamps in self.stamps:
             stamps.press(pixels)
         return pixels

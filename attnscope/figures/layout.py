@@ -4,36 +4,44 @@ Cells are whole pixels, so that none is drawn wider than its neighbour. Q query,
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import textwrap
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from attnscope.figures.fonts import shown_label
-from attnscope.figures.writer import DPI, px
+from attnscope.figures.fonts import shown_label, shown_text
+from attnscope.figures.style import DPI, Axis, Style
+from attnscope.figures.writer import px
 
 NAME_SIZE, NOTE_SIZE, NOTE_COLOUR = 10.0, 9.0, "#555555"  # of an axis' name; of the lines beside a title
 MAP_PX = 840
+WORDS_PX = 440  # room for the words above and below a small map
+LETTER = 0.55  # of the font size: what a letter of a line is reckoned at, a little more than the average
+FOOT_GAP = 8
+LINE = 1.2  # from line to line of a note, in lines
 LARGEST_CELL, SMALLEST_CELL = 72, 1
 SMALLEST_LABEL = 7.0  # points
 LARGEST_LABEL = 11.0
 STEPS = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000)
 
 
-def cell_size(queries: int, keys: int) -> tuple[int, int]:
-    """Width and height of a cell: square, unless one side has far more cells than the other."""
+def cell_size(queries: int, keys: int, room: float = MAP_PX) -> tuple[int, int]:
+    """Width and height of a cell in so many pixels: square, unless one side has far more cells than the other."""
     if max(queries, keys) <= 2 * min(queries, keys):
-        side = _cell(max(queries, keys))
+        side = _cell(max(queries, keys), room)
         return side, side
-    wide, high = _cell(keys), _cell(queries)
+    wide, high = _cell(keys, room), _cell(queries, room)
     return min(wide, 4 * high), min(high, 4 * wide)
 
 
-def _cell(count: int) -> int:
-    return max(SMALLEST_CELL, min(LARGEST_CELL, MAP_PX // count))
+def _cell(count: int, room: float) -> int:
+    return max(SMALLEST_CELL, min(LARGEST_CELL, int(room // count)))
 
 
 def label_size(cell: float) -> float:
@@ -57,13 +65,13 @@ def line_px(points: float) -> float:
     return points / px(1) * 1.15
 
 
-def put_tokens(ax: Axes, side: str, labels: Sequence[str], cell: float) -> int:
+def put_tokens(ax: Axes, side: str, tokens: Axis, cell: float) -> int:
     """Token labels along one side ("x" or "y") of a map; returns the step between labels."""
     size = label_size(cell)
     step = label_step(cell, line_px(size))
-    places = [index + 0.5 for index in range(0, len(labels), step)]
+    cells, labels = tokens.marks(step)
     axis = ax.xaxis if side == "x" else ax.yaxis
-    axis.set_ticks(places, [shown_label(label) for label in labels[::step]], fontsize=size, rotation=0)
+    axis.set_ticks([place + 0.5 for place in cells], list(map(shown_label, labels)), fontsize=size, rotation=0)
     return step
 
 
@@ -96,6 +104,12 @@ def axis_room(labels: Sequence[Text], name_size: float, gap: float) -> tuple[flo
     return wide + more, high + more
 
 
+def outside(ax: Axes) -> float:
+    """Pixels that ticks, labels and name of axes take at their right."""
+    box = ax.get_tightbbox()
+    return box.x1 - ax.get_window_extent().x1 if box else 0.0
+
+
 @dataclass(frozen=True)
 class Frame:
     """Panels of one size, each with its colour bar at its right; all in pixels.
@@ -121,16 +135,100 @@ class Frame:
         return self.left + column * self.pitch[0], self.top + row * self.pitch[1]
 
 
-def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: Frame, words: float = 0) -> None:
-    """Size the figure to its panels (map, colour bar) and to a line of `words` pixels, and put the panels in place."""
+class Words:
+    """Title and notes above the panels of a figure, its foot below them; wrapped, so that they never widen it."""
+
+    def __init__(self, figure: Figure, texts: tuple[str, str, Sequence[str]], size: float, style: Style) -> None:
+        title, note, foot = texts
+        self.room = math.inf
+        self.least = min(WORDS_PX, (style.inches or math.inf) * DPI - 40)  # pixels, beside a small map
+        self.title = figure.text(0, 0, title, fontsize=size, va="top")
+        self.note, self.foot = (
+            figure.text(0, 0, text, fontsize=NOTE_SIZE, color=NOTE_COLOUR, va="top", linespacing=LINE)
+            for text in (note, "\n".join(map(shown_text, foot)))
+        )
+
+    def set_title(self, text: str) -> None:
+        """Another title, as wide as there is room for."""
+        self.title.set_text(wrapped(text, self.room, float(self.title.get_fontsize())))
+
+    def set_note(self, text: str) -> None:
+        """Another note, as wide as there is room for."""
+        self.note.set_text(wrapped(text, self.room, NOTE_SIZE))
+
+    def wrap(self, room: float) -> float:
+        """Break the lines where so many pixels are full; how wide the widest is."""
+        self.room = room
+        self.set_title(self.title.get_text())
+        self.set_note(self.note.get_text())
+        self.foot.set_text(wrapped(self.foot.get_text(), room, NOTE_SIZE))
+        return extent([self.title, self.note, self.foot])[0]
+
+    def heights(self) -> tuple[float, float]:
+        """Pixels that the words take above the panels, and below them."""
+        title, note, foot = map(_height, (self.title, self.note, self.foot))
+        return title + note + 4, foot + (FOOT_GAP if foot else 0)
+
+    def put(self, figure: Figure, left: float, edge: float) -> None:
+        """In place, `edge` from the upper and the lower border."""
+        put_words(figure, self.title, left, edge)
+        put_words(figure, self.note, left, edge + _height(self.title))
+        put_words(figure, self.foot, left, figure.bbox.height - edge - self.heights()[1] + FOOT_GAP)
+
+
+def _height(text: Text) -> float:
+    lines = text.get_text().count("\n") + 1 if text.get_text() else 0
+    return LINE * line_px(float(text.get_fontsize())) * lines
+
+
+def wrapped(text: str, room: float, points: float) -> str:
+    """A text in lines of so many pixels, by its letters; wide letters of East Asia count twice."""
+    letters = room / (LETTER * points / px(1))
+    return "\n".join(part for line in text.split("\n") for part in _broken(line, letters))
+
+
+def _broken(line: str, letters: float) -> list[str]:
+    needed = sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line)
+    return [line] if needed <= letters else textwrap.wrap(line, max(8, int(letters * len(line) / needed)))
+
+
+def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: Frame, words: Words, left: float) -> Frame:
+    """Size the figure to its panels (map, colour bar), and put them and the words in place.
+
+    plan.top: of the first panel below the words. left: of the words. Returns where the panels stand.
+    """
     (wide, high), (gap, bar_wide, bar_high) = plan.size, plan.bar
-    last_left, last_top = plan.corner(min(plan.columns, len(panels)) - 1)[0], plan.corner(len(panels) - 1)[1]
-    width = max(last_left + wide + plan.right, plan.left + words) + plan.edge
-    _resize(figure, width, last_top + max(high + plan.below, bar_high) + plan.edge)
+    panels_wide = plan.corner(min(plan.columns, len(panels)) - 1)[0] + wide + plan.right
+    written = words.wrap(max(panels_wide, words.least) - left)
+    above, below = words.heights()
+    plan = replace(plan, top=round(plan.top + plan.edge + above))
+    height = plan.corner(len(panels) - 1)[1] + max(high + plan.below, bar_high) + below + plan.edge
+    _resize(figure, max(panels_wide, left + written) + plan.edge, height)
     for index, (ax, bar_ax) in enumerate(panels):
-        left, top = plan.corner(index)
-        place(figure, ax, (left, top, wide, high))
-        place(figure, bar_ax, (left + wide + gap, top, bar_wide, bar_high))
+        x, y = plan.corner(index)
+        place(figure, ax, (x, y, wide, high))
+        place(figure, bar_ax, (x + wide + gap, y, bar_wide, bar_high))
+    words.put(figure, left, plan.edge)
+    return plan
+
+
+Built = TypeVar("Built")
+
+
+def fitted(build: Callable[[float], Built], room: float, style: Style, figure_of: Callable[[Built], Figure]) -> Built:
+    """What `build` makes of the pixels that its panels may take across: no wider than the style asks.
+
+    Measured once built: what stands beside the panels depends on their labels.
+    """
+    if style.inches is None:
+        return build(room)
+    wanted = style.inches * DPI
+    room = min(room, wanted)
+    built = build(room)
+    while (over := figure_of(built).bbox.width * DPI / figure_of(built).dpi - wanted) > 0 and room > 1:
+        room = max(1.0, room - over)
+        built = build(room)
+    return built
 
 
 def new_figure() -> Figure:
@@ -157,12 +255,7 @@ def _resize(figure: Figure, width: float, height: float) -> None:
     figure.set_size_inches(math.ceil(width) / figure.dpi, math.ceil(height) / figure.dpi)
 
 
-def put_words(figure: Figure, text: Text, left: float, baseline: float) -> None:
+def put_words(figure: Figure, text: Text, left: float, down: float) -> None:
     """Put a figure's text at pixels counted from the upper left corner."""
     width, height = figure.get_size_inches() * figure.dpi
-    text.set_position((left / width, 1 - baseline / height))
-
-
-def put_title(figure: Figure, title: Text, left: float, edge: float) -> None:
-    """Put the title below the upper margin."""
-    put_words(figure, title, left, edge + line_px(float(title.get_fontsize())) * 0.8)
+    text.set_position((left / width, 1 - down / height))

@@ -1,96 +1,142 @@
 """Head metrics as layer x head panels. L layer, H head."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from attnscope.figures import layout
-from attnscope.figures.colours import BLANK, Limits, find_cmap, label_colourbar
+from attnscope.figures.colours import BLANK, CMAPS, DARK_INK, Limits, find_cmap, label_colourbar
 from attnscope.figures.fonts import fonts_for
-from attnscope.figures.style import Style
-from attnscope.figures.writer import drawing, save_figure
+from attnscope.figures.style import DPI, Panel, Style, count
+from attnscope.figures.writer import drawing, px, save_figure
 
-EDGE, BAR_GAP, BAR_PX = 18, 8, 10
-NAME_ROOM, TITLE_ROOM, MARK_ROOM, NOTE_ROOM, BAR_ROOM = 46, 26, 54, 20, 74
-TITLE_SIZE, MARK_SIZE = 11.0, 8.0
-PANEL_PX, LEAST_PANEL_PX, LARGEST_CELL, LEAST_CELL = 340, 110, 34, 5
-MOST_COLUMNS = 4
+EDGE, BAR_GAP, BAR_PX = 18, 14, 10
+NAME_ROOM, TITLE_ROOM, MARK_ROOM, BAR_ROOM = 46, 58, 54, 66
+HEADING_SIZE, TITLE_SIZE, MARK_SIZE = 14.0, 11.0, 8.0
+PANEL_PX, LEAST_PANEL_PX, LARGEST_CELL, LEAST_CELL = 340, 170, 34, 5
+MOST_COLUMNS = 3  # so that the six metrics that matter first fill the first two rows
+ALL_COLUMNS_PX = MOST_COLUMNS * PANEL_PX
+COLUMN_PX = 260  # a panel with its names and its bar, at the least
+SAME = 1e-6  # float32 noise of a metric that is the same for every head
 
 
-def save_metrics(
-    path: Path, values: Mapping[str, np.ndarray], style: Style, *, layer_labels: Sequence[str | int]
-) -> Path:
-    """Write one layer x head panel per metric, each with its own colour scale; NaN cells are hatched.
+def save_metrics(path: Path, panels: Sequence[Panel], style: Style, *, layer_labels: Sequence[str | int]) -> Path:
+    """Write one layer x head panel per metric, each on its own fixed scale, with uniform attention marked beside it.
 
-    values: metric id -> L x H. Raises ValueError when a metric's shape differs from the labels or its neighbours',
-    UsageError for an unknown colour map or a folder that cannot be written.
+    NaN cells are hatched grey, layers with too few rows for a role are hatched over their colours; metrics that are
+    the same for every head are named in a line. Raises ValueError when a metric's shape differs from the labels or its
+    neighbours', UsageError for an unknown colour map or a folder that cannot be written.
 
-        save_metrics(Path("metrics.png"), {"entropy": entropy_LH}, Style(), layer_labels=range(28))
-        save_metrics(Path("metrics.svg"), values, Style(image="svg"), layer_labels=("0", "2", "5"))
+        save_metrics(Path("metrics.png"), [Panel("sink", sink_LH, 0, 1)], Style(), layer_labels=range(28))
     """
     labels = [str(label) for label in layer_labels]
-    shapes = {np.shape(array) for array in values.values()}
+    shapes = {np.shape(panel.values_LH) for panel in panels}
     if len(shapes) != 1 or next(iter(shapes))[0] != len(labels):
         raise ValueError(f"expected metrics of one shape with {len(labels)} layers, got {sorted(shapes)}")
-    with drawing(fonts_for([])):
-        return save_figure(metrics_figure(values, style, labels), path, style.image)
+    with drawing(fonts_for([style.title, style.about.line, "▸"])):
+        return save_figure(metrics_figure(panels, style, labels), path, style)
 
 
-def metrics_figure(values: Mapping[str, np.ndarray], style: Style, labels: Sequence[str]) -> Figure:
+def metrics_figure(panels: Sequence[Panel], style: Style, labels: Sequence[str]) -> Figure:
     """The picture of all metrics; to be called within `writer.drawing`."""
-    layers, heads = next(iter(values.values())).shape
-    cell = max(LEAST_CELL, min(LARGEST_CELL, PANEL_PX // max(layers, heads)))
-    wide, high = max(heads * cell, LEAST_PANEL_PX), max(layers * cell, LEAST_PANEL_PX)
-    columns = min(len(values), MOST_COLUMNS)
-    rows = math.ceil(len(values) / columns)
-    hatched = any(np.isnan(array).any() for array in values.values())
+
+    def build(room: float) -> Figure:
+        return _metrics_figure(panels, style, labels, room)
+
+    return layout.fitted(build, ALL_COLUMNS_PX, style, lambda figure: figure)
+
+
+def _metrics_figure(panels: Sequence[Panel], style: Style, labels: Sequence[str], room: float) -> Figure:
+    shown = [panel for panel in panels if _varies(panel)] or list(panels)
+    layers, heads = panels[0].values_LH.shape
+    columns = min(len(shown), MOST_COLUMNS if style.inches is None else max(1, int(style.inches * DPI / COLUMN_PX)))
+    side = room / columns
+    cell = max(1 if room < ALL_COLUMNS_PX else LEAST_CELL, min(LARGEST_CELL, int(side // max(layers, heads))))
+    wide, high = (max(count * cell, min(LEAST_PANEL_PX, side)) for count in (heads, layers))
+    figure = layout.new_figure()
+    pairs = [layout.new_panel(figure) for _ in shown]
+    for (ax, bar_ax), panel in zip(pairs, shown, strict=True):
+        _draw(ax, bar_ax, panel, style)
+        _ticks(ax, labels, (wide / heads, high / layers))
+        _head(ax, panel)
     plan = layout.Frame(
         left=EDGE + NAME_ROOM,
-        top=EDGE + TITLE_ROOM,
+        top=TITLE_ROOM,
         size=(wide, high),
         bar=(BAR_GAP, BAR_PX, high),
-        right=BAR_PX + BAR_ROOM,
-        below=MARK_ROOM + (NOTE_ROOM if hatched else 0),
+        right=BAR_GAP + BAR_PX + BAR_ROOM - NAME_ROOM / 2,
+        below=MARK_ROOM,
         edge=EDGE,
         columns=columns,
-        pitch=(NAME_ROOM + wide + BAR_PX + BAR_ROOM, TITLE_ROOM + high + MARK_ROOM),
+        pitch=(NAME_ROOM + wide + BAR_GAP + BAR_PX + BAR_ROOM, TITLE_ROOM + high + MARK_ROOM),
     )
-    figure = layout.new_figure()
-    panels = [layout.new_panel(figure) for _ in values]
-    layout.frame(figure, panels, plan)
-    for (ax, bar_ax), (name, array_LH) in zip(panels, values.items(), strict=True):
-        _panel(ax, bar_ax, array_LH, style)
-        _ticks(ax, labels, (wide / heads, high / layers))
-        ax.set_title(name, fontsize=TITLE_SIZE, loc="left", pad=5)
-    if hatched:
-        words = figure.text(0, 0, "hatched: no value", fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
-        layout.put_words(figure, words, plan.left, rows * plan.pitch[1] + 2 * EDGE + 6)
+    there = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
+    title = style.headed(f"Metrics of {count(there, 'head')} in {count(layers, 'layer')}")
+    words = layout.Words(figure, (title, _note(panels, shown), _foot(shown, style)), HEADING_SIZE, style)
+    layout.frame(figure, pairs, plan, words, plan.left)
     return figure
 
 
-def _panel(ax: Axes, bar_ax: Axes, array_LH: np.ndarray, style: Style) -> None:
-    finite = array_LH[np.isfinite(array_LH)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    if low == high:  # one value everywhere: a scale from nothing to it
-        low, high = (0.0, 1.0) if low == 0 else (min(low, 0.0), max(low, 0.0))
+def _varies(panel: Panel) -> bool:
+    """Whether heads differ; of a single head every metric is drawn."""
+    finite = panel.values_LH[np.isfinite(panel.values_LH)]
+    return finite.size > 0 and (finite.size == 1 or float(np.ptp(finite)) > SAME * max(1.0, abs(panel.high)))
+
+
+def _note(panels: Sequence[Panel], shown: Sequence[Panel]) -> str:
+    """The metrics that are not drawn, and why."""
+    left = [panel for panel in panels if not any(panel is one for one in shown)]
+    empty = [panel.name for panel in left if np.isnan(panel.values_LH).all()]
+    same = [f"{panel.name} {np.nanmean(panel.values_LH):.3g}" for panel in left if panel.name not in empty]
+    lines = (("the same for every head: ", same), ("no value in this text: ", empty))
+    return "\n".join(start + "; ".join(found) for start, found in lines if found)
+
+
+def _foot(shown: Sequence[Panel], style: Style) -> list[str]:
+    signs = [
+        ("▸ beside a colour bar: uniform attention", any(panel.uniform for panel in shown)),
+        ("hatched colours: too few rows for a role", any(any(panel.few_L) for panel in shown)),
+        ("hatched grey: no value", any(np.isnan(panel.values_LH).any() for panel in shown)),
+    ]
+    return [line for line in (style.about.line, "; ".join(text for text, there in signs if there)) if line]
+
+
+def _draw(ax: Axes, bar_ax: Axes, panel: Panel, style: Style) -> None:
     ax.patch.set(facecolor=BLANK, hatch="////", edgecolor="#b5b5b5", linewidth=0)
-    box = (-0.5, array_LH.shape[1] - 0.5, array_LH.shape[0] - 0.5, -0.5)
+    layers, heads = panel.values_LH.shape
     image = ax.imshow(
-        np.ma.masked_invalid(array_LH),
-        cmap=find_cmap(style.cmap),
-        vmin=low,
-        vmax=high,
-        extent=box,
+        np.ma.masked_invalid(panel.values_LH),
+        cmap=find_cmap(style.cmap or CMAPS["weight"]),
+        vmin=panel.low,
+        vmax=panel.high,
+        extent=(-0.5, heads - 0.5, layers - 0.5, -0.5),
         aspect="auto",
         interpolation="nearest",
     )
+    for layer in np.flatnonzero(panel.few_L):
+        ax.add_patch(
+            Rectangle((-0.5, layer - 0.5), heads, 1, fill=False, hatch="////", edgecolor="#ffffff88", linewidth=0)
+        )
     bar = ax.get_figure().colorbar(image, cax=bar_ax)  # type: ignore[union-attr]
-    label_colourbar(bar, Limits(low, high), Style(), "")
+    label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
     bar_ax.tick_params(labelsize=MARK_SIZE)
+    for value in panel.uniform:
+        pointer = bar_ax.text(-0.05, value, "▸", fontsize=TITLE_SIZE, ha="right", va="center_baseline")
+        pointer.set_transform(bar_ax.get_yaxis_transform())
+
+
+def _head(ax: Axes, panel: Panel) -> None:
+    """Name, unit, and in a third line what uniform attention scores and how many rows there are."""
+    uniform = " / ".join(f"{value:.2f}" for value in panel.uniform)
+    third = ", ".join(filter(None, (f"uniform {uniform}" if uniform else "", panel.support)))
+    for text, size, up in ((panel.name, TITLE_SIZE, 36), (panel.unit, MARK_SIZE, 20), (third, MARK_SIZE, 5)):
+        colour = layout.NOTE_COLOUR if size == MARK_SIZE else DARK_INK
+        place = ax.annotate(text, (0, 1), (0, px(up)), xycoords="axes fraction", textcoords="offset points")
+        place.set(fontsize=size, color=colour)
 
 
 def _ticks(ax: Axes, labels: Sequence[str], cell: tuple[float, float]) -> None:

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import Normalize
+from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
@@ -95,16 +95,21 @@ def relative(maps: Maps, style: Style, *, sink_removed: bool) -> np.ndarray:
     return shares
 
 
-def draw_mosaic(ax: Axes, mosaic: Mosaic, tiles_RCQK: np.ndarray, limits: Limits, style: Style) -> AxesImage:
+def draw_mosaic(
+    ax: Axes, mosaic: Mosaic, tiles_RCQK: np.ndarray, limits: Limits, style: Style, cmap: Colormap
+) -> AxesImage:
     """All maps as one image over light grey tiles; cells are one unit of the axes."""
     array = mosaic.assemble(tiles_RCQK)
     present_RC = np.isfinite(tiles_RCQK).any((-2, -1))
     grey = mosaic.assemble(np.where(present_RC[..., None, None], np.zeros_like(tiles_RCQK), np.nan))
     box = (0, array.shape[1], array.shape[0], 0)
-    ax.imshow(np.ma.masked_invalid(grey), cmap=blank_cmap(), extent=box, interpolation="nearest", aspect="auto")
+    ax.imshow(
+        np.ma.masked_invalid(grey), cmap=blank_cmap(), extent=box, interpolation="nearest", aspect="auto", zorder=1
+    )
     norm = Normalize(0, 1, clip=True) if style.per_head_scale else make_norm(limits, style)
     shown = np.ma.masked_invalid(array) if style.per_head_scale else drawable(array, limits, style)
-    image = ax.imshow(shown, cmap=find_cmap(style.cmap), norm=norm, extent=box, interpolation="nearest", aspect="auto")
+    image = ax.imshow(shown, cmap=cmap, norm=norm, extent=box, interpolation="nearest", aspect="auto", zorder=1)
+    ax.set_axisbelow(True)  # tick marks reach one pixel into the first column, and must not be drawn over it
     for spine in ax.spines.values():
         spine.set_visible(False)
     return image
@@ -122,6 +127,7 @@ def draw_strips(ax: Axes, mosaic: Mosaic, sinks_RCQ: np.ndarray, quantity: Quant
         extent=box,
         interpolation="nearest",
         aspect="auto",
+        zorder=1,
     )
 
 

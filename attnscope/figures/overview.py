@@ -4,7 +4,9 @@ H head, L layer, R tile row, C tile column, Q query, K key.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,9 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 
 from attnscope.figures import layout
-from attnscope.figures.colours import find_limits
+from attnscope.figures.colours import cmap_of, find_limits
 from attnscope.figures.fonts import fonts_for, shown_label
-from attnscope.figures.jobs import sink_mean, sink_note
+from attnscope.figures.jobs import foot, sink_mean, sink_note
 from attnscope.figures.mosaic import (
     Mosaic,
     add_bar,
@@ -24,13 +26,14 @@ from attnscope.figures.mosaic import (
     make_mosaic,
     relative,
 )
-from attnscope.figures.style import Maps, Quantity, Style, bin_note, split_sink
+from attnscope.figures.style import Maps, Style, bin_note, count, split_sink
 from attnscope.figures.writer import drawing, save_figure
 
 TITLE_SIZE, HEAD_SIZE = 14.0, 9.0
 EDGE, GAP = 16, 14
 BAR_GAP, BAR_PX, LEAST_BAR_PX, LONGEST_BAR_PX = 18, 14, 180, 420
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_LAYER_CELL = 2400, 130, 420, 26
+SCREEN_PX = 1800
 OVERVIEW_PX, LEAST_THUMB_PX, LARGEST_THUMB_PX, LARGEST_THUMB_CELL = 1680, 40, 150, 16
 
 
@@ -43,21 +46,25 @@ def save_layer(path: Path, maps: Maps, style: Style) -> Path:
         save_layer(Path("layers/L27.png"), maps, Style())
         save_layer(Path("layers/L27.svg"), maps, Style(image="svg", sink="mask"))
     """
-    title = f"Layer {maps.layer}"
-    texts = [title, bin_note(maps), *map(shown_label, (*maps.labels_Q, *maps.labels_K))]
+    texts = [style.title, style.about.line, *map(shown_label, (*maps.labels_Q, *maps.labels_K))]
     with drawing(fonts_for(texts)):
-        return save_figure(layer_figure(maps, style), path, style.image)
+        return save_figure(layer_figure(maps, style), path, style)
 
 
 def layer_figure(maps: Maps, style: Style) -> Figure:
     """The picture of one layer; to be called within `writer.drawing`."""
+    return layout.fitted(lambda room: _layer_figure(maps, style, room), LAYER_PX, style, lambda figure: figure)
+
+
+def _layer_figure(maps: Maps, style: Style, room: float) -> Figure:
     rest, sink_HQ = split_sink(maps, style)
     heads, queries, keys = rest.values_HQK.shape
-    columns = min(heads, math.ceil(math.sqrt(1.5 * heads)))
+    columns = grid_columns(heads, maps.kv_heads)
     rows = math.ceil(heads / columns)
-    panel = max(LEAST_PANEL_PX, min(LARGEST_PANEL_PX, LAYER_PX // columns))
+    least = min(LEAST_PANEL_PX, int(room // columns))
+    panel = max(least, min(LARGEST_PANEL_PX, int(room // columns)))
     longest = max(queries, keys)
-    cell = max(1, min(LARGEST_LAYER_CELL, panel // longest), -(-LEAST_PANEL_PX // longest))
+    cell = max(1, min(LARGEST_LAYER_CELL, panel // longest), -(-least // longest) if room == LAYER_PX else 1)
     mosaic = make_mosaic(queries, keys, (30, 18), cell, strip=sink_HQ is not None)
 
     figure = layout.new_figure()
@@ -66,20 +73,38 @@ def layer_figure(maps: Maps, style: Style) -> Figure:
     values_HQK = rest.values_HQK
     if style.per_head_scale:
         values_HQK = relative(rest, style, sink_removed=sink_HQ is not None)
-    image = draw_mosaic(ax, mosaic, _grid(values_HQK, rows, columns), limits, style)
+    cmap = cmap_of(style, maps.quantity)
+    image = draw_mosaic(ax, mosaic, _grid(values_HQK, rows, columns), limits, style, cmap)
     if sink_HQ is not None:
         draw_strips(ax, mosaic, _grid(sink_HQ, rows, columns), maps.quantity)
     for head in range(heads):
         down, right = mosaic.corner(*divmod(head, columns))
-        words = _panel_title(maps, head, None if sink_HQ is None else sink_HQ[head], rest.values_HQK[head])
+        name = _panel_title(maps, head, None if sink_HQ is None else sink_HQ[head], rest.values_HQK[head])
+        if style.per_head_scale:
+            own = find_limits([rest.values_HQK[head]], style, maps.quantity, sink_removed=sink_HQ is not None)
+            name += f", max {own.high:.2g}"
         start = right - mosaic.strip - mosaic.strip_gap
-        ax.annotate(words, (start, down), (0, 3), textcoords="offset points", fontsize=HEAD_SIZE)
+        ax.annotate(name, (start, down), (0, 3), textcoords="offset points", fontsize=HEAD_SIZE)
     _token_ticks(ax, mosaic, rest, heads, columns, cell)
-    notes = (bin_note(maps), "" if sink_HQ is None else _strip_note(maps.quantity))
+    notes = "; ".join(filter(None, (bin_note(maps), "" if sink_HQ is None else _strip_note(maps))))
     bar = add_bar(bar_ax, image, limits, style, maps.quantity)
-    size = mosaic.pixels(rows, columns, cell)
-    _frame(figure, ax, bar, size, (f"Layer {maps.layer}", " · ".join(filter(None, notes))))
+    words = layout.Words(figure, (style.headed(f"Layer {maps.layer}"), notes, foot(maps, style)), TITLE_SIZE, style)
+    _frame(figure, ax, bar, mosaic.pixels(rows, columns, cell), words)
     return figure
+
+
+def grid_columns(heads: int, kv_heads: Sequence[int]) -> int:
+    """How many heads stand side by side: whole groups of a kv head, or whole parts of one, and no row cut short.
+
+    Where no such grid is nearly square (5 heads), the last row is short.
+    """
+    groups = Counter(kv_heads).values()
+    size = max(groups) if len(set(groups)) == 1 else 1
+    whole = [wide for wide in range(1, heads + 1) if heads % wide == 0 and (wide % size == 0 or size % wide == 0)]
+    best = max(whole, key=lambda wide: (-abs(math.log(wide * wide / heads)), wide))
+    if max(best * best, heads) <= 4 * min(best * best, heads):
+        return best
+    return math.ceil(math.sqrt(1.5 * heads))
 
 
 def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -98,32 +123,28 @@ def _panel_title(maps: Maps, head: int, sink_Q: np.ndarray | None, values_QK: np
     return f"{name} · {sink_mean(sink_Q, values_QK, maps.key0[head : head + 1]):.2f}".replace("-", "−")
 
 
-def _strip_note(quantity: Quantity) -> str:
-    if quantity == "logit":
+def _strip_note(maps: Maps) -> str:
+    if maps.quantity == "logit":
         return "key 0 taken out: grey strips, its mean logit beside each title"
     return "key 0 taken out: grey strips from 0 to 1, its mean mass beside each title"
 
 
 def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, heads: int, columns: int, cell: int) -> None:
-    """Token labels at the left of each row of maps and below the lowest map of each column."""
+    """Token labels at the left of each row of maps and below the maps of the lowest row."""
     size = layout.label_size(cell)
     step = layout.label_step(cell, layout.line_px(size))
     rows = math.ceil(heads / columns)
+    cells, labels = maps.axis_Q.marks(step)
     tops = [mosaic.corner(row, 0)[0] for row in range(rows)]
-    ax.set_yticks(
-        [top + query + 0.5 for top in tops for query in range(0, len(maps.labels_Q), step)],
-        [shown_label(label) for _ in tops for label in maps.labels_Q[::step]],
-        fontsize=size,
-    )
-    lefts = [mosaic.corner(0, column)[1] for column in range(columns)]
-    ax.set_xticks(
-        [left + key + 0.5 for left in lefts for key in range(0, len(maps.labels_K), step)],
-        [shown_label(label) for _ in lefts for label in maps.labels_K[::step]],
-        fontsize=size,
-        rotation=90,
-    )
-    ax.set_ylabel(layout.axis_name("query", step), fontsize=layout.NAME_SIZE)
-    ax.set_xlabel(layout.axis_name("key", step), fontsize=layout.NAME_SIZE)
+    shown = [shown_label(label) for label in labels]
+    ax.set_yticks([top + query + 0.5 for top in tops for query in cells], shown * rows, fontsize=size)
+    cells, labels = maps.axis_K.marks(step)
+    lowest = heads - (rows - 1) * columns
+    lefts = [mosaic.corner(0, column)[1] for column in range(lowest)]
+    shown = [shown_label(label) for label in labels]
+    ax.set_xticks([left + key + 0.5 for left in lefts for key in cells], shown * lowest, fontsize=size, rotation=90)
+    ax.set_ylabel(layout.axis_name(maps.axes[0], step), fontsize=layout.NAME_SIZE)
+    ax.set_xlabel(layout.axis_name(maps.axes[1], step), fontsize=layout.NAME_SIZE)
 
 
 def save_overview(path: Path, layers: Sequence[Maps], style: Style, *, subtitle: str = "") -> Path:
@@ -136,18 +157,27 @@ def save_overview(path: Path, layers: Sequence[Maps], style: Style, *, subtitle:
         save_overview(Path("overview.png"), layers, Style(), subtitle="demo · the financial bank …")
         save_overview(Path("overview.png"), layers, Style(scale="log"))
     """
-    with drawing(fonts_for([subtitle])):
-        return save_figure(overview_figure(layers, style, subtitle), path, style.image)
+    with drawing(fonts_for([subtitle, style.title, style.about.line])):
+        return save_figure(overview_figure(layers, style, subtitle), path, style)
 
 
 def overview_figure(layers: Sequence[Maps], style: Style, subtitle: str = "") -> Figure:
     """The picture of all layers; to be called within `writer.drawing`."""
+
+    def build(room: float) -> Figure:
+        return _overview_figure(layers, style, subtitle, room)
+
+    return layout.fitted(build, OVERVIEW_PX, style, lambda figure: figure)
+
+
+def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: float) -> Figure:
     split = [split_sink(maps, style) for maps in layers]
     removed = split[0][1] is not None
     quantity = layers[0].quantity
     limits = find_limits([rest.values_HQK for rest, _ in split], style, quantity, sink_removed=removed)
     numbers = sorted({head for maps in layers for head in maps.heads})
-    thumb = max(LEAST_THUMB_PX, min(LARGEST_THUMB_PX, OVERVIEW_PX // len(numbers)))
+    least = LEAST_THUMB_PX if room == OVERVIEW_PX else 1
+    thumb = max(least, min(LARGEST_THUMB_PX, int(room // len(numbers))))
     pool = -(-max(split[0][0].values_HQK.shape[1:]) // thumb)
     tiles_LHQK = np.stack([_thumbnails(rest, numbers, pool, style, removed) for rest, _ in split])
     queries, keys = tiles_LHQK.shape[2:]
@@ -156,20 +186,18 @@ def overview_figure(layers: Sequence[Maps], style: Style, subtitle: str = "") ->
 
     figure = layout.new_figure()
     ax, bar_ax = layout.new_panel(figure)
-    image = draw_mosaic(ax, mosaic, tiles_LHQK, limits, style)
+    image = draw_mosaic(ax, mosaic, tiles_LHQK, limits, style, cmap_of(style, quantity))
     if removed:
         draw_strips(ax, mosaic, np.stack([_strips(rest, sink, numbers, pool) for rest, sink in split]), quantity)
-    _number_ticks(ax, mosaic, layers, numbers)
+    _number_ticks(ax, mosaic, layers, numbers, cell)
     squares = f"each cell the greatest of {pool} x {pool}" if pool > 1 else ""
-    notes = " · ".join(filter(None, (subtitle, bin_note(layers[0]), squares, _removed_note(split, layers[0]))))
+    notes = "; ".join(filter(None, (subtitle, bin_note(layers[0]), squares, _removed_note(split, layers[0]))))
     bar = add_bar(bar_ax, image, limits, style, quantity)
-    title = f"{_count(len(layers), 'layer')} × {_count(len(numbers), 'kv head' if layers[0].by_kv else 'head')}"
-    _frame(figure, ax, bar, mosaic.pixels(len(layers), len(numbers), cell), (title, notes))
+    title = f"{count(len(layers), 'layer')} × {count(len(numbers), 'kv head' if layers[0].by_kv else 'head')}"
+    below = foot(replace(layers[0], kv_heads=()), style, tokens=False)
+    words = layout.Words(figure, (style.headed(title), notes, below), TITLE_SIZE, style)
+    _frame(figure, ax, bar, mosaic.pixels(len(layers), len(numbers), cell), words)
     return figure
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps) -> str:
@@ -208,35 +236,37 @@ def pooled(values_HQK: np.ndarray, queries: int, keys: int) -> np.ndarray:
     return np.where(np.isfinite(greatest), greatest, np.nan)
 
 
-def _number_ticks(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int]) -> None:
-    """Layer numbers at the left, head numbers above."""
+def _number_ticks(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: int) -> None:
+    """Layer numbers at the left, head numbers above; on all sides of a picture that no screen holds."""
     middles = [mosaic.corner(row, 0)[0] + mosaic.queries / 2 for row in range(len(layers))]
     ax.set_yticks(middles, [str(maps.layer) for maps in layers], fontsize=HEAD_SIZE)
     centres = [mosaic.corner(0, column)[1] + mosaic.keys / 2 for column in range(len(numbers))]
-    ax.set_xticks(centres, [str(head) for head in numbers], fontsize=HEAD_SIZE)
-    ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    step = layout.label_step(mosaic.keys * cell, layout.line_px(HEAD_SIZE) * 0.6 * len(str(numbers[-1])))
+    ax.set_xticks(centres[::step], [str(head) for head in numbers[::step]], fontsize=HEAD_SIZE)
+    large = max(mosaic.pixels(len(layers), len(numbers), cell)) > SCREEN_PX
+    ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=large, labelright=large)
     ax.xaxis.set_label_position("top")
     ax.set_xlabel("kv head" if layers[0].by_kv else "head", fontsize=layout.NAME_SIZE)
     ax.set_ylabel("layer", fontsize=layout.NAME_SIZE)
 
 
-def _frame(figure: Figure, ax: Axes, bar: Colorbar, size: tuple[int, int], words: tuple[str, str]) -> None:
-    """Put image (size: width and height in pixels), colour bar, title and note on a figure just large enough."""
-    title = figure.text(0, 0, words[0], fontsize=TITLE_SIZE)
-    note = figure.text(0, 0, words[1], fontsize=layout.NOTE_SIZE, color=layout.NOTE_COLOUR)
-    heading = EDGE + layout.line_px(TITLE_SIZE) + (layout.line_px(layout.NOTE_SIZE) + 4 if words[1] else 0)
+def _frame(figure: Figure, ax: Axes, bar: Colorbar, size: tuple[int, int], words: layout.Words) -> None:
+    """Put image (size: width and height in pixels), colour bar and words on a figure just large enough."""
     numbered_above = ax.xaxis.get_label_position() == "top"
-    marks = layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, GAP)[1]
+    both = bool(ax.yaxis.get_tick_params()["labelright"])
+    labels, numbers = (
+        layout.extent(ax.get_yticklabels())[0],
+        layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, GAP)[1],
+    )
+    gap = BAR_GAP + (labels + 4 if both else 0)
     bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), GAP)[0]
     plan = layout.Frame(
         left=round(EDGE + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0]),
-        top=round(heading + (marks if numbered_above else layout.line_px(HEAD_SIZE) + 12)),
+        top=round(numbers) if numbered_above else round(layout.line_px(HEAD_SIZE)) + 4,
         size=size,
-        bar=(BAR_GAP, BAR_PX, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX))),
-        right=BAR_GAP + BAR_PX + bar_words,
-        below=0 if numbered_above else marks,
+        bar=(gap, BAR_PX, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX))),
+        right=gap + BAR_PX + bar_words,
+        below=numbers if both or not numbered_above else 0,
         edge=EDGE,
     )
-    layout.frame(figure, [(ax, bar.ax)], plan, layout.extent([title, note])[0])
-    layout.put_title(figure, title, plan.left, EDGE)
-    layout.put_words(figure, note, plan.left, heading)
+    layout.frame(figure, [(ax, bar.ax)], plan, words, plan.left)

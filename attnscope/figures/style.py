@@ -1,10 +1,11 @@
 """How figures are to look, and the matrices they show; nothing heavy is imported here.
 
-H head, Q query, K key.
+H head, L layer, Q query, K key.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
@@ -14,38 +15,92 @@ if TYPE_CHECKING:
     import numpy as np
 
 Quantity = Literal["weight", "logit", "share"]
+ImageFormat = Literal["png", "svg", "pdf"]
 MOST_ANNOTATED = 12  # tokens; numbers in more cells than that are too small to read
+DPI = 120
+HIGHEST_DPI = 1200
+WIDTHS = {"column": 3.25, "page": 6.75}  # inches: a column, and both, of the two-column styles of most venues
+LEAST_WIDTH, MOST_WIDTH = 1.0, 60.0
+
+
+@dataclass(frozen=True)
+class About:
+    """What a figure is of, for its foot and for the file's metadata; empty where nobody says.
+
+    line: `demo, “the financial bank …”, 9 tokens`. The text is in the metadata by its hash alone.
+    """
+
+    line: str = ""
+    model: str = ""
+    text_sha256: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a figure is to look.
+    """How a figure is to look, and what it says of itself.
 
     `sink="mask"` takes key 0 out of the map, draws it as its own grey strip at the side and prints its mean.
-    Without `per_head_scale` one colour scale holds across a call's figures. `annotate=None` writes numbers
-    into the cells when there are at most 12 tokens.
+    Without `per_head_scale` one colour scale holds across a call's figures of weights. `scale="sqrt"` lies between
+    linear and log; `floor` is where a log scale begins. `cmap`: viridis without, for logits a map that diverges around
+    0. `annotate=None` writes numbers into the cells when there are at most 12 tokens. `title` stands before each
+    figure's own. `width`: inches, or `column` or `page` of a paper; `dpi`: pixels per inch.
 
     Raises UsageError for a choice that does not exist.
 
         >>> Style(scale="log", sink="mask")
-        >>> Style(image="svg", per_head_scale=True)
+        >>> Style(image="pdf", width="column", title="Induction")
     """
 
-    scale: Literal["linear", "log"] = "linear"
+    scale: Literal["linear", "sqrt", "log"] = "linear"
     sink: Literal["keep", "mask"] = "keep"
     per_head_scale: bool = False
-    image: Literal["png", "svg", "pdf"] = "png"
-    cmap: str = "viridis"
+    image: ImageFormat = "png"
+    cmap: str | None = None
     annotate: bool | None = None
+    floor: float | None = None
+    title: str = ""
+    width: float | str | None = None
+    dpi: int = DPI
+    about: About = About()
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(Style).items():
             if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
-                raise UsageError(f"{name}: expected {' or '.join(get_args(hint))}, got {getattr(self, name)!r}")
+                *others, last = get_args(hint)
+                expected = f"{', '.join(others)} or {last}"
+                raise UsageError(f"{name}: expected {expected}, got {getattr(self, name)!r}")
+        if self.floor is not None and not (self.scale == "log" and 0 < self.floor < 1):
+            raise UsageError(
+                f"floor: expected a weight between 0 and 1 where the log scale begins, got {self.floor} on a "
+                f"{self.scale} scale",
+                "write scale log and floor 0.001",
+            )
+        if not 10 <= self.dpi <= HIGHEST_DPI:
+            raise UsageError(f"dpi: expected pixels per inch from 10 to {HIGHEST_DPI}, got {self.dpi}")
+        _ = self.inches
+
+    @property
+    def inches(self) -> float | None:
+        """The width that was asked for; None where the figure takes what it needs."""
+        if self.width is None:
+            return None
+        try:
+            inches = WIDTHS.get(str(self.width)) or float(self.width)
+        except ValueError:
+            inches = math.nan
+        if not LEAST_WIDTH <= inches <= MOST_WIDTH:
+            expected = f"{' or '.join(WIDTHS)}, or inches from {LEAST_WIDTH:g} to {MOST_WIDTH:g}"
+            raise UsageError(f"width: expected {expected}, got {self.width!r}")
+        return inches
 
     def annotates(self, tokens: int) -> bool:
         """Whether numbers are written into the cells of a map of so many tokens."""
         return tokens <= MOST_ANNOTATED if self.annotate is None else self.annotate
+
+    def headed(self, name: str) -> str:
+        """A figure's own title behind the one that was asked for."""
+        return f"{self.title}: {name}" if self.title else name
 
 
 @dataclass(frozen=True)
@@ -53,10 +108,12 @@ class Maps:
     """One layer's matrices as they will be drawn.
 
     values_HQK is float32, NaN where a query cannot see a key (drawn blank), already binned when `bin_size` > 1;
-    `bin_rule` says how ("sum over keys, mean over queries"). Labels are one per row and one per column.
+    `bin_rule` says how ("sum over keys, mean over queries"). Labels are one per row and one per column; `starts_Q` and
+    `starts_K` the position of the first token in each, printed where not every token is labelled. `axes` name the two.
     `kv_heads` names each head's kv head in its title; `by_kv` says that `heads` counts kv heads. `quantity` says what
-    the values are: attention weights, logits (before the softmax), or shares of a token (a rollout's). `key0` is each
-    head's mean mass on key 0, where its column is binned and does not tell.
+    the values are: attention weights, logits (before the softmax), or shares of a token (a rollout's). `turns`: the
+    rows at which a turn of a chat begins. `key0`: each head's mean mass on key 0, where its column is binned and does
+    not tell.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -74,6 +131,10 @@ class Maps:
     kv_heads: tuple[int, ...] = ()
     by_kv: bool = False
     quantity: Quantity = "weight"
+    starts_Q: tuple[int, ...] = ()
+    starts_K: tuple[int, ...] = ()
+    axes: tuple[str, str] = ("query", "key")
+    turns: tuple[int, ...] = ()
     key0: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -90,12 +151,67 @@ class Maps:
         """The longer side of a map, in cells."""
         return max(len(self.labels_Q), len(self.labels_K))
 
+    @property
+    def axis_Q(self) -> Axis:
+        """What stands beside the rows."""
+        return Axis(self.axes[0], self.labels_Q, self.starts_Q, self.bin_size > 1)
+
+    @property
+    def axis_K(self) -> Axis:
+        """What stands below the columns."""
+        return Axis(self.axes[1], self.labels_K, self.starts_K, self.bin_size > 1)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One side of a map: its name, a label per cell, and the position of each cell's first token, if known."""
+
+    name: str
+    labels: tuple[str, ...]
+    starts: tuple[int, ...] = ()
+    binned: bool = False
+
+    def marks(self, step: int) -> tuple[list[int], list[str]]:
+        """The cells that are labelled, every `step`th, and what stands there: `·the`, or `35 ·the` among unlabelled.
+
+        Counted from position 0, also where the axis begins at 1, so that both axes of a map name the same tokens.
+        """
+        skipped = self.starts[0] if self.starts else 0  # key 0, where it is drawn beside the map
+        first = step * bool(skipped) if self.binned else -skipped % step
+        cells = list(range(first, len(self.labels), step)) or [0]
+        if not self.starts or (step == 1 and not self.binned):
+            return cells, [self.labels[cell] for cell in cells]
+        return cells, [f"{self.starts[cell]} {self.labels[cell]}" for cell in cells]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One metric of all heads as it is drawn: values_LH, NaN for none, on a scale from `low` to `high`.
+
+    name and unit stand above it. uniform: what uniform attention would score, one number per kind of layer. few_L: the
+    layers in which a text has fewer rows than a role needs to stand on; support: why, in words.
+    """
+
+    name: str
+    values_LH: np.ndarray
+    low: float
+    high: float
+    unit: str = ""
+    uniform: tuple[float, ...] = ()
+    few_L: tuple[bool, ...] = ()
+    support: str = ""
+
 
 def head_title(maps: Maps, index: int) -> str:
     """`L27H3 (kv 1)`, or `L27 kv 1` when kv heads were averaged."""
     if maps.by_kv:
         return f"L{maps.layer} kv {maps.heads[index]}"
     return f"L{maps.layer}H{maps.heads[index]}" + (f" (kv {maps.kv_heads[index]})" if maps.kv_heads else "")
+
+
+def count(number: int, what: str) -> str:
+    """`1 head`, `6 heads`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def bin_note(maps: Maps) -> str:
@@ -108,5 +224,5 @@ def split_sink(maps: Maps, style: Style) -> tuple[Maps, np.ndarray | None]:
     """The maps to draw, and key 0's column (heads x queries) where the style takes it out of them."""
     if style.sink == "keep" or len(maps.labels_K) < 2:
         return maps, None
-    rest = replace(maps, values_HQK=maps.values_HQK[:, :, 1:], labels_K=maps.labels_K[1:])
+    rest = replace(maps, values_HQK=maps.values_HQK[:, :, 1:], labels_K=maps.labels_K[1:], starts_K=maps.starts_K[1:])
     return rest, maps.values_HQK[:, :, 0]

@@ -1,0 +1,374 @@
+"""What a figure says of itself: of what it is, on which scale, and how it fits a page."""
+
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.colors import PowerNorm, to_rgba
+from PIL import Image
+
+import attnscope
+from attnscope.drawing import score_panels
+from attnscope.errors import UsageError
+from attnscope.figures import About, Maps, Panel, Style, fonts, save_head_maps, save_layer, save_metrics, save_overview
+from attnscope.figures.colours import BLANK, cmap_of, find_limits, luminance
+from attnscope.figures.explain import effect_figure, scaling_effect
+from attnscope.figures.fonts import Fonts, shown_label
+from attnscope.figures.metrics import metrics_figure
+from attnscope.figures.overview import grid_columns, layer_figure, overview_figure
+from attnscope.figures.style import split_sink
+from attnscope.figures.writer import drawing, save_figure
+from helpers.command_line import call
+from test_figures import bank_maps, causal, numbered, shown, words
+
+ABOUT = About("demo, “the bank”, 9 tokens", "demo", "ab12", "attnscope heads --select 1.4")
+TEXT = "the financial bank is located on river bank"
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return attnscope.capture(attnscope.load("demo"), TEXT)
+
+
+def long_maps(tokens: int = 130) -> Maps:
+    labels = tuple(f"·t{index % 7}" for index in range(tokens))
+    starts = tuple(range(tokens))
+    return Maps(0, (0,), causal(1, tokens), labels, labels, starts_Q=starts, starts_K=starts)
+
+
+# Of what
+
+
+def test_every_file_carries_model_text_and_command(tmp_path: Path) -> None:
+    maps, style = bank_maps(), Style(about=ABOUT)
+    panel = Panel("sink", np.random.default_rng(0).random((1, 4)), 0, 1)
+    save_head_maps([(tmp_path / "head.png", maps, 0)], style)
+    save_layer(tmp_path / "layer.png", maps, style)
+    save_overview(tmp_path / "overview.png", [maps], style)
+    save_metrics(tmp_path / "metrics.png", [panel], style, layer_labels=[0])
+    for path in list(tmp_path.iterdir()):
+        said = Image.open(path).text
+        facts = said["Title"], said["Model"], said["Text-SHA256"], said["Command"]
+        assert facts == (ABOUT.line, "demo", "ab12", "attnscope heads --select 1.4"), path
+    path = save_layer(tmp_path / "layer.svg", maps, replace(style, image="svg"))
+    assert "Model: demo; Text-SHA256: ab12; Command: attnscope heads --select 1.4" in path.read_text()
+    path = save_layer(tmp_path / "layer.pdf", maps, replace(style, image="pdf"))
+    assert b"Model: demo; Text-SHA256: ab12" in path.read_bytes()
+
+
+def test_every_figure_says_of_what_it_is() -> None:
+    maps, style = bank_maps(), Style(about=ABOUT, title="Mine")
+    panel = Panel("sink", np.random.default_rng(0).random((1, 4)), 0, 1)
+    with drawing(Fonts()):
+        figures = {
+            "Mine: Layer 27": layer_figure(maps, style),
+            "Mine: 1 layer × 4 heads": overview_figure([maps], style),
+            "Mine: Metrics of 4 heads in 1 layer": metrics_figure([panel], style, ["0"]),
+        }
+    figures["Mine: L27H0 (kv 0)"] = shown(maps, style).figure
+    for title, figure in figures.items():
+        said = words(figure.texts)
+        assert said[0].replace("\n", " ") == title
+        assert any(text.startswith(ABOUT.line) for text in said), title
+
+
+def test_the_command_tells_model_text_and_itself(tmp_path: Path, seen) -> None:
+    arguments = ("heatmap", "--text", TEXT, "--select", "1.4", "--title", "A head", "--out", str(tmp_path))
+    assert call(*arguments).code == 0
+    said = Image.open(tmp_path / "heads" / "L01H04.png").text
+    assert said["Command"] == f"attnscope heatmap --select 1.4 --out {tmp_path} --title 'A head'"
+    assert said["Text-SHA256"] == seen.prompt.sha256
+    assert said["Title"] == f"demo, “{TEXT}”, 9 tokens"
+
+
+def test_a_long_text_and_a_long_name_are_shortened() -> None:
+    model = attnscope.load("demo")
+    long = attnscope.capture(model, "the bank \u202e" * 40, request=attnscope.Request())
+    line = score_about(long)
+    assert len(line) < 130
+    assert line.isprintable()
+
+
+def score_about(seen) -> str:
+    from attnscope.drawing import about
+
+    return about(seen).line
+
+
+def test_long_words_never_widen_a_picture() -> None:
+    maps, note = bank_maps(heads=2), "a subtitle that goes on " * 20
+    with drawing(Fonts()):
+        short, long = overview_figure([maps], Style()), overview_figure([maps], Style(), note)
+        long.canvas.draw()
+    assert long.bbox.width <= short.bbox.width + 1
+    assert "\n" in long.texts[1].get_text()
+    assert all(text.get_window_extent().x1 <= long.bbox.width for text in long.texts)
+
+
+# How it fits a page
+
+
+def test_vector_text_is_text_and_fonts_are_truetype(tmp_path: Path) -> None:
+    maps = bank_maps()
+    pdf = save_layer(tmp_path / "a.pdf", maps, Style(image="pdf")).read_bytes()
+    assert b"/FontFile2" in pdf
+    assert b"/Type3" not in pdf
+    assert ">Layer 27</text>" in save_layer(tmp_path / "a.svg", maps, Style(image="svg")).read_text()
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("page", 6.75), ("5", 5), (4.5, 4.5)])
+def test_a_width_is_kept(tmp_path: Path, width: str | float, inches: float) -> None:
+    style, maps = Style(width=width), bank_maps(heads=6)
+    panels = [Panel(f"metric {n}", np.random.default_rng(n).random((4, 6)), 0, 1) for n in range(6)]
+    save_head_maps([(tmp_path / "a.png", maps, 0)], style)
+    save_layer(tmp_path / "b.png", maps, style)
+    save_overview(tmp_path / "c.png", [replace(maps, layer=layer) for layer in range(4)], style)
+    save_metrics(tmp_path / "d.png", panels, style, layer_labels=range(4))
+    for path in sorted(tmp_path.iterdir()):
+        assert 0.6 * inches * 120 <= Image.open(path).size[0] <= inches * 120 + 1, path
+
+
+def test_dpi_scales_the_same_picture(tmp_path: Path) -> None:
+    maps = bank_maps()
+    sizes = []
+    for dpi in (120, 300):
+        [path] = save_head_maps([(tmp_path / f"{dpi}.png", maps, 0)], Style(dpi=dpi))
+        image = Image.open(path)
+        sizes.append(image.size[0] / dpi)
+        assert image.info["dpi"][0] == pytest.approx(dpi, abs=0.02)
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"width": "wide"}, "width: expected column or page, or inches from 1 to 60, got 'wide'"),
+        ({"width": 0.1}, "width"),
+        ({"dpi": 1}, "dpi: expected pixels per inch from 10 to 1200, got 1"),
+        ({"floor": 0.001}, "on a linear scale"),
+        ({"floor": 2.0, "scale": "log"}, "between 0 and 1"),
+    ],
+)
+def test_wrong_looks_are_named(wrong: dict, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Style(**wrong)
+
+
+def test_wrong_looks_are_refused_before_a_model_is_loaded() -> None:
+    for arguments, says in ((("--cmap", "virids"), "did you mean viridis?"), (("--width", "wide"), "column or page")):
+        done = call("heatmap", "--model", "./none", "--text", "a", "--out", "never", *arguments)
+        assert done.code == 2
+        assert says in done.err
+
+
+# Scales
+
+
+def test_a_square_root_scale_lies_between_linear_and_log() -> None:
+    maps = bank_maps()
+    figure = shown(maps, Style(scale="sqrt"))
+    norm = figure.map.mesh.norm
+    assert isinstance(norm, PowerNorm)
+    assert norm(0.25 * norm.vmax) == pytest.approx(0.5)
+    ticks = [float(tick.get_text()) for tick in figure.bar.ax.get_yticklabels()]
+    assert ticks[0] == 0
+    assert len(ticks) >= 4
+    assert figure.bar.ax.get_ylabel() == "weight, square-root scale"
+    with pytest.raises(UsageError, match="logarithms"):
+        find_limits([np.ones((2, 2))], Style(scale="sqrt"), "logit")
+
+
+def test_a_log_scale_begins_at_the_floor() -> None:
+    values = np.array([[1e-5, 0.4]])
+    assert find_limits([values], Style(scale="log")).low == pytest.approx(1e-5)
+    limits = find_limits([values], Style(scale="log", floor=1e-3))
+    assert (limits.low, limits.below) == (1e-3, True)
+
+
+def test_a_scale_of_its_own_is_printed() -> None:
+    values = np.array([[[1, np.nan], [0.1, 0.2]], [[1, np.nan], [0.4, 0.52]]], np.float32)
+    maps, style = Maps(0, (0, 1), values, ("a", "b"), ("a", "b")), Style(per_head_scale=True)
+    assert shown(maps, style, 1).words.title.get_text() == "L0H1, max 0.52"
+    with drawing(Fonts()):
+        assert words(layer_figure(maps, style).axes[0].texts) == ["H0, max 0.2", "H1, max 0.52"]
+
+
+def test_logits_have_a_map_that_diverges_and_a_scale_per_file() -> None:
+    values = np.stack([np.full((3, 3), 2.0), np.full((3, 3), -20.0)]).astype(np.float32)
+    maps = Maps(0, (0, 1), values, numbered(3), numbered(3), quantity="logit")
+    assert shown(maps, Style(), 0).map.mesh.get_clim() == (-2, 2)
+    assert shown(maps, Style(), 1).map.mesh.get_clim() == (-20, 20)
+    cmap = cmap_of(Style(), "logit")
+    low, middle, high = (luminance(np.array(cmap(place))) for place in (0.0, 0.5, 1.0))
+    assert middle < 0.1 < min(low, high)
+    assert luminance(np.array(to_rgba(BLANK))) - middle > 0.7, "0 is not taken for a blank cell"
+    assert cmap_of(Style(cmap="magma"), "logit").name == "magma"
+
+
+def test_ticks_are_round() -> None:
+    for high in (0.37, 0.68, 0.75, 9.3, 130):
+        values = np.array([[[high, np.nan], [high / 3, high]]])
+        figure = shown(Maps(0, (0,), values, numbered(2), numbered(2)), Style())
+        ticks = [float(tick.get_text()) for tick in figure.bar.ax.get_yticklabels()]
+        step = float(f"{ticks[1] - ticks[0]:.6g}")
+        assert float(f"{step:.0e}") == step
+        assert f"{step:.0e}"[0] in "125"
+
+
+# Labels
+
+
+def test_positions_stand_beside_tokens_where_not_all_are_labelled() -> None:
+    figure = shown(long_maps(), Style(sink="mask"))
+    assert figure.strip is not None
+    queries, keys = words(figure.strip.ax.get_yticklabels()), words(figure.ax.get_xticklabels())
+    assert queries[:3] == ["0 ·t0", "5 ·t5", "10 ·t3"]
+    assert keys == queries[1:], "both axes name the same tokens"
+    assert [tick - 0.5 for tick in figure.ax.get_xticks()] == list(range(4, 129, 5))
+    few = shown(replace(long_maps(9)), Style())
+    assert words(few.ax.get_xticklabels()) == [f"·t{index % 7}" for index in range(9)]
+
+
+def test_bins_keep_the_text_of_their_first_token() -> None:
+    starts = tuple(range(0, 260, 2))
+    labels = tuple(f"·t{start}" for start in starts)
+    maps = replace(long_maps(), labels_Q=labels, labels_K=labels, starts_Q=starts, starts_K=starts, bin_size=2)
+    assert words(shown(maps, Style()).ax.get_xticklabels())[:3] == ["0 ·t0", "10 ·t10", "20 ·t20"]
+
+
+def test_the_observation_gives_first_tokens_and_positions(seen) -> None:
+    from attnscope.drawing import layer_maps
+
+    text = "the river bank is green and the old boat lies still " * 20
+    long = attnscope.capture(attnscope.load("demo"), text, request=attnscope.Request(maps="all"))
+    maps = layer_maps(long)[0]
+    assert maps.bin_size == 2
+    assert maps.starts_K[:3] == (0, 2, 4)
+    assert maps.labels_K[:3] == tuple(long.prompt.labels[start] for start in (0, 2, 4))
+
+
+def test_rollout_of_sentences_numbers_them(tmp_path: Path) -> None:
+    text = "Lily was very happy and played. She loved the garden."
+    arguments = ("rollout", "--text", text, "--group", "sentences", "--image", "svg", "--out", str(tmp_path))
+    assert call(*arguments).code == 0
+    drawn = (tmp_path / "rollout.svg").read_text()
+    for label in ("S1 Lily was ver…", "S2 She loved th…", "sentence", "came from"):
+        assert f">{label}</text>" in drawn, label
+    assert ">query</text>" not in drawn
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "columns"),
+    [(4, 1, 2), (64, 8, 8), (24, 8, 6), (32, 8, 8), (6, 3, 2), (12, 12, 4), (14, 2, 7), (1, 1, 1), (5, 5, 3)],
+)
+def test_layer_grids_hold_whole_groups(heads: int, kv_heads: int, columns: int) -> None:
+    assert grid_columns(heads, [head * kv_heads // heads for head in range(heads)]) == columns
+
+
+def test_turns_of_a_chat_are_thin_lines() -> None:
+    maps = replace(bank_maps(), turns=(3, 6))
+    figure = shown(maps, Style())
+    assert [line.get_ydata()[0] for line in figure.turns[::2]] == [3, 6]
+    assert [line.get_xdata()[0] for line in figure.turns[1::2]] == [3, 6]
+    rest, _ = split_sink(maps, Style(sink="mask"))
+    masked = shown(maps, Style(sink="mask"))
+    assert rest.turns == (3, 6)
+    assert [line.get_xdata()[0] for line in masked.turns[1::2]] == [2, 5]
+
+
+def test_a_character_without_a_font_is_drawn_as_its_number(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fonts.font_manager, "findSystemFonts", list)
+    monkeypatch.setattr(fonts, "_missing", set())
+    fonts._cover.cache_clear()
+    with caplog.at_level(logging.WARNING, "attnscope"):
+        found = fonts.fonts_for(["\U0001f469"])
+    fonts._cover.cache_clear()
+    assert found.missing == {"\U0001f469"}
+    assert shown_label("\U0001f469") == "⟨1F469⟩"
+    assert "drawn as ⟨1F469⟩; install one that has them, such as Symbola" in caplog.text
+
+
+def test_the_figure_of_explain_keeps_its_words_apart() -> None:
+    rng = np.random.default_rng(0)
+    effect = scaling_effect(25 * rng.normal(size=(131, 131)), np.tril(np.ones((131, 131), bool)), 32**-0.5)
+    with drawing(Fonts()):
+        figure = effect_figure(effect, numbered(131), "L3H0 of demo", "/ √32")
+        figure.canvas.draw()
+    bars = figure.axes[4:]
+    for left, right in ((0, 1), (2, 3)):
+        assert bars[left].get_tightbbox().x1 < figure.axes[right].get_tightbbox().x0
+
+
+# Metrics
+
+
+def test_metrics_stand_on_fixed_scales_with_uniform_attention_marked() -> None:
+    rng = np.random.default_rng(0)
+    panels = [
+        Panel("sink", 0.1 * rng.random((2, 3)), 0, 1, "share of a row", (0.04,)),
+        Panel("entropy", np.array([[0.5, 1.5, np.nan]] * 2), 0, math.log(9), "nats", (1.6,), (True, False), "1 row"),
+        Panel("off-token mass", np.zeros((2, 3)), 0, 1),
+        Panel("local mass", 1 + 1e-8 * rng.random((2, 3)), 0, 1),
+        Panel("induction", np.full((2, 3), np.nan), 0, 1),
+    ]
+    with drawing(Fonts()):
+        figure = metrics_figure(panels, Style(), ["0", "3"])
+    maps, bars = figure.axes[::2], figure.axes[1::2]
+    assert len(maps) == 2, "what is the same for every head is not drawn"
+    assert maps[0].images[0].get_clim() == (0, 1)
+    assert maps[1].images[0].get_clim() == (0, math.log(9))
+    assert [text.get_text() for text in maps[1].texts] == ["entropy", "nats", "uniform 1.60, 1 row"]
+    assert bars[0].texts[0].get_position()[1] == 0.04
+    assert maps[1].images[0].get_array().mask.tolist() == [[False, False, True]] * 2
+    assert [patch.get_xy()[1] for patch in maps[1].patches if patch.get_hatch()] == [-0.5], "the first layer's row"
+    assert words(figure.texts)[1].splitlines() == [
+        "the same for every head: off-token mass 0; local mass 1",
+        "no value in this text: induction",
+    ]
+    assert "hatched colours: too few rows for a role; hatched grey: no value" in words(figure.texts)[2].replace(
+        "\n", " "
+    )
+    with drawing(Fonts()):
+        assert len(metrics_figure([Panel("sink", np.array([[0.4]]), 0, 1)], Style(), ["0"]).axes) == 2, "of one head"
+
+
+def test_layers_with_too_few_rows_are_hatched_in_the_file_too(tmp_path: Path) -> None:
+    panel = Panel("sink", np.array([[0.1, 0.9]] * 2), 0, 1)
+    paths = [
+        save_metrics(tmp_path / f"{few}.png", [replace(panel, few_L=(few, few))], Style(), layer_labels=[0, 1])
+        for few in (False, True)
+    ]
+    plain, hatched = (len(Image.open(path).crop((70, 120, 140, 160)).getcolors(9999)) for path in paths)
+    assert plain < hatched
+
+
+@pytest.mark.parametrize("style", [Style(), Style(sink="mask", per_head_scale=True), Style(scale="log")])
+def test_a_picture_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: Style) -> None:
+    maps = bank_maps(heads=5)
+    with drawing(Fonts()):
+        for name, figure in (("layer", layer_figure(maps, style)), ("overview", overview_figure([maps], style))):
+            figure.canvas.draw()
+            whole = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
+            path = save_figure(figure, tmp_path / f"{name}.png", style)
+            painted = np.asarray(Image.open(path).convert("RGB"), int)
+            assert np.abs(painted - whole).max() <= 2, name
+            assert painted.std() > 10
+
+
+def test_the_metrics_that_matter_come_first_and_know_their_range(seen) -> None:
+    layers, panels = score_panels(seen)
+    named = {panel.name: panel for panel in panels}
+    assert layers == (0, 1, 2, 3)
+    assert [panel.name for panel in panels][:3] == ["focus", "previous token", "induction"]
+    assert (named["entropy"].low, named["entropy"].high) == (0, pytest.approx(math.log(9)))
+    assert (named["distance"].low, named["distance"].high) == (0, 8)
+    assert named["induction"].few_L == (True,) * 4
+    assert named["induction"].support == "1 row, 16 needed"
+    expected = sum(1 / visible for visible in range(2, 10)) / 8
+    assert named["previous token"].uniform == (pytest.approx(expected, abs=0.005),)
+    assert len(panels) == len(seen.columns.scores)
