@@ -140,7 +140,8 @@ def _write_jsonl(table: pa.Table, stream: IO[bytes]) -> None:
 def _write_parquet(table: pa.Table, stream: IO[bytes]) -> None:
     import pyarrow.parquet as pq
 
-    pq.write_table(table, stream, compression="zstd")
+    # without Arrow's own schema tokens are dictionaries on disk and strings to every reader, as `batch` writes them
+    pq.write_table(table, stream, compression="zstd", store_schema=False)
 
 
 def _write_arrow(table: pa.Table, stream: IO[bytes]) -> None:

@@ -7,6 +7,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -143,6 +145,14 @@ def test_short_names_sort_like_ids():
         assert ran("heads", "--text", SENTENCE, "--sort", short) == ran("heads", "--text", SENTENCE, "--sort", name)
     places = [(row["layer"], row["head"]) for row in table(ran("heads", "--text", SENTENCE, "--sort", "layer"))]
     assert places == sorted(places)
+
+
+def test_parquet_has_the_types_of_a_dataset(tmp_path):
+    from attnscope.batch.rows import SCHEMAS
+
+    found = pq.read_schema(io.BytesIO(ran("heads", "--text", SENTENCE, "--format", "parquet")))
+    plain = {one.name: pa.string() if pa.types.is_dictionary(one.type) else one.type for one in SCHEMAS["heads"]}
+    assert {one.name: one.type for one in found} == {name: plain[name] for name in plain if name not in ("item", "id")}
 
 
 def test_numbers_have_the_digits_of_their_precision():

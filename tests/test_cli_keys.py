@@ -72,3 +72,4 @@ def test_a_terminal_gets_those_that_receive_most():
     body = shown.out.decode().splitlines()[3:6]
     assert [int(line.split()[0]) for line in body] == [int(row["position"]) for row in best]
     assert "3 of 9 rows" in shown.err
+    assert "L3H1 1.00, L3H0 " in body[0]

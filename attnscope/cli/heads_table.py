@@ -78,7 +78,7 @@ def legend(shown: Sequence[Head]) -> str:
     marked = "unif ≈: nearly uniform; " * any(head.near_uniform for head in shown)
     return (
         f"uniform: what uniform attention scores; {marked}role -: this text cannot show it; "
-        "strongest relation: without key 0 (--sink keep lets it in)"
+        "strongest relation: key 0 is left out"
     )
 
 

@@ -61,12 +61,13 @@ def rendered(table: pa.Table, top: int) -> RichTable:
         number = types.is_integer(field.type) or types.is_floating(field.type)
         shown.add_column(field.name, justify="right" if number else "left", no_wrap=number, min_width=3)
     for row in rows(table.slice(0, top)):
-        shown.add_row(*map(_cell, row))
+        shown.add_row(*map(_cell, table.column_names, row))
     return shown
 
 
-def _cell(value: object) -> RichText:
+def _cell(name: str, value: object) -> RichText:
     from attnscope.text.labels import visible
 
-    shown = "" if value is None else f"{value:.4f}" if isinstance(value, float) else visible(str(value))
-    return output.one_line(shown)
+    if isinstance(value, float):
+        return output.one_line(f"{value:.4f}")
+    return output.one_line("" if value is None else visible(str(value)) if name.endswith("token") else str(value))

@@ -123,7 +123,7 @@ def unsupported(support: Mapping[str, int]) -> list[str]:
     kinds = {
         "two_keys": "tokens that see at least two",
         "repeats": "tokens that came up before",
-        "repeats_apart": "tokens that came up at least 3 tokens before",
+        "repeats_apart": "tokens that came up at least 3 tokens earlier",
         "all": "tokens",
         "beyond_32": "tokens that see more than 32",
     }
