@@ -28,7 +28,7 @@ from helpers.families import tiny_model
 from helpers.folders import saved
 
 TEXT = "The bank is by the river. The river is by the bank, and the bank is wide. We sat there and read."
-SHARP = {"initializer_range": 0.5}  # so that attention is far from even
+SHARP = {"initializer_range": 0.5}  # so that attention is far from uniform
 MODELS = {
     "demo": None,
     "grouped heads": ("qwen3", SHARP),

@@ -330,7 +330,7 @@ def test_a_family_whose_layers_are_not_found_is_not_said_to_have_none(tmp_path: 
 def test_focus_is_from_0_to_1_in_a_window(engine: str) -> None:
     model = roused_model("mistral", sliding_window=3)
     for layer in model.model.layers:
-        layer.self_attn.q_proj.weight.zero_()  # attention is even
+        layer.self_attn.q_proj.weight.zero_()  # attention is uniform
     [seen] = observe(as_loaded(model), [prompt(ids(60))], Request(metrics=("focus",)), engine=ENGINES[engine])
     focus = seen.columns.scores["focus"]
     np.testing.assert_allclose([focus.value, focus.null], 0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Attention spread evenly over the visible keys: the null that a head's score is read against.
+"""Uniform attention over the visible keys: the null that a head's score is read against.
 
 Shapes: B text, Q query, K key, M feature.
 """
