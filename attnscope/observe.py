@@ -156,7 +156,8 @@ def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, r
     alone_TE = listen(loaded.model, ids_BT, lambda call: None, engine=engine).output[0][0].float()
     beside_TE = report.output[0][row, : len(alone_TE)].float()
     difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
-    if (difference_T > TOLERANCE[loaded.model.dtype][1]).any():
+    _, allowed = TOLERANCE.get(loaded.model.dtype, TOLERANCE[torch.bfloat16])
+    if (difference_T > allowed).any():
         raise _PaddingError
     padding.found(loaded.model, report.tokens, exact=True)
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from attnscope.batch.batches import (
-    WINDOW_BYTES,
-    WINDOW_TEXTS,
-    batch_limit,
-    batches,
-    kept_bytes,
-)
+from attnscope.batch.batches import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, batches, kept_bytes
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Failure
