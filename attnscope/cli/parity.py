@@ -61,8 +61,8 @@ def parity(asked: ModelText, selected: Selected, tolerance: Tolerance, printing:
     """Every layer against attention written from the papers.
 
     Computed from the layer's own weights; without a text, on a built-in sentence. Levels: full (from hidden states and
-    raw weights), scores (from the captured q, k and v), none. Leaves with 1 where a layer does not hold or
-    cannot be checked.
+    raw weights), scores (from the captured q, k and v), none. Leaves with 1 where a layer does not hold or cannot be
+    checked.
     """
     format = output.wanted_format(printing.format)
 
@@ -126,7 +126,9 @@ def rendered(found: pa.Table) -> RichTable:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
 
-    silent = {"call": 0, "why": ""}
+    from attnscope.parity import ATOL
+
+    silent = {"call": 0, "why": "", "weights_allowed": ATOL}
     said = {
         name: column for name, column in found.to_pydict().items() if any(value != silent.get(name) for value in column)
     }
