@@ -12,6 +12,7 @@ Shapes: B text, H head, Q query, K key, M feature, G group of tokens, k kept key
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class Question:
     """Something asked of every row. Two with the same values (tensors: the same objects) are one question."""
 
-    @property
+    @cached_property
     def _key(self) -> tuple[Any, ...]:
         values = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
         plain = (int, bool, tuple, type(None))

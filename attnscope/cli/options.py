@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
-    *("Options", "Corpus", "Text", "Attention", "Relations", "Dataset"),
+    *("Options", "Corpus", "Text", "Attention", "Relations", "Dataset", "Files"),
     *("Figures", "Engine", "Model", "Ray", "Messages"),
 )
 FIRST, HELD, UNRECORDED = Mark.FIRST, Mark.HELD, Mark.UNRECORDED
@@ -94,9 +94,9 @@ class ModelText(Tokens, Loading):
     )
     text: Annotated[str | None, Option("-t", help="The text; - reads stdin.", metavar="TEXT"), FIRST, UNRECORDED] = None
     file: Annotated[str | None, Option("-f", help="A UTF-8 file; - reads stdin.", metavar="FILE"), FIRST] = None
-    ids: Annotated[
-        str | None, Option(help="A file of token ids, read as they are; - reads stdin.", metavar="FILE"), FIRST
-    ] = None
+    ids: Annotated[str | None, Option(help="A file of token ids, read as they are; - reads stdin.", metavar="FILE")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         named = [name for name, one in self._places.items() if one is not None]
@@ -152,10 +152,10 @@ class EngineChoice(EngineName):
 class TextRun(EngineChoice, ModelText):
     """One text through one model, or a run that was written down."""
 
+    panel = "Text"
     from_: Annotated[
         Path | None,
         Option("--from", help="Repeat the run of a manifest.json; options given beside it win.", metavar="MANIFEST"),
-        FIRST,
         UNRECORDED,
     ] = None
 
@@ -358,7 +358,8 @@ class Writing(Verbose, Quiet):
 class Exporting(Writing):
     """A folder that holds one run."""
 
-    force: Annotated[bool, Option(help="Write over another run in --out."), FIRST, UNRECORDED] = False
+    panel = "Files"
+    force: Annotated[bool, Option(help="Write over another run in --out."), UNRECORDED] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,6 +400,7 @@ class Printing(Config, Format, Writing):
 class Spreadsheet:
     """Who reads the tables."""
 
+    panel = "Files"
     spreadsheet: Annotated[bool, Option(help="Cells of csv and tsv that no spreadsheet runs."), HELD] = False
 
 
