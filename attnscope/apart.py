@@ -23,6 +23,7 @@ SECONDS, VARIABLE = 30, "ATTNSCOPE_READING_SECONDS"
 DEATH_OF_PARENT = 1  # of <sys/prctl.h>
 T = TypeVar("T")
 Where = Literal["here", "thread", "process"]
+_turn = threading.RLock()  # at stderr: two threads that put it aside would each give the other's back
 Answer = tuple[T | None, AttnscopeError | None]
 
 
@@ -57,14 +58,15 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 @contextmanager
 def without_stderr() -> Iterator[None]:
     """Nothing on stderr while the block runs, from libraries in C and Rust either, which know no `sys.stderr`."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+    with _turn:
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            os.close(nowhere)
 
 
 class Apart(Generic[T]):

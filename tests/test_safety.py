@@ -204,6 +204,31 @@ def test_progress_titles_and_paths_are_foreign_text_too(folder: Path, tmp_path: 
     assert "out⟨009B⟩1m⟨202E⟩/overview.png" in shown.replace("\n", "")
 
 
+@pytest.mark.parametrize("image", ["svg", "pdf"])
+def test_pictures_of_a_hostile_text_and_model_can_be_opened(folder: Path, tmp_path: Path, image: str) -> None:
+    from xml.dom.minidom import parse
+
+    model = folder.rename(tmp_path / "m\x1b[2J\x01\u202e")
+    (tmp_path / "text").write_text(f"the bank {STEERING} by {STEERING}the river")
+    how = (
+        "-q",
+        "--model",
+        str(model),
+        "--file",
+        str(tmp_path / "text"),
+        "--image",
+        image,
+        "--out",
+        str(tmp_path / "out"),
+    )
+    for command in (("explain", "--head", "1.0"), ("heatmap", "--select", "1.0")):
+        assert call(*command, *how).code == 0
+    made = sorted((tmp_path / "out").rglob(f"*.{image}"))
+    assert len(made) > 3
+    for path in made:
+        assert parse(str(path)) if image == "svg" else path.read_bytes().endswith(b"%%EOF\n")
+
+
 def test_a_table_shows_what_no_cell_was_cleaned_of(capsys, monkeypatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     output.show("a\x1b[2J\u202eb\nc")

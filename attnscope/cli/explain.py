@@ -15,6 +15,7 @@ from attnscope.cli.options import Format, Image, ModelText, Writing
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.shown import visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,7 +171,7 @@ def draw(explanation: Explanation, place: Path) -> Path:
             place,
             effect,
             explanation.labels,
-            head=f"{explanation.head} of {explanation.source}",
+            head=visible(f"{explanation.head} of {explanation.source}"),  # no control stands in an SVG
             divisor=divisor(explanation.scale, explanation.head_dim),
             note=note,
             image=_image(place),
