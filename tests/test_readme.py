@@ -20,7 +20,11 @@ from helpers.readme import COLUMNS, SAMPLE, document
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INSTALL = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-LINES = [line.strip() for line in re.findall(r"^    (.*attnscope .*)$", README, re.MULTILINE) if "git " not in line]
+LINES = [
+    line.removeprefix("pip install -c constraints.txt -e . && ")
+    for line in re.findall(r"^    (.*attnscope .*)$", README, re.MULTILINE)
+    if "git " not in line
+]
 
 
 @pytest.fixture(scope="module")

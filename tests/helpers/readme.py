@@ -14,7 +14,7 @@ from helpers.command_line import Screen
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 100
-SAMPLE = re.compile(r"(?<=\n    )(attnscope heads [^\n]*)(\n\n```\n)(.*?)(```\n)", re.DOTALL)
+SAMPLE = re.compile(r"(?<=&& )(attnscope heads [^\n]*)(\n\n```\n)(.*?)(```\n)", re.DOTALL)
 
 
 def document(page: str, folder: Path) -> str:
