@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import UsageError
-from attnscope.figures import About, Maps, Panel, Style, save_head_maps, save_layer, save_metrics, save_overview
+from attnscope.figures import About, Maps, Panel, Style, save_head_maps, save_layers, save_metrics, save_overview
 from attnscope.figures.style import count
 from attnscope.files import write_whole
 from attnscope.measure.metrics import METRICS, Metric
@@ -88,8 +88,9 @@ class Drawing:
         if "overview" in kinds and self.maps:
             written.append(save_overview(folder / f"overview.{style.image}", list(self.maps), style))
             advance(1)
-        for maps in self._drawn_layers(kinds):
-            written.append(save_layer(folder / "layers" / f"L{maps.layer:02d}.{style.image}", maps, style))
+        layers = [(folder / "layers" / f"L{maps.layer:02d}.{style.image}", maps) for maps in self._drawn_layers(kinds)]
+        for path in save_layers(layers, style):
+            written.append(path)
             advance(1)
         jobs = head_jobs(folder, self.maps, self.heads, style) if "heads" in kinds else []
         if jobs:

@@ -25,8 +25,9 @@ from attnscope.figures.colours import LIGHT_CELL, find_limits, luminance
 from attnscope.figures.fonts import Fonts, fonts_for, shown_label
 from attnscope.figures.heads import prepare_heads
 from attnscope.figures.heatmap import HeadFigure
+from attnscope.figures.layers import layer_figure
 from attnscope.figures.metrics import metrics_figure
-from attnscope.figures.overview import layer_figure, overview_figure, pooled
+from attnscope.figures.overview import overview_figure, pooled
 from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.writer import drawing, write_whole
 

@@ -13,12 +13,24 @@ from PIL import Image
 import attnscope
 from attnscope.drawing import score_panels
 from attnscope.errors import UsageError
-from attnscope.figures import About, Maps, Panel, Style, fonts, save_head_maps, save_layer, save_metrics, save_overview
+from attnscope.figures import (
+    About,
+    Maps,
+    Panel,
+    Style,
+    fonts,
+    save_head_maps,
+    save_layer,
+    save_layers,
+    save_metrics,
+    save_overview,
+)
 from attnscope.figures.colours import BLANK, cmap_of, find_limits, luminance
 from attnscope.figures.explain import effect_figure, scaling_effect
 from attnscope.figures.fonts import Fonts, shown_label
+from attnscope.figures.layers import grid_columns, layer_figure
 from attnscope.figures.metrics import metrics_figure
-from attnscope.figures.overview import grid_columns, layer_figure, overview_figure
+from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import split_sink
 from attnscope.figures.writer import drawing, save_figure
 from helpers.command_line import call
@@ -355,9 +367,21 @@ def test_a_picture_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: 
             figure.canvas.draw()
             whole = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
             path = save_figure(figure, tmp_path / f"{name}.png", style)
+            if name == "layer":
+                path = save_layer(path, maps, style)
             painted = np.asarray(Image.open(path).convert("RGB"), int)
             assert np.abs(painted - whole).max() <= 2, name
             assert painted.std() > 10
+
+
+def test_layers_that_share_a_figure_are_drawn_as_if_alone(tmp_path: Path) -> None:
+    values = 0.5 * causal(5, 9, 1)  # on a scale of its own
+    layers = [bank_maps(5, layer=0), bank_maps(5, layer=1, seed=1), replace(bank_maps(5, layer=2), values_HQK=values)]
+    list(save_layers([(tmp_path / f"{maps.layer}.png", maps) for maps in layers], Style()))
+    for maps in layers:
+        alone = save_layer(tmp_path / "alone.png", maps, Style()).read_bytes()
+        assert (tmp_path / f"{maps.layer}.png").read_bytes() == alone
+    assert (tmp_path / "0.png").read_bytes() != (tmp_path / "1.png").read_bytes()
 
 
 def test_the_metrics_that_matter_come_first_and_know_their_range(seen) -> None:

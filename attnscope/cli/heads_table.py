@@ -76,10 +76,7 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
 def legend(shown: Sequence[Head]) -> str:
     """One line that says what the table's words mean."""
     marked = "unif ≈: nearly uniform; " * any(head.near_uniform for head in shown)
-    return (
-        f"uniform: what uniform attention scores; {marked}role -: this text cannot show it; "
-        "strongest relation: key 0 is left out"
-    )
+    return f"uniform: attention spread uniformly; {marked}role -: not shown by this text; relation: without key 0"
 
 
 def missing_support(seen: Observation) -> list[str]:

@@ -11,12 +11,29 @@ from attnscope.figures.style import About, Maps, Panel, Style
 
 if TYPE_CHECKING:
     from attnscope.figures.heads import save_head_maps
+    from attnscope.figures.layers import save_layer, save_layers
     from attnscope.figures.metrics import save_metrics
-    from attnscope.figures.overview import save_layer, save_overview
+    from attnscope.figures.overview import save_overview
 
-__all__ = ["About", "Maps", "Panel", "Style", "save_head_maps", "save_layer", "save_metrics", "save_overview"]
+__all__ = [
+    "About",
+    "Maps",
+    "Panel",
+    "Style",
+    "save_head_maps",
+    "save_layer",
+    "save_layers",
+    "save_metrics",
+    "save_overview",
+]
 
-_HOME = {"save_head_maps": "heads", "save_layer": "overview", "save_metrics": "metrics", "save_overview": "overview"}
+_HOME = {
+    "save_head_maps": "heads",
+    "save_layer": "layers",
+    "save_layers": "layers",
+    "save_metrics": "metrics",
+    "save_overview": "overview",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,9 +6,8 @@ numbers, its title and the compression. Q query, K key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import seaborn as sns
@@ -38,7 +37,7 @@ from attnscope.figures.colours import (
 from attnscope.figures.jobs import Head
 from attnscope.figures.raster import Stamps
 from attnscope.figures.style import Style
-from attnscope.figures.writer import drawn_pixels, save_figure, save_pixels
+from attnscope.figures.writer import Reused, save_figure, save_pixels
 
 TITLE_SIZE = 13.0
 EDGE, GAP, BAR_PX, LEAST_BAR_PX, LEAST_STRIP_PX = 14, 16, 14, 180, 14
@@ -111,7 +110,7 @@ class HeadFigure:
         self.words = layout.Words(self.figure, (head.title, head.note, head.foot), TITLE_SIZE, style)
         self._lay_out(head)
         self.figure.set_dpi(style.dpi)
-        self.background: Any = None
+        self.reused: Reused | None = None
         self.stamps: list[Stamps] = []
 
     @classmethod
@@ -198,23 +197,13 @@ class HeadFigure:
 
     def pixels(self) -> np.ndarray:
         """The picture (height x width x 3): what never changes is drawn once, the rest is put on top."""
-        parts = [self.map, *([self.strip] if self.strip else [])]
-        live: list[Artist] = [*(part.mesh for part in parts), *self.turns, self.words.title, self.words.note]
-        if self.own_scale:
-            live.append(self.bar.ax)
-        if self.background is None:
-            self._draw_background([*live, *(text for part in parts for text in part.numbers)])
+        if self.reused is None:
+            parts = [self.map, *([self.strip] if self.strip else [])]
+            live: list[Artist] = [*(part.mesh for part in parts), *self.turns, self.words.title, self.words.note]
+            live += [self.bar.ax] * self.own_scale
+            self.reused = Reused(self.figure, live, [text for part in parts for text in part.numbers])
             self.stamps = [Stamps(self.canvas, p.ax, p.numbers, np.argwhere(p.seen)) for p in parts if p.numbers]
-        self.canvas.restore_region(self.background)
-        for artist in live:
-            self.figure.draw_artist(artist)
-        pixels = drawn_pixels(self.figure)
+        pixels = self.reused.pixels()
         for stamps in self.stamps:
             stamps.press(pixels)
         return pixels
-
-    def _draw_background(self, live: Sequence[Artist]) -> None:
-        for artist in live:
-            artist.set_animated(True)
-        self.canvas.draw()
-        self.background = self.canvas.copy_from_bbox(self.figure.bbox)

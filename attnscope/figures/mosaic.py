@@ -28,6 +28,9 @@ from attnscope.figures.colours import (
 )
 from attnscope.figures.style import Maps, Quantity, Style
 
+TITLE_SIZE, HEAD_SIZE = 14.0, 9.0
+EDGE, GAP = 16, 14
+BAR_GAP, BAR_PX, LEAST_BAR_PX, LONGEST_BAR_PX = 18, 14, 180, 420
 STRIP_SHARE = 12  # a sink strip is a twelfth of a map wide, and half that far from it
 
 
@@ -143,3 +146,25 @@ def add_bar(bar_ax: Axes, image: AxesImage, limits: Limits, style: Style, quanti
     bar_ax.yaxis.label.set_fontsize(layout.NAME_SIZE)
     bar_ax.tick_params(labelsize=layout.NAME_SIZE)
     return bar
+
+
+def place_mosaic(figure: Figure, ax: Axes, bar: Colorbar, size: tuple[int, int], words: layout.Words) -> None:
+    """Put image (size: width and height in pixels), colour bar and words on a figure just large enough."""
+    numbered_above = ax.xaxis.get_label_position() == "top"
+    both = bool(ax.yaxis.get_tick_params()["labelright"])
+    labels, numbers = (
+        layout.extent(ax.get_yticklabels())[0],
+        layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, GAP)[1],
+    )
+    gap = BAR_GAP + (labels + 4 if both else 0)
+    bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), GAP)[0]
+    plan = layout.Frame(
+        left=round(EDGE + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0]),
+        top=round(numbers) if numbered_above else round(layout.line_px(HEAD_SIZE)) + 4,
+        size=size,
+        bar=(gap, BAR_PX, min(LONGEST_BAR_PX, max(size[1], LEAST_BAR_PX))),
+        right=gap + BAR_PX + bar_words,
+        below=numbers if both or not numbered_above else 0,
+        edge=EDGE,
+    )
+    layout.frame(figure, [(ax, bar.ax)], plan, words, plan.left)

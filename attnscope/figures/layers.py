@@ -1,0 +1,223 @@
+"""All heads of a layer in one picture.
+
+H head, R tile row, C tile column, Q query, K key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnscope.figures import layout
+from attnscope.figures.colours import Limits, cmap_of, drawable, find_limits, label_colourbar, make_norm, quantity_name
+from attnscope.figures.fonts import fonts_for, shown_label
+from attnscope.figures.jobs import foot, sink_mean
+from attnscope.figures.mosaic import (
+    HEAD_SIZE,
+    TITLE_SIZE,
+    Mosaic,
+    add_bar,
+    draw_mosaic,
+    draw_strips,
+    make_mosaic,
+    place_mosaic,
+    relative,
+)
+from attnscope.figures.raster import press_image
+from attnscope.figures.style import Maps, Style, bin_note, split_sink
+from attnscope.figures.writer import Reused, drawing, save_figure, save_pixels
+
+LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
+
+
+def save_layer(path: Path, maps: Maps, style: Style) -> Path:
+    """Write all heads of a layer in one picture, token labels at its margins; returns the path.
+
+    One colour scale holds for the picture unless `style.per_head_scale`, which shows shares of each head's own.
+    Raises UsageError for an unknown colour map or a folder that cannot be written.
+
+        save_layer(Path("layers/L27.png"), maps, Style())
+        save_layer(Path("layers/L27.svg"), maps, Style(image="svg", sink="mask"))
+    """
+    return next(save_layers([(path, maps)], style))
+
+
+def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Path]:
+    """`save_layer` for many, one path at a time; layers that differ in their values alone share a figure.
+
+    for path in save_layers([(Path("layers/L27.png"), maps)], Style()): ...
+    """
+    labels = {label for axes in {(maps.labels_Q, maps.labels_K) for _, maps in jobs} for one in axes for label in one}
+    built: dict[tuple, LayerFigure] = {}
+    with drawing(fonts_for({style.title, style.about.line, *map(shown_label, labels)})):
+        for path, maps in jobs:
+            kind = _kind(maps, style)
+            if kind not in built:
+                built[kind] = LayerFigure.of(maps, style)
+            built[kind].show(maps)
+            yield built[kind].save(path)
+
+
+def _kind(maps: Maps, style: Style) -> tuple:
+    """What a figure is built for. Titles of heads that carry numbers are part of it."""
+    if style.sink == "mask" or style.per_head_scale:
+        return (id(maps),)
+    limits = find_limits([maps.values_HQK], style, maps.quantity)
+    seen, digits = np.isfinite(maps.values_HQK).tobytes(), len(f"{limits.high:.0f}")
+    return maps.heads, maps.kv_heads, maps.axis_Q, maps.axis_K, seen, limits.above, digits
+
+
+class LayerFigure:
+    """The figure of one kind of layer, its words drawn once; to be used within `writer.drawing`.
+
+    figure = LayerFigure.of(maps, Style())
+    figure.show(other_maps); figure.save(path)
+    """
+
+    def __init__(self, maps: Maps, style: Style, room: float = LAYER_PX) -> None:
+        self.style = style
+        self.reused: Reused | None = None
+        rest, sink_HQ = split_sink(maps, style)
+        heads, queries, keys = rest.values_HQK.shape
+        columns = grid_columns(heads, maps.kv_heads)
+        self.grid = math.ceil(heads / columns), columns
+        cell = _cell(max(queries, keys), room / columns, room)
+        self.mosaic = make_mosaic(queries, keys, (30, 18), cell, strip=sink_HQ is not None)
+        self.figure = layout.new_figure()
+        self.ax, bar_ax = layout.new_panel(self.figure)
+        limits, values_HQK = self._values(maps)
+        tiles = _grid(values_HQK, *self.grid)
+        self.image = draw_mosaic(self.ax, self.mosaic, tiles, limits, style, cmap_of(style, maps.quantity))
+        if sink_HQ is not None:
+            draw_strips(self.ax, self.mosaic, _grid(sink_HQ, *self.grid), maps.quantity)
+        for head in range(heads):
+            self._name(head, _panel_title(maps, head, style))
+        _token_ticks(self.ax, self.mosaic, rest, self.grid, cell)
+        self.bar = add_bar(bar_ax, self.image, limits, style, maps.quantity)
+        notes = "; ".join(filter(None, (bin_note(maps), "" if sink_HQ is None else _strip_note(maps))))
+        texts = (style.headed(f"Layer {maps.layer}"), notes, foot(maps, style))
+        self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
+        place_mosaic(self.figure, self.ax, self.bar, self.mosaic.pixels(*self.grid, cell), self.words)
+
+    @classmethod
+    def of(cls, maps: Maps, style: Style) -> LayerFigure:
+        """The figure in the width that the style asks for."""
+        return layout.fitted(lambda room: cls(maps, style, room), LAYER_PX, style, lambda built: built.figure)
+
+    def _values(self, maps: Maps) -> tuple[Limits, np.ndarray]:
+        """The picture's scale, and what is drawn on it (H x Q x K)."""
+        rest, sink_HQ = split_sink(maps, self.style)
+        limits = find_limits([rest.values_HQK], self.style, maps.quantity, sink_removed=sink_HQ is not None)
+        if self.style.per_head_scale:
+            return limits, relative(rest, self.style, sink_removed=sink_HQ is not None)
+        return limits, rest.values_HQK
+
+    def _name(self, head: int, name: str) -> None:
+        down, right = self.mosaic.corner(*divmod(head, self.grid[1]))
+        start = right - self.mosaic.strip - self.mosaic.strip_gap
+        self.ax.annotate(name, (start, down), (0, 3), textcoords="offset points", fontsize=HEAD_SIZE)
+
+    def show(self, maps: Maps) -> None:
+        """The values, the scale and the title of another layer of the same kind."""
+        self.words.set_title(self.style.headed(f"Layer {maps.layer}"))
+        if self.style.per_head_scale:
+            return
+        limits, values_HQK = self._values(maps)
+        array = self.mosaic.assemble(_grid(values_HQK, *self.grid))
+        self.image.set_data(drawable(array, limits, self.style))
+        self.image.set_norm(make_norm(limits, self.style))
+        label_colourbar(self.bar, limits, self.style, quantity_name(maps.quantity, self.style))
+
+    def save(self, path: Path) -> Path:
+        """Write what is shown now."""
+        if self.style.image != "png":
+            return save_figure(self.figure, path, self.style)
+        return save_pixels(self.pixels(), path, self.style)
+
+    def pixels(self) -> np.ndarray:
+        """The picture, height x width x 3: words once, then the colours of every cell."""
+        if self.reused is None:
+            self.figure.set_dpi(self.style.dpi)
+            self.reused = Reused(self.figure, [self.bar.ax, self.words.title], self.ax.images)
+        pixels = self.reused.pixels()
+        if all(press_image(pixels, image) for image in self.ax.images):
+            return pixels
+        self.reused = Reused(self.figure, [*self.ax.images, self.bar.ax, self.words.title])
+        return self.reused.pixels()
+
+
+def layer_figure(maps: Maps, style: Style) -> Figure:
+    """The picture of one layer; to be called within `writer.drawing`."""
+    return LayerFigure.of(maps, style).figure
+
+
+def _cell(longest: int, panel: float, room: float) -> int:
+    """Pixels of a cell; a panel is no smaller than can be read, where there is room."""
+    fits = min(LARGEST_CELL, int(min(LARGEST_PANEL_PX, max(panel, LEAST_PANEL_PX * (room == LAYER_PX))) // longest))
+    return max(1, fits, -(-LEAST_PANEL_PX // longest) if room == LAYER_PX else 1)
+
+
+def grid_columns(heads: int, kv_heads: Sequence[int]) -> int:
+    """How many heads stand side by side: whole groups of a kv head, or whole parts of one, and no row cut short.
+
+    Where no such grid is nearly square (5 heads), the last row is short.
+    """
+    groups = Counter(kv_heads).values()
+    size = max(groups) if len(set(groups)) == 1 else 1
+    whole = [wide for wide in range(1, heads + 1) if heads % wide == 0 and (wide % size == 0 or size % wide == 0)]
+    best = max(whole, key=lambda wide: (-abs(math.log(wide * wide / heads)), wide))
+    if max(best * best, heads) <= 4 * min(best * best, heads):
+        return best
+    return math.ceil(math.sqrt(1.5 * heads))
+
+
+def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Heads -> a grid of them, NaN where the last row has no head left."""
+    grid = np.full((rows * columns, *values_H.shape[1:]), np.nan)
+    grid[: len(values_H)] = values_H
+    return grid.reshape(rows, columns, *values_H.shape[1:])
+
+
+def _panel_title(maps: Maps, head: int, style: Style) -> str:
+    """`H3 (kv 1)`, with the mean of what was taken out, and the scale where it is the head's own."""
+    rest, sink_HQ = split_sink(maps, style)
+    values_QK = rest.values_HQK[head]
+    name = f"kv {maps.heads[head]}" if maps.by_kv else f"H{maps.heads[head]}"
+    if maps.kv_heads and not maps.by_kv:
+        name += f" (kv {maps.kv_heads[head]})"
+    if sink_HQ is not None:
+        name += f" · {sink_mean(sink_HQ[head], values_QK, maps.key0[head : head + 1]):.2f}".replace("-", "−")
+    if style.per_head_scale:
+        limits = find_limits([values_QK], style, maps.quantity, sink_removed=sink_HQ is not None)
+        name += f", max {limits.high:.2g}"
+    return name
+
+
+def _strip_note(maps: Maps) -> str:
+    if maps.quantity == "logit":
+        return "key 0 taken out: grey strips, its mean logit beside each title"
+    return "key 0 taken out: grey strips from 0 to 1, its mean mass beside each title"
+
+
+def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: int) -> None:
+    """Token labels at the left of each row of maps and below the maps of the lowest row."""
+    size = layout.label_size(cell)
+    step = layout.label_step(cell, layout.line_px(size))
+    rows, columns = grid
+    cells, labels = maps.axis_Q.marks(step)
+    tops = [mosaic.corner(row, 0)[0] for row in range(rows)]
+    shown = [shown_label(label) for label in labels]
+    ax.set_yticks([top + query + 0.5 for top in tops for query in cells], shown * rows, fontsize=size)
+    cells, labels = maps.axis_K.marks(step)
+    lowest = len(maps.heads) - (rows - 1) * columns
+    lefts = [mosaic.corner(0, column)[1] for column in range(lowest)]
+    shown = [shown_label(label) for label in labels]
+    ax.set_xticks([left + key + 0.5 for left in lefts for key in cells], shown * lowest, fontsize=size, rotation=90)
+    ax.set_ylabel(layout.axis_name(maps.axes[0], step), fontsize=layout.NAME_SIZE)
+    ax.set_xlabel(layout.axis_name(maps.axes[1], step), fontsize=layout.NAME_SIZE)
