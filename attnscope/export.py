@@ -85,10 +85,10 @@ def export(
         return [*written, save_json({**said, "files": hashes}, made / NAME)]
 
 
-def drawn_heads(seen: Observation, sort: str | None, most: int | None = MOST_HEADS) -> list[str]:
+def drawn_heads(seen: Observation, sort: str | None) -> list[str]:
     """The heads that are drawn one by one where nobody names them: those that the view chose, or the first in order."""
-    chosen = seen.view.heads is not None
-    return [head.name for head in seen.kept_heads(None if chosen else sort)[: None if chosen else most]]
+    found = seen.kept_heads(sort)[:MOST_HEADS] if seen.view.heads is None else seen.kept_heads()
+    return [head.name for head in found]
 
 
 def _sha256(path: Path) -> str:

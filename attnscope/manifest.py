@@ -1,7 +1,7 @@
 """A folder of one text's run: which run lies in it, which files are its own, and how another takes its place.
 
     check(folder, now, force=False)   # refused where another run lies there
-    with taken(folder, now) as made:  # marked as unfinished while the block writes
+    with taken(folder, now) as files:  # marked as unfinished while the block writes, and adds the names of its files
         ...
 
 A manifest is what somebody wrote: nothing is removed for its word but files that bear a name of ours, in the folder.
@@ -61,7 +61,8 @@ def prompt_of(said: Mapping[str, Any], path: Path) -> Prompt:
         turns = tuple(Span(**turn) for turn in said["prompt"]["turns"])
         prompt = Prompt(**{name: _frozen(value) for name, value in columns.items()}, turns=turns)
         whole = _is_whole(prompt)
-    except (KeyError, TypeError, AttributeError):
+        "".join((prompt.text, *prompt.tokens, *prompt.labels, *prompt.plain)).encode()
+    except (KeyError, TypeError, AttributeError, UnicodeEncodeError):  # the last: halves of surrogate pairs
         whole = False
     if not whole:
         raise UsageError(f"{path} does not say which tokens were read", "give the text with {text} or {file}")
@@ -167,7 +168,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
-        f"{name} was {_short(before.get(name))}, now {_short(now.get(name))}"
+        f"{name if name.isidentifier() else _short(name)} was {_short(before.get(name))}, now {_short(now.get(name))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]

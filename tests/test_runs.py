@@ -138,6 +138,18 @@ def test_a_folder_with_another_manifest_is_refused(tmp_path, content):
     assert listed(tmp_path) == {"relations.csv"}
 
 
+def test_no_control_character_of_a_manifest_reaches_the_terminal(tmp_path, seen):
+    seen.export(tmp_path, figures=())
+    evil = "\x1b[31m\u202e\x00\x9b\u2028"
+    manifest = said(tmp_path)
+    for part in ("options", "text", "prompt", "model"):
+        manifest[part] |= {evil: evil, "text": evil, "name": evil}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    result = call("relations", "--text", CAT, "--out", str(tmp_path), "-q")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err[:-1].isprintable()
+
+
 def test_files_of_our_names_that_nobody_lists_are_refused_others_stay(tmp_path):
     (tmp_path / "relations.csv").write_text("mine")
     (tmp_path / "notes.txt").write_text("mine")
@@ -273,9 +285,12 @@ def test_a_repeated_run_is_allowed_nothing_and_writes_nowhere_by_itself(tmp_path
     assert files_of(out) == before
 
 
+HALF = {"text": "a", "ids": [0], "special": [False], "turns": [], "removed": 0}
+HALF |= {name: ["\ud800"] for name in ("tokens", "labels", "plain")}
 HOSTILE = [
     ({"schema": "run/1", "prompt": None}, 2, "does not say which tokens were read"),
     ({"prompt": {}}, 2, "does not say which tokens were read"),
+    ({"prompt": HALF}, 2, "does not say which tokens"),
     ({"prompt": {"ids": ["a"]}}, 2, "does not say which tokens were read"),
     ({"options": []}, 2, "does not say what was asked for"),
     ({"options": {"top": "many"}}, 2, "top: expected a whole number or all, got 'many'"),

@@ -94,9 +94,7 @@ class ModelText(Tokens, Loading):
     )
     text: Annotated[str | None, Option("-t", help="The text; - reads stdin.", metavar="TEXT"), FIRST, UNRECORDED] = None
     file: Annotated[str | None, Option("-f", help="A UTF-8 file; - reads stdin.", metavar="FILE"), FIRST] = None
-    ids: Annotated[str | None, Option(help="A file of token ids, read as they are; - reads stdin.", metavar="FILE")] = (
-        None
-    )
+    ids: Annotated[str | None, Option(help="A file of token ids; - reads stdin.", metavar="FILE")] = None
 
     def __post_init__(self) -> None:
         named = [name for name, one in self._places.items() if one is not None]
