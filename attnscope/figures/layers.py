@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,7 @@ class LayerFigure:
         _token_ticks(self.ax, self.mosaic, rest, self.grid, cell)
         self.bar = add_bar(bar_ax, self.image, limits, style, maps.quantity)
         notes = "; ".join(filter(None, (bin_note(maps), "" if sink_HQ is None else _strip_note(maps))))
-        texts = (style.headed(f"Layer {maps.layer}"), notes, foot(maps, style))
+        texts = (style.headed(f"Layer {maps.layer}"), notes, foot(replace(maps, turns=()), style))
         self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
         place_mosaic(self.figure, self.ax, self.bar, self.mosaic.pixels(*self.grid, cell), self.words)
 
