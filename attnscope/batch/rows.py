@@ -235,6 +235,12 @@ def _spelled(strings: Any) -> Any:
 def plain(table: pa.Table, spreadsheet: bool) -> pa.Table:
     """Text as strings, for csv; with `spreadsheet`, cells that begin like a formula begin with an apostrophe."""
     table = tamed(table) if spreadsheet else table
-    columns = [column.combine_chunks() for column in table.itercolumns()]
-    arrays = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in columns]
-    return pa.table(arrays, names=table.column_names)
+    return pa.table([_plain(column.combine_chunks()) for column in table.itercolumns()], names=table.column_names)
+
+
+def _plain(column: Any) -> Any:
+    if pa.types.is_dictionary(column.type):
+        return column.dictionary_decode()
+    if pa.types.is_boolean(column.type):  # as Python spells them, and so the csv of one text
+        return pc.if_else(column, "True", "False")
+    return column
