@@ -22,6 +22,7 @@ from attnscope.figures.style import count
 from attnscope.files import write_whole
 from attnscope.measure.metrics import METRICS, Metric
 from attnscope.measure.roles import NEEDED_ROWS, ROLES
+from attnscope.shown import visible
 
 if TYPE_CHECKING:
     from attnscope.observation import Observation
@@ -133,12 +134,7 @@ def about(seen: Observation) -> About:
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
     said = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1].rstrip() + "…"
     line = ", ".join(filter(None, (short, f"“{said}”", f"{len(seen.prompt)} tokens")))
-    return About(_printable(line), _printable(model), seen.prompt.sha256)
-
-
-def _printable(text: str) -> str:
-    """Control and direction characters would reach a file's metadata."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+    return About(visible(line), visible(model), seen.prompt.sha256)
 
 
 def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]:

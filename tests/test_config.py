@@ -47,7 +47,7 @@ def test_what_says_nothing_is_left_out(tmp_path, text):
         ("revision: 123", "revision: expected text, got 123"),
         ("select: 27.3", "select: expected text, got 27.3"),
         ("text: [a, b]", "text: expected text, got ['a', 'b']"),
-        ("scale: cubic", "scale: expected linear or log, got 'cubic'"),
+        ("scale: cubic", "scale: expected linear or sqrt or log, got 'cubic'"),
         ("quantize: 2bit", "quantize: expected 8bit or 4bit, got '2bit'"),
         ("model: a\nmodel: b", "'model' stands twice in line 2"),
         ("model: [a\ntop: 1", "is not YAML: expected ',' or ']', but got ':' in line 2"),

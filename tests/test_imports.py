@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "parity": "errors seam model reference selection tables",
     "explain": "errors seam reference parity",
     "figures": "errors files",
-    "drawing": "errors figures files measure",
+    "drawing": "errors figures files measure shown",
     "manifest": "errors files text",
     "export": "drawing errors figures files manifest model tables",
     "observation": "drawing errors export measure tables",

@@ -152,7 +152,10 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     "id": (lambda model, seen: attnscope.capture(model, [0, 2000]), r"token 1 has the id 2000, .* has 2000 ids"),
     "ids": (lambda model, seen: attnscope.capture(model, [0] * 513), r'513 tokens, .* at most 512; .*truncate="left"'),
     "words": (lambda model, seen: attnscope.capture(model, ["a", "b"]), r"expected a text, a Prompt or token ids"),
-    "positions": (lambda model, seen: attnscope.load("demo", positions=-1), r"number of positions from 1, got -1"),
+    "positions": (
+        lambda model, seen: attnscope.load("demo", positions=-1),
+        r"expected positions from 1 to \d+, got -1",
+    ),
     "sort": (lambda model, seen: seen.table("sharpness"), r"no metric is called 'sharpness'"),
 }
 
@@ -205,6 +208,7 @@ def test_an_export_is_what_the_command_writes(seen, tmp_path: Path) -> None:
     assert {str(path.relative_to(ours)) for path in written} == files.keys() == expected.keys()
     manifest, told = (json.loads(found.pop("manifest.json")) for found in (files, expected))
     assert (manifest.pop("options"), told.pop("options")["top"]) == ({}, 2)
+    assert manifest.pop("files").keys() == told.pop("files").keys()  # pictures name the command
     assert manifest == told
     assert files == expected
 

@@ -163,7 +163,7 @@ def test_a_binned_picture_says_the_true_mean_mass_of_key_0(demo, seen_by, rule: 
         assert list(maps.key0) == pytest.approx(expected, abs=1e-6)
         jobs = [(Path(), maps, index) for index in range(len(maps.heads))]
         for head, mass in zip(prepare_heads(jobs, Style(sink="mask")), expected, strict=True):
-            assert f"without key 0, mean mass {mass:.2f} (" in head.note
+            assert f"without key 0 (<s>), mean mass {mass:.2f} (" in head.note
 
 
 @pytest.mark.parametrize(("rule", "split_sink"), [("sum", False), ("sum", True), ("max", False), ("max", True)])

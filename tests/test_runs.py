@@ -50,7 +50,7 @@ def listed(folder: Path) -> set[str]:
         (("heads", "--text", CAT), f"text was {STORY[:39]!r}… (".replace("'…", "…")),
         (("heads", "--text", STORY, "--top", "1"), "top was 2, now 1"),
         (("heads", "--text", STORY, "--top", "2", "--select", "1"), "select was None, now '1'"),
-        (("relations", "--text", STORY), "another run: bin was 'sum', now None"),
+        (("relations", "--text", STORY), "another run: ascending was False, now None"),
         (("heatmap", "--text", STORY, "--scale", "log"), "scale was 'linear', now 'log'"),
         (("heads", "--ids", "{ids}", "--top", "2"), "tokens), now '<s>the' (2 tokens)"),
     ],

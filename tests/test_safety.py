@@ -255,7 +255,7 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("top: !!int x", "cannot be read"),
         ("top: !!timestamp x", "cannot be read"),
         ("top: 2020-13-45", "cannot be read"),
-        ("top: 2020-01-01", "expected a whole number, got datetime.date"),
+        ("top: 2020-01-01", "expected a whole number or all, got datetime.date"),
         ("top: !!bool x", "cannot be read"),
         ('model: "a\\0b"', "expected text"),
         ("text: [" + "abc, " * 9999 + "]", "expected text, got ['abc'"),
@@ -358,7 +358,7 @@ def test_a_token_beyond_the_embeddings_is_the_models_fault_before_the_forward_pa
     assert (result.code, len(result.out.splitlines())) == (1, 1)
     assert "gives the token 1000000" in result.err
     loaded = load(LoadOptions())
-    with pytest.raises(InputError, match="gives the token 2000"):
+    with pytest.raises(InputError, match="has the id 2000"):
         attnscope.capture(loaded, [1, 2000])
 
 

@@ -28,6 +28,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from attnscope.shown import visible
+
 T = TypeVar("T")
 UNSET = vars(typer.Option())
 
@@ -127,14 +129,17 @@ def recorded(*groups: Any) -> dict[str, Any]:
 
 
 def spelled(command: str, *groups: Any) -> str:
-    """The command line without what stands at its default, and without the text: what a picture says of itself."""
+    """What a picture says of itself: the command without defaults, text, and where the run came from and went."""
+    from attnscope.manifest import AROUND
+
     words = ["attnscope", command]
     for group in groups:
         for name, one in parameters(type(group)).items():
             value = getattr(group, name)
-            if Mark.UNRECORDED not in one.extra and value != default_of(type(group), name):
+            told = Mark.UNRECORDED not in one.extra and name not in AROUND
+            if told and value != default_of(type(group), name):
                 words += [f"--{one.spelled}"] if value is True else [f"--{one.spelled}", str(value)]
-    return shlex.join(words)
+    return visible(shlex.join(words))
 
 
 def default_of(group: type, name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -204,9 +205,9 @@ def count(text: str | int) -> int | None:
     """The number that a person wrote; `all` is None. Raises ValueError."""
     if text == "all":
         return None
-    if not re.fullmatch(r"-?[0-9]{1,9}", str(text)):
+    if not re.fullmatch(r"-?[0-9]{1,999}", str(text)):
         raise ValueError(f"expected a number or all, got {str(text)[:20]!r}")
-    return int(text)
+    return min(int(text), sys.maxsize)
 
 
 @dataclass(frozen=True, kw_only=True)

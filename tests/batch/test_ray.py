@@ -186,6 +186,7 @@ def test_what_ray_cannot_mend_is_begun_again_and_given_up_without_progress(
 
     monkeypatch.setattr(cluster, "_dataset", lambda *arguments: Rows())
     monkeypatch.setattr(cluster, "started", lambda where: ray)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     journal = Journal(tmp_path)
     with pytest.raises(AttnscopeError, match=r"the Ray cluster fails: .*; see that its nodes are well"):
         cluster.run_on_ray(Run(Job(), Corpus(()), [], tmp_path, journal), Cluster())
