@@ -5,8 +5,9 @@
     python benchmarks/engines.py --rows rows.json --tokens "" --write --plot docs/images/engines.png
 
 Each way runs in fresh processes, in turn; the table gives the median of their medians and the peak memory of the
-process. The job: entropy, sink, previous-token, distance, effective keys, induction, duplicate-token, and the 8
-strongest keys of every query, for every layer and head. The plain forward is the backbone under sdpa, without logits.
+process. The job: entropy, sink, previous-token, distance, effective keys, induction, duplicate-token, what each key
+receives, and the 8 strongest keys of every query, for every layer and head. The plain forward is the backbone under
+sdpa, without logits.
 """
 
 import argparse
@@ -247,11 +248,13 @@ def job(P, ids, top) -> list:
     """All that is asked of a layer, in one pass."""
     import torch
 
+    from attnscope.attention.questions import Received
     from attnscope.measure.metrics import Texts, means, questions
 
     texts = Texts(ids, torch.tensor([ids.shape[1]], device=ids.device))
-    answers = P.together([*questions(METRICS, texts), *top])
-    return [means(P, texts, answers, METRICS), *(answers[question] for question in top)]
+    asked = [Received(texts.mean_BT), *top]
+    answers = P.together([*questions(METRICS, texts), *asked])
+    return [means(P, texts, answers, METRICS), *(answers[question] for question in asked)]
 
 
 def dense_job(weights_BHQK, ids) -> list:
@@ -261,15 +264,16 @@ def dense_job(weights_BHQK, ids) -> list:
     n = ids.shape[1]
     position = torch.arange(n, device=ids.device, dtype=weights_BHQK.dtype)
     same = (ids[0, :, None] == ids[0]).tril(-1).to(weights_BHQK.dtype)
-    after = torch.nn.functional.pad(same[:, :-1], (1, 0))
+    after = torch.nn.functional.pad(same[:, :-1], (1, 0)).tril(-2)
     return [
         torch.special.entr(weights_BHQK).sum(-1).mean(-1),
-        weights_BHQK[..., 1:, 0].mean(-1),
+        weights_BHQK[..., 0].mean(-1),
         weights_BHQK.diagonal(-1, -2, -1).mean(-1),
         (position - weights_BHQK @ position).mean(-1),
         (1 / weights_BHQK.square().sum(-1)).mean(-1),
         (weights_BHQK * same).sum(-1).mean(-1),
         (weights_BHQK * after).sum(-1).mean(-1),
+        weights_BHQK.mean(-2),
         weights_BHQK.topk(TOP, dim=-1),
     ]
 
