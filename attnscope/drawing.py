@@ -20,8 +20,9 @@ from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Style, save_head_maps, save_layers, save_metrics, save_overview
 from attnscope.figures.style import count
 from attnscope.files import write_whole
+from attnscope.measure.layers import LayerKey
 from attnscope.measure.metrics import METRICS, Metric
-from attnscope.measure.roles import NEEDED_ROWS, ROLES
+from attnscope.measure.roles import NEEDED_ROWS, RESTS, ROLES
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ def layer_maps(seen: Observation) -> list[Maps]:
     rule = "sum over keys, mean over queries" if found.rule == "sum" else "largest entry"
     starts_Q, starts_K = first_tokens(found.rows), first_tokens(found.columns)
     turns = {turn.start // found.bin_size for turn in seen.prompt.turns} - {0}
+    sinks = {key: _sinks(seen, key, found.heads[key]) for key in found.values}
+    elsewhere = any(key for layer in sinks.values() for key, _ in layer)  # all maps of a text have the same columns
     return [
         Maps(
             layer=key.layer,
@@ -204,9 +207,18 @@ def layer_maps(seen: Observation) -> list[Maps]:
             starts_K=starts_K,
             turns=tuple(sorted(turns)),
             key0=tuple(found.key0[key].tolist()) if key in found.key0 else (),
+            sinks=sinks[key] if elsewhere else (),
         )
         for key, values in found.values.items()
     ]
+
+
+def _sinks(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    """What each of a layer's heads rests on, and its mean mass: its top key, or key 0 where it rests on none."""
+    columns = seen.columns
+    places = np.flatnonzero((columns.layer == key.layer) & (columns.kind == key.kind))[list(heads)]
+    mass = columns.top_key_mass[places]
+    return tuple(zip(np.where(mass > RESTS, columns.top_key[places], 0).tolist(), mass.tolist(), strict=True))
 
 
 def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style: Style) -> list[tuple[Path, Maps, int]]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from attnscope.errors import UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import COLUMNS, METRICS, order_of
-from attnscope.measure.roles import NONE
+from attnscope.measure.roles import NONE, RESTS
 from attnscope.tables import as_table, flags, numbers, texts_at, words
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 SHOWN_HEADS = 12  # of the table in a notebook
-RESTS = 0.3  # mean mass above which a head rests on a key: the bound of the role `sink`
 RELATION = ("layer", "head", "kv_head", "query", "key", "weight")
 
 

@@ -11,7 +11,7 @@ from matplotlib.colors import PowerNorm, to_rgba
 from PIL import Image
 
 import attnscope
-from attnscope.drawing import score_panels
+from attnscope.drawing import layer_maps, score_panels
 from attnscope.errors import UsageError
 from attnscope.figures import (
     About,
@@ -28,13 +28,15 @@ from attnscope.figures import (
 from attnscope.figures.colours import BLANK, cmap_of, find_limits, luminance
 from attnscope.figures.explain import effect_figure, scaling_effect
 from attnscope.figures.fonts import Fonts, shown_label
+from attnscope.figures.heatmap import HeadFigure
+from attnscope.figures.jobs import prepare_heads
 from attnscope.figures.layers import grid_columns, layer_figure
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure
-from attnscope.figures.style import split_sink
+from attnscope.figures.style import TAKEN, split_sink
 from attnscope.figures.writer import drawing, save_figure
 from helpers.command_line import call
-from test_figures import bank_maps, causal, numbered, shown, words
+from test_figures import BANK, bank_maps, causal, numbered, shown, words
 
 ABOUT = About("demo, “the bank”, 9 tokens", "demo", "ab12", "attnscope heads --select 1.4")
 TEXT = "the financial bank is located on river bank"
@@ -252,8 +254,6 @@ def test_bins_keep_the_text_of_their_first_token() -> None:
 
 
 def test_the_observation_gives_first_tokens_and_positions(seen) -> None:
-    from attnscope.drawing import layer_maps
-
     text = "the river bank is green and the old boat lies still " * 20
     long = attnscope.capture(attnscope.load("demo"), text, request=attnscope.Request(maps="all"))
     maps = layer_maps(long)[0]
@@ -396,3 +396,114 @@ def test_the_metrics_that_matter_come_first_and_know_their_range(seen) -> None:
     expected = sum(1 / visible for visible in range(2, 10)) / 8
     assert named["previous token"].uniform == (pytest.approx(expected, abs=0.005),)
     assert len(panels) == len(seen.columns.scores)
+
+
+# Sinks
+
+
+def own_sinks() -> Maps:
+    """Four heads, of which head 1 rests on key 3."""
+    maps = bank_maps()
+    maps.values_HQK[1, 3:] *= 0.1
+    maps.values_HQK[1, 3:, 3] = 0.9
+    return replace(maps, sinks=((0, 0.2), (3, 0.6), (0, 0.1), (0, 0.4)))
+
+
+def taken_out(figure: HeadFigure) -> tuple[float, ...]:
+    return figure.taken.get_bbox().bounds
+
+
+def test_mask_takes_out_what_is_the_sink_of_a_head() -> None:
+    maps, style = own_sinks(), Style(sink="mask")
+    figure = shown(maps, style, 1)  # built for head 0
+    assert figure.strip is not None
+    plotted, strip = figure.map.mesh.get_array(), figure.strip.mesh.get_array()[:, 0]
+    for query in range(9):
+        for key in range(9):
+            if key > query or key == 3:
+                assert plotted.mask[query, key]
+            else:
+                assert plotted[query, key] == pytest.approx(float(maps.values_HQK[1, query, key]))
+        assert strip.mask[query] == (query < 3)
+    assert strip[3:].tolist() == pytest.approx([0.9] * 6)
+    assert taken_out(figure) == (3, 3, 1, 6)
+    assert words(figure.strip.numbers) == ["", "", "", *["0.90"] * 6]
+    assert [figure.map.numbers[place].get_text() for place in (0, 9)] == ["1.00", ""], "of keys 0 and 3"
+    assert words(figure.ax.get_xticklabels()) == list(BANK)
+    assert words(figure.strip.ax.get_xticklabels()) == ["sink"]
+    assert figure.words.note.get_text() == "without key 3 (is), mean mass 0.60 (grey strip, 0 to 1)"
+    assert "darker grey: the sink, taken out" in figure.words.foot.get_text().replace("\n", " ")
+    assert taken_out(shown(maps, style, 2)) == (0, 0, 1, 9)
+    assert "without key 0 (the), mean mass" in shown(maps, style, 2).words.note.get_text()
+    assert taken_out(shown(maps, Style(), 1)) == (0, 0, 0, 0)
+    assert shown(maps, Style(), 1).map.mesh.get_array()[5, 3] == pytest.approx(0.9)
+
+
+def test_heads_of_different_sinks_share_a_figure_and_a_scale(tmp_path: Path) -> None:
+    maps, style = own_sinks(), Style(sink="mask")
+    heads = prepare_heads([(tmp_path / f"{index}.png", maps, index) for index in range(4)], style)
+    assert len({head.kind for head in heads}) == 1
+    rest = [
+        float(maps.values_HQK[head, query, key])
+        for head in range(4)
+        for query in range(1, 9)  # query 0 sees one key
+        for key in range(query + 1)
+        if key != maps.sinks[head][0]
+    ]
+    assert heads[0].limits.high == pytest.approx(max(rest) if max(rest) < 0.9 else 1)
+    save_head_maps([(head.path, maps, index) for index, head in enumerate(heads)], style)
+    for index, head in enumerate(heads):
+        alone = replace(head, path=tmp_path / "alone.png")
+        with drawing(Fonts()):
+            figure = HeadFigure.of(alone, style)
+            figure.show(alone)
+            figure.save(alone.path)
+        assert alone.path.read_bytes() == head.path.read_bytes(), index
+
+
+@pytest.mark.parametrize("per_head_scale", [False, True])
+def test_layers_and_overviews_take_each_heads_own_sink_out(per_head_scale: bool) -> None:
+    maps, style = own_sinks(), Style(sink="mask", per_head_scale=per_head_scale)
+    with drawing(Fonts()):
+        layer, overview = layer_figure(maps, style), overview_figure([maps], style)
+    titles = [title.split(",")[0] for title in words(layer.axes[0].texts)]
+    assert titles[1] == "H1 (kv 0) · is(3) 0.60"
+    assert titles[0].startswith("H0 (kv 0) · 0.")
+    assert "each head's own sink (key 0 where none is named) taken out" in words(layer.texts)[1].replace("\n", " ")
+    assert words(overview.texts)[1] == "each head's own sink taken out (grey strips, 0 to 1)"
+    for figure in (layer, overview):
+        greys, cells, strips = (image.get_array() for image in figure.axes[0].images)
+        assert np.argwhere(greys.filled(0) == 1).shape == (9 + 6 + 9 + 9, 2)
+        assert not (cells.filled(-1)[greys.filled(0) == 1] >= 0).any()
+        assert (strips.filled(0)[3:9] == np.float32(0.9)).any()
+
+
+@pytest.mark.parametrize("tokens", [2, 4])
+def test_a_bin_goes_with_the_sink_that_it_holds(tokens: int) -> None:
+    starts = (0, 1, *range(tokens, 9 * tokens - tokens, tokens))
+    maps = replace(own_sinks(), bin_size=tokens, starts_K=starts, starts_Q=starts, sinks=((2 * tokens + 1, 0.6),) * 4)
+    figure = shown(maps, Style(sink="mask"))
+    assert taken_out(figure) == (3, 3, 1, 6)
+    last = 3 * tokens - 1
+    said = f"without keys {2 * tokens}–{last}, mean mass 0.60 on key {2 * tokens + 1} (grey strip, 0 to 1)"
+    assert figure.words.note.get_text().replace("\n", " ").endswith(said)
+    logits = shown(replace(maps, quantity="logit"), Style(sink="mask"))
+    assert f"keys {2 * tokens}–{last}, mean of the largest logits" in logits.words.note.get_text().replace("\n", " ")
+
+
+def test_the_command_takes_out_the_full_stop_that_a_head_rests_on(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "examples" / "story.txt").read_text().splitlines()[0]
+    story = attnscope.capture(attnscope.load("demo"), text, request=attnscope.Request(metrics=(), maps="all"))
+    [head] = [head for head in story.heads if head.name == "L1H1"]
+    assert story.prompt.tokens[head.top_key] == "."
+    arguments = ("--text", text, "--sink", "mask", "--image", "svg", "--select", "1.0-1", "--out", str(tmp_path))
+    assert call("heatmap", *arguments).code == 0
+    named = f"without key {head.top_key} (.), mean mass {head.top_key_mass:.2f} (grey strip, 0 to 1)"
+    assert f">{named}</text>" in (tmp_path / "heads" / "L01H01.svg").read_text()
+    assert ">without key 0 (&lt;s&gt;), mean mass" in (tmp_path / "heads" / "L01H00.svg").read_text()
+    layer = (tmp_path / "layers" / "L01.svg").read_text()
+    assert f">H1 (kv 0) · .({head.top_key}) {head.top_key_mass:.2f}</text>" in layer
+    assert ">each head's own sink taken out" in (tmp_path / "overview.svg").read_text()
+    masked = [split_sink(maps, Style(sink="mask"))[0].values_HQK for maps in layer_maps(story)]
+    assert (masked[1][1][head.top_key :, head.top_key] == TAKEN).all()
+    assert all((one == TAKEN).any(1).sum(1).tolist() == [1] * 6 for one in masked), "one key of every head"

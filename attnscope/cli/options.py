@@ -307,7 +307,8 @@ class Map(Look):
         float | None, Option(help="Where --scale log begins, e.g. 0.001 (default: the least weight).", metavar="WEIGHT")
     ] = None
     sink: Annotated[
-        Literal["keep", "mask"] | None, Option(help="Key 0: keep it, or draw it as its own strip (default: keep).")
+        Literal["keep", "mask"] | None,
+        Option(help="A head's sink (its top key, else key 0): keep it, or draw it as a strip (default: keep)."),
     ] = None
     annotate: Annotated[
         bool | None, Option("--annotate/--no-annotate", help="Numbers in the cells (default: up to 12 tokens).")

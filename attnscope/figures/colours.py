@@ -13,9 +13,10 @@ from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize, Powe
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from attnscope.errors import UsageError
-from attnscope.figures.style import Quantity, Style
+from attnscope.figures.style import TAKEN, Quantity, Style
 
 BLANK = "#efefef"  # a key the query cannot see: light, so that it is never mistaken for a small weight
+TAKEN_COLOUR = "#cccccc"  # a sink that is drawn at the side
 DARK_INK, LIGHT_INK = "#262626", "#ffffff"
 LOWEST_FLOOR = 1e-6
 LIGHT_CELL = 0.408  # seaborn's threshold on the relative luminance
@@ -35,14 +36,14 @@ class Limits:
 
 
 def find_limits(
-    values: Iterable[np.ndarray], style: Style, quantity: Quantity = "weight", *, sink_removed: bool = False
+    values: Iterable[np.ndarray], style: Style, quantity: Quantity = "weight", *, cut_off: bool = False
 ) -> Limits:
     """One scale for all the arrays (... x queries x keys).
 
-    Rows with one visible key are 1 whatever the head does, and would set every scale: they are left out and
-    take the top colour. Logits reach equally far to both sides of 0; weights start at 0, or on a log scale at the
-    style's floor, without one at the power of ten below the least weight, 1e-6 at the lowest. Raises UsageError for a
-    log or square-root scale on logits, which are logarithms.
+    Rows with one visible key (none where key 0 is `cut_off`) are 1 whatever the head does, and would set every scale:
+    they are left out and take the top colour. Logits reach equally far to both sides of 0; weights start at 0, or on a
+    log scale at the style's floor, without one at the power of ten below the least weight, 1e-6 at the lowest. Raises
+    UsageError for a log or square-root scale on logits, which are logarithms.
     """
     if quantity == "logit" and style.scale != "linear":
         raise UsageError(
@@ -55,8 +56,7 @@ def find_limits(
     if quantity == "logit":
         reach = float(np.abs(everything).max()) or 0.5
         return Limits(-reach, reach)
-    least_keys = 1 if sink_removed else 2
-    telling = np.concatenate([_rows_seeing(array, least_keys) for array in arrays])
+    telling = np.concatenate([_rows_seeing(array, 1 if cut_off else 2) for array in arrays])
     high = float(telling.max()) if telling.size and telling.max() > 0 else float(everything.max()) or 1.0
     if 0.9 <= high <= 1:
         high = 1.0  # the end of the scale that a reader expects
@@ -65,8 +65,12 @@ def find_limits(
 
 
 def _rows_seeing(array: np.ndarray, least_keys: int) -> np.ndarray:
-    seen = np.isfinite(array)
-    return array[seen & (seen.sum(-1, keepdims=True) >= least_keys)]
+    return array[np.isfinite(array) & (seen(array).sum(-1, keepdims=True) >= least_keys)]
+
+
+def seen(values: np.ndarray) -> np.ndarray:
+    """Where a query sees a key, drawn or taken out."""
+    return np.isfinite(values) | (values == TAKEN)
 
 
 def _floor(values: np.ndarray, high: float, asked: float | None) -> float:
@@ -113,8 +117,8 @@ def find_cmap(name: str) -> Colormap:
 
 
 def blank_cmap() -> Colormap:
-    """One light grey: what lies beneath the cells of a map."""
-    return ListedColormap([BLANK]).with_extremes(bad=(0, 0, 0, 0))
+    """Two greys, for 0 and 1: what lies beneath the cells of a map, and what was taken out of it."""
+    return ListedColormap([BLANK, TAKEN_COLOUR]).with_extremes(bad=(0, 0, 0, 0))
 
 
 def luminance(rgba: np.ndarray) -> np.ndarray:

@@ -17,11 +17,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from attnscope.figures import layout
 from attnscope.figures.colours import (
     BLANK,
+    TAKEN_COLOUR,
     Limits,
     cmap_of,
     colourbar_kws,
@@ -32,11 +34,12 @@ from attnscope.figures.colours import (
     make_norm,
     number,
     quantity_name,
+    seen,
     sink_limits,
 )
 from attnscope.figures.jobs import Head
 from attnscope.figures.raster import Stamps
-from attnscope.figures.style import Style
+from attnscope.figures.style import TAKEN, Style
 from attnscope.figures.writer import Reused, save_figure, save_pixels
 
 TITLE_SIZE = 13.0
@@ -53,10 +56,10 @@ class Cells:
         self, ax: Axes, values_QK: np.ndarray, limits: Limits, style: Style, cmap: Colormap, **seaborn: object
     ):
         self.ax, self.style, self.cmap = ax, style, cmap
-        self.seen = np.isfinite(values_QK)
+        self.seen = seen(values_QK)
         before = len(ax.texts)
-        sns.heatmap(
-            drawable(values_QK, limits, style).filled(np.nan),
+        sns.heatmap(  # a number for every key that is seen: another head's sink is elsewhere
+            drawable(np.where(values_QK == TAKEN, limits.low, values_QK), limits, style).filled(np.nan),
             ax=ax,
             norm=make_norm(limits, style),
             vmin=limits.low,
@@ -84,7 +87,7 @@ class Cells:
         nothing = f"{0:.{decimals}f}" if limits.low >= 0 else None  # of weights: left out, so that the others stand out
         for text, value, ink in zip(self.numbers, values_QK[self.seen], inks, strict=True):
             shown_number = number(float(value), self.style, decimals)
-            text.set_text("" if shown_number == nothing else shown_number)
+            text.set_text("" if shown_number == nothing or not np.isfinite(value) else shown_number)
             text.set_color(ink)
 
 
@@ -106,6 +109,8 @@ class HeadFigure:
         self.bar = cast(Colorbar, self.map.mesh.colorbar)
         label_colourbar(self.bar, head.limits, style, quantity_name(head.quantity, style))
         self.strip = self._strip(head)
+        self.taken = Rectangle((0, 0), 0, 0, color=TAKEN_COLOUR, linewidth=0)
+        self.ax.add_patch(self.taken)
         self.turns = [line for row in head.turns for line in self._turn(row, len(head.axis_Q.labels))]
         self.words = layout.Words(self.figure, (head.title, head.note, head.foot), TITLE_SIZE, style)
         self._lay_out(head)
@@ -132,7 +137,7 @@ class HeadFigure:
         column_Q1 = head.sink_Q[:, None]
         plain = Style(annotate=bool(self.map.numbers))
         limits = sink_limits(column_Q1, head.quantity)
-        strip = Cells(ax, column_Q1, limits, plain, find_cmap(SINK_CMAP), cbar=False)
+        strip = Cells(ax, np.nan_to_num(column_Q1), limits, plain, find_cmap(SINK_CMAP), cbar=False)
         for text in strip.numbers:
             text.set_fontsize(layout.number_size(self.cell[0]))
         return strip
@@ -149,7 +154,7 @@ class HeadFigure:
         left_ax = self.strip.ax if self.strip else self.ax
         step_Q = layout.put_tokens(left_ax, "y", head.axis_Q, high)
         step_K = layout.put_tokens(self.ax, "x", head.axis_K, wide)
-        if self.strip:
+        if self.strip and (step_K == 1 or head.axis_sink.name):  # elsewhere the first key's label has its room
             layout.put_tokens(self.strip.ax, "x", head.axis_sink, wide)
         layout.turn(self._key_labels(), wide * step_K)
         self.ax.set_xlabel(layout.axis_name(head.axis_K.name, step_K), fontsize=layout.NAME_SIZE)
@@ -180,6 +185,9 @@ class HeadFigure:
     def show(self, head: Head) -> None:
         """Colours, numbers, title and note of another head of the same kind."""
         self.map.show(head.values_QK, head.limits)
+        rows, columns = np.nonzero(head.values_QK == TAKEN)
+        if rows.size:
+            self.taken.set_bounds(columns[0], rows[0], 1, rows[-1] + 1 - rows[0])
         if self.strip and head.sink_Q is not None:
             column_Q1 = head.sink_Q[:, None]
             self.strip.show(column_Q1, sink_limits(column_Q1, head.quantity))
@@ -199,8 +207,8 @@ class HeadFigure:
         """The picture (height x width x 3): what never changes is drawn once, the rest is put on top."""
         if self.reused is None:
             parts = [self.map, *([self.strip] if self.strip else [])]
-            live: list[Artist] = [*(part.mesh for part in parts), *self.turns, self.words.title, self.words.note]
-            live += [self.bar.ax] * self.own_scale
+            live: list[Artist] = [self.taken, *(part.mesh for part in parts), *self.turns]
+            live += [self.words.title, self.words.note, *[self.bar.ax] * self.own_scale]
             self.reused = Reused(self.figure, live, [text for part in parts for text in part.numbers])
             self.stamps = [Stamps(self.canvas, p.ax, p.numbers, np.argwhere(p.seen)) for p in parts if p.numbers]
         pixels = self.reused.pixels()

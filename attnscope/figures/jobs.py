@@ -3,20 +3,21 @@
 H head, Q query, K key.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from attnscope.figures.colours import Limits, find_limits
+from attnscope.figures.colours import Limits, find_limits, seen
 from attnscope.figures.fonts import shown_label
-from attnscope.figures.style import Axis, Maps, Quantity, Style, bin_note, head_title, split_sink
+from attnscope.figures.style import Axis, Maps, Quantity, Style, bin_note, cut_off, head_title, split_sink
 
 
 @dataclass(frozen=True)
 class Head:
-    """What one file shows; where the style takes key 0 out, values_QK are without it and sink_Q is its column."""
+    """What one file shows; where the style takes the sink out, sink_Q is its column, gone from values_QK or TAKEN."""
 
     path: Path
     title: str
@@ -34,7 +35,6 @@ class Head:
     @property
     def kind(self) -> tuple:
         """Heads of one kind differ in values and titles alone, and share a figure."""
-        seen = np.isfinite(self.values_QK).tobytes()
         parts = (
             self.axis_sink,
             self.sink_Q is None,
@@ -42,7 +42,7 @@ class Head:
             self.limits.above,
             len(f"{self.limits.high:.0f}"),
         )
-        return self.axis_Q, self.axis_K, self.foot, self.turns, seen, parts
+        return self.axis_Q, self.axis_K, self.foot, self.turns, seen(self.values_QK).tobytes(), parts
 
 
 def prepare_heads(
@@ -53,25 +53,26 @@ def prepare_heads(
     if len(quantities) > 1:
         raise ValueError(f"expected maps of one quantity, got {sorted(quantities)}")
     quantity: Quantity = next(iter(quantities), "weight")
-    split = [split_sink(maps, style) for _, maps, _ in jobs]
+    layers = {id(maps): maps for _, maps, _ in jobs}
+    split_of = {place: split_sink(maps, style) for place, maps in layers.items()}  # once, for it may copy
+    split = [split_of[id(maps)] for _, maps, _ in jobs]
     values = [rest.values_HQK[index] for (rest, _), (_, _, index) in zip(split, jobs, strict=True)]
-    removed = style.sink == "mask"
-    shared = find_limits(values, style, quantity, sink_removed=removed)
+    cut = cut_off(layers.values(), style)
+    shared = find_limits(values, style, quantity, cut_off=cut)
     alone = style.per_head_scale or quantity == "logit"  # logits of different heads have no common measure
     heads = []
     for (path, maps, index), (rest, sink_HQ), values_QK in zip(jobs, split, values, strict=True):
         sink_Q = None if sink_HQ is None else sink_HQ[index]
-        own = find_limits([values_QK], style, quantity, sink_removed=removed) if alone else shared
-        removed_note = sink_note(maps, sink_Q, values_QK, maps.key0[index : index + 1])
+        own = find_limits([values_QK], style, quantity, cut_off=cut) if alone else shared
         heads.append(
             Head(
                 path=path,
                 title=style.headed(title(maps, index)) + (f", max {own.high:.2g}" if style.per_head_scale else ""),
-                note="; ".join(filter(None, (bin_note(maps), removed_note))),
+                note="; ".join(filter(None, (bin_note(maps), _taken_note(maps, index, sink_Q, values_QK)))),
                 foot=foot(maps, style),
                 axis_Q=rest.axis_Q,
                 axis_K=rest.axis_K,
-                axis_sink=replace(maps.axis_K, labels=maps.labels_K[:1], starts=maps.starts_K[:1]),
+                axis_sink=_axis_sink(maps),
                 turns=rest.turns,
                 values_QK=values_QK,
                 sink_Q=sink_Q,
@@ -88,6 +89,8 @@ def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
     signs = [f"grey: {later}"] if not np.isfinite(maps.values_HQK).all() else []
     if tokens and any("·" in label for label in (*maps.labels_Q, *maps.labels_K)):
         signs.append("“·”: a space")
+    if maps.sinks and style.sink == "mask":
+        signs.append("darker grey: the sink, taken out")
     if maps.kv_heads or maps.by_kv:
         signs.append("kv: key and value head")
     if maps.turns and tokens:
@@ -95,26 +98,52 @@ def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
     return tuple(filter(None, (style.about.line, "; ".join(signs))))
 
 
-def sink_note(maps: Maps, sink_Q: np.ndarray | None, values_QK: np.ndarray, key0: Sequence[float] = ()) -> str:
-    """How much was taken out with key 0; key0: the mean mass on it, where the column does not tell."""
+def _axis_sink(maps: Maps) -> Axis:
+    """What stands below the strip: key 0, or, so that heads of different sinks share a figure, one word."""
+    if maps.sinks:
+        return Axis("", ("sink",))
+    return replace(maps.axis_K, labels=maps.labels_K[:1], starts=maps.starts_K[:1])
+
+
+def _taken_note(maps: Maps, index: int, sink_Q: np.ndarray | None, values_QK: np.ndarray) -> str:
     if sink_Q is None:
         return ""
-    mean = "–" if np.isnan(mass := sink_mean(sink_Q, values_QK, key0)) else f"{mass:.2f}".replace("-", "−")
+    name, mean, (key, mass) = sink_name(maps, index), sink_mean(maps, index, sink_Q, values_QK), maps.sink(index)
+    among = name.startswith("keys") and not math.isnan(mass)
+    return sink_note(maps, name, f"{mean} on key {key}" if among else mean)
+
+
+def sink_note(maps: Maps, name: str, mean: str) -> str:
+    """What was taken out, and how much it was."""
     if maps.quantity == "logit":
-        return f"without {_sink_name(maps)}, mean {'of the largest logits' if maps.bin_size > 1 else 'logit'} {mean}"
-    return f"without {_sink_name(maps)}, mean mass {mean} (grey strip, 0 to 1)"
+        return f"without {name}, mean {'of the largest logits' if maps.bin_size > 1 else 'logit'} {mean}"
+    return f"without {name}, mean mass {mean} (grey strip, 0 to 1)"
 
 
-def _sink_name(maps: Maps) -> str:
-    """The first column: key 0, or the first bin where key 0 has no column of its own."""
-    if maps.bin_size == 1 or maps.starts_K[1:2] == (1,):
-        return f"key 0 ({shown_label(maps.labels_K[0])})"
-    return f"keys 0–{maps.starts_K[1] - 1}" if maps.starts_K else f"keys {maps.labels_K[0]}"
+def sink_name(maps: Maps, index: int = 0) -> str:
+    """What is taken out of a head: `key 9 (.)`, or the bin where its sink has no column of its own."""
+    key, _ = maps.sink(index)
+    column = maps.column(key)
+    label, starts = maps.labels_K[column], maps.starts_K[column : column + 2]
+    if maps.bin_size == 1 or starts == (key, key + 1):
+        return f"key {key} ({shown_label(label)})"
+    if len(starts) == 2:
+        return f"keys {starts[0]}–{starts[1] - 1}"
+    return f"keys from {starts[0]}" if starts else f"keys {label}"
 
 
-def sink_mean(sink_Q: np.ndarray, values_QK: np.ndarray, key0: Sequence[float] = ()) -> float:
-    """The mean of key 0's column over the queries that see another key too, `key0`'s where given; NaN without any."""
-    if len(key0):
-        return float(np.mean(key0))
+def sink_mean(maps: Maps, index: int, sink_Q: np.ndarray, values_QK: np.ndarray) -> str:
+    """The mean of what was taken out of a head, as it is printed."""
+    mass = maps.sink(index)[1]
+    return printed(column_mean(sink_Q, values_QK) if math.isnan(mass) else mass)
+
+
+def column_mean(sink_Q: np.ndarray, values_QK: np.ndarray) -> float:
+    """The mean of a column over the queries that see another key too; NaN without any."""
     rows = sink_Q[np.isfinite(sink_Q) & np.isfinite(values_QK).any(-1)]
-    return float(rows.mean(dtype=np.float64)) if rows.size else float("nan")
+    return float(rows.mean(dtype=np.float64)) if rows.size else math.nan
+
+
+def printed(mean: float) -> str:
+    """Two decimals, or a dash where there is no mean."""
+    return "–" if math.isnan(mean) else f"{mean:.2f}".replace("-", "−")

@@ -31,7 +31,7 @@ from attnscope.figures.mosaic import (
     relative,
 )
 from attnscope.figures.raster import press_image
-from attnscope.figures.style import Maps, Style, bin_note, split_sink
+from attnscope.figures.style import Maps, Style, bin_note, cut_off, split_sink
 from attnscope.figures.writer import Reused, drawing, save_figure, save_pixels
 
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
@@ -98,7 +98,7 @@ class LayerFigure:
         if sink_HQ is not None:
             draw_strips(self.ax, self.mosaic, _grid(sink_HQ, *self.grid), maps.quantity)
         for head in range(heads):
-            self._name(head, _panel_title(maps, head, style))
+            self._name(head, _panel_title(maps, (rest, sink_HQ), head, style))
         _token_ticks(self.ax, self.mosaic, rest, self.grid, cell)
         self.bar = add_bar(bar_ax, self.image, limits, style, maps.quantity)
         notes = "; ".join(filter(None, (bin_note(maps), "" if sink_HQ is None else _strip_note(maps))))
@@ -113,11 +113,9 @@ class LayerFigure:
 
     def _values(self, maps: Maps) -> tuple[Limits, np.ndarray]:
         """The picture's scale, and what is drawn on it (H x Q x K)."""
-        rest, sink_HQ = split_sink(maps, self.style)
-        limits = find_limits([rest.values_HQK], self.style, maps.quantity, sink_removed=sink_HQ is not None)
-        if self.style.per_head_scale:
-            return limits, relative(rest, self.style, sink_removed=sink_HQ is not None)
-        return limits, rest.values_HQK
+        rest, cut = split_sink(maps, self.style)[0], cut_off([maps], self.style)
+        limits = find_limits([rest.values_HQK], self.style, maps.quantity, cut_off=cut)
+        return limits, relative(rest, self.style, cut_off=cut) if self.style.per_head_scale else rest.values_HQK
 
     def _name(self, head: int, name: str) -> None:
         down, right = self.mosaic.corner(*divmod(head, self.grid[1]))
@@ -185,25 +183,34 @@ def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return grid.reshape(rows, columns, *values_H.shape[1:])
 
 
-def _panel_title(maps: Maps, head: int, style: Style) -> str:
+def _panel_title(maps: Maps, split: tuple[Maps, np.ndarray | None], head: int, style: Style) -> str:
     """`H3 (kv 1)`, with the mean of what was taken out, and the scale where it is the head's own."""
-    rest, sink_HQ = split_sink(maps, style)
+    rest, sink_HQ = split
     values_QK = rest.values_HQK[head]
     name = f"kv {maps.heads[head]}" if maps.by_kv else f"H{maps.heads[head]}"
     if maps.kv_heads and not maps.by_kv:
         name += f" (kv {maps.kv_heads[head]})"
     if sink_HQ is not None:
-        name += f" · {sink_mean(sink_HQ[head], values_QK, maps.key0[head : head + 1]):.2f}".replace("-", "−")
+        name += f" · {_named(maps, head)}{sink_mean(maps, head, sink_HQ[head], values_QK)}"
     if style.per_head_scale:
-        limits = find_limits([values_QK], style, maps.quantity, sink_removed=sink_HQ is not None)
+        limits = find_limits([values_QK], style, maps.quantity, cut_off=cut_off([maps], style))
         name += f", max {limits.high:.2g}"
     return name
 
 
+def _named(maps: Maps, head: int) -> str:
+    """`.(9) `, the sink of a head that does not rest on key 0."""
+    key, _ = maps.sink(head)
+    if not key:
+        return ""
+    return f"key {key} " if maps.bin_size > 1 else f"{shown_label(maps.labels_K[key])}({key}) "
+
+
 def _strip_note(maps: Maps) -> str:
+    what = "each head's own sink (key 0 where none is named)" if maps.sinks else "key 0"
     if maps.quantity == "logit":
-        return "key 0 taken out: grey strips, its mean logit beside each title"
-    return "key 0 taken out: grey strips from 0 to 1, its mean mass beside each title"
+        return f"{what} taken out: grey strips, its mean logit beside each title"
+    return f"{what} taken out: grey strips from 0 to 1, its mean mass beside each title"
 
 
 def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: int) -> None:

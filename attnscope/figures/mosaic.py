@@ -26,7 +26,7 @@ from attnscope.figures.colours import (
     quantity_name,
     sink_limits,
 )
-from attnscope.figures.style import Maps, Quantity, Style
+from attnscope.figures.style import TAKEN, Maps, Quantity, Style
 
 TITLE_SIZE, HEAD_SIZE = 14.0, 9.0
 EDGE, GAP = 16, 14
@@ -70,7 +70,7 @@ class Mosaic:
         return array
 
     def assemble_strips(self, sinks_RCQ: np.ndarray) -> np.ndarray:
-        """Key 0's columns (R x C x Q) -> an array of the same size, NaN but for the strips."""
+        """The sinks' columns (R x C x Q) -> an array of the same size, NaN but for the strips."""
         rows, columns = sinks_RCQ.shape[:2]
         array = np.full(self.size(rows, columns), np.nan)
         for row, column in np.ndindex(rows, columns):
@@ -89,13 +89,13 @@ def make_mosaic(queries: int, keys: int, gap_px: tuple[int, int], cell: int, *, 
     return Mosaic(queries, keys, gap_down, gap_right, wide, max(1, wide // 2))
 
 
-def relative(maps: Maps, style: Style, *, sink_removed: bool) -> np.ndarray:
+def relative(maps: Maps, style: Style, *, cut_off: bool) -> np.ndarray:
     """Each head's values (H x Q x K) as a share (0 to 1) of its own colour scale, for `per_head_scale`."""
     shares = np.full(maps.values_HQK.shape, np.nan)
     for head, values_QK in enumerate(maps.values_HQK):
-        limits = find_limits([values_QK], style, maps.quantity, sink_removed=sink_removed)
+        limits = find_limits([values_QK], style, maps.quantity, cut_off=cut_off)
         shares[head] = make_norm(limits, style)(drawable(values_QK, limits, style)).filled(np.nan)
-    return shares
+    return np.where(maps.values_HQK == TAKEN, TAKEN, shares)
 
 
 def draw_mosaic(
@@ -104,10 +104,16 @@ def draw_mosaic(
     """All maps as one image over light grey tiles; cells are one unit of the axes."""
     array = mosaic.assemble(tiles_RCQK)
     present_RC = np.isfinite(tiles_RCQK).any((-2, -1))
-    grey = mosaic.assemble(np.where(present_RC[..., None, None], np.zeros_like(tiles_RCQK), np.nan))
+    grey = mosaic.assemble(np.where(present_RC[..., None, None], tiles_RCQK == TAKEN, np.nan))
     box = (0, array.shape[1], array.shape[0], 0)
     ax.imshow(
-        np.ma.masked_invalid(grey), cmap=blank_cmap(), extent=box, interpolation="nearest", aspect="auto", zorder=1
+        np.ma.masked_invalid(grey),
+        cmap=blank_cmap(),
+        norm=Normalize(0, 1),
+        extent=box,
+        interpolation="nearest",
+        aspect="auto",
+        zorder=1,
     )
     norm = Normalize(0, 1, clip=True) if style.per_head_scale else make_norm(limits, style)
     shown = np.ma.masked_invalid(array) if style.per_head_scale else drawable(array, limits, style)
@@ -119,7 +125,7 @@ def draw_mosaic(
 
 
 def draw_strips(ax: Axes, mosaic: Mosaic, sinks_RCQ: np.ndarray, quantity: Quantity) -> AxesImage:
-    """The removed key 0 as a grey strip at the left of each map."""
+    """The sink that was taken out, as a grey strip at the left of each map."""
     array = mosaic.assemble_strips(sinks_RCQ)
     limits = sink_limits(array, quantity)
     box = (0, array.shape[1], array.shape[0], 0)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from attnscope.figures import layout
 from attnscope.figures.colours import cmap_of, find_limits
 from attnscope.figures.fonts import fonts_for
-from attnscope.figures.jobs import foot, sink_note
+from attnscope.figures.jobs import column_mean, foot, printed, sink_name, sink_note
 from attnscope.figures.mosaic import (
     HEAD_SIZE,
     TITLE_SIZE,
@@ -26,7 +26,7 @@ from attnscope.figures.mosaic import (
     place_mosaic,
     relative,
 )
-from attnscope.figures.style import Maps, Style, bin_note, count, split_sink
+from attnscope.figures.style import Maps, Style, bin_note, count, cut_off, split_sink
 from attnscope.figures.writer import drawing, save_figure
 
 SCREEN_PX = 1800
@@ -60,12 +60,13 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     split = [split_sink(maps, style) for maps in layers]
     removed = split[0][1] is not None
     quantity = layers[0].quantity
-    limits = find_limits([rest.values_HQK for rest, _ in split], style, quantity, sink_removed=removed)
+    cut = cut_off(layers, style)
+    limits = find_limits([rest.values_HQK for rest, _ in split], style, quantity, cut_off=cut)
     numbers = sorted({head for maps in layers for head in maps.heads})
     least = LEAST_THUMB_PX if room == OVERVIEW_PX else 1
     thumb = max(least, min(LARGEST_THUMB_PX, int(room // len(numbers))))
     pool = -(-max(split[0][0].values_HQK.shape[1:]) // thumb)
-    tiles_LHQK = np.stack([_thumbnails(rest, numbers, pool, style, removed) for rest, _ in split])
+    tiles_LHQK = np.stack([_thumbnails(rest, numbers, pool, style, cut) for rest, _ in split])
     queries, keys = tiles_LHQK.shape[2:]
     cell = max(1, min(LARGEST_THUMB_CELL, thumb // max(queries, keys)))
     mosaic = make_mosaic(queries, keys, (5, 5), cell, strip=removed)
@@ -80,7 +81,7 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     notes = "; ".join(filter(None, (subtitle, bin_note(layers[0]), squares, _removed_note(split, layers[0]))))
     bar = add_bar(bar_ax, image, limits, style, quantity)
     title = f"{count(len(layers), 'layer')} × {count(len(numbers), 'kv head' if layers[0].by_kv else 'head')}"
-    below = foot(replace(layers[0], kv_heads=()), style, tokens=False)
+    below = foot(replace(layers[0], kv_heads=(), sinks=layers[0].sinks if pool == 1 else ()), style, tokens=False)
     words = layout.Words(figure, (style.headed(title), notes, below), TITLE_SIZE, style)
     place_mosaic(figure, ax, bar, mosaic.pixels(len(layers), len(numbers), cell), words)
     return figure
@@ -90,15 +91,18 @@ def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps) -
     sinks = [sink_HQ.ravel() for _, sink_HQ in split if sink_HQ is not None]
     if not sinks:
         return ""
+    if maps.sinks:
+        return "each head's own sink taken out (grey strips" + (")" if maps.quantity == "logit" else ", 0 to 1)")
     rows = [rest.values_HQK.reshape(-1, rest.values_HQK.shape[-1]) for rest, _ in split]
     key0 = [mass for rest, _ in split for mass in rest.key0]
-    return sink_note(maps, np.concatenate(sinks), np.concatenate(rows), key0)
+    mean = float(np.mean(key0)) if key0 else column_mean(np.concatenate(sinks), np.concatenate(rows))
+    return sink_note(maps, sink_name(maps), printed(mean))
 
 
-def _thumbnails(maps: Maps, numbers: Sequence[int], pool: int, style: Style, removed: bool) -> np.ndarray:
+def _thumbnails(maps: Maps, numbers: Sequence[int], pool: int, style: Style, cut: bool) -> np.ndarray:
     """A layer's maps in the columns of their heads, made smaller; NaN for a head that the layer has not."""
-    values_HQK = relative(maps, style, sink_removed=removed) if style.per_head_scale else maps.values_HQK
-    small = pooled(values_HQK, pool, pool)
+    values_HQK = relative(maps, style, cut_off=cut) if style.per_head_scale else maps.values_HQK
+    small = pooled(values_HQK, pool, pool) if pool > 1 else values_HQK
     tiles = np.full((len(numbers), *small.shape[1:]), np.nan)
     tiles[[numbers.index(head) for head in maps.heads]] = small
     return tiles

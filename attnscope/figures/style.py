@@ -6,6 +6,8 @@ H head, L layer, Q query, K key.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
@@ -19,6 +21,7 @@ ImageFormat = Literal["png", "svg", "pdf"]
 MOST_ANNOTATED = 12  # tokens; numbers in more cells than that are too small to read
 DPI = 120
 HIGHEST_DPI = 1200
+TAKEN = math.inf  # stands where a query sees a key that the style took out
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches: a column, and both, of the two-column styles of most venues
 LEAST_WIDTH, MOST_WIDTH = 1.0, 60.0
 
@@ -40,7 +43,8 @@ class About:
 class Style:
     """How a figure is to look, and what it says of itself.
 
-    `sink="mask"` takes key 0 out of the map, draws it as its own grey strip at the side and prints its mean.
+    `sink="mask"` takes a head's sink (`Maps.sinks`, else key 0) out of its map, draws it as its own grey strip at the
+    side and prints its mean.
     Without `per_head_scale` one colour scale holds across a call's figures of weights. `scale="sqrt"` lies between
     linear and log; `floor` is where a log scale begins. `cmap`: viridis without, for logits a map that diverges around
     0. `annotate=None` writes numbers into the cells when there are at most 12 tokens. `title` stands before each
@@ -113,7 +117,8 @@ class Maps:
     `kv_heads` names each head's kv head in its title; `by_kv` says that `heads` counts kv heads. `quantity` says what
     the values are: attention weights, logits (before the softmax), or shares of a token (a rollout's). `turns`: the
     rows at which a turn of a chat begins. `key0`: each head's mean mass on key 0, where its column is binned and does
-    not tell.
+    not tell. `sinks`: the key that each head rests on and its mean mass over all queries, where not all rest on key 0;
+    the columns then stay, so that all heads have the same.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -136,6 +141,7 @@ class Maps:
     axes: tuple[str, str] = ("query", "key")
     turns: tuple[int, ...] = ()
     key0: tuple[float, ...] = ()
+    sinks: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         expected = (len(self.heads), len(self.labels_Q), len(self.labels_K))
@@ -145,6 +151,17 @@ class Maps:
             raise ValueError(f"expected {len(self.heads)} kv heads, one per head, got {len(self.kv_heads)}")
         if self.quantity not in get_args(Quantity):
             raise ValueError(f"quantity: expected {' or '.join(get_args(Quantity))}, got {self.quantity!r}")
+
+    def sink(self, index: int) -> tuple[int, float]:
+        """The key that is a head's sink, and its mean mass, NaN where the column tells."""
+        key, mass = self.sinks[index] if self.sinks else (0, math.nan)
+        if key == 0:
+            mass = self.key0[index] if self.key0 else math.nan
+        return key, math.nan if self.quantity == "logit" else mass
+
+    def column(self, key: int) -> int:
+        """The column that holds a key."""
+        return bisect_right(self.starts_K, key) - 1 if self.starts_K else key // self.bin_size
 
     @property
     def tokens(self) -> int:
@@ -178,6 +195,8 @@ class Axis:
         """
         skipped = self.starts[0] if self.starts else 0  # key 0, where it is drawn beside the map
         first = step * bool(skipped) if self.binned else -skipped % step
+        if self.binned and self.starts[:2] == (0, 1):  # key 0 in a column of its own, before the rest of its bin
+            first = step + 1
         cells = list(range(first, len(self.labels), step)) or [0]
         if not self.starts or (step == 1 and not self.binned):
             return cells, [self.labels[cell] for cell in cells]
@@ -221,8 +240,22 @@ def bin_note(maps: Maps) -> str:
 
 
 def split_sink(maps: Maps, style: Style) -> tuple[Maps, np.ndarray | None]:
-    """The maps to draw, and key 0's column (heads x queries) where the style takes it out of them."""
+    """The maps to draw, and the column (heads x queries) of each head's sink where the style takes it out of them.
+
+    Where all rest on key 0 its column is gone; else each head's is TAKEN wherever it has a value.
+    """
     if style.sink == "keep" or len(maps.labels_K) < 2:
         return maps, None
+    if maps.sinks:
+        values_HQK = maps.values_HQK.copy()
+        own = list(range(len(maps.heads))), slice(None), [maps.column(key) for key, _ in maps.sinks]
+        sink_HQ = maps.values_HQK[own]
+        values_HQK[own] = abs(sink_HQ) + TAKEN  # NaN stays NaN
+        return replace(maps, values_HQK=values_HQK), sink_HQ
     rest = replace(maps, values_HQK=maps.values_HQK[:, :, 1:], labels_K=maps.labels_K[1:], starts_K=maps.starts_K[1:])
     return rest, maps.values_HQK[:, :, 0]
+
+
+def cut_off(maps: Iterable[Maps], style: Style) -> bool:
+    """Whether maps are drawn without a column for key 0."""
+    return style.sink == "mask" and not any(one.sinks for one in maps)

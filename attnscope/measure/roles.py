@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 NEEDED_ROWS = 16
+RESTS = 0.3  # mean mass above which a head rests on a key
 SINK_TOKENS = 64  # in 9 tokens a uniform head already gives key 0 a share of 0.31
 NEAR_UNIFORM = 0.8  # of the largest entropy
 OTHER, NONE = "other", "-"
@@ -61,11 +62,11 @@ ROLES = (  # the first rule that holds names the head
     ),
     Role(
         "sink",
-        "sink above 0.3, text of at least 64 tokens",
+        f"sink above {RESTS}, text of at least {SINK_TOKENS} tokens",
         "all",
         SINK_TOKENS,
         "Gu et al. 2024",
-        lambda score, uniform: score["sink"] > 0.3,
+        lambda score, uniform: score["sink"] > RESTS,
     ),
     Role(
         "self",
