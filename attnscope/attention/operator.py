@@ -67,9 +67,10 @@ class AttentionOperator(ABC):
         """
         asked = list(dict.fromkeys(questions))
         parts: dict[Question, list[Any]] = {question: [] for question in asked}
+        widest_first = sorted(asked, key=lambda question: -question.k if isinstance(question, TopK) else 0)
         for start, stop in self.blocks() if asked else ():
             block = Block(self.rows(start, stop), start, stop, self.visible)
-            for question in asked:
+            for question in widest_first:
                 parts[question].append(read(block, question))
         return {question: join(question, part) for question, part in parts.items()}
 

@@ -41,12 +41,16 @@ TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(eq=False)
 class Block:
-    """Query rows [start, stop) of an operator, dense fp32 (B, H, r, K), and what several questions read off them."""
+    """Query rows [start, stop) of an operator, dense fp32 (B, H, r, K), and what several questions read off them.
+
+    top: the largest weights that were searched so far, of all heads, and their keys.
+    """
 
     rows: Tensor
     start: int
     stop: int
     visible: Visibility
+    top: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def row_sum(self) -> Tensor:
@@ -137,6 +141,25 @@ def _received(block: Block, question: Received) -> Tensor:
 
 
 def _top_k(block: Block, question: TopK) -> tuple[Tensor, Tensor]:
+    if block.top is not None and question.k + question.skip_key0 <= block.top[0].shape[-1]:
+        return _of_found(block.top, question)
+    found = _searched(block, question)
+    if question.heads is None and not question.skip_key0:
+        block.top = found
+    return found
+
+
+def _of_found(found: tuple[Tensor, Tensor], question: TopK) -> tuple[Tensor, Tensor]:
+    """The k largest out of more of them, of all heads; without key 0 those behind it move up."""
+    weights, keys = found if question.heads is None else (part[:, list(question.heads)] for part in found)
+    if question.skip_key0:
+        passed = ((keys == 0) & ~weights.isnan())[..., : question.k].cummax(-1).values
+        place = torch.arange(question.k, device=keys.device) + passed.long()
+        return weights.gather(-1, place), keys.gather(-1, place)
+    return weights[..., : question.k], keys[..., : question.k]
+
+
+def _searched(block: Block, question: TopK) -> tuple[Tensor, Tensor]:
     rows, count = block.rows, block.stop - block.start
     hidden = block.visible.rows(block.start, block.stop).to(rows.device).float() - 1  # faster than a masked fill
     if question.heads is not None:
