@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnscope.errors import ModelError, UsageError
-from attnscope.explain import projections
 from attnscope.explain.attention import QKV, Attention, attention_steps, concatenation
+from attnscope.explain.projections import after_values, attention_of_layer, before_scores, observed_heads
 from attnscope.explain.steps import Explanation, Observed, Step, check_query
 from attnscope.parity.given import given_of, is_quantised, mask_of, precise
 from attnscope.reference.given import Given, UnreadableError
@@ -162,10 +162,10 @@ def _given(loaded: LoadedModel, run: ModuleRun, shape: Any) -> Given:
 
 def _from_weights(given: Given, ran: LayerRun, head: int, query: int) -> tuple[list[Step], Attention]:
     observed = observed_of(ran)
-    before, heads = projections.before_scores(given, ran.run.module, head, observed)
-    attention = projections.attention_of_layer(given, heads)
+    before, heads = before_scores(given, ran.run.module, head, observed)
+    attention = attention_of_layer(given, heads)
     steps = attention_steps(attention, head, query, observed.with_scale(attention.scale))
-    return [*before, *steps, *projections.after_values(given, attention.heads_HQV, head, observed)], attention
+    return [*before, *steps, *after_values(given, attention.heads_HQV, head, observed)], attention
 
 
 def _from_call(ran: LayerRun, head: int, query: int, why: str) -> tuple[list[Step], Attention]:
@@ -183,7 +183,7 @@ def _from_call(ran: LayerRun, head: int, query: int, why: str) -> tuple[list[Ste
         Step(
             "projections and positions", "X → q, k, v", "From each token's vector to its q, k and v.", missing=missing
         ),
-        projections.observed_heads(attention.qkv, head),
+        observed_heads(attention.qkv, head),
         *attention_steps(attention, head, query, observed),
         concatenation(attention.heads_HQV, head),
         Step("output projection", "[heads] W_O", "From the heads back to the width of the model.", missing=why),
