@@ -114,7 +114,7 @@ def _internal(error: Exception, arguments: Sequence[str]) -> int:
 def _say(message: str, code: int) -> int:
     from attnscope.cli.output import talk
 
-    talk(f"attnscope: {' '.join(message.splitlines())}", quiet=False)
+    talk(f"attnscope: {message}", quiet=False)  # which makes a line of it
     return code
 
 
