@@ -371,6 +371,18 @@ def test_stopped_becomes_the_exit_code(monkeypatch):
     assert (result.code, result.err) == (143, "attnscope: terminated\n")
 
 
+def test_a_signal_of_which_compiled_code_made_another_error(monkeypatch):
+    def swallowed(asked):
+        with pytest.raises(signals.Stopped), signals.unwinding():
+            signals._stop(signal.SIGTERM, None)
+        raise ValueError("Invalid affine transformation matrix")
+
+    monkeypatch.setattr(signals, "_came", None)
+    monkeypatch.setattr(output, "wanted_format", swallowed)
+    result = call("heads", "--text", SENTENCE)
+    assert (result.code, result.err) == (143, "attnscope: terminated\n")
+
+
 # what should not happen
 
 

@@ -41,14 +41,12 @@ def run(arguments: Sequence[str]) -> int:
         _forget_streams()
         return 0
     except signals.Stopped as stopped:
-        from attnscope.files import remove_unfinished
-
-        remove_unfinished()
-        return _say(signals.WORDS[stopped.number], signals.CODES[stopped.number])
+        return _stopped(stopped.number)
     except MemoryError:
         return _say("out of memory; give a shorter text, or a smaller model or dtype", OUT_OF_MEMORY)
     except Exception as error:
-        return _internal(error, arguments)
+        number = signals.came()
+        return _internal(error, arguments) if number is None else _stopped(number)
     except BaseException as error:
         if not is_panic(error):
             raise
@@ -90,6 +88,13 @@ def _refuse(error: typer.TyperException) -> int:
     if takes_text and message.startswith("Got unexpected extra argument"):
         return _say(f"{message}; put a text of several words in quotes, and see `{command} --help`", error.exit_code)
     return _say(f"{message}; `{command} --help` lists what there is", error.exit_code)
+
+
+def _stopped(number: int) -> int:
+    from attnscope.files import remove_unfinished
+
+    remove_unfinished()
+    return _say(signals.WORDS[number], signals.CODES[number])
 
 
 def _internal(error: Exception, arguments: Sequence[str]) -> int:

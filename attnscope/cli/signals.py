@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM: leave at once while nothing is being written, unwind while something is.
 
 Leaving at once is the rule because an exception raised inside an import of PyTorch can abort the process, and one
-raised inside a weakref's callback is swallowed.
+raised inside a weakref's callback is swallowed. Compiled code may make another error of it (matplotlib does, "Invalid
+affine transformation matrix"), so what came is kept: `came()` says whether an error is a signal's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ERASE_LINE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 AGAIN_SECONDS = 0.02
 
 _writing = False
+_came: int | None = None
 
 
 class Stopped(BaseException):
@@ -50,6 +52,11 @@ def unwinding() -> Iterator[None]:
         _writing, sys.unraisablehook = before
 
 
+def came() -> int | None:
+    """The signal that was raised as `Stopped`, whatever became of it on the way up."""
+    return _came
+
+
 def _leave(number: int) -> None:
     bar = ERASE_LINE + SHOW_CURSOR if os.isatty(2) else ""  # a progress bar may stand there
     with suppress(OSError):
@@ -58,7 +65,9 @@ def _leave(number: int) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    global _came
     if _writing:
+        _came = number
         raise Stopped(number)
     _leave(number)
 
