@@ -22,6 +22,7 @@ from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import COLUMNS, METRICS, order_of
 from attnscope.measure.roles import NONE, RESTS
 from attnscope.tables import as_table, flags, numbers, texts_at, words
+from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +138,8 @@ class Observation:
     its scores. view: how entries were read, and of which heads. group: what relations speak of, None for tokens.
     support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
     mean mass that each token receives as a key, over the kept heads (T,). weights: {layer: (H, Q, K) fp32 on the CPU},
-    where they were asked for. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run.
+    where they were asked for. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the
+    tokens that were asked about.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -159,6 +161,7 @@ class Observation:
     weights: PerLayer[torch.Tensor] = field(default_factory=PerLayer)
     rollout: Rollout | None = None
     kept_keys: PerLayer[KeptKeys] | None = None
+    chosen: Chosen = Chosen()
 
     @property
     def prompt(self) -> Prompt:

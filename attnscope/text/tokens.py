@@ -14,7 +14,7 @@ from attnscope.text.labels import visible
 from attnscope.text.prompt import Prompt
 from attnscope.text.spans import ends_between
 
-__all__ = ["Found", "check", "defined", "described", "find"]
+__all__ = ["Chosen", "Found", "check", "choose", "defined", "described", "find"]
 
 Place = tuple[int, ...]
 SECONDS = 2.0  # for all matches of one regular expression
@@ -32,6 +32,25 @@ class Found:
     expression: str
     positions: tuple[int, ...]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The queries and keys of one text that are asked about, None for all."""
+
+    query: Found | None = None
+    key: Found | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of how the expressions were read."""
+        return tuple(note for found in (self.query, self.key) if found for note in found.notes)
+
+
+def choose(prompt: Prompt, query: str | None = None, key: str | None = None, defined: Mapping[str, str] = {}) -> Chosen:
+    """The queries and keys that two expressions mean in a text. Raises as `find`."""
+    query_found, key_found = (None if one is None else find(prompt, one, defined) for one in (query, key))
+    return Chosen(query_found, key_found)
 
 
 def find(prompt: Prompt, expression: str, defined: Mapping[str, str] = {}) -> Found:
