@@ -96,16 +96,23 @@ def defined(pairs: Sequence[str]) -> dict[str, str]:
     return groups
 
 
-def check(expression: str, groups: Mapping[str, str] = {}, within: tuple[str, ...] = ()) -> None:
+def check(expression: str, groups: Mapping[str, str] = {}) -> None:
     """Raise UsageError for what no text could make right: syntax, a regular expression, groups in a circle."""
+    _check(expression, groups, (), set())
+
+
+def _check(expression: str, groups: Mapping[str, str], within: tuple[str, ...], done: set[str]) -> None:
     for part in parse(expression):
+        name = part.value
         if part.kind == "pattern":
-            compiled(part.value)
-        if part.kind == "name" and part.value in groups:
-            if part.value in within:
-                way = " -> ".join((*within[within.index(part.value) :], part.value))
-                raise UsageError(f"the group {part.value!r} is made of itself: {way}", "define it by other words")
-            check(groups[part.value], groups, (*within, part.value))
+            compiled(name)
+        if part.kind != "name" or name not in groups or name in done:
+            continue
+        if name in within:
+            way = " -> ".join((*within[within.index(name) :], name))
+            raise UsageError(f"the group {name!r} is made of itself: {way}", "define it by other words")
+        _check(groups[name], groups, (*within, name), done)
+        done.add(name)
 
 
 @lru_cache(maxsize=256)
@@ -124,7 +131,7 @@ def compiled(pattern: str) -> Any:
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
-        raise UsageError(f"/{pattern}/ is no regular expression: {error}", 'write a text in quotes: "/a/"') from None
+        raise UsageError(f"/{pattern}/ is no regular expression: {error}", f'a text stands in quotes: "/{pattern}/"') from None
 
 
 def _part(found: re.Match[str], expression: str) -> Part:
