@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from attnscope.drawing import Picture
+    from attnscope.measure.operands import KeptOperands
     from attnscope.measure.probes import KeptKeys, KeptMap, Maps, View
     from attnscope.measure.rollout import Rollout
     from attnscope.seam.call import CaptureReport
@@ -137,7 +138,7 @@ class Observation:
     its scores. view: how entries were read, and of which heads. group: what relations speak of, None for tokens.
     support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
     mean mass that each token receives as a key, over the kept heads (T,). weights: {layer: (H, Q, K) fp32 on the CPU},
-    where they were asked for. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run.
+    where they were asked for; weight_heads: {layer: their numbers}. operands: {layer: q, k and v of its heads}, likewise. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -157,6 +158,8 @@ class Observation:
     facts: Mapping[str, Any] = field(default_factory=dict)
     maps: LayerMaps | None = None
     weights: PerLayer[torch.Tensor] = field(default_factory=PerLayer)
+    weight_heads: PerLayer[Sequence[int]] = field(default_factory=PerLayer)
+    operands: PerLayer[KeptOperands] = field(default_factory=PerLayer)
     rollout: Rollout | None = None
     kept_keys: PerLayer[KeptKeys] | None = None
 
