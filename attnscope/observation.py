@@ -22,6 +22,7 @@ from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import COLUMNS, METRICS, order_of
 from attnscope.measure.roles import NONE, RESTS
 from attnscope.tables import as_table, flags, numbers, texts_at, words
+from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +139,9 @@ class Observation:
     its scores. view: how entries were read, and of which heads. group: what relations speak of, None for tokens.
     support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
     mean mass that each token receives as a key, over the kept heads (T,). weights: {layer: (H, Q, K) fp32 on the CPU},
-    where they were asked for; weight_heads: {layer: their numbers}. operands: {layer: q, k and v of its heads}, likewise. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run.
+    where they were asked for; weight_heads: {layer: their numbers}. operands: {layer: q, k and v of its heads},
+    likewise. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the tokens that were
+    asked about.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -162,6 +165,7 @@ class Observation:
     operands: PerLayer[KeptOperands] = field(default_factory=PerLayer)
     rollout: Rollout | None = None
     kept_keys: PerLayer[KeptKeys] | None = None
+    chosen: Chosen = Chosen()
 
     @property
     def prompt(self) -> Prompt:

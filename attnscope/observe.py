@@ -11,9 +11,9 @@ Shapes: B text, N heads of all layers, H heads of a layer, Q query, T token, k k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,7 @@ from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
 from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
+from attnscope.text.tokens import Chosen, choose
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -59,9 +60,10 @@ class Request:
     view: how entries are read, and of which heads relations and maps are kept. metrics: ids to measure. key_zero:
     lets key 0 into a head's strongest relation. relations: whether to keep the `top_k` strongest keys of every query
     (None: all), of `group`s if given. maps: the heads to draw ("all", "kept" or None), binned by `bin_rule` to at most
-    `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. operands: keep q, k
-    and v as they were multiplied. Both are of the view's heads, or of {layer: heads}. rollout: the units whose attention
-    is rolled out; `bins` are at most MAP_SIDE runs of tokens.
+    `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. operands: keep q,
+    k and v as they were multiplied. Both are of the view's heads, or of {layer: heads}. rollout: the units whose
+    attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. query, key: the tokens that are asked about, as
+    `text/tokens.py` reads them, with the groups of `define`; None for all.
 
         >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
     """
@@ -79,6 +81,9 @@ class Request:
     weights: bool | Mapping[int, Sequence[int]] = False
     operands: bool | Mapping[int, Sequence[int]] = False
     rollout: Literal["bins", "tokens", "words", "sentences"] | None = None
+    query: str | None = None
+    key: str | None = None
+    define: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.group and self.view.weights == "scores":
@@ -88,6 +93,10 @@ class Request:
         """The view, of the heads that `weights` or `operands` asks for."""
         return replace(self.view, heads=asked) if isinstance(asked, Mapping) else self.view
 
+    def chosen(self, prompt: Prompt) -> Chosen:
+        """The tokens of a text that are asked about. Raises UsageError or InputError for what means none."""
+        return choose(prompt, self.query, self.key, self.define)
+
 
 def observe(
     loaded: LoadedModel,
@@ -95,42 +104,54 @@ def observe(
     request: Request,
     *,
     engine: Engine = ENGINES["eager"],
+    chosen: Sequence[Chosen] | None = None,
     facts: Mapping[str, Any] | None = None,
     advance: Callable[[int], object] = lambda layers: None,
 ) -> list[Observation]:
     """One forward pass over some prompts; an observation each, in order.
 
     Prompts of different length are padded on the right, without a mask, which leaves causal rows exact; where it does
-    not, there is a pass for each length. engine: who computes the layers' attention. facts: what else the observations'
-    manifests are to say. advance: called with 1 whenever a layer was read.
+    not, there is a pass for each length. engine: who computes the layers' attention. chosen: the tokens that are asked
+    about, per prompt; what the request says unless given. facts: what else the observations' manifests are to say.
+    advance: called with 1 whenever a layer was read.
     Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
     """
+    chosen = [request.chosen(prompt) for prompt in prompts] if chosen is None else chosen
+    asked = [Asked(prompt, tokens) for prompt, tokens in zip(prompts, chosen, strict=True)]
 
-    def one_pass(texts: Sequence[Prompt]) -> list[Observation]:
+    def one_pass(texts: Sequence[Asked]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance)
 
     lengths = {len(prompt) for prompt in prompts}
     if len(lengths) == 1 or padding.pads(loaded.model):
         try:
-            return one_pass(prompts)
+            return one_pass(asked)
         except _PaddingError:
             padding.found(loaded.model, max(lengths), exact=False)
-    of_length = {length: iter(one_pass([one for one in prompts if len(one) == length])) for length in lengths}
+    of_length = {length: iter(one_pass([one for one in asked if len(one.prompt) == length])) for length in lengths}
     return [next(of_length[len(prompt)]) for prompt in prompts]
+
+
+class Asked(NamedTuple):
+    """A text, and the tokens of it that are asked about."""
+
+    prompt: Prompt
+    chosen: Chosen
 
 
 def _observed(
     loaded: LoadedModel,
-    prompts: Sequence[Prompt],
+    asked: Sequence[Asked],
     request: Request,
     engine: Engine,
     facts: Mapping[str, Any],
     advance: Callable[[int], object],
 ) -> list[Observation]:
     """One pass. Raises _PaddingError where prompts of different length are not to be read side by side."""
+    prompts = [one.prompt for one in asked]
     mixed = len({len(prompt) for prompt in prompts}) > 1
     check = mixed and padding.to_be_found(loaded.model)
-    reading = _Reading(loaded, prompts, request, check, advance)
+    reading = _Reading(loaded, asked, request, check, advance)
     report = listen(
         loaded.model,
         reading.texts.ids_BT,
@@ -230,12 +251,14 @@ class _Reading:
     def __init__(
         self,
         loaded: LoadedModel,
-        prompts: Sequence[Prompt],
+        asked: Sequence[Asked],
         request: Request,
         check: bool,
         advance: Callable[[int], object],
     ) -> None:
-        self.prompts, self.request, self.check, self.advance = prompts, request, check, advance
+        self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
+        self.request, self.check, self.advance = request, check, advance
+        prompts = self.prompts
         self.texts, geometry = _texts(prompts, loaded.device), loaded.geometry
         self.layers = {layer.index: layer for layer in geometry.attention_layers}
         self.all_layers = [layer.index for layer in geometry.layers]
@@ -300,6 +323,7 @@ class _Reading:
             operands=PerLayer(operands),
             rollout=rollout,
             kept_keys=PerLayer(keys) if "keys" in self.probes else None,
+            chosen=self.chosen[row],
         )
 
     def _operands(self, kept: KeptOperands, row: int) -> KeptOperands:

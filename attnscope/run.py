@@ -21,6 +21,7 @@ from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
 from attnscope.selection import select as selected
 from attnscope.text.prompt import Prompt, Side, from_ids, reading
+from attnscope.text.tokens import Chosen
 
 Text = str | Prompt | Sequence[int]
 
@@ -29,13 +30,14 @@ Text = str | Prompt | Sequence[int]
 class Run:
     """One text about to be read: the model, the prompt, what to keep, and the engine that fits.
 
-    facts: what the manifest is to say beside what every run says.
+    chosen: the tokens that are asked about. facts: what the manifest is to say beside what every run says.
     """
 
     loaded: LoadedModel
     prompt: Prompt
     request: Request
     engine: Engine
+    chosen: Chosen = Chosen()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def asking(self, request: Request) -> Run:
@@ -56,7 +58,13 @@ class Run:
         """
         try:
             return observe(
-                self.loaded, [self.prompt], self.request, engine=self.engine, facts=self.facts, advance=advance
+                self.loaded,
+                [self.prompt],
+                self.request,
+                engine=self.engine,
+                chosen=[self.chosen],
+                facts=self.facts,
+                advance=advance,
             )[0]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -117,9 +125,10 @@ def prepare(
     prompt = _prompt(loaded, text, chat, truncate)
     if select is not None:
         request = replace(request, view=replace(request.view, heads=selected(select, loaded.geometry.heads_by_layer)))
-    chosen = choose(loaded, len(prompt), engine, memory, listen=listen)
+    chosen = request.chosen(prompt)
+    computes = choose(loaded, len(prompt), engine, memory, listen=listen)
     _check_matrices(loaded, request, len(prompt))
-    return Run(loaded, prompt, request, chosen, _facts(loaded, prompt, chosen))
+    return Run(loaded, prompt, request, computes, chosen, _facts(loaded, prompt, computes))
 
 
 def _prompt(loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None) -> Prompt:

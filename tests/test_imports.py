@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "drawing": "errors figures files measure shown",
     "manifest": "errors files text",
     "export": "drawing errors figures files manifest model tables",
-    "observation": "drawing errors export measure tables",
+    "observation": "drawing errors export measure tables text",
     "observe": "errors tables attention model seam measure text observation",
     "run": "errors memory model observation observe parity seam selection text",
     "api": "errors measure model observation observe run selection text",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 from attnscope.cli.groups import Parameter, parameters
 from attnscope.errors import UsageError
@@ -18,7 +18,7 @@ from attnscope.shown import brief
 if TYPE_CHECKING:
     import typer
 
-NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list of texts"}
 TEXTS = ("text", "file", "ids", "given")  # a flag of one leaves out the others of the file
 OWN = ("config", "from_")  # which name files themselves
 MOST_BYTES = 1 << 20
@@ -42,6 +42,8 @@ class Key:
         # A YAML true is an int in Python, and nobody means `top: true`.
         if type(value) not in self.kinds and not (type(value) is int and float in self.kinds):
             return False
+        if isinstance(value, list) and not all(isinstance(one, str) for one in value):
+            return False
         if isinstance(value, str) and "\0" in value:  # no path and no command line holds one
             return False
         if self.least is not None and isinstance(value, int | float) and not value >= self.least:
@@ -54,6 +56,8 @@ class Key:
         said = [one for one in option.extra if isinstance(one, Key)]
         if said:
             return said[0]
+        if get_origin(option.type) is list:
+            return Key((list,))
         kind = option.type if option.type in NAMES else str  # a path, or words to choose from
         return Key((kind,), option.choices, option.info.min)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.options import Format, Image, ModelText, Writing
+from attnscope.cli.options import Format, Image, ModelText, Query, Writing
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -33,7 +33,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class Steps(Query):
     """What is explained."""
 
     head: Annotated[str | None, Option(help="The head: L2H3 or 2.3.", metavar="HEAD")] = None

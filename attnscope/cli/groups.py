@@ -138,7 +138,8 @@ def spelled(command: str, *groups: Any) -> str:
             value = getattr(group, name)
             told = Mark.UNRECORDED not in one.extra and name not in AROUND
             if told and value != default_of(type(group), name):
-                words += [f"--{one.spelled}"] if value is True else [f"--{one.spelled}", str(value)]
+                for part in value if isinstance(value, list) else [value]:
+                    words += [f"--{one.spelled}"] if part is True else [f"--{one.spelled}", str(part)]
     return visible(shlex.join(words))
 
 

@@ -10,7 +10,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.completion import metrics
 from attnscope.cli.groups import recorded, spelled
-from attnscope.cli.options import Drawing, Entries, Relations, Results, TextRun, Top
+from attnscope.cli.options import Drawing, Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
 
 EXAMPLES = (
@@ -40,12 +40,18 @@ class Ranking(Top):
         return f"-{self.sort.removeprefix('-')}" if self.ascending else self.sort
 
 
-GROUPS = (TextRun, Entries, Ranking, Results, Relations, Drawing)
+GROUPS = (TextRun, Entries, Question, Ranking, Results, Relations, Drawing)
 
 
 @takes(*GROUPS)
 def heads(
-    asked: TextRun, entries: Entries, ranking: Ranking, printing: Results, relations: Relations, drawing: Drawing
+    asked: TextRun,
+    entries: Entries,
+    question: Question,
+    ranking: Ranking,
+    printing: Results,
+    relations: Relations,
+    drawing: Drawing,
 ) -> int:
     """What every head does with a text, as a ranked table.
 
@@ -61,7 +67,7 @@ def heads(
     from attnscope.cli.heads_table import legend, missing_support, rendered
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    options = recorded(asked, entries, ranking, printing, relations, drawing)
+    options = recorded(asked, entries, question, ranking, printing, relations, drawing)
     seen = observe_text(
         asked,
         entries,
@@ -71,12 +77,13 @@ def heads(
         top_k=relations.keys_per_query,
         group=relations.group,
         maps="all" if printing.out else None,
+        **question.asks(),
         **drawing.maps(),
     )
     shown = seen.kept_heads(ranking.order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        style = drawing.style(spelled("heads", asked, entries, ranking, printing, relations, drawing))
+        style = drawing.style(spelled("heads", asked, entries, question, ranking, printing, relations, drawing))
         how = {"sort": ranking.order, "min_weight": relations.min_weight, "style": style}
         export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how)
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)

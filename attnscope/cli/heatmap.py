@@ -14,7 +14,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, Drawing, Entries, Exporting, TextRun
+from attnscope.cli.options import Config, Drawing, Entries, Exporting, Question, TextRun
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.shown import visible
@@ -37,8 +37,8 @@ class Pictures(Config, Exporting):
         super().__post_init__()
 
 
-@takes(TextRun, Entries, Pictures, Drawing, file=GROUPS)
-def heatmap(asked: TextRun, entries: Entries, pictures: Pictures, drawing: Drawing) -> int:
+@takes(TextRun, Entries, Question, Pictures, Drawing, file=GROUPS)
+def heatmap(asked: TextRun, entries: Entries, question: Question, pictures: Pictures, drawing: Drawing) -> int:
     """The attention of a text, drawn: overview, layers, heads.
 
     The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select.
@@ -47,10 +47,10 @@ def heatmap(asked: TextRun, entries: Entries, pictures: Pictures, drawing: Drawi
 
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    options = recorded(asked, entries, pictures, drawing)
-    seen = observe_text(asked, entries, pictures, options, metrics=(), maps="all", **drawing.maps())
+    options = recorded(asked, entries, question, pictures, drawing)
+    seen = observe_text(asked, entries, pictures, options, metrics=(), maps="all", **question.asks(), **drawing.maps())
     names = [head.name for head in seen.kept_heads()] if entries.select else []
-    style = drawing.style(spelled("heatmap", asked, entries, pictures, drawing))
+    style = drawing.style(spelled("heatmap", asked, entries, question, pictures, drawing))
     written = export_text(seen, pictures, options, heads=names, style=style)
     _print(written[:-1])  # without the manifest
     output.talk("heads are drawn one by one with --select", pictures.quiet or entries.select is not None)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
-    *("Options", "Corpus", "Text", "Attention", "Relations", "Dataset", "Files"),
+    *("Options", "Corpus", "Text", "Question", "Attention", "Relations", "Dataset", "Files"),
     *("Figures", "Engine", "Model", "Ray", "Messages"),
 )
 FIRST, HELD, UNRECORDED = Mark.FIRST, Mark.HELD, Mark.UNRECORDED
@@ -170,6 +170,35 @@ class Selected:
         FIRST,
         HELD,
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Which tokens look."""
+
+    panel = "Question"
+    query: Annotated[
+        str | None, Option(help="Queries: 8, -1, 3-7, last, bank, bank#2; by commas.", metavar="TOKENS"), HELD
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(Query):
+    """Which tokens are asked about."""
+
+    panel = "Question"
+    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), HELD] = None
+    define: Annotated[
+        list[str] | None,
+        Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
+        HELD,
+    ] = None
+
+    def asks(self) -> dict[str, Any]:
+        """The fields of `Request` that say which tokens are meant."""
+        from attnscope.text.tokens import defined
+
+        return {"query": self.query, "key": self.key, "define": defined(self.define or ())}
 
 
 @dataclass(frozen=True, kw_only=True)

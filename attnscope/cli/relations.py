@@ -11,7 +11,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Entries, Relations, Results, TextRun, Top
+from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -32,8 +32,10 @@ class Listing(Results):
     out: Annotated[Path | None, Option(help="Write relations.csv and manifest.json here.")] = None
 
 
-@takes(TextRun, Entries, Top, Listing, Relations, file=GROUPS)
-def relations(asked: TextRun, entries: Entries, top: Top, printing: Listing, listed: Relations) -> int:
+@takes(TextRun, Entries, Question, Top, Listing, Relations, file=GROUPS)
+def relations(
+    asked: TextRun, entries: Entries, question: Question, top: Top, printing: Listing, listed: Relations
+) -> int:
     """Which token looks at which: the strongest keys of every query.
 
     Of every head, or of those of --select. On a terminal the first --top rows are shown; in a pipe all of them are
@@ -45,7 +47,8 @@ def relations(asked: TextRun, entries: Entries, top: Top, printing: Listing, lis
     from attnscope.cli.single import export_text, observe_text, report_checks
 
     kept = {"relations": True, "top_k": listed.keys_per_query, "group": listed.group}
-    options = recorded(asked, entries, top, printing, listed)
+    kept |= question.asks()
+    options = recorded(asked, entries, question, top, printing, listed)
     seen = observe_text(asked, entries, printing, options, metrics=(), **kept)
     table = seen.relations(listed.min_weight)
     if printing.out:

@@ -43,6 +43,7 @@ def observe_text(
     )
     check_out(run, writing, options)
     output.talk(header(run), writing.quiet)
+    tell_chosen(run, writing.quiet)
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
@@ -118,6 +119,16 @@ def header(run: Run) -> str:
     if stretch:
         parts.append(f"positions {stretch['trained']} stretched to {stretch['stretched_to']} by {stretch['by']}")
     return "  ".join(parts)
+
+
+def tell_chosen(run: Run, quiet: bool) -> None:
+    """Say which tokens were meant, and how they were found."""
+    from attnscope.text.tokens import described
+
+    named = {"query": run.chosen.query, "key": run.chosen.key}
+    said = [f"{name} {found.expression}: {described(run.prompt, found)}" for name, found in named.items() if found]
+    for line in (*said, *run.chosen.notes):
+        output.talk(line, quiet)
 
 
 def _engine_words(run: Run) -> str:

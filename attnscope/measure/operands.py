@@ -67,7 +67,7 @@ def _many(sinks: Tensor | None) -> bool:
 
 
 def _added(spec: AttentionSpec) -> Tensor | None:
-    """What is added to q . k and which keys are hidden, (B or 1, H or 1, T, T); None where the query sees one run of keys.
+    """What is added to q . k and which keys are hidden, (B or 1, H or 1, T, T); None where queries see one run of keys.
 
     A run ends with the query's own key: a causal mask with or without a window.
     """

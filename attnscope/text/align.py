@@ -1,7 +1,7 @@
 """Which tokens of two texts stand for the same characters, whatever the tokenizers and where the texts differ.
 
-Both texts are cut into words and marks, each with the blanks before it. What is the same in both is paired character by character; between
-two such runs, as many words as stand on one side and on the other are paired word by word, and all their tokens.
+Both texts are cut into words and marks, each with the blanks before it. What is the same in both is paired character by
+character. Where they differ by as many words on either side, these are paired one by one, with all their tokens.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _short(text: str) -> str:
 
 
 def document(said: Mapping[str, Any], blobs: Blobs) -> bytes:
-    """The whole file: what is said as JSON, the blobs, the viewer. Token text stands in the JSON and the title alone."""
+    """The whole file: what is said as JSON, the blobs, the viewer. Text of others stands in the JSON and the title."""
     script, style = bundle("bundle.js"), bundle("bundle.css")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "

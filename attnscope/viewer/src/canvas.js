@@ -50,8 +50,9 @@ export function place(element, event) {
 export function onResize(element, change) {
   let width = element.clientWidth;
   const watcher = new ResizeObserver(() => {
-    if (element.clientWidth === width) return; // a view that sets its own height must not start itself again
-    width = element.clientWidth;
+    const now = element.clientWidth;
+    if (now === width || !now) return; // not for a height that the view sets itself, nor for a view that is hidden
+    width = now;
     change();
   });
   watcher.observe(element);

@@ -159,6 +159,50 @@ export class Page {
     return state.query ?? Math.max(0, this.side(state).count - 1);
   }
 
+  /** @param {State} state @returns {[number, number]|null} the keys that are chosen, half-open */
+  keys({ key, keyEnd }) {
+    return key === null ? null : [key, keyEnd ?? key + 1];
+  }
+
+  /** @param {number|null} token of one side @param {number} from that side @returns {number|null} the other side's */
+  aligned(token, from) {
+    return token === null ? null : (this.across[from].get(token) ?? null);
+  }
+
+  /** @param {State} state @returns {State} with what the page does not hold replaced by what it does */
+  clean(state) {
+    const side = this.sides[1] ? state.side : "0";
+    const one = this.sides[side === "1" ? 1 : 0];
+    const at = Math.min(state.at, Math.max(0, one.layers.length - 1));
+    const head = one.headAt(at, state.head) ? state.head : (one.heads.findLast((head) => head.at === at)?.head ?? 0);
+    const token = (/** @type {number|null} */ place) => (place !== null && place < one.count ? place : null);
+    const key = token(state.key);
+    const keyEnd = key !== null && (state.keyEnd ?? 0) > key + 1 ? Math.min(state.keyEnd ?? 0, one.count) : null;
+    const metric = one.metrics.some(({ id }) => id === state.metric) ? state.metric : (one.metrics[0]?.id ?? "");
+    const heads = state.heads.filter((other) => one.headAt(other.at, other.head));
+    return { ...state, side, at, head, query: token(state.query), key, keyEnd, metric, heads };
+  }
+
+  /**
+   * The share that uniform attention gives to keys: the mean over the query's word, with `words`.
+   *
+   * @param {number} side @param {number} at @param {number} query @param {[number, number]} keys half-open
+   * @param {State} state @returns {Promise<number>}
+   */
+  async uniform(side, at, query, keys, state) {
+    const one = this.sides[side];
+    const first = await one.first(at);
+    const units = one.units(state.words);
+    const [start, stop] = units.range(units.of[query]);
+    const [from, to] = units.widen(keys);
+    let share = 0;
+    for (let q = start; q < stop; q++) {
+      const begin = first?.[q] ?? 0;
+      share += Math.max(0, Math.min(to, q + 1) - Math.max(from, begin)) / (q + 1 - begin);
+    }
+    return share / (stop - start);
+  }
+
   /**
    * What a query looks at; with `words`, the mean over the queries of its word.
    *

@@ -81,10 +81,17 @@ export class WeightMap {
     return k < this.length(q) ? this.stored[this.start(q) + k] * this.step : 0;
   }
 
+  /** @param {number} q @returns {[number, number]} the columns that any query of row q sees, half-open */
+  seen(q) {
+    const last = Math.min((q + 1) * this.bin, this.tokens) - 1;
+    const first = this.first?.[q * this.bin] ?? 0;
+    return [Math.floor(first / this.bin), Math.min(this.columns, Math.floor(last / this.bin) + 1)];
+  }
+
   /** @param {number} q @param {number} k whether any query of row q sees any key of column k */
   visible(q, k) {
-    const last = Math.min((q + 1) * this.bin, this.tokens) - 1;
-    return k * this.bin <= last && (k + 1) * this.bin > (this.first ? this.first[q * this.bin] : 0);
+    const [from, to] = this.seen(q);
+    return from <= k && k < to;
   }
 
   /** @param {number} q @returns {Float32Array} (columns,) */
