@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from attnscope.measure.rollout import Rollout
     from attnscope.seam.call import CaptureReport
     from attnscope.text.prompt import Prompt
+    from attnscope.viewer.page import Page
 
 SHOWN_HEADS = 12  # of the table in a notebook
 RELATION = ("layer", "head", "kv_head", "query", "key", "weight")
@@ -307,6 +308,23 @@ class Observation:
         from attnscope.drawing import head_picture
 
         return head_picture(self, layer, head, **style)
+
+    def page(self, *, select: str | None = None, precision: Literal[8, 16] = 8, max_mb: float = 20.0) -> Page:
+        """What was kept as one HTML file to hover over: shown in a notebook's frame, or `.save(path)`.
+
+        select: heads whose maps stay whole where a page of `max_mb` has no room for all, as "27.3,last". precision:
+        bits per weight. Raises UsageError for logits, and for means over kv heads.
+
+            >>> seen.page().save("bank.html")
+        """
+        from attnscope.selection import select as selected
+        from attnscope.viewer.page import About, opened, page_of
+        from attnscope.viewer.plan import Plan
+        from attnscope.viewer.side import Side
+
+        side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
+        whole = selected(select, there) if select is not None else {}
+        return page_of([side], Plan(max_mb, precision, whole), About(open=opened(self, whole)))
 
     def export(self, folder: str | Path, **how: Any) -> list[Path]:
         """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`.

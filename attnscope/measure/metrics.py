@@ -300,7 +300,7 @@ METRICS: Mapping[str, Metric] = {
 
 
 def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
-    """The ends of a metric's range on a text of so many tokens, as stated (`0 to ln n`); None where it is open or empty."""
+    """The ends of a metric's range on a text of so many tokens, as stated (`0 to ln n`); None where open or empty."""
     known = {"0": 0.0, "1": 1.0, "-1": -1.0, "n": float(tokens), "n-1": tokens - 1.0, "ln n": math.log(tokens)}
     low, _, high = metric.range.partition(" to ")
     return (known[low], known[high]) if low in known and high in known and known[low] < known[high] else None

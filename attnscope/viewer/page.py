@@ -15,18 +15,25 @@ from hashlib import sha256
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from attnscope._version import __version__
 from attnscope.files import write_whole
+from attnscope.selection import pairs
 from attnscope.shown import brief, in_a_line
 from attnscope.text.align import aligned
 from attnscope.viewer.pack import Blobs
 from attnscope.viewer.plan import Plan
 from attnscope.viewer.side import Wanted
 
+if TYPE_CHECKING:
+    from attnscope.observation import Observation
+
 FORMAT = "attnscope/page/1"
 UNSAFE = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+Asked = tuple[str, Sequence[int]]  # tokens that were asked about, in the asker's words, and where they stand
 LONGEST_TEXT = 60  # letters of a text in the title
 FRAME = "width:100%;height:{height}px;border:0"
 
@@ -61,8 +68,8 @@ class About:
     command: str | None = None
     open: str = ""
     defined: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    query: tuple[str, Sequence[int]] | None = None
-    key: tuple[str, Sequence[int]] | None = None
+    query: Asked | None = None
+    key: Asked | None = None
 
     def said(self) -> dict[str, Any]:
         """As the page's JSON has it."""
@@ -76,6 +83,40 @@ class About:
                 for name, one in asked.items()
             },
         }
+
+
+def opened(
+    seen: Observation, whole: Mapping[int, Sequence[int]], query: Asked | None = None, key: Asked | None = None
+) -> str:
+    """The state that a page begins with: the head and the tokens that were named, else the sharpest head.
+
+    >>> opened(seen, {1: (4,)})
+    'view=head&at=1&head=4'
+    """
+    named = pairs(whole)
+    view = "token" if key else "head" if named or query else "model"
+    at, head = _place(seen, named[0]) if named else _sharpest(seen)
+    state: dict[str, Any] = {"view": view, "at": at, "head": head}
+    if query:
+        state["query"] = query[1][-1]
+    if key:
+        first, last = key[1][0], key[1][-1]
+        state |= {"key": first, **({"keyEnd": last + 1} if last > first and last - first == len(key[1]) - 1 else {})}
+    return "&".join(f"{name}={value}" for name, value in state.items())
+
+
+def _place(seen: Observation, named: tuple[int, int]) -> tuple[int, int]:
+    layers = [key.layer for key in seen.kv_of]
+    return (layers.index(named[0]), named[1]) if named[0] in layers else (0, 0)
+
+
+def _sharpest(seen: Observation) -> tuple[int, int]:
+    """The head with the largest focus, where that was measured."""
+    columns = seen.columns
+    focus = columns.scores["focus"].value if "focus" in columns.scores else np.zeros(len(columns.layer))
+    best = int(np.argmax(np.nan_to_num(focus)))
+    keys = list(seen.kv_of)
+    return keys.index((int(columns.layer[best]), columns.kind[best])), int(columns.head[best])  # type: ignore[arg-type]
 
 
 class Packs(Protocol):
@@ -93,10 +134,10 @@ class Packs(Protocol):
         """As the page's JSON has it, numbers added to the blobs."""
 
 
-def page_of(sides: Sequence[Packs], plan: Plan = Plan(), about: About = About()) -> Page:
+def page_of(sides: Sequence[Packs], plan: Plan, about: About) -> Page:
     """The page of one text, or of two beside each other; what does not fit is made smaller, and said.
 
-    >>> page_of([Side(seen)]).save("bank.html")
+    >>> page_of([Side(seen)], Plan(), About()).save("bank.html")
     """
     found, blobs = _packed(sides, plan.packed_whole())
     if blobs.size > plan.room:
@@ -141,11 +182,13 @@ def sentences(side: Mapping[str, Any]) -> Iterator[str]:
 
 def _title(sides: Sequence[Mapping[str, Any]]) -> str:
     """`demo: “the financial bank”`, and what it is compared with."""
-    return " | ".join(f"{side['name']}: “{_short(side['text'])}”" for side in sides)
+    return " | ".join(f"{side['name']}: “{_short(side['tokens'])}”" for side in sides)
 
 
-def _short(text: str) -> str:
-    line = " ".join(text.split())
+def _short(tokens: Mapping[str, Any]) -> str:
+    """The beginning of a text, without special tokens."""
+    shown = (plain for plain, special in zip(tokens["plain"], tokens["special"], strict=True) if not special)
+    line = " ".join("".join(shown).split())
     return line if len(line) <= LONGEST_TEXT else line[: LONGEST_TEXT - 1].rstrip() + "…"
 
 

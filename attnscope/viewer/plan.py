@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from attnscope.viewer.pack import Bits
 from attnscope.viewer.side import MOST_KEYS, Wanted
@@ -19,6 +20,19 @@ MOST_ROWS, LEAST_ROWS = 500, 16  # of a binned map
 DEFLATED = 1 / 3  # of their bytes, what whole maps may come to: where they could fit, they are packed and seen
 STEP_TOKENS = 256  # a page of a longer text holds no steps
 SHARE = 1 / 4  # of the page for steps, and for relations
+
+
+class Shape(Protocol):
+    """A layer, as the model's geometry has it."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def value_dim(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -53,14 +67,21 @@ class Plan:
         top_k = int(self.room * SHARE / (max(heads, 1) * tokens * RELATION_BYTES * BASE64))
         return Wanted(self.bits, rows, min(top_k, MOST_KEYS, tokens), self.whole)
 
-    def steps(self, widths: Mapping[int, tuple[int, int]], tokens: int) -> Heads:
-        """The heads whose q, k and v have room: all, else those that stay whole, else none.
+    def request(self, layers: Sequence[Shape], tokens: int) -> dict[str, Any]:
+        """What to keep of a pass, as fields of `Request`: whole matrices if they may fit, else bins and relations."""
+        heads = sum(layer.heads for layer in layers)
+        kept = {"operands": self._steps({layer.index: layer for layer in layers}, tokens)}
+        if self.may_be_whole(heads, tokens):
+            return {**kept, "weights": True}
+        less = self.shrunk(heads, tokens)
+        relations = {"relations": less.top_k > 0, "top_k": less.top_k or None}
+        return {**kept, **relations, "maps": "all", "map_side": less.rows, "weights": self.whole or False}
 
-        widths: {layer: (heads, numbers per token of q, k and v of one head)}.
-        """
-        every = {layer: range(heads) for layer, (heads, _) in widths.items()}
-        for chosen in (every, self.whole):
-            numbers = sum(len(heads) * widths[layer][1] for layer, heads in chosen.items())
+    def _steps(self, layers: Mapping[int, Shape], tokens: int) -> Heads:
+        """The heads whose q, k and v have room: all, else those that stay whole, else none."""
+        for chosen in ({index: range(layer.heads) for index, layer in layers.items()}, self.whole):
+            widths = {index: 2 * layers[index].head_dim + layers[index].value_dim for index in chosen}
+            numbers = sum(len(heads) * widths[index] for index, heads in chosen.items())
             if tokens <= STEP_TOKENS and 4 * numbers * tokens * BASE64 <= self.room * SHARE:
                 return chosen
         return {}

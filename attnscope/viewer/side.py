@@ -7,6 +7,7 @@ Shapes: H head, N head of all layers, Q query, K key, R row of a map, C column, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -245,8 +246,8 @@ def first_key(visible: str, query_T: np.ndarray) -> np.ndarray | None:
 
 
 def rounded(values: np.ndarray) -> list[float | None]:
-    """Numbers for JSON, to what float32 holds; None for NaN."""
-    return [None if value != value else float(f"{value:.{DIGITS}g}") for value in values.tolist()]
+    """Numbers for JSON, to what float32 holds; None for what is none."""
+    return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _square(maps: LayerMaps) -> bool:
