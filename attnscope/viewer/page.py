@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
 
 FORMAT = "attnscope/page/1"
-UNSAFE = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 Asked = tuple[str, Sequence[int]]  # tokens that were asked about, in the asker's words, and where they stand
 LONGEST_TEXT = 60  # letters of a text in the title
 FRAME = "width:100%;height:{height}px;border:0"
@@ -209,7 +208,9 @@ def document(said: Mapping[str, Any], blobs: Blobs) -> bytes:
         b'</style>\n</head>\n<body>\n<div id="app"><noscript>This page draws with JavaScript, from this file alone.'
         b"</noscript></div>\n"
     )
-    data = json.dumps(said, allow_nan=False, separators=(",", ":")).translate(UNSAFE).encode()
+    data = json.dumps(said, allow_nan=False, separators=(",", ":")).encode()  # in ASCII: all else is escaped
+    for char in b"<>&":
+        data = data.replace(b"%c" % char, b"\\u%04x" % char)
     parts = [head, style, body, b'<script type="application/json" id="page">', data, b"</script>\n"]
     for number, text in enumerate(blobs.texts):
         parts += [b'<script type="application/octet-stream" id="blob-%d">' % number, text, b"</script>\n"]

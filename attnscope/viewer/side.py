@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Maps of some heads of a layer, (H, R, C), each row and column `size` tokens; NaN is nothing, too."""
+    """Maps of some heads of a layer, (H, R, C), each row and column `size` tokens; 0 for what is not visible."""
 
     heads: Sequence[int]
     values_HRC: np.ndarray
@@ -171,7 +171,8 @@ class Side:
             found.append(Matrices(whole, seen.weights[key].numpy()))
         if seen.maps is not None and key in seen.maps.values and _square(seen.maps):
             drawn = Matrices(seen.maps.heads[key], seen.maps.values[key], seen.maps.bin_size)
-            found.append(drawn.of([head for head in drawn.heads if head not in whole]))
+            rest = drawn.of([head for head in drawn.heads if head not in whole])
+            found.append(replace(rest, values_HRC=np.nan_to_num(rest.values_HRC)))
         return [one for one in found if one.heads]
 
     def _maps(self, blobs: Blobs, wanted: Wanted) -> Iterator[dict[str, Any]]:
