@@ -20,21 +20,29 @@ export function onScheme(change) {
 }
 
 /**
- * OKLCH to sRGB bytes (Ottosson 2020), clipped.
+ * OKLCH to sRGB bytes (Ottosson 2020), with as much of the chroma as a screen shows.
  *
  * @param {number} lightness @param {number} chroma @param {number} hue in degrees
  * @returns {[number, number, number]}
  */
 export function srgb(lightness, chroma, hue) {
+  let linear = linearSrgb(lightness, chroma, hue);
+  for (let part = 0.97; part > 0 && linear.some((one) => one < 0 || one > 1); part -= 0.03)
+    linear = linearSrgb(lightness, chroma * part, hue);
+  return /** @type {[number, number, number]} */ (linear.map(byte));
+}
+
+/** @param {number} lightness @param {number} chroma @param {number} hue in degrees */
+function linearSrgb(lightness, chroma, hue) {
   const a = chroma * Math.cos((hue * Math.PI) / 180);
   const b = chroma * Math.sin((hue * Math.PI) / 180);
   const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
   const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
   return [
-    byte(4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s),
-    byte(-1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s),
-    byte(-0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s),
+    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
   ];
 }
 
@@ -59,10 +67,10 @@ function ramp(path) {
 /** @param {number} from @param {number} to @param {number} t */
 const mix = (from, to, t) => from + (to - from) * t;
 
-/** From paper to ink: 0 is the paper of the page, 1 stands out most. */
+/** From paper to ink: 0 is close to the paper of the page, 1 stands out most. */
 const SEQUENTIAL = {
-  light: ramp((t) => [mix(0.975, 0.3, t), 0.005 + 0.145 * Math.sin(Math.PI * Math.min(1, 0.08 + 0.78 * t)), mix(215, 282, t)]),
-  dark: ramp((t) => [mix(0.24, 0.95, t), 0.02 + 0.13 * Math.sin(Math.PI * mix(0.08, 0.88, t)), mix(285, 90, t ** 0.8)]),
+  light: ramp((t) => [mix(0.966, 0.27, t), mix(0.006, 0.1, t) + 0.09 * Math.sin(Math.PI * t), mix(238, 278, t)]),
+  dark: ramp((t) => [mix(0.25, 0.96, t), 0.025 + 0.125 * Math.sin(Math.PI * mix(0.03, 0.88, t)), mix(282, 90, t ** 0.8)]),
 };
 
 /** -1 to 1 about the paper: blue for less, orange for more. */
@@ -113,7 +121,7 @@ export function css({ rgb }, t) {
 export function inkOn({ rgb }, t) {
   const at = 3 * index(t);
   const [r, g, b] = [rgb[at], rgb[at + 1], rgb[at + 2]].map((value) => (value / 255) ** 2.2);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.3 ? "#1a1c22" : "#ffffff";
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.22 ? "#1a1c22" : "#ffffff";
 }
 
 /**

@@ -12,7 +12,7 @@ import { make, onResize, tooltip } from "./canvas.js";
  * @typedef {object} Options
  * @property {string} label what the grid shows, for those who hear it
  * @property {number} least width of a cell in pixels: below it, a layer takes several lines
- * @property {number} most
+ * @property {() => number} most as many as have room, at most these
  * @property {number} [ratio] height / width
  * @property {number} [gap]
  * @property {(name: Name) => (string|[string, string])[]} about lines of the tooltip
@@ -20,7 +20,8 @@ import { make, onResize, tooltip } from "./canvas.js";
  */
 
 const LABEL = 40; // width of the layer's name
-const PHONE = 480;
+const PHONE = 640; // as in style.css
+const LOWEST = 14; // height of a cell
 
 export class HeadGrid {
   /** @param {HTMLElement} parent @param {Store} store @param {Options} options */
@@ -28,8 +29,8 @@ export class HeadGrid {
     this.store = store;
     this.options = options;
     this.gap = options.gap ?? 3;
-    this.width = options.most; // of a cell
-    this.height = options.most;
+    this.width = options.least; // of a cell
+    this.height = options.least;
     this.columns = 1;
     /** @type {Row[]} */
     this.rows = [];
@@ -86,16 +87,18 @@ export class HeadGrid {
   }
 
   #measure() {
-    const { least, most, ratio = 1 } = this.options;
-    const label = innerWidth <= PHONE + 160 ? 30 : LABEL;
+    const { least, ratio = 1 } = this.options;
+    const most = this.options.most();
+    const label = innerWidth <= PHONE ? 30 : LABEL;
     const room = this.element.clientWidth - label;
     if (room <= 0) return;
     const heads = Math.max(1, ...this.rows.map((row) => row.heads.length));
     this.columns = Math.min(heads, Math.max(1, Math.floor((room + this.gap) / (least + this.gap))));
     const wide = Math.floor((room - this.gap * (this.columns - 1)) / this.columns);
     this.width = Math.max(4, Math.min(most, wide));
-    this.height = Math.round(this.width * ratio);
+    this.height = Math.max(LOWEST, Math.round(this.width * ratio));
     for (const { cells } of this.rows) this.#size(cells);
+    this.element.classList.toggle("wrapped", this.columns < heads);
     this.#head(heads);
   }
 

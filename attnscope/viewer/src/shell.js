@@ -47,7 +47,7 @@ export class Shell {
       { class: "top" },
       make("div", {}, make("h1", {}, title), ...this.page.sides.map((side) => facts(side, sides.length > 1))),
       make("div", { class: "tools" }, theme, help),
-      ...this.page.sides.map((side) => make("p", { class: "quote", dir: "auto" }, excerpt(side))),
+      ...this.page.sides.map(excerpt).filter((text) => !title.includes(text)).map((text) => make("p", { class: "quote", dir: "auto" }, text)),
       missing.length > 0 && leftOut(missing),
     );
   }
@@ -183,12 +183,13 @@ function facts(side, named) {
 }
 
 const QUOTED = 400; // characters of the text in the header
+const HIDDEN = /[\p{C}\p{Zl}\p{Zp}]/u; // characters that one cannot see, or that turn the line around
 
-/** @param {Side} side the text, with every character visible */
-function excerpt({ tokens }) {
+/** @param {Side} side the text in one line; what cannot be seen is written as in the labels */
+function excerpt({ tokens: { plain, label, special } }) {
   let text = "";
-  for (let i = 0; i < tokens.label.length && text.length < QUOTED; i++)
-    if (!tokens.special[i]) text += tokens.label[i].replaceAll("·", " ").replaceAll("↵", " ");
+  for (let i = 0; i < label.length && text.length < QUOTED; i++)
+    if (!special[i]) text += HIDDEN.test(plain[i].replace(/\s+/g, " ")) ? label[i] : plain[i].replace(/\s+/g, " ");
   return text.length > QUOTED ? `${text.slice(0, QUOTED)}…` : text.trim();
 }
 

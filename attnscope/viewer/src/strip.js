@@ -61,9 +61,9 @@ export class Strip {
   }
 }
 
-/** Scrolls within the box alone. @param {HTMLElement} box @param {HTMLElement} item */
+/** Scrolls within the box alone, the item to its middle. @param {HTMLElement} box @param {HTMLElement} item */
 function reveal(box, item) {
   const top = item.offsetTop - box.offsetTop;
-  if (top < box.scrollTop) box.scrollTop = top;
-  else if (top + item.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = top + item.offsetHeight - box.clientHeight;
+  if (top < box.scrollTop || top + item.offsetHeight > box.scrollTop + box.clientHeight)
+    box.scrollTop = top - (box.clientHeight - item.offsetHeight) / 2;
 }

@@ -32,15 +32,15 @@ class MetricsView {
     this.formula = make("code", { class: "token muted" });
     this.reading = make("p", { class: "note" });
     this.legend = make("div", { class: "legend" });
-    const label = make("label", {}, "Metric ", this.metric, " ", this.formula);
+    const label = make("label", {}, "Metric ", this.metric);
     const map = make("div", { class: "metric-map" });
     this.box = make("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": "Table of heads" });
-    element.append(make("div", { class: "metric-choice" }, label), this.reading, map, this.legend, this.box);
+    element.append(make("div", { class: "metric-choice" }, label, this.formula), this.reading, map, this.legend, this.box);
     this.grid = new HeadGrid(map, store, {
       label: "Metric of each head",
       least: 9,
-      most: 64,
-      ratio: 0.5,
+      most: () => 112,
+      ratio: 0.4,
       gap: 2,
       about: (name) => this.#about(name),
       resized: () => this.#paint(),
@@ -95,7 +95,7 @@ class MetricsView {
     const parts = [`heads ${digits(Math.min(...scores))} to ${digits(Math.max(...scores))}`];
     if (uniform.length) parts.push(`uniform attention ${range(uniform)}`);
     if (metric.low !== null || metric.high !== null) parts.push(`possible ${metric.low ?? "…"} to ${metric.high ?? "…"}`);
-    if (metric.unit) parts.push(`in ${metric.unit}`);
+    if (metric.unit) parts.push(`unit: ${metric.unit}`);
     this.legend.replaceChildren(colourScale(low, high), ...parts.map((part) => make("span", {}, part)));
   }
 
@@ -115,7 +115,7 @@ class MetricsView {
       const score = scores[this.place];
       const t = score === null ? 0 : (score - low) / (high - low || 1);
       const colour = score === null ? "transparent" : css(ramp, t);
-      this.grid.fill({ at, head }, colour, score === null ? "–" : digits(score, 2), inkOn(ramp, t));
+      this.grid.fill({ at, head }, colour, score === null ? "–" : score.toFixed(Math.abs(score) < 10 ? 2 : 1), inkOn(ramp, t));
     }
   }
 
@@ -160,7 +160,7 @@ class MetricsView {
     const order = sorted ? (this.rising ? "ascending" : "descending") : null;
     const mark = sorted ? (this.rising ? " ▴" : " ▾") : "";
     const button = make("button", { type: "button", title: about, onclick: () => this.#order(id, sorted) }, title + mark);
-    return make("th", { scope: "col", class: words ? "words" : "", "aria-sort": order }, button);
+    return make("th", { scope: "col", class: words ? "sorts words" : "sorts", "aria-sort": order }, button);
   }
 
   /** @param {string} id @param {boolean} sorted */

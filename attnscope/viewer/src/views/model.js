@@ -14,8 +14,9 @@ import { digits } from "../scales.js";
  * @typedef {import("../headgrid.js").Name} Name
  */
 
-const LEAST = 44; // pixels of a thumbnail
+const LEAST = innerWidth > 640 ? 44 : 34; // pixels of a thumbnail
 const MOST = 168;
+const FRAME = 340; // height of what stands about the thumbnails
 const STRIPE = 3; // height of the role's colour under a thumbnail
 const AHEAD = "300px"; // drawn before it is scrolled to
 const LOG_FLOOR = 1e-3;
@@ -33,7 +34,7 @@ class ModelView {
     this.grid = new HeadGrid(element, store, {
       label: "All heads",
       least: LEAST,
-      most: MOST,
+      most: () => Math.max(LEAST, Math.min(MOST, (innerHeight - FRAME) / page.side(store.state).layers.length)),
       gap: 5,
       about: (name) => this.#about(name),
       resized: () => this.#stale(),

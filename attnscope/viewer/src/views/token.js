@@ -32,7 +32,7 @@ class TokenView {
     this.key = new Strip("key", store);
     this.note = make("p", { class: "note" });
     this.legend = make("div", { class: "legend" });
-    this.ranked = make("div", { class: "ranked" });
+    this.ranked = make("div", { class: "ranked", role: "region", "aria-label": "Heads, strongest first" });
     this.groups = make("div", { class: "groups" });
     const map = make("div", {});
     const left = make("div", {}, map, this.legend);
@@ -41,8 +41,8 @@ class TokenView {
     this.grid = new HeadGrid(map, store, {
       label: "Mass of each head on the chosen keys",
       least: 9,
-      most: 72,
-      ratio: 0.6,
+      most: () => 112,
+      ratio: 0.45,
       gap: 2,
       about: (name) => this.#about(name),
       resized: () => this.#paint(),
