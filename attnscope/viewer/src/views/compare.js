@@ -13,11 +13,12 @@
 import { latest, make, onResize, tooltip } from "../canvas.js";
 import { css, diverging, intensity, pixel, sequential } from "../colours.js";
 import { compared, largest } from "./difference.js";
-import { digits, named, scaleBar, unitOf } from "./parts.js";
+import { digits, named, scaleBar, short, unitOf } from "./parts.js";
 import { Plot } from "./plot.js";
 
 const SIDES = /** @type {const} */ ([0, 1]);
 const DIFFERENCE = 2; // the third plot
+const TITLE = 24; // characters of a text
 const LISTED = 30; // heads
 const BREATH = 40; // ms of listing before the page draws again
 
@@ -39,15 +40,15 @@ class CompareView {
     this.grids = [];
     /** @type {Pair[]} */
     this.pairs = [];
-    this.names = page.sides.map(({ data }) => data.name);
+    this.names = ["A", "B"];
     this.plots = [0, 1, 2].map((place) => this.#plot(place));
     this.scales = this.plots.map(() => make("span", {}));
     this.note = make("p", { class: "note" });
     this.list = make("div", { class: "table-scroll", "data-role": "differences" });
-    const titles = [...this.names, `${this.names[1]} − ${this.names[0]}`];
+    const titles = [...page.sides.map((side, place) => `${this.names[place]}: ${side.data.name}, “${excerpt(side)}”`), "B − A"];
     const figures = this.plots.map((plot, place) =>
       make("figure", { "data-side": place === DIFFERENCE ? "diff" : String(place) },
-        make("figcaption", {}, make("b", {}, titles[place]), this.scales[place]), plot.element),
+        make("figcaption", {}, make("b", { class: "title" }, titles[place]), this.scales[place]), plot.element),
     );
     element.classList.add("compare-view");
     element.append(this.note, make("div", { class: "three" }, ...figures), make("h2", {}, "Heads by their largest difference"), this.list);
@@ -205,6 +206,12 @@ class CompareView {
     const [query, key] = cell.map((row) => this.grids[side]?.rowUnits.start[this.pairs[row][side]] ?? null);
     this.store.set({ at, head, query, key, keyEnd: null });
   }
+}
+
+/** @param {import("../data.js").Side} side @returns {string} how its text begins */
+function excerpt({ tokens }) {
+  const plain = tokens.plain.slice(0, TITLE).filter((_, token) => !tokens.special[token]);
+  return short(plain.join("").trim(), TITLE);
 }
 
 /** @param {number} value */

@@ -15,6 +15,9 @@ import { intensity, several } from "../colours.js";
 import { lacking, named, ranking, short, strongest, told, unitOf } from "./parts.js";
 
 const ROW = 22; // CSS pixels of a token
+const TALL = 30; // of one of few
+const FEW = 20;
+const LABELS = 0.38; // of the width, on either side: as in views.css
 const BESIDE = 8; // rows that exist above and below the window
 const FAINTEST = 0.012; // a line that cannot be seen is not drawn
 const NEAREST = 5; // weights in a tooltip
@@ -32,6 +35,7 @@ class HeadView {
     this.state = store.state;
     /** @type {Units|undefined} */
     this.units = undefined;
+    this.row = ROW;
     /** @type {Focus|null} */
     this.hover = null;
     this.chosen = ""; // the query and key that were last scrolled to
@@ -58,10 +62,12 @@ class HeadView {
     const units = side.units(state.words);
     if (units !== this.units) {
       this.units = units;
+      this.row = units.count <= FEW ? TALL : ROW;
+      this.scroller.style.setProperty("--row", `${this.row}px`);
       this.placed.clear();
       this.rows.replaceChildren();
     }
-    this.rows.style.height = `${units.count * ROW}px`;
+    this.rows.style.height = `${units.count * this.row}px`;
     this.note.textContent = [...new Set(this.#heads().map(({ at, head }) => lacking(side, at, head)))].join(" ");
     this.#legend();
     this.#follow();
@@ -191,16 +197,16 @@ class HeadView {
     this.chosen = name;
     const unit = unitOf(this.units, query ?? key);
     const { scrollTop, clientHeight } = this.scroller;
-    const top = unit * ROW;
-    if (unit >= 0 && (top < scrollTop || top + ROW > scrollTop + clientHeight)) this.scroller.scrollTop = top - clientHeight / 2;
+    const top = unit * this.row;
+    if (unit >= 0 && (top < scrollTop || top + this.row > scrollTop + clientHeight)) this.scroller.scrollTop = top - clientHeight / 2;
   }
 
   /** @returns {[first: number, last: number]} the units that exist now, half-open */
   #window() {
     const { scrollTop, clientHeight } = this.scroller;
     const count = this.units?.count ?? 0;
-    const first = Math.max(0, Math.floor(scrollTop / ROW) - BESIDE);
-    return [first, Math.min(count, Math.ceil((scrollTop + clientHeight) / ROW) + BESIDE)];
+    const first = Math.max(0, Math.floor(scrollTop / this.row) - BESIDE);
+    return [first, Math.min(count, Math.ceil((scrollTop + clientHeight) / this.row) + BESIDE)];
   }
 
   async #draw() {
@@ -245,7 +251,7 @@ class HeadView {
     row.classList.toggle("chosen", row.dataset.token === String(this.state[axis]));
     row.classList.toggle("focus", focus?.axis === axis && focus.unit === unit);
     row.classList.toggle("unseen", other && weights.every(Number.isNaN));
-    bands(row, weights, axis);
+    bands(/** @type {HTMLElement} */ (row.querySelector(".band")), weights, axis);
   }
 
   /** @param {"query"|"key"} axis @param {number} unit */
@@ -255,9 +261,10 @@ class HeadView {
     const label = make("span", { class: "name" }, short(units.label[unit]));
     const number = make("span", { class: "position" }, String(token));
     const value = make("span", { class: "value" });
+    const band = make("span", { class: "band" });
     const attributes = { class: `token ${axis}`, "data-token": token, "data-unit": unit, "data-axis": axis };
-    const row = make("div", attributes, ...(axis === "query" ? [value, number, label] : [label, number, value]));
-    row.style.top = `${unit * ROW}px`;
+    const row = make("div", attributes, ...(axis === "query" ? [value, band, number, label] : [label, number, band, value]));
+    row.style.top = `${unit * this.row}px`;
     this.rows.append(row);
     return row;
   }
@@ -265,37 +272,25 @@ class HeadView {
   /** @param {Focus[]} sources @param {(Look|null)[][]} found for each head, for each source */
   #lines(sources, found) {
     const { scrollTop, clientHeight, clientWidth } = this.scroller;
-    const [left, right] = this.#between();
     const context = fit(this.canvas, clientWidth, clientHeight);
     this.canvas.style.marginBottom = `${-clientHeight}px`;
-    const strength = intensity(1, this.state.log);
-    const middle = (left + right) / 2;
+    const strength = intensity(sources.length === 1 ? largest(found) : 1, this.state.log);
+    const y = (/** @type {number} */ unit) => (unit + 0.5) * this.row - scrollTop;
     found.forEach((looks, place) => {
       context.strokeStyle = several(place);
       const shift = (place - (found.length - 1) / 2) * 3; // lines of several heads beside one another
-      looks.forEach((look, at) => {
-        const { axis, unit } = sources[at];
-        look?.weights.forEach((weight, other) => {
-          const strong = strength(weight);
-          if (strong < FAINTEST) return;
-          const [q, k] = axis === "query" ? [unit, other] : [other, unit];
-          const [y0, y1] = [q, k].map((row) => row * ROW + ROW / 2 - scrollTop + shift);
-          if (Math.max(y0, y1) < -ROW || Math.min(y0, y1) > clientHeight + ROW) return;
-          context.globalAlpha = Math.min(1, strong);
-          context.lineWidth = 0.75 + 2.25 * Math.min(1, strong);
-          context.beginPath();
-          context.moveTo(left, y0);
-          context.bezierCurveTo(middle, y0, middle, y1, right, y1);
-          context.stroke();
-        });
+      looks.forEach((look, source) => {
+        const { axis, unit } = sources[source];
+        const weights = look?.weights ?? [];
+        for (let other = 0; other < weights.length; other++) {
+          const strong = Math.min(1, strength(weights[other]));
+          if (strong < FAINTEST) continue;
+          const [from, to] = axis === "query" ? [y(unit), y(other)] : [y(other), y(unit)];
+          if (Math.max(from, to) < -ROW || Math.min(from, to) > clientHeight + ROW) continue;
+          line(context, clientWidth, from + shift, to + shift, strong);
+        }
       });
     });
-  }
-
-  /** @returns {[left: number, right: number]} where the queries end and the keys begin, in the window */
-  #between() {
-    const [query, key] = ["query", "key"].map((axis) => /** @type {HTMLElement|null} */ (this.rows.querySelector(`.${axis}`)));
-    return query && key ? [query.offsetLeft + query.offsetWidth, key.offsetLeft] : [0, 0];
   }
 
   /** What the row in focus says in numbers. @param {Focus|null} focus @param {Look|null} look */
@@ -313,7 +308,7 @@ class HeadView {
       this.store.set(focus.axis === "query" ? { key: token, keyEnd: null } : { query: token, pin: true });
     const list = ranking(look, focus.axis === "query" ? "key" : "query", choose);
     const removed = look.removed > 0 && make("p", { class: "hint" }, `taken out: ${look.removed.toFixed(6)}`);
-    this.side.replaceChildren(make("h3", {}, `${name}: ${named(units, focus.unit)} ${title}`), list, removed || "");
+    this.side.replaceChildren(make("h2", {}, `${name}: ${named(units, focus.unit)} ${title}`), list, removed || "");
   }
 }
 
@@ -349,21 +344,42 @@ class Looks {
 
 const MOST_LOOKS = 600; // rows of 4,000 tokens that are remembered
 
+/**
+ * @param {CanvasRenderingContext2D} context @param {number} width of the view
+ * @param {number} from @param {number} to heights @param {number} strong 0 to 1
+ */
+function line(context, width, from, to, strong) {
+  const [left, right] = [LABELS * width, (1 - LABELS) * width];
+  context.globalAlpha = strong;
+  context.lineWidth = 0.75 + 2.25 * strong;
+  context.beginPath();
+  context.moveTo(left, from);
+  context.bezierCurveTo(width / 2, from, width / 2, to, right, to);
+  context.stroke();
+}
+
+/** The strongest line of one row is drawn in full. @param {(Look|null)[][]} found */
+function largest(found) {
+  let most = 0;
+  for (const look of found.flat()) look?.weights.forEach((weight) => (most = Math.max(most, weight)));
+  return most || 1;
+}
+
 /** @param {number} first @param {number} last half-open */
 const range = (first, last) => Array.from({ length: last - first }, (_, place) => first + place);
 
 /** A band for each head, one below the other, as long as its weight.
  *
- * @param {HTMLElement} row @param {number[]} weights @param {"query"|"key"} axis
+ * @param {HTMLElement} band @param {number[]} weights @param {"query"|"key"} axis
  */
-function bands(row, weights, axis) {
+function bands(band, weights, axis) {
   const direction = axis === "key" ? "to right" : "to left";
   const images = weights.map((weight, place) => {
-    const colour = `color-mix(in srgb, ${several(place)} 38%, transparent)`;
+    const colour = `color-mix(in srgb, ${several(place)} 60%, transparent)`;
     const percent = `${Math.min(100, 100 * (weight || 0)).toFixed(2)}%`;
     return `linear-gradient(${direction}, ${colour} ${percent}, transparent ${percent})`;
   });
-  row.style.backgroundImage = images.join(", ");
-  row.style.backgroundSize = `100% ${100 / Math.max(1, images.length)}%`;
-  row.style.backgroundPosition = images.map((_, place) => `0 ${(100 * place) / Math.max(1, images.length - 1)}%`).join(", ");
+  band.style.backgroundImage = images.join(", ");
+  band.style.backgroundSize = `100% ${100 / Math.max(1, images.length)}%`;
+  band.style.backgroundPosition = images.map((_, place) => `0 ${(100 * place) / Math.max(1, images.length - 1)}%`).join(", ");
 }

@@ -11,9 +11,10 @@
  */
 import { latest, make, onResize, place, tooltip } from "../canvas.js";
 import { css, intensity, pixel, sequential } from "../colours.js";
-import { lacking, named, scaleBar, swatch, told, unitOf } from "./parts.js";
+import { lacking, named, ranking, scaleBar, swatch, told, unitOf } from "./parts.js";
 import { Plot } from "./plot.js";
 
+const LISTED = 6; // of the chosen row and column
 const LARGE = 4; // CSS pixels of a token that is drawn over the bins
 
 /** @type {Mount} */
@@ -41,7 +42,8 @@ class MatrixView {
     this.plot.onclick = (cell, event) => this.#choose(cell, event);
     this.whole = make("button", { type: "button", onclick: () => this.plot.reset() }, "Whole map");
     element.classList.add("matrix-view");
-    element.append(this.legend, this.note, this.plot.element);
+    this.beside = make("aside", { class: "beside" });
+    element.append(this.legend, this.note, make("div", { class: "with-beside" }, this.plot.element, this.beside));
     this.unwatch = onResize(element, () => this.plot.draw());
   }
 
@@ -68,6 +70,29 @@ class MatrixView {
     );
     this.note.textContent = grid ? this.#says(grid, strongest?.k ?? 0) : lacking(side, at, head);
     this.legend.replaceChildren(scaleBar(grid?.max ?? 1), swatch("hatched", "cannot be seen"), this.whole);
+    await this.#list(still);
+  }
+
+  /** What the chosen query looks at, and who looks at the chosen key. @param {() => boolean} still */
+  async #list(still) {
+    const { page, state } = this;
+    const shown = page.shown(state);
+    const { tokenUnits } = page.side(state);
+    const keys = page.keys(state);
+    const [row, column] = await Promise.all([
+      state.query === null ? null : page.filtered(shown, state.at, state.head, state.query, state),
+      keys && page.filteredColumn(shown, state.at, state.head, keys, state),
+    ]);
+    if (!still()) return;
+    /** @type {HTMLElement[]} */
+    const parts = [];
+    if (!row && !column) parts.push(make("p", { class: "hint" }, "Click a cell to choose its query and its key."));
+    /** @param {string} title @param {import("../data.js").Look} look @param {"query"|"key"} axis */
+    const add = (title, look, axis) =>
+      parts.push(make("h2", {}, title), ranking(look, axis, (token) => this.store.set({ [axis]: token, keyEnd: null }), LISTED));
+    if (row) add(`${named(tokenUnits, page.query(state))} looks at`, row, "key");
+    if (column && keys) add(`${named(tokenUnits, keys[0])} is looked at by`, column, "query");
+    this.beside.replaceChildren(...parts);
   }
 
   destroy() {

@@ -12,7 +12,6 @@ import { css, inkOn, sequential } from "../colours.js";
 import { said } from "../data.js";
 
 const LONGEST = 32; // characters of a label
-export const HALF_PIXEL = 0.5; // lines one pixel wide are sharp between pixels
 
 /** @param {string} label @param {number} [most] */
 export function short(label, most = LONGEST) {
@@ -57,7 +56,7 @@ export function strongest({ weights }, most) {
 export function ranking(look, axis, choose, most = 10) {
   const { weights, units, step } = look;
   const rows = strongest(look, most).map((unit) => {
-    const bar = make("i", { class: "bar" });
+    const bar = make("i", { class: "share" });
     bar.style.setProperty("--share", String(Math.min(1, weights[unit])));
     const attributes = { type: "button", "data-token": units.start[unit], "data-axis": axis };
     const value = make("b", {}, said(weights[unit], step));

@@ -20,10 +20,12 @@ import { ink } from "../colours.js";
 import { short } from "./parts.js";
 
 const GUTTER = { left: 104, top: 92, right: 2, bottom: 2 };
+const LEAST = 300; // height of a map, where the window is low
+const FOOT = 56; // of the window, below the map
 const LARGEST = 56; // CSS pixels of a cell that is not zoomed
 const DEEPEST = 64; // of a cell that is
 const LEGIBLE = 11; // a row that has a label
-const ROOMY = 34; // a cell that has its value in it
+const ROOMY = 29; // a cell that has its value in it
 const FONT = 11;
 const LABEL = 15; // characters of a label
 const CLICK = 5; // a drag shorter than that is a click
@@ -77,13 +79,13 @@ export class Plot {
   /** @param {number} x @param {number} y in CSS pixels of the canvas @returns {[row: number, column: number]} as fractions */
   under(x, y) {
     const { transform, cell } = this;
-    return [(y - GUTTER.top - transform.y) / (cell * transform.k), (x - GUTTER.left - transform.x) / (cell * transform.k)];
+    return [((y - transform.y) / transform.k - GUTTER.top) / cell, ((x - transform.x) / transform.k - GUTTER.left) / cell];
   }
 
   /** @param {number} row @param {number} column @returns {[x: number, y: number]} */
   at(row, column) {
     const { transform, cell } = this;
-    return [GUTTER.left + transform.x + column * cell * transform.k, GUTTER.top + transform.y + row * cell * transform.k];
+    return [transform.x + transform.k * (GUTTER.left + column * cell), transform.y + transform.k * (GUTTER.top + row * cell)];
   }
 
   #listen() {
@@ -131,12 +133,14 @@ export class Plot {
     if (!this.drawn || !this.element.clientWidth) return;
     const { grid } = this.drawn;
     const across = this.element.clientWidth - GUTTER.left - GUTTER.right;
-    const down = Math.max(300, innerHeight - GUTTER.top - 190);
-    this.cell = Math.min(LARGEST, across / grid.columns, Math.max(down, 0.75 * across) / grid.rows);
+    const top = this.element.getBoundingClientRect().top + scrollY;
+    const down = Math.max(LEAST, innerHeight - top - GUTTER.top - FOOT);
+    this.cell = Math.min(LARGEST, across / grid.columns, down / grid.rows);
     this.size = { width: this.cell * grid.columns, height: this.cell * grid.rows };
     const { width, height } = this.size;
-    this.zoom?.extent([[0, 0], [width, height]]).translateExtent([[0, 0], [width, height]]);
-    this.zoom?.scaleExtent([1, Math.max(1, DEEPEST / this.cell)]);
+    /** @type {[[number, number], [number, number]]} */
+    const map = [[GUTTER.left, GUTTER.top], [GUTTER.left + width, GUTTER.top + height]];
+    this.zoom?.extent(map).translateExtent(map).scaleExtent([1, Math.max(1, DEEPEST / this.cell)]);
     const context = fit(this.base, GUTTER.left + width + GUTTER.right, GUTTER.top + height + GUTTER.bottom);
     this.#cells(context);
     this.#labels(context);
@@ -171,7 +175,7 @@ export class Plot {
     const image = picture(drawn, rows, columns, step);
     context.imageSmoothingEnabled = false;
     context.drawImage(image, x, y, image.width * step * cell, image.height * step * cell);
-    if (cell >= ROOMY) this.#numbers(context, rows, columns);
+    if (cell >= ROOMY && grid.bin === 1) this.#numbers(context, rows, columns);
     drawn.over?.(context, this);
     context.restore();
     context.strokeStyle = ink("line-strong");
@@ -190,7 +194,7 @@ export class Plot {
         const [x, y] = this.at(row + 0.5, column + 0.5);
         const value = grid.at(row, column);
         context.fillStyle = readable(paint(value));
-        context.fillText(value.toFixed(decimals).replace("-", "−"), x, y, cell - 2);
+        context.fillText(written(value, decimals), x, y, cell - 2);
       }
   }
 
@@ -285,7 +289,12 @@ export class Plot {
     context.restore();
   }
 
-  /** A label on paper of its own. @param {CanvasRenderingContext2D} context @param {number} right @param {number} y @param {string} label @param {string} colour */
+  /**
+   * A label on paper of its own.
+   *
+   * @param {CanvasRenderingContext2D} context @param {number} right @param {number} y
+   * @param {string} label @param {string} colour
+   */
   #cover(context, right, y, label, colour) {
     const text = short(label, LABEL);
     const width = Math.min(context.measureText(text).width, GUTTER.left - 10);
@@ -345,6 +354,12 @@ function line(context, from, to) {
   context.moveTo(...from);
   context.lineTo(...to);
   context.stroke();
+}
+
+/** @param {number} value @param {number} decimals @returns {string} without a sign where it is rounded to 0 */
+function written(value, decimals) {
+  const text = value.toFixed(decimals);
+  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
 }
 
 /** @param {number} colour 0xAABBGGRR @returns {string} ink that is read on it */

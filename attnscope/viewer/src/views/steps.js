@@ -23,6 +23,7 @@ const FIRST = 4; // numbers shown of a vector
 const IN_COLUMN = 3; // and of one in a column beside others
 const MOST_KEYS = 12; // more than that: the strongest are shown
 const KEPT_KEYS = 10;
+const FIGURE_SPACE = "\u2007"; // as wide as a digit
 
 /** @type {Mount} */
 export function mount(element, page, store) {
@@ -290,7 +291,7 @@ function kept({ weights, visible }, most, key) {
 const total = (values) => values.reduce((sum, value) => sum + value, 0);
 
 /** @param {Float64Array} values @param {number} first @returns {string} its first numbers, with four decimals */
-const numbers = (values, first) => [...values.subarray(0, first)].map((value) => number(value)).join("  ");
+const numbers = (values, first) => [...values.subarray(0, first)].map((value) => number(value).padStart(8, FIGURE_SPACE)).join("");
 
 /** Whole numbers as they are, others with four decimals, hidden logits as −∞. @param {number} value */
 export function number(value) {
