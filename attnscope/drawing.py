@@ -6,7 +6,6 @@ Shapes: L layer, H head, Q query, K key, G unit of a rollout.
 from __future__ import annotations
 
 import html
-import math
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from attnscope.figures import About, Maps, Panel, Style, save_head_maps, save_la
 from attnscope.figures.style import count
 from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey
-from attnscope.measure.metrics import KNOWN, Metric
+from attnscope.measure.metrics import KNOWN, Metric, ends
 from attnscope.measure.roles import NEEDED_ROWS, RESTS, ROLES
 from attnscope.shown import visible
 
@@ -157,7 +156,7 @@ def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarr
     role = next((one for one in ROLES if metric.id.startswith(one.name.replace("-", "_"))), None)
     kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
     rows = [seen.support[layer][kind] for layer in layers.tolist()]
-    low, high = _ends(metric.range, len(seen.prompt), values)
+    low, high = ends(metric, len(seen.prompt)) or _ends(values)
     uniform = np.unique(null[np.isfinite(null)].round(2))
     return Panel(
         name=metric.title,
@@ -171,12 +170,8 @@ def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarr
     )
 
 
-def _ends(stated: str, tokens: int, values: np.ndarray) -> tuple[float, float]:
-    """The ends of a metric's range, as it is stated (`0 to ln n`); those of the values where it says anything else."""
-    known = {"0": 0.0, "1": 1.0, "-1": -1.0, "n": float(tokens), "n-1": tokens - 1.0, "ln n": math.log(tokens)}
-    low, _, high = stated.partition(" to ")
-    if low in known and high in known and known[low] < known[high]:
-        return known[low], known[high]
+def _ends(values: np.ndarray) -> tuple[float, float]:
+    """The least and the largest of the values, for a metric whose range is open."""
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if finite.size and np.ptp(finite) else (0.0, 1.0)
 

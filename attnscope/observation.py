@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     import torch
 
     from attnscope.drawing import Picture
+    from attnscope.measure.operands import KeptOperands
     from attnscope.measure.probes import KeptKeys, KeptMap, Maps, View
     from attnscope.measure.rollout import Rollout
     from attnscope.seam.call import CaptureReport
     from attnscope.text.prompt import Prompt
+    from attnscope.viewer.page import Page
 
 SHOWN_HEADS = 12  # of the table in a notebook
 RELATION = ("layer", "head", "kv_head", "query", "key", "weight")
@@ -147,9 +149,10 @@ class Observation:
     its scores. view: how entries were read, and of which heads. group: what relations speak of, None for tokens.
     support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
     mean mass that each token receives as a key, over the kept heads (T,). weights: {layer: (H, Q, K) fp32 on the CPU},
-    where they were asked for. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the
-    tokens that were asked about; scores, supports and what tokens receive are then of the chosen queries, and
-    `columns.scores["mass"]` is there where keys were chosen.
+    where they were asked for; weight_heads: {layer: their numbers}. operands: {layer: q, k and v of its heads},
+    likewise. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the tokens that were
+    asked about; scores, supports and what tokens receive are then of the chosen queries, and `columns.scores["mass"]`
+    is there where keys were chosen.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -169,6 +172,8 @@ class Observation:
     facts: Mapping[str, Any] = field(default_factory=dict)
     maps: LayerMaps | None = None
     weights: PerLayer[torch.Tensor] = field(default_factory=PerLayer)
+    weight_heads: PerLayer[Sequence[int]] = field(default_factory=PerLayer)
+    operands: PerLayer[KeptOperands] = field(default_factory=PerLayer)
     rollout: Rollout | None = None
     kept_keys: PerLayer[KeptKeys] | None = None
     chosen: Chosen = Chosen()
@@ -325,6 +330,23 @@ class Observation:
         from attnscope.drawing import head_picture
 
         return head_picture(self, layer, head, **style)
+
+    def page(self, *, select: str | None = None, precision: Literal[8, 16] = 8, max_mb: float = 20.0) -> Page:
+        """What was kept as one HTML file to hover over: shown in a notebook's frame, or `.save(path)`.
+
+        select: heads whose maps stay whole where a page of `max_mb` has no room for all, as "27.3,last". precision:
+        bits per weight. Raises UsageError for logits, and for means over kv heads.
+
+            >>> seen.page().save("bank.html")
+        """
+        from attnscope.selection import select as selected
+        from attnscope.viewer.page import About, opened, page_of
+        from attnscope.viewer.plan import Plan
+        from attnscope.viewer.side import Side
+
+        side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
+        whole = selected(select, there) if select is not None else {}
+        return page_of([side], Plan(max_mb, precision, whole), About(open=opened(self, whole)))
 
     def export(self, folder: str | Path, **how: Any) -> list[Path]:
         """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`.

@@ -21,6 +21,7 @@ import torch
 from attnscope.errors import InputError, UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import MASS, METRICS, Texts
+from attnscope.measure.operands import KeptOperands, Operands
 from attnscope.measure.probes import (
     MAP_SIDE,
     HeadScores,
@@ -59,9 +60,10 @@ class Request:
     view: how entries are read, and of which heads relations and maps are kept. metrics: ids to measure. key_zero:
     lets key 0 into a head's strongest relation. relations: whether to keep the `top_k` strongest keys of every query
     (None: all), of `group`s if given. maps: the heads to draw ("all", "kept" or None), binned by `bin_rule` to at most
-    `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. rollout: the units
-    whose attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. query, key: the tokens that are asked
-    about, as `text/tokens.py` reads them, with the groups of `define`; None for all.
+    `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. operands: keep q,
+    k and v as they were multiplied. Both are of the view's heads, or of {layer: heads}. rollout: the units whose
+    attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. query, key: the tokens that are asked about, as
+    `text/tokens.py` reads them, with the groups of `define`; None for all.
 
         >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
     """
@@ -76,7 +78,8 @@ class Request:
     bin_rule: Literal["sum", "max"] = "sum"
     split_sink: bool = False
     map_side: int = MAP_SIDE
-    weights: bool = False
+    weights: bool | Mapping[int, Sequence[int]] = False
+    operands: bool | Mapping[int, Sequence[int]] = False
     rollout: Literal["bins", "tokens", "words", "sentences"] | None = None
     query: str | None = None
     key: str | None = None
@@ -85,6 +88,10 @@ class Request:
     def __post_init__(self) -> None:
         if self.group and self.view.weights == "scores":
             raise UsageError("logits of several keys cannot be summed into one", "use {weights=softmax} with {group}")
+
+    def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
+        """The view, of the heads that `weights` or `operands` asks for."""
+        return replace(self.view, heads=asked) if isinstance(asked, Mapping) else self.view
 
     def chosen(self, prompt: Prompt) -> Chosen:
         """The tokens of a text that are asked about. Raises UsageError or InputError for what means none."""
@@ -239,7 +246,9 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
         view = request.view if request.maps == "kept" else replace(request.view, heads=None)
         probes["maps"] = Maps(len(prompts[0]), view, request.bin_rule, request.split_sink, request.map_side)
     if request.weights:
-        probes["weights"] = Weights(request.view)
+        probes["weights"] = Weights(request.view_of(request.weights))
+    if request.operands:
+        probes["operands"] = Operands(request.view_of(request.operands))
     if request.rollout:
         probes["rollout"] = RolloutProbe(_groups(prompts, request.rollout))
     return probes
@@ -311,6 +320,7 @@ class _Reading:
         if rollout is not None:
             facts = {**facts, "rollout": rollout.facts(self.all_layers)}
         keys = {key: KeptKeys(k.heads, k.weight[row], k.key[row]) for key, k in self.kept.get("keys", {}).items()}
+        operands = {key: self._operands(kept, row) for key, kept in self.kept.get("operands", {}).items()}
         matrices = {key: one[row, :, :count, :count] for key, one in self.kept.get("weights", {}).items()}
         return Observation(
             queries=prompt,
@@ -326,10 +336,25 @@ class _Reading:
             facts=facts,
             maps=self._maps(),
             weights=PerLayer(matrices),
+            weight_heads=PerLayer({key: self._weight_heads(key) for key in matrices}),
+            operands=PerLayer(operands),
             rollout=rollout,
             kept_keys=PerLayer(keys) if "keys" in self.probes else None,
             chosen=self.chosen[row],
         )
+
+    def _operands(self, kept: KeptOperands, row: int) -> KeptOperands:
+        """One text's part, cut to its length; text and batch stay apart: B is 1."""
+        count, bias = len(self.prompts[row]), kept.bias_BHTT
+        cut = {name: getattr(kept, name)[row : row + 1, :, :count] for name in ("q_BHTD", "k_BHTD", "v_BHTV")}
+        return kept._replace(**cut, bias_BHTT=None if bias is None else bias[row : row + 1, :, :count, :count])
+
+    def _weight_heads(self, key: LayerKey) -> Sequence[int]:
+        """The heads (kv heads, where they are averaged) whose matrices were kept of a layer."""
+        heads, kv_heads = self.kv_of[key]
+        chosen = self.request.view_of(self.request.weights).heads
+        kept = range(heads) if chosen is None else chosen.get(key.layer, ())
+        return sorted({head * kv_heads // heads for head in kept}) if self.request.view.by_kv else list(kept)
 
     def _visible(self, key: LayerKey) -> str:
         known = self.layers.get(key.layer)

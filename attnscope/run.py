@@ -40,6 +40,11 @@ class Run:
     chosen: Chosen = Chosen()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    def asking(self, request: Request) -> Run:
+        """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""
+        _check_matrices(self.loaded, request, len(self.prompt))
+        return replace(self, request=request)
+
     def verified(self) -> Run:
         """The same, after every layer was held against the oracle; its verdict goes into the manifest."""
         from attnscope.parity.certificate import verify
@@ -172,7 +177,7 @@ def _check_matrices(loaded: LoadedModel, request: Request, tokens: int) -> None:
     """Refuse to keep whole matrices that the machine has no room for."""
     if not request.weights:
         return
-    chosen, there = request.view.heads, loaded.geometry.heads_by_layer
+    chosen, there = request.view_of(request.weights).heads, loaded.geometry.heads_by_layer
     heads = sum(count if chosen is None else len(chosen.get(layer, ())) for layer, count in there.items())
     needed, room = 4 * heads * tokens * tokens, free_memory("cpu")
     if needed > room:

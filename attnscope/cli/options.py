@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
-    *("Options", "Corpus", "Text", "Question", "Attention", "Relations", "Dataset", "Files"),
+    *("Options", "Corpus", "Text", "Question", "Page", "Attention", "Relations", "Dataset", "Files"),
     *("Figures", "Engine", "Model", "Ray", "Messages"),
 )
 FIRST, HELD, UNRECORDED = Mark.FIRST, Mark.HELD, Mark.UNRECORDED

@@ -9,6 +9,7 @@ Shapes: B text, H head, Q query, K key. A is the weight matrix, n the tokens, v_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -343,6 +344,13 @@ MASS = Metric(
     value=lambda P, mass: mass[..., 0],
 )
 KNOWN = {**METRICS, MASS.id: MASS}  # METRICS are measured in any case, mass where keys are named
+
+
+def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
+    """The ends of a metric's range on a text of so many tokens, as stated (`0 to ln n`); None where open or empty."""
+    known = {"0": 0.0, "1": 1.0, "-1": -1.0, "n": float(tokens), "n-1": tokens - 1.0, "ln n": math.log(tokens)}
+    low, _, high = metric.range.partition(" to ")
+    return (known[low], known[high]) if low in known and high in known and known[low] < known[high] else None
 
 
 def questions(ids: Sequence[str], texts: Texts) -> list[Question]:

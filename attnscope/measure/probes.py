@@ -392,7 +392,8 @@ class Weights:
 
     def keep(self, layer: Layer, answers: Answers) -> Tensor | None:
         heads = self.view.kept(layer)
-        return self.view.rows(layer, heads, 0, layer.P.queries).cpu() if heads else None
+        blocks = [self.view.rows(layer, heads, a, b).cpu() for a, b in layer.P.blocks()] if heads else []
+        return torch.cat(blocks, 2) if len(blocks) > 1 else blocks[0] if blocks else None
 
 
 def _group_question(layer: Layer, query_groups_BT: Tensor, key_groups_BT: Tensor) -> GroupMass:

@@ -1,0 +1,171 @@
+"""`attnscope view`: a text's attention as one HTML file to hover over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from attnscope.cli import output
+from attnscope.cli.completion import models
+from attnscope.cli.groups import spelled
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import FIRST, Config, Question, Selected, TextRun, Writing, check_folder
+from attnscope.cli.signals import unwinding
+from attnscope.cli.takes import takes
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+    from attnscope.observation import Observation
+    from attnscope.run import Run, Text
+    from attnscope.viewer.page import About, Page
+    from attnscope.viewer.plan import Plan
+
+EXAMPLES = (
+    'attnscope view --text "the financial bank is located on river bank" -o bank.html',
+    'attnscope view --text "Mary gave John a book" --compare-text "John gave Mary a book" -o swapped.html',
+    "attnscope view runs/bank -o bank.html",
+)
+STDOUT = Path("-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pages(Config, Writing):
+    """One page, and how much it may hold."""
+
+    panel = "Page"
+    out: Annotated[Path | None, Option("-o", help="Write the page here; - is stdout.", metavar="FILE|-"), FIRST] = None
+    from_tables: Annotated[bool, Option(help="Of a run: a page of what it kept, without the model.")] = False
+    compare_text: Annotated[str | None, Option(help="Another text beside it.", metavar="TEXT")] = None
+    compare_model: Annotated[
+        str | None, Option(help="Another model beside it.", metavar="NAME", autocompletion=models)
+    ] = None
+    precision: Annotated[int, Option(help="Bits per weight.", metavar="8|16")] = 8
+    max_mb: Annotated[
+        float, Option(help="Over so many MB long maps are binned; heads of --select stay whole.", metavar="MB", min=0.1)
+    ] = 20.0
+
+    def __post_init__(self) -> None:
+        if self.out is None:
+            raise UsageError("nowhere to write the page", "name a file with --out FILE, or - for stdout")
+        if self.out == STDOUT and sys.stdout.isatty():
+            raise UsageError("a page is not for a terminal to print", "redirect it to a file: > page.html")
+        if self.out != STDOUT and (self.out.is_dir() or not self.out.suffix):
+            raise UsageError(f"{self.out} is no name of a file", f"name one: {self.out / 'page.html'}")
+        if self.precision not in (8, 16):
+            raise UsageError(f"--precision takes 8 or 16 bits; {self.precision} came", "leave it out, or write 16")
+        if self.compare_text is not None and self.compare_model is not None:
+            raise UsageError("--compare-text and --compare-model were both given", "give one of them")
+        if self.out != STDOUT:
+            check_folder(self.out.parent)
+
+
+@takes(TextRun, Selected, Question, Pages, file=GROUPS)
+def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> int:
+    """The attention of a text as a page to hover over: one HTML file, no network.
+
+    Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The folder of a run in
+    place of TEXT reads that run's tokens again, with the model that its manifest names.
+    """
+    command = spelled("view", asked, selected, question, pages)
+    if pages.from_tables:
+        return page_of_tables(asked, pages, command)
+
+    from attnscope.cli.single import report_checks
+    from attnscope.viewer.page import page_of
+    from attnscope.viewer.side import Side
+
+    runs = runs_of(asked, question, pages)
+    plan = plan_of(pages, selected, runs[0].loaded)
+    seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
+    write(page_of([Side(one) for one in seen], plan, about(seen[0], plan.whole, question, command)), pages)
+    return max(report_checks(one, pages.quiet) for one in seen)
+
+
+def runs_of(asked: TextRun, question: Question, pages: Pages) -> list[Run]:
+    """The text, and what it is compared with, ready to be read."""
+    from attnscope.cli.single import load_model, read_run
+    from attnscope.observe import Request
+    from attnscope.run import prepare
+
+    def ready(loaded: LoadedModel, text: Text, request: Request, chat: bool) -> Run:
+        how: dict[str, Any] = {"engine": asked.engine, "memory": asked.memory, "listen": asked.listen}
+        return prepare(loaded, text, request, chat=chat, truncate=asked.truncate, **how)
+
+    text, loaded = read_run(asked, pages), load_model(asked, pages)
+    runs = [ready(loaded, text, Request(**question.asks()), asked.chat)]
+    if pages.compare_text is not None:
+        runs.append(ready(loaded, pages.compare_text, Request(), asked.chat))
+    if pages.compare_model is not None:
+        other = load_model(replace(asked, model=pages.compare_model, revision=None), pages)
+        written = isinstance(text, str)
+        again = text if written else runs[0].prompt.text  # tokens are of one model: the other reads what they say
+        runs.append(ready(other, again, Request(), asked.chat and written))
+    return runs
+
+
+def plan_of(pages: Pages, selected: Selected, loaded: LoadedModel) -> Plan:
+    """What may go into the page."""
+    from attnscope.selection import select
+    from attnscope.viewer.plan import Plan
+
+    whole = select(selected.select, loaded.geometry.heads_by_layer) if selected.select is not None else {}
+    return Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
+
+
+def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
+    """One side's forward pass, which keeps what the page has room for."""
+    from attnscope.cli.single import header, tell_chosen
+
+    layers = run.loaded.geometry.attention_layers
+    run = run.asking(replace(run.request, **plan.request(layers, len(run.prompt))))
+    output.talk(header(run), quiet)
+    tell_chosen(run, quiet)
+    if asked.verify:
+        with output.progress("oracle", None, quiet):
+            run = run.verified()
+    with output.progress("forward pass", len(layers), quiet) as advance:
+        return run.observe(advance)
+
+
+def about(seen: Observation, whole: Mapping[int, Sequence[int]], question: Question, command: str) -> About:
+    """What the page says of itself, and where it opens: at the head and the tokens that were named."""
+    from attnscope.text.tokens import find
+    from attnscope.viewer.page import About, opened
+
+    named = question.asks()["define"]
+    asked = {name: getattr(seen.chosen, name) for name in ("query", "key")}
+    query, key = ((one.expression, one.positions) if one else None for one in asked.values())
+    groups = {name: find(seen.prompt, name, named).positions for name in named}
+    return About(command, opened(seen, whole, query, key), groups, query, key)
+
+
+def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
+    """A page of a run's folder, as it lies there."""
+    from attnscope.viewer.kept import KeptSide
+    from attnscope.viewer.page import About, page_of
+    from attnscope.viewer.plan import Plan
+
+    if asked.from_ is None:
+        raise UsageError("--from-tables is about a run", "name its folder: attnscope view runs/bank --from-tables")
+    side = KeptSide(asked.from_.parent)
+    write(page_of([side], Plan(pages.max_mb, 16), About(command, "view=metrics")), pages)
+    return 0
+
+
+def write(page: Page, pages: Pages) -> None:
+    """The page to --out, and what it does not hold to stderr."""
+    if pages.out is None or pages.out == STDOUT:
+        sys.stdout.buffer.write(page.html)
+        sys.stdout.buffer.flush()
+    else:
+        with unwinding():
+            page.save(pages.out)
+        output.talk(f"wrote {pages.out}, {len(page.html) / 1e6:.1f} MB", pages.quiet)
+    for sentence in page.left_out:
+        output.talk(sentence, pages.quiet)

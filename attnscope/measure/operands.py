@@ -1,0 +1,90 @@
+"""What a head's weights are made of, for those who ask: q, k and v as they were multiplied, scale, cap, bias, sinks.
+
+Shapes: B text, H kept head, T token, D width of q and k, V width of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import Question
+from attnscope.attention.spec import AttentionSpec
+from attnscope.measure.probes import Answers, Layer, View
+
+
+class KeptOperands(NamedTuple):
+    """Logits are scale * q.k, capped, + bias; a softmax over the keys that a query sees, and the sink, is the weights.
+
+    q_BHTD, k_BHTD, v_BHTV: fp32, the kv heads' as often as heads read them. bias_BHTT: what is added to the logits,
+    -inf for keys that are hidden though they come before the query; None where there is nothing to add.
+    sinks_H: sink logits, None without.
+    """
+
+    heads: list[int]
+    q_BHTD: Tensor
+    k_BHTD: Tensor
+    v_BHTV: Tensor
+    scale: float
+    cap: float | None
+    bias_BHTT: Tensor | None
+    sinks_H: Tensor | None
+
+
+class Operands:
+    """q, k and v of the heads of a view; nothing of a layer whose weights do not follow from them by one formula."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return []
+
+    def keep(self, layer: Layer, answers: Answers) -> KeptOperands | None:
+        spec, heads = layer.P.spec, self.view.kept(layer)
+        if spec is None or not heads or spec.sinks_scale_output or _many(spec.sinks):
+            return None
+        kv_heads = [head * spec.kv_heads // spec.heads for head in heads]
+        bias = _added(spec)
+        return KeptOperands(
+            heads,
+            spec.q_BHQD[:, heads].float().cpu(),
+            spec.k_BGKD[:, kv_heads].float().cpu(),
+            spec.v_BGKV[:, kv_heads].float().cpu(),
+            spec.scale,
+            spec.softcap,
+            None if bias is None else bias.expand(spec.batch, spec.heads, -1, -1)[:, heads].float().cpu(),
+            None if spec.sinks is None else spec.sinks[0, heads, 0].float().cpu(),
+        )
+
+
+def _many(sinks: Tensor | None) -> bool:
+    """Whether sink logits differ from query to query, or from text to text."""
+    return sinks is not None and (sinks.shape[0] > 1 or sinks.shape[-1] > 1)
+
+
+def _added(spec: AttentionSpec) -> Tensor | None:
+    """What is added to q . k and which keys are hidden, (B or 1, H or 1, T, T); None where queries see one run of keys.
+
+    A run ends with the query's own key: a causal mask with or without a window.
+    """
+    visible, mask = spec.visible, spec.visible.mask
+    seen = visible.rows(0, visible.queries)
+    finite = mask is not None and mask.dtype != torch.bool and bool((mask.masked_fill(~seen, 0) != 0).any())
+    if spec.bias is None and not finite and bool((seen == _run(seen)).all()):
+        return None
+    added = torch.zeros_like(seen, dtype=torch.float32)
+    if spec.bias is not None:
+        added = added + spec.bias.float()
+    if finite and mask is not None:
+        added = added + mask[..., : visible.keys].float()
+    return added.masked_fill(~seen, -torch.inf)
+
+
+def _run(seen: Tensor) -> Tensor:
+    """All keys from the first that a query sees to its own."""
+    key_K = torch.arange(seen.shape[-1], device=seen.device)
+    return (key_K >= seen.byte().argmax(-1, keepdim=True)) & (key_K <= key_K[:, None])

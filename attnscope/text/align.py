@@ -1,0 +1,73 @@
+"""Which tokens of two texts stand for the same characters, whatever the tokenizers and where the texts differ.
+
+Both texts are cut into words and marks, each with the blanks before it. What is the same in both is paired character by
+character. Where they differ by as many words on either side, these are paired one by one, with all their tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from itertools import accumulate, takewhile
+
+UNIT = re.compile(r"\s*(\w+|[^\w\s])")
+Unit = re.Match[str]
+Run = tuple[int, int]  # characters [start, stop)
+
+
+def aligned(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
+    """Pairs of token numbers, sorted: a token of the one text and one of the other that stand for the same.
+
+    a, b: what each token shows, as `Prompt.plain`; a token that shows nothing goes with the character before it. A
+    token may be in several pairs, or in none.
+
+    >>> aligned(["un", "likely"], ["unlike", "ly"])
+    [(0, 0), (1, 0), (1, 1)]
+    """
+    owners_a, owners_b = _owners(a), _owners(b)
+    pairs = {
+        (first, second)
+        for place_a, place_b in _same("".join(a), "".join(b))
+        for first in _tokens(owners_a, place_a)
+        for second in _tokens(owners_b, place_b)
+    }
+    return sorted(pairs)
+
+
+def _same(a: str, b: str) -> Iterator[tuple[Run, Run]]:
+    """Runs of characters of both texts that belong together."""
+    units_a, units_b = list(UNIT.finditer(a)), list(UNIT.finditer(b))
+    for alike, one, other in _pairs(units_a, units_b):
+        if not alike:
+            yield one.span(), other.span()
+            continue
+        for back in range(min(len(one[0]), len(other[0]))):  # from the end: blanks before a word may be fewer
+            yield (one.end() - back - 1, one.end() - back), (other.end() - back - 1, other.end() - back)
+
+
+def _pairs(a: list[Unit], b: list[Unit]) -> Iterator[tuple[bool, Unit, Unit]]:
+    """Units that belong together, and whether they are the same."""
+    words_a, words_b = [unit[1] for unit in a], [unit[1] for unit in b]
+    first = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words_a, words_b, strict=False)))
+    yield from ((True, one, other) for one, other in zip(a[:first], b[:first], strict=True))  # the matcher is quadratic
+    a, b, matcher = a[first:], b[first:], SequenceMatcher(None, words_a[first:], words_b[first:], autojunk=False)
+    for what, a0, a1, b0, b1 in matcher.get_opcodes():
+        if a1 - a0 == b1 - b0:
+            yield from ((what == "equal", *pair) for pair in zip(a[a0:a1], b[b0:b1], strict=True))
+
+
+def _owners(plain: Sequence[str]) -> list[list[int]]:
+    """For each character the tokens that stand for it."""
+    stops = list(accumulate(map(len, plain)))
+    owners: list[list[int]] = [[] for _ in range(stops[-1] if stops else 0)]
+    for token, stop in enumerate(stops):
+        start = stop - len(plain[token])
+        for place in range(min(start, stop - 1), stop):
+            if place >= 0:
+                owners[place].append(token)
+    return owners
+
+
+def _tokens(owners: list[list[int]], run: Run) -> set[int]:
+    return {token for place in range(*run) for token in owners[place]}

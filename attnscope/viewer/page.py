@@ -1,0 +1,228 @@
+"""Sides -> one HTML document: data, style and script in one file, under a policy without network.
+
+page_of([Side(seen)]).save("bank.html")
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from attnscope._version import __version__
+from attnscope.files import write_whole
+from attnscope.selection import pairs
+from attnscope.shown import brief, in_a_line
+from attnscope.text.align import aligned
+from attnscope.viewer.pack import Blobs
+from attnscope.viewer.plan import Plan
+from attnscope.viewer.side import Wanted
+
+if TYPE_CHECKING:
+    from attnscope.observation import Observation
+
+FORMAT = "attnscope/page/1"
+Asked = tuple[str, Sequence[int]]  # tokens that were asked about, in the asker's words, and where they stand
+LONGEST_TEXT = 60  # letters of a text in the title
+FRAME = "width:100%;height:{height}px;border:0"
+
+
+@dataclass(frozen=True, repr=False)
+class Page:
+    """One HTML file: to be saved, or shown in a notebook in a frame that may run its script and nothing else."""
+
+    html: bytes
+    title: str
+    left_out: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> Path:
+        """Write the file, whole or not at all; UsageError where it cannot be written."""
+        return write_whole(Path(path), lambda temp: temp.write_bytes(self.html))
+
+    def _repr_html_(self) -> str:
+        document = html.escape(self.html.decode())
+        return f'<iframe sandbox="allow-scripts" style="{FRAME.format(height=720)}" srcdoc="{document}"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"Page: {self.title}, {len(self.html) / 1e6:.1f} MB"
+
+
+@dataclass(frozen=True)
+class About:
+    """What a page says of itself; open: the state that it begins with, after `#`.
+
+    defined: {name: the tokens that it stands for}. query, key: what was asked for, as text and tokens.
+    """
+
+    command: str | None = None
+    open: str = ""
+    defined: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    query: Asked | None = None
+    key: Asked | None = None
+
+    def said(self) -> dict[str, Any]:
+        """As the page's JSON has it."""
+        asked = {"query": self.query, "key": self.key}
+        return {
+            "command": self.command,
+            "open": self.open,
+            "defined": {name: {"positions": list(positions)} for name, positions in self.defined.items()},
+            "asked": {
+                name: None if one is None else {"text": one[0], "positions": list(one[1])}
+                for name, one in asked.items()
+            },
+        }
+
+
+def opened(
+    seen: Observation, whole: Mapping[int, Sequence[int]], query: Asked | None = None, key: Asked | None = None
+) -> str:
+    """The state that a page begins with: the head and the tokens that were named, else the sharpest head.
+
+    >>> opened(seen, {1: (4,)})
+    'view=head&at=1&head=4'
+    """
+    named = pairs(whole)
+    view = "token" if key else "head" if named or query else "model"
+    at, head = _place(seen, named[0]) if named else _sharpest(seen)
+    state: dict[str, Any] = {"view": view, "at": at, "head": head}
+    if query:
+        state["query"] = query[1][-1]
+    if key:
+        first, last = key[1][0], key[1][-1]
+        state |= {"key": first, **({"keyEnd": last + 1} if last > first and last - first == len(key[1]) - 1 else {})}
+    return "&".join(f"{name}={value}" for name, value in state.items())
+
+
+def _place(seen: Observation, named: tuple[int, int]) -> tuple[int, int]:
+    layers = [key.layer for key in seen.kv_of]
+    return (layers.index(named[0]), named[1]) if named[0] in layers else (0, 0)
+
+
+def _sharpest(seen: Observation) -> tuple[int, int]:
+    """The head with the largest focus, where that was measured."""
+    columns = seen.columns
+    focus = columns.scores["focus"].value if "focus" in columns.scores else np.zeros(len(columns.layer))
+    best = int(np.argmax(np.nan_to_num(focus)))
+    keys = list(seen.kv_of)
+    return keys.index((int(columns.layer[best]), columns.kind[best])), int(columns.head[best])  # type: ignore[arg-type]
+
+
+class Packs(Protocol):
+    """A side that can be put into a page."""
+
+    @property
+    def said(self) -> Mapping[str, Any]:
+        """What needs no bytes."""
+
+    @property
+    def plain(self) -> Sequence[str]:
+        """What each token shows."""
+
+    def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
+        """As the page's JSON has it, numbers added to the blobs."""
+
+
+def page_of(sides: Sequence[Packs], plan: Plan, about: About) -> Page:
+    """The page of one text, or of two beside each other; what does not fit is made smaller, and said.
+
+    >>> page_of([Side(seen)], Plan(), About()).save("bank.html")
+    """
+    found, blobs = _packed(sides, plan.packed_whole())
+    if blobs.size > plan.room:
+        heads, tokens = sum(len(side.said["heads"]) for side in sides), max(len(side.plain) for side in sides)
+        found, blobs = _packed(sides, plan.shrunk(heads, tokens))
+    left_out = tuple(chain.from_iterable(sentences(side) for side in found))
+    title = _title(found)
+    said = {
+        "format": FORMAT,
+        "version": __version__,
+        "title": title,
+        "sides": found,
+        "aligned": aligned(*(side.plain for side in sides)) if len(sides) > 1 else None,
+        "left_out": left_out,
+        **about.said(),
+    }
+    return Page(document(said, blobs), title, left_out)
+
+
+def _packed(sides: Sequence[Packs], wanted: Wanted) -> tuple[list[dict[str, Any]], Blobs]:
+    blobs = Blobs()
+    return [side.packed(blobs, wanted) for side in sides], blobs
+
+
+def sentences(side: Mapping[str, Any]) -> Iterator[str]:
+    """What a side of the page does not hold, in words."""
+    heads, held = len(side["heads"]), side["maps"]
+    binned, related = [one for one in held if one["bin"] > 1], side["relations"]
+    name = brief(side["name"])
+    if binned:
+        yield (
+            f"{name}: the maps of {len(binned)} of {heads} heads are in bins of {binned[0]['bin']} tokens"
+            + (f", with the {related['k']} strongest keys of every query" * bool(related))
+            + "; --select keeps heads whole, --max-mb takes more"
+        )
+    if heads > len(held):
+        kept = f", only the {related['k']} strongest keys of every query" if related else ""
+        yield f"{name}: there are no maps of {heads - len(held)} of {heads} heads{kept}"
+    if not side["steps"]:
+        yield f"{name}: there are no q, k and v for the steps, which short texts have"
+
+
+def _title(sides: Sequence[Mapping[str, Any]]) -> str:
+    """`demo: “the financial bank”`, and what it is compared with."""
+    return " | ".join(f"{side['name']}: “{_short(side['tokens'])}”" for side in sides)
+
+
+def _short(tokens: Mapping[str, Any]) -> str:
+    """The beginning of a text, without special tokens."""
+    shown = (plain for plain, special in zip(tokens["plain"], tokens["special"], strict=True) if not special)
+    line = " ".join("".join(shown).split())
+    return line if len(line) <= LONGEST_TEXT else line[: LONGEST_TEXT - 1].rstrip() + "…"
+
+
+def document(said: Mapping[str, Any], blobs: Blobs) -> bytes:
+    """The whole file: what is said as JSON, the blobs, the viewer. Text of others stands in the JSON and the title."""
+    script, style = bundle("bundle.js"), bundle("bundle.css")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    head = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(in_a_line(str(said['title'])))}</title>\n<style>".encode()
+    )
+    body = (
+        b'</style>\n</head>\n<body>\n<div id="app"><noscript>This page draws with JavaScript, from this file alone.'
+        b"</noscript></div>\n"
+    )
+    data = json.dumps(said, allow_nan=False, separators=(",", ":")).encode()  # in ASCII: all else is escaped
+    for char in b"<>&":
+        data = data.replace(b"%c" % char, b"\\u%04x" % char)
+    parts = [head, style, body, b'<script type="application/json" id="page">', data, b"</script>\n"]
+    for number, text in enumerate(blobs.texts):
+        parts += [b'<script type="application/octet-stream" id="blob-%d">' % number, text, b"</script>\n"]
+    return b"".join([*parts, b"<script>", script, b"</script>\n</body>\n</html>\n"])
+
+
+@cache
+def bundle(name: str) -> bytes:
+    """A part of the viewer as `npm run build` made it."""
+    return files("attnscope.viewer").joinpath(name).read_bytes()
+
+
+def _hash(text: bytes) -> str:
+    """What a content security policy calls a script or style that may be run."""
+    return f"sha256-{b64encode(sha256(text).digest()).decode()}"

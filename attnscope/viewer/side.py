@@ -1,0 +1,282 @@
+"""One text read by one model, as the page takes it: tokens, layers, heads with scores, maps, relations, steps.
+
+    Side(seen).packed(blobs, Wanted(bits=8))
+
+Shapes: H head, N head of all layers, Q query, K key, R row of a map, C column, T token, k kept key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.errors import UsageError
+from attnscope.measure.metrics import METRICS, ends
+from attnscope.viewer.pack import Bits, Blobs, binned, joined, packed_maps, strongest
+
+if TYPE_CHECKING:
+    from attnscope.measure.layers import LayerKey
+    from attnscope.measure.operands import KeptOperands
+    from attnscope.observation import LayerMaps, Observation
+    from attnscope.text.prompt import Prompt, Span
+
+MOST_KEYS = 16  # per query beside a binned map
+DIGITS = 7  # of a score: what float32 holds
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How much of a side goes into the page: bits per weight, and where whole maps are too many, what is made of them.
+
+    rows: of a binned map, at most; None leaves maps whole. top_k: keys per query that are kept beside binned maps.
+    whole: {layer: heads} whose maps stay whole.
+    """
+
+    bits: Bits = 8
+    rows: int | None = None
+    top_k: int = MOST_KEYS
+    whole: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Maps of some heads of a layer, (H, R, C), each row and column `size` tokens; 0 for what is not visible."""
+
+    heads: Sequence[int]
+    values_HRC: np.ndarray
+    size: int = 1
+
+    def of(self, heads: Sequence[int]) -> Matrices:
+        """Those of some of the heads."""
+        places = [place for place, head in enumerate(self.heads) if head in heads]
+        every = len(places) == len(self.heads)
+        values_HRC = self.values_HRC if every else self.values_HRC[places]
+        return Matrices([self.heads[place] for place in places], values_HRC, self.size)
+
+    def shrunk(self, wanted: Wanted, layer: int) -> list[Matrices]:
+        """As they are wanted: whole, or binned but for the heads that stay whole."""
+        tokens, rows = self.values_HRC.shape[1], wanted.rows
+        if rows is None or self.size > 1 or tokens <= rows:
+            return [self]
+        whole = self.of(wanted.whole.get(layer, ()))
+        rest, size = self.of([head for head in self.heads if head not in whole.heads]), -(-tokens // rows)
+        found = [whole, Matrices(rest.heads, binned(rest.values_HRC, size), size)]
+        return [one for one in found if one.heads]
+
+
+def said_of(prompt: Prompt) -> dict[str, Any]:
+    """The tokens of a text, its words, sentences and turns; characters are counted in the joined `plain`."""
+    ends_T = list(accumulate(map(len, prompt.plain)))
+    answers = [turn.start for turn in prompt.turns if turn.name == "assistant"]
+    return {
+        "text": "".join(prompt.plain),
+        "tokens": {
+            "text": prompt.tokens,
+            "label": prompt.labels,
+            "plain": prompt.plain,
+            "id": prompt.ids,
+            "special": [int(one) for one in prompt.special],
+            "start": [0, *ends_T[:-1]],
+            "stop": ends_T,
+        },
+        "words": _spans(prompt.words),
+        "sentences": _spans(prompt.sentences),
+        "turns": _spans(prompt.turns),
+        "answer": answers[-1] if answers else None,
+    }
+
+
+def metrics_of(ids: Sequence[str], tokens: int) -> list[dict[str, Any]]:
+    """What the page says of metrics."""
+    found = []
+    for metric in (METRICS[name] for name in ids):
+        low, high = ends(metric, tokens) or (None, None)
+        words = {name: getattr(metric, name) for name in ("id", "short", "title", "formula", "unit", "reading")}
+        found.append({**words, "low": low, "high": high})
+    return found
+
+
+class Side:
+    """One observation on its way into the page; `said` is what needs no bytes."""
+
+    def __init__(self, seen: Observation) -> None:
+        if seen.view.by_kv or seen.view.weights == "scores":
+            raise UsageError("a page shows weights of query heads", "observe without by_kv and without scores")
+        self.seen = seen
+        self.at = {key: place for place, key in enumerate(seen.kv_of)}
+
+    def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
+        """The side as the page's JSON has it, its numbers added to the blobs."""
+        maps = list(self._maps(blobs, wanted))
+        relations, steps = self._relations(blobs, wanted, maps), self._steps(blobs)
+        first = [None if one is None else blobs.add(one)[0] for one in self.first]
+        return {**self.said, "maps": maps, "relations": relations, "steps": steps, "first": first}
+
+    @property
+    def plain(self) -> Sequence[str]:
+        """What each token shows."""
+        return self.seen.prompt.plain
+
+    @cached_property
+    def said(self) -> dict[str, Any]:
+        """What is said in words and numbers."""
+        seen, prompt = self.seen, self.seen.prompt
+        model = seen.facts.get("model", {})
+        return {
+            "name": model.get("name", "model"),
+            "model": {name: model.get(name) for name in ("name", "type", "revision", "layers")}
+            | {"dtype": seen.facts.get("dtype")},
+            "engine": seen.facts.get("engine"),
+            **said_of(prompt),
+            "layers": [
+                {"layer": key.layer, "kind": key.kind, "heads": heads, "kv_heads": kv, "visible": seen.visible[key]}
+                for key, (heads, kv) in seen.kv_of.items()
+            ],
+            "metrics": metrics_of(list(seen.columns.scores), len(prompt)),
+            "heads": list(self._heads()),
+            "quantity": "weight",
+            "received": None,
+        }
+
+    def _heads(self) -> Iterator[dict[str, Any]]:
+        columns, scores = self.seen.columns, self.seen.columns.scores.values()
+        values_N, nulls_N = (
+            _rows([getattr(score, part) for score in scores], len(columns.layer)) for part in ("value", "null")
+        )
+        mass_N = rounded(columns.top_key_mass)
+        for place, layer in enumerate(columns.layer.tolist()):
+            yield {
+                "at": self.at[layer, columns.kind[place]],  # type: ignore[index]
+                "head": int(columns.head[place]),
+                "kv_head": int(columns.kv_head[place]),
+                "role": columns.role[place],
+                "near_uniform": columns.near_uniform[place],
+                "top_key": int(columns.top_key[place]),
+                "top_key_mass": mass_N[place],
+                "scores": values_N[place],
+                "uniform": nulls_N[place],
+            }
+
+    def _kept(self, key: LayerKey) -> list[Matrices]:
+        """What the observation kept of a layer's maps: whole, and of the heads that it has not whole, binned."""
+        seen, found, whole = self.seen, list[Matrices](), list[int]()
+        if key in seen.weights:
+            whole = list(seen.weight_heads[key])
+            found.append(Matrices(whole, seen.weights[key].numpy()))
+        if seen.maps is not None and key in seen.maps.values and _square(seen.maps):
+            drawn = Matrices(seen.maps.heads[key], seen.maps.values[key], seen.maps.bin_size)
+            rest = drawn.of([head for head in drawn.heads if head not in whole])
+            found.append(replace(rest, values_HRC=np.nan_to_num(rest.values_HRC)))
+        return [one for one in found if one.heads]
+
+    def _maps(self, blobs: Blobs, wanted: Wanted) -> Iterator[dict[str, Any]]:
+        for key, at in self.at.items():
+            windowed = self.first[at] is not None
+            for kept in self._kept(key):
+                for one in kept.shrunk(wanted, key.layer):
+                    said = {"at": at, "bin": one.size, "windowed": windowed}
+                    entries = packed_maps(blobs, one.values_HRC, wanted.bits)
+                    yield from ({**said, "head": head, **entry} for head, entry in zip(one.heads, entries, strict=True))
+
+    def _relations(self, blobs: Blobs, wanted: Wanted, maps: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """The strongest keys of every query of the heads that have no whole map."""
+        whole = {(one["at"], one["head"]) for one in maps if one["bin"] == 1}
+        parts = [part for key in self.at for part in self._strongest(key, wanted.top_k, whole)]
+        if not parts:
+            return None
+        top_k = min(part.weight_HTk.shape[-1] for part in parts)
+        weight_NTk = np.concatenate([part.weight_HTk[..., :top_k] for part in parts])
+        key_NTk = np.concatenate([part.key_HTk[..., :top_k] for part in parts])
+        keys, numbers, scale = strongest(weight_NTk, key_NTk)
+        [place, _] = blobs.add(keys, numbers)
+        heads = [{"at": part.at, "head": head} for part in parts for head in part.heads]
+        return {"k": top_k, "heads": heads, "scale": scale, "bits": 16, **place}
+
+    def _strongest(self, key: LayerKey, top_k: int, whole: set[tuple[int, int]]) -> Iterator[Strongest]:
+        seen, at = self.seen, self.at[key]
+        if not top_k:
+            return
+        if seen.kept_keys is not None and seen.group is None and key in seen.kept_keys:
+            heads, weight, found = seen.kept_keys[key]
+        elif key in seen.weights:
+            heads = list(seen.weight_heads[key])
+            weight, found = seen.weights[key].topk(min(top_k, len(seen.prompt)))
+        else:
+            return
+        places = [place for place, head in enumerate(heads) if (at, head) not in whole]
+        if places:
+            count = len(seen.prompt)
+            numbers = (array[places, :count, :top_k].numpy() for array in (weight, found))
+            yield Strongest(at, [heads[place] for place in places], *numbers)
+
+    def _steps(self, blobs: Blobs) -> dict[str, Any] | None:
+        heads = [one for key, kept in self.seen.operands.items() for one in _steps_of(self.at[key], kept, blobs)]
+        return {"heads": heads, "tokens": len(self.seen.prompt)} if heads else None
+
+    @cached_property
+    def first(self) -> list[np.ndarray | None]:
+        """For each layer the first key that each query sees, (T,); None where that is key 0."""
+        query_T = np.arange(len(self.seen.prompt), dtype="<i4")
+        return [first_key(words, query_T) for words in self.seen.visible.values()]
+
+
+@dataclass(frozen=True)
+class Strongest:
+    """The strongest keys of every query of some heads of a layer."""
+
+    at: int
+    heads: Sequence[int]
+    weight_HTk: np.ndarray
+    key_HTk: np.ndarray
+
+
+def first_key(visible: str, query_T: np.ndarray) -> np.ndarray | None:
+    """The first key that each query sees, from the words for a layer (`window 16`); None where that is key 0."""
+    kind, _, size = visible.partition(" ")
+    if kind not in ("window", "chunk") or not size.isdecimal():
+        return None
+    first_T = query_T - int(size) + 1 if kind == "window" else query_T - query_T % int(size)
+    first_T = np.maximum(first_T, 0).astype(query_T.dtype)
+    return first_T if first_T.any() else None
+
+
+def rounded(values: np.ndarray) -> list[float | None]:
+    """Numbers for JSON, to what float32 holds; None for what is none."""
+    return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _square(maps: LayerMaps) -> bool:
+    """Whether the cells are sums over keys and means over queries of as many tokens in rows as in columns."""
+    return list(maps.rows) == list(maps.columns) and (maps.rule == "sum" or maps.bin_size == 1)
+
+
+def _steps_of(at: int, kept: KeptOperands, blobs: Blobs) -> Iterator[dict[str, Any]]:
+    parts = [kept.q_BHTD, kept.k_BHTD, kept.v_BHTV] + ([] if kept.bias_BHTT is None else [kept.bias_BHTT])
+    places = blobs.add(*(joined([part[0, place].numpy() for part in parts]) for place in range(len(kept.heads))))
+    for place, head in enumerate(kept.heads):
+        yield {
+            "at": at,
+            "head": head,
+            "dim": kept.q_BHTD.shape[-1],
+            "value_dim": kept.v_BHTV.shape[-1],
+            "scale": kept.scale,
+            "cap": kept.cap,
+            "sink": None if kept.sinks_H is None else float(kept.sinks_H[place]),
+            "bias": kept.bias_BHTT is not None,
+            **places[place],
+        }
+
+
+def _spans(spans: Sequence[Span]) -> list[tuple[int, int, str]]:
+    return [(span.start, span.stop, span.name) for span in spans]
+
+
+def _rows(columns: Sequence[np.ndarray], count: int) -> list[list[float | None]]:
+    """Columns (one per metric) as rows (one per head)."""
+    return [list(row) for row in zip(*map(rounded, columns), strict=True)] if columns else [[] for _ in range(count)]

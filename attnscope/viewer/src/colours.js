@@ -1,0 +1,143 @@
+/**
+ * Colours that read in light and dark. The scales run through OKLCH with lightness linear in the value, so equal steps
+ * look equal; they begin at the page's own paper. Sets of colours keep apart for colour-blind readers by lightness too.
+ */
+
+/** @typedef {{rgb: Uint8ClampedArray, packed: Uint32Array}} Ramp 256 colours, as bytes and as 0xAABBGGRR */
+
+const SIZE = 256;
+const QUIET = matchMedia("(prefers-color-scheme: dark)");
+
+/** Whether the page is dark now: what was chosen, else what the system prefers. */
+export function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen === "dark" || (chosen !== "light" && QUIET.matches);
+}
+
+/** @param {() => void} change called when the system's preference changes */
+export function onScheme(change) {
+  QUIET.addEventListener("change", change);
+}
+
+/**
+ * OKLCH to sRGB bytes (Ottosson 2020), with as much of the chroma as a screen shows.
+ *
+ * @param {number} lightness @param {number} chroma @param {number} hue in degrees
+ * @returns {[number, number, number]}
+ */
+export function srgb(lightness, chroma, hue) {
+  let linear = linearSrgb(lightness, chroma, hue);
+  for (let part = 0.97; part > 0 && linear.some((one) => one < 0 || one > 1); part -= 0.03)
+    linear = linearSrgb(lightness, chroma * part, hue);
+  return /** @type {[number, number, number]} */ (linear.map(byte));
+}
+
+/** @param {number} lightness @param {number} chroma @param {number} hue in degrees */
+function linearSrgb(lightness, chroma, hue) {
+  const a = chroma * Math.cos((hue * Math.PI) / 180);
+  const b = chroma * Math.sin((hue * Math.PI) / 180);
+  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  return [
+    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+  ];
+}
+
+/** @param {number} linear */
+function byte(linear) {
+  const value = linear <= 0.0031308 ? 12.92 * linear : 1.055 * linear ** (1 / 2.4) - 0.055;
+  return Math.round(255 * Math.min(1, Math.max(0, value)));
+}
+
+/** @param {(t: number) => [lightness: number, chroma: number, hue: number]} path @returns {Ramp} */
+function ramp(path) {
+  const rgb = new Uint8ClampedArray(3 * SIZE);
+  const packed = new Uint32Array(SIZE);
+  for (let i = 0; i < SIZE; i++) {
+    const [r, g, b] = srgb(...path(i / (SIZE - 1)));
+    rgb.set([r, g, b], 3 * i);
+    packed[i] = ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  }
+  return { rgb, packed };
+}
+
+/** @param {number} from @param {number} to @param {number} t */
+const mix = (from, to, t) => from + (to - from) * t;
+
+/** From paper to ink: 0 is close to the paper of the page, 1 stands out most. */
+const SEQUENTIAL = {
+  light: ramp((t) => [mix(0.966, 0.27, t), mix(0.006, 0.1, t) + 0.09 * Math.sin(Math.PI * t), mix(238, 278, t)]),
+  dark: ramp((t) => [mix(0.25, 0.96, t), 0.025 + 0.125 * Math.sin(Math.PI * mix(0.03, 0.88, t)), mix(282, 90, t ** 0.8)]),
+};
+
+/** -1 to 1 about the paper: blue for less, orange for more. */
+const DIVERGING = {
+  light: ramp((t) => [mix(0.975, 0.42, Math.abs(2 * t - 1)), 0.16 * Math.abs(2 * t - 1) ** 0.8, t < 0.5 ? 258 : 48]),
+  dark: ramp((t) => [mix(0.24, 0.82, Math.abs(2 * t - 1)), 0.14 * Math.abs(2 * t - 1) ** 0.8, t < 0.5 ? 240 : 62]),
+};
+
+/** Several heads side by side, after Okabe and Ito. */
+const SEVERAL = {
+  light: ["#0064a8", "#c04e00", "#00805a", "#a83c86", "#7a6a00", "#3f4bb8", "#8c2f2f", "#4d4d4d"],
+  dark: ["#62b6f2", "#ff9d4d", "#3fd0a0", "#f08ecb", "#e8d447", "#a5a8ff", "#ff8a80", "#c9c9c9"],
+};
+
+const ROLES = ["induction", "previous-token", "duplicate-token", "sink", "self", "local"];
+
+/** @returns {Ramp} */
+export const sequential = () => (isDark() ? SEQUENTIAL.dark : SEQUENTIAL.light);
+
+/** @returns {Ramp} */
+export const diverging = () => (isDark() ? DIVERGING.dark : DIVERGING.light);
+
+/** @param {number} place @returns {string} the colour of the n-th head that is shown */
+export function several(place) {
+  const colours = isDark() ? SEVERAL.dark : SEVERAL.light;
+  return colours[place % colours.length];
+}
+
+/** @param {string} role @returns {string|null} its colour; null for no role */
+export function roleColour(role) {
+  const place = ROLES.indexOf(role);
+  return place < 0 ? null : several(place);
+}
+
+/** @param {number} t 0 to 1, clipped */
+const index = (t) => Math.round(Math.min(1, Math.max(0, t)) * (SIZE - 1)) || 0;
+
+/** @param {Ramp} ramp @param {number} t 0 to 1 @returns {number} 0xAABBGGRR, for `raster` */
+export const pixel = (ramp, t) => ramp.packed[index(t)];
+
+/** @param {Ramp} ramp @param {number} t 0 to 1 @returns {string} */
+export function css({ rgb }, t) {
+  const at = 3 * index(t);
+  return `rgb(${rgb[at]} ${rgb[at + 1]} ${rgb[at + 2]})`;
+}
+
+/** @param {Ramp} ramp @param {number} t @returns {string} the ink that is read best on that colour */
+export function inkOn({ rgb }, t) {
+  const at = 3 * index(t);
+  const [r, g, b] = [rgb[at], rgb[at + 1], rgb[at + 2]].map((value) => (value / 255) ** 2.2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.22 ? "#1a1c22" : "#ffffff";
+}
+
+/**
+ * How strongly a weight is drawn, 0 to 1: linear to `max`, or logarithmic over `floor` to `max`.
+ *
+ * @param {number} max @param {boolean} log @param {number} [floor]
+ * @returns {(weight: number) => number}
+ */
+export function intensity(max, log, floor = 1e-3) {
+  if (!log) return (weight) => weight / max;
+  const low = Math.min(floor, max / 10);
+  const range = Math.log(max / low);
+  return (weight) => (weight > low ? Math.log(weight / low) / range : 0);
+}
+
+/** @param {string} name of a custom property @returns {string} what the style sheet says of it now */
+export function ink(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}

@@ -1,0 +1,342 @@
+/**
+ * The page's data by side and head, and the filters, which apply here so that all views agree. A unit is a token, a
+ * word (with `words`) or, of binned maps, a bin of tokens.
+ *
+ * @typedef {import("./types.js").PageData} PageData
+ * @typedef {import("./types.js").SideData} SideData
+ * @typedef {import("./types.js").State} State
+ *
+ * What a query gives to each unit (or, of a column, what each unit gives to a key), filters applied.
+ * @typedef {object} Look
+ * @property {Float32Array} weights one for each unit; 0 where it is not visible or taken out
+ * @property {number} removed mass that the filters took out
+ * @property {number} step what the weights are multiples of: one below half of it is stored as 0
+ * @property {boolean} whole false where only the strongest keys of each query are known
+ * @property {(unit: number) => boolean} visible
+ * @property {Units} units
+ */
+import { Units, kept, takenOut } from "./units.js";
+import { Grid, Strongest, WeightMap } from "./weights.js";
+
+export { Blobs, Grid, Strongest, WeightMap, said } from "./weights.js";
+
+/** One text read by one model. */
+export class Side {
+  /** @param {SideData} data @param {import("./weights.js").Blobs} blobs */
+  constructor(data, blobs) {
+    this.data = data;
+    this.blobs = blobs;
+    this.tokens = data.tokens;
+    this.count = data.tokens.label.length;
+    this.layers = data.layers;
+    this.heads = data.heads;
+    this.metrics = data.metrics;
+    this.maps = new Map(data.maps.map((entry) => [`${entry.at}.${entry.head}`, entry]));
+    this.indices = new Map(data.heads.map(({ at, head }, index) => [`${at}.${head}`, index]));
+    this.related = new Map(data.relations?.heads.map(({ at, head }, index) => [`${at}.${head}`, index]));
+    this.tokenUnits = Units.tokens(data.tokens.label);
+    this.wordUnits = data.words.length ? Units.spans(data.words, data.tokens.label) : this.tokenUnits;
+    /** @type {Map<string, Promise<WeightMap>>} */
+    this.opened = new Map();
+    /** @type {Map<string, Promise<Strongest>>} */
+    this.strongest = new Map();
+  }
+
+  /** @param {number} at @param {number} head @returns {string} as in `L27H3` */
+  name(at, head) {
+    return `L${this.layers[at]?.layer ?? at}H${head}`;
+  }
+
+  /** @param {number} at @param {number} head */
+  headAt(at, head) {
+    return this.heads[this.indices.get(`${at}.${head}`) ?? -1];
+  }
+
+  /** @param {number} at @param {number} head what the page holds of a head */
+  holds(at, head) {
+    const map = this.maps.get(`${at}.${head}`);
+    if (map?.bin === 1) return "weights";
+    if (this.related.has(`${at}.${head}`)) return "strongest";
+    return map ? "bins" : "nothing";
+  }
+
+  /** @param {boolean} words */
+  units(words) {
+    return words ? this.wordUnits : this.tokenUnits;
+  }
+
+  /** @param {number} at @param {number} head @returns {number} what the head rests on: its top key, else key 0 */
+  sink(at, head) {
+    const one = this.headAt(at, head);
+    return one?.top_key !== null && (one?.top_key_mass ?? 0) > RESTS ? /** @type {number} */ (one?.top_key ?? 0) : 0;
+  }
+
+  /** @param {number} at @returns {Promise<Int32Array|null>} the first key that each query sees, null: key 0 */
+  async first(at) {
+    const where = this.data.first?.[at];
+    return where ? new Int32Array(await this.blobs.get(where.blob), where.offset, this.count) : null;
+  }
+
+  /** @param {number} at @param {number} head @returns {Promise<WeightMap|null>} null where the page has none */
+  map(at, head) {
+    const name = `${at}.${head}`;
+    const entry = this.maps.get(name);
+    if (!entry) return Promise.resolve(null);
+    return once(this.opened, name, async () => {
+      const [buffer, first] = await Promise.all([this.blobs.get(entry.blob), this.first(at)]);
+      return new WeightMap(entry, buffer, first, this.count);
+    });
+  }
+
+  /** @param {number} at @param {number} head @returns {Promise<Strongest|null>} */
+  relations(at, head) {
+    const name = `${at}.${head}`;
+    const index = this.related.get(name);
+    const kept = this.data.relations;
+    if (!kept || index === undefined) return Promise.resolve(null);
+    return once(this.strongest, name, async () => {
+      const buffer = await this.blobs.get(kept.blob);
+      const size = this.count * kept.k;
+      const all = kept.heads.length;
+      const keys = new Uint32Array(buffer, kept.offset + 4 * index * size, size);
+      const stored = new Uint16Array(buffer, kept.offset + 4 * all * size + 2 * index * size, size);
+      return new Strongest(keys, stored, kept.scale, this.count);
+    });
+  }
+
+  /**
+   * Weights in tokens: the whole map, else the strongest keys.
+   *
+   * @param {number} at @param {number} head @returns {Promise<WeightMap|Strongest|null>}
+   */
+  async weights(at, head) {
+    return this.maps.get(`${at}.${head}`)?.bin === 1 ? this.map(at, head) : this.relations(at, head);
+  }
+
+  /** @param {number} at @param {number} head @param {number} query @returns {Promise<Float32Array|null>} (tokens,) */
+  async row(at, head, query) {
+    return (await this.weights(at, head))?.row(query) ?? null;
+  }
+
+  /** @returns {Promise<Float32Array|null>} (heads * tokens,): mean mass that each token receives of each head */
+  async received() {
+    const where = this.data.received;
+    return where && this.blobs.floats(where, this.heads.length * this.count);
+  }
+
+  /** @param {number} at @param {number} head @param {State} state @returns {Uint8Array} (tokens,): 0 for keys taken out */
+  keep(at, head, state) {
+    return kept(this.data, state, this.sink(at, head));
+  }
+}
+
+const RESTS = 0.3; // mean mass above which a head rests on a key, as in attnscope/measure/roles.py
+
+/** All sides of the page, and the filters. */
+export class Page {
+  /** @param {PageData} data @param {import("./weights.js").Blobs} blobs */
+  constructor(data, blobs) {
+    this.data = data;
+    this.sides = data.sides.map((side) => new Side(side, blobs));
+    this.blobs = blobs;
+    this.across = [new Map(data.aligned ?? []), new Map((data.aligned ?? []).map(([a, b]) => [b, a]))];
+    /** @type {Map<string, Promise<Grid|null>>} */
+    this.grids = new Map();
+  }
+
+  /** @param {State} state @returns {number} the side that views of one side show */
+  shown(state) {
+    return state.side === "1" ? 1 : 0;
+  }
+
+  /** @param {State} state @returns {Side} */
+  side(state) {
+    return this.sides[this.shown(state)];
+  }
+
+  /** @param {State} state @returns {number} the query that is chosen, else the last token */
+  query(state) {
+    return state.query ?? Math.max(0, this.side(state).count - 1);
+  }
+
+  /** @param {State} state @returns {[number, number]|null} the keys that are chosen, half-open */
+  keys({ key, keyEnd }) {
+    return key === null ? null : [key, keyEnd ?? key + 1];
+  }
+
+  /** @param {number|null} token of one side @param {number} from that side @returns {number|null} the other side's */
+  aligned(token, from) {
+    return token === null ? null : (this.across[from].get(token) ?? null);
+  }
+
+  /** @param {State} state @returns {State} with what the page does not hold replaced by what it does */
+  clean(state) {
+    const side = this.sides[1] ? state.side : "0";
+    const one = this.sides[side === "1" ? 1 : 0];
+    const at = Math.min(state.at, Math.max(0, one.layers.length - 1));
+    const head = one.headAt(at, state.head) ? state.head : (one.heads.findLast((head) => head.at === at)?.head ?? 0);
+    const token = (/** @type {number|null} */ place) => (place !== null && place < one.count ? place : null);
+    const key = token(state.key);
+    const keyEnd = key !== null && (state.keyEnd ?? 0) > key + 1 ? Math.min(state.keyEnd ?? 0, one.count) : null;
+    const metric = one.metrics.some(({ id }) => id === state.metric) ? state.metric : (one.metrics[0]?.id ?? "");
+    const heads = state.heads.filter((other) => one.headAt(other.at, other.head));
+    return { ...state, side, at, head, query: token(state.query), key, keyEnd, metric, heads };
+  }
+
+  /**
+   * The share that uniform attention gives to keys: the mean over the query's word, with `words`.
+   *
+   * @param {number} side @param {number} at @param {number} query @param {[number, number]} keys half-open
+   * @param {State} state @returns {Promise<number>}
+   */
+  async uniform(side, at, query, keys, state) {
+    const one = this.sides[side];
+    const first = await one.first(at);
+    const units = one.units(state.words);
+    const [start, stop] = units.range(units.of[query]);
+    const [from, to] = units.widen(keys);
+    let share = 0;
+    for (let q = start; q < stop; q++) {
+      const begin = first?.[q] ?? 0;
+      share += Math.max(0, Math.min(to, q + 1) - Math.max(from, begin)) / (q + 1 - begin);
+    }
+    return share / (stop - start);
+  }
+
+  /**
+   * What a query looks at; with `words`, the mean over the queries of its word.
+   *
+   * @param {number} side @param {number} at @param {number} head @param {number} query @param {State} state
+   * @returns {Promise<Look|null>} null where the page has no weights in tokens
+   */
+  async filtered(side, at, head, query, state) {
+    const one = this.sides[side];
+    const [source, first] = await Promise.all([one.weights(at, head), one.first(at)]);
+    if (!source) return null;
+    const units = one.units(state.words);
+    const [start, stop] = units.range(units.of[query]);
+    const keep = one.keep(at, head, state);
+    const look = emptyLook(units, source);
+    for (let q = start; q < stop; q++) units.add(look, source.row(q), keep, 1 / (stop - start));
+    takenOut(look, state.least);
+    const from = first?.[start] ?? 0;
+    look.visible = (unit) => units.start[unit] < stop && units.stop[unit] > from;
+    return look;
+  }
+
+  /**
+   * Who looks at a key: what each query unit gives to it (or to all of `key` to `keyEnd`).
+   *
+   * @param {number} side @param {number} at @param {number} head @param {[number, number]} keys half-open
+   * @param {State} state @returns {Promise<Look|null>}
+   */
+  async filteredColumn(side, at, head, keys, state) {
+    const one = this.sides[side];
+    const [source, first] = await Promise.all([one.weights(at, head), one.first(at)]);
+    if (!source) return null;
+    const units = one.units(state.words);
+    const [start, stop] = units.widen(keys);
+    const keep = one.keep(at, head, state);
+    const look = emptyLook(units, source);
+    for (let key = start; key < stop; key++) {
+      const column = source.column(key);
+      if (keep[key]) units.mean(look.weights, column);
+      else look.removed += column.reduce((sum, weight) => sum + weight, 0);
+    }
+    takenOut(look, state.least);
+    look.visible = (unit) =>
+      units.stop[unit] > start && (!first || first[Math.max(units.start[unit], start)] < stop);
+    return look;
+  }
+
+  /**
+   * What the chosen token looks at (state.from = "query") or who looks at it ("key"), of the head, the mean of its
+   * layer, or of all heads.
+   *
+   * @param {number} side @param {State} state @param {number} token @returns {Promise<Look|null>}
+   */
+  async look(side, state, token) {
+    const one = this.sides[side];
+    const heads = state.over === "head" ? [state] : one.heads.filter(({ at }) => state.over === "all" || at === state.at);
+    const looks = await Promise.all(
+      heads.map(({ at, head }) =>
+        state.from === "query"
+          ? this.filtered(side, at, head, token, { ...state, least: 0 })
+          : this.filteredColumn(side, at, head, [token, token + 1], { ...state, least: 0 }),
+      ),
+    );
+    const found = looks.filter((look) => look !== null);
+    if (!found.length) return null;
+    const mean = emptyLook(found[0].units, found[0]);
+    for (const look of found) {
+      look.weights.forEach((weight, unit) => (mean.weights[unit] += weight / found.length));
+      mean.removed += look.removed / found.length;
+      mean.step = Math.max(mean.step, look.step);
+      mean.whole &&= look.whole;
+    }
+    takenOut(mean, state.least);
+    mean.visible = (unit) => found.some((look) => look.visible(unit));
+    return mean;
+  }
+
+  /**
+   * The whole map of a head with the filters applied, in tokens, words or bins.
+   *
+   * @param {number} side @param {number} at @param {number} head @param {State} state @returns {Promise<Grid|null>}
+   */
+  filteredMap(side, at, head, state) {
+    const { sink, special, least, words, part } = state;
+    const name = [side, at, head, sink, special, least, words, part].join();
+    const grid = once(this.grids, name, () => this.#grid(this.sides[side], at, head, state));
+    this.grids.delete(name); // the latest last, the oldest out
+    this.grids.set(name, grid);
+    if (this.grids.size > KEPT_GRIDS) this.grids.delete(this.grids.keys().next().value ?? "");
+    return grid;
+  }
+
+  /** @param {Side} side @param {number} at @param {number} head @param {State} state */
+  async #grid(side, at, head, state) {
+    const map = await side.map(at, head);
+    if (!map) return null;
+    const bins = map.bin > 1 ? Units.bins(map.bin, side.tokens.label) : side.units(state.words);
+    const grid = new Grid(bins, bins, map.step, map.bin);
+    const tokens = side.keep(at, head, state);
+    const keep = map.bin > 1 ? bins.every(tokens) : tokens;
+    const units = map.bin > 1 ? Units.tokens(bins.label) : bins; // a cell of a binned map is a unit already
+    for (let unit = 0; unit < units.count; unit++) {
+      const [start, stop] = units.range(unit);
+      const look = { weights: grid.row(unit), removed: 0 };
+      for (let q = start; q < stop; q++) units.add(look, map.row(q), keep, 1 / (stop - start));
+      takenOut(look, state.least);
+      grid.removed[unit] = look.removed;
+      const from = map.first?.[bins.start[unit]] ?? 0;
+      let seen = 0;
+      let most = 0;
+      for (let k = 0; k < units.count; k++) {
+        if (bins.start[k] < bins.stop[unit] && bins.stop[k] > from) seen++;
+        else look.weights[k] = NaN;
+        most = Math.max(most, look.weights[k] || 0);
+      }
+      if (seen > 1) grid.max = Math.max(grid.max, most);
+    }
+    grid.max ||= 1;
+    return grid;
+  }
+}
+
+const KEPT_GRIDS = 12;
+
+/** @param {Units} units @param {{step: number, whole: boolean}} source @returns {Look} */
+function emptyLook(units, { step, whole }) {
+  return { weights: new Float32Array(units.count), removed: 0, step, whole, visible: () => true, units };
+}
+
+/**
+ * @template K, V
+ * @param {Map<K, V>} known @param {K} name @param {() => V} make
+ */
+function once(known, name, make) {
+  let value = known.get(name);
+  if (value === undefined) known.set(name, (value = make()));
+  return value;
+}

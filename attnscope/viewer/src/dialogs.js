@@ -1,0 +1,146 @@
+/** The two dialogs: the list of keys, and the search for a token. */
+import { make } from "./canvas.js";
+import { find } from "./search.js";
+import { named } from "./status.js";
+
+/**
+ * @typedef {import("./types.js").Page} Page
+ * @typedef {import("./types.js").Store} Store
+ */
+
+const KEYS = [
+  [["←", "→"], "head before, head after"],
+  [["↑", "↓"], "same head, a layer up or down; also [ and ]"],
+  [["1", "…", "8"], "views, in the order of their tabs"],
+  [["/"], "find a token; Enter chooses it as query, Shift Enter as key"],
+  [["Esc"], "let go: the pinned query, the key, further heads"],
+  [["t"], "light or dark"],
+  [["?"], "this list"],
+  [["click"], "on a head opens it; with Shift or Ctrl it is shown beside the others"],
+];
+const MOST = 200; // places listed
+
+/** @param {HTMLDialogElement} dialog @param {string} title */
+function titled(dialog, title) {
+  const close = make("button", { type: "button", class: "plain", "aria-label": "Close", onclick: () => dialog.close() }, "✕");
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  return make("h2", {}, title, close);
+}
+
+export class HelpDialog {
+  /** @param {Page} page */
+  constructor({ data }) {
+    this.element = make("dialog", { "aria-label": "Keys and help" });
+    const rows = KEYS.flatMap(([keys, text]) => [
+      make("dt", {}, ...[...keys].flatMap((key) => [make("kbd", {}, key), " "])),
+      make("dd", {}, String(text)),
+    ]);
+    const made = [make("p", {}, `attnscope ${data.version}. Nothing on this page is sent anywhere; the address holds what it shows.`)];
+    if (data.command) made.push(make("p", {}, "Made by ", make("code", { class: "token" }, data.command)));
+    this.element.append(titled(this.element, "Keys"), make("dl", { class: "keys" }, ...rows), make("footer", {}, ...made));
+  }
+
+  open() {
+    if (!this.element.open) this.element.showModal();
+  }
+}
+
+export class SearchDialog {
+  /** @param {Page} page @param {Store} store */
+  constructor(page, store) {
+    this.page = page;
+    this.store = store;
+    /** @type {"query"|"key"} */
+    this.axis = "query";
+    /** @type {[number, number][]} */
+    this.found = [];
+    this.chosen = 0;
+    this.element = make("dialog", { class: "search", "aria-label": "Find a token" });
+    this.input = make("input", {
+      type: "search",
+      role: "combobox",
+      placeholder: "text, or a position",
+      "aria-label": "Text or position",
+      "aria-controls": "found",
+      "aria-expanded": "true",
+      "aria-autocomplete": "list",
+      autocomplete: "off",
+      spellcheck: "false",
+      oninput: () => this.#list(),
+      onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event),
+    });
+    this.list = make("ol", { id: "found", role: "listbox", "aria-label": "Places" });
+    this.axes = /** @type {const} */ (["query", "key"]).map((axis) =>
+      make("button", { type: "button", "data-axis": axis, onclick: () => this.#turn(axis) }, `as ${axis}`),
+    );
+    const axes = make("div", { class: "axis", role: "group", "aria-label": "Choose as" }, ...this.axes);
+    this.count = make("p", { class: "note", role: "status" });
+    this.element.append(titled(this.element, "Find a token"), this.input, axes, this.list, this.count);
+  }
+
+  /** @param {"query"|"key"} axis */
+  open(axis) {
+    if (this.element.open) return;
+    this.#turn(axis);
+    this.element.showModal();
+    this.input.focus();
+    this.input.select();
+    this.#list();
+  }
+
+  /** @param {"query"|"key"} axis */
+  #turn(axis) {
+    this.axis = axis;
+    for (const button of this.axes) button.setAttribute("aria-pressed", String(button.dataset.axis === axis));
+  }
+
+  #list() {
+    const side = this.page.side(this.store.state);
+    this.found = find(side.tokens, this.input.value);
+    this.chosen = 0;
+    const { label } = side.tokens;
+    const items = this.found.slice(0, MOST).map(([start, stop], place) => {
+      const around = [label.slice(Math.max(0, start - 4), start).join(""), label.slice(stop, stop + 4).join("")];
+      const [position, text] = named(label, [start, stop]).split(/ (.*)/s);
+      return make(
+        "li",
+        { id: `found-${place}`, role: "option", onclick: (/** @type {MouseEvent} */ event) => this.#take(place, event.shiftKey) },
+        make("span", { class: "position" }, position),
+        make("span", { class: "token" }, text),
+        make("span", { class: "context" }, `${around[0]} … ${around[1]}`),
+      );
+    });
+    this.list.replaceChildren(...items);
+    const more = this.found.length > MOST ? `, the first ${MOST} listed` : "";
+    this.count.textContent = this.found.length ? `${this.found.length} places${more}` : "nothing found";
+    this.#mark();
+  }
+
+  #mark() {
+    [...this.list.children].forEach((item, place) => item.setAttribute("aria-selected", String(place === this.chosen)));
+    this.input.setAttribute("aria-activedescendant", this.list.children.length ? `found-${this.chosen}` : "");
+    this.list.children[this.chosen]?.scrollIntoView({ block: "nearest" });
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const shown = Math.min(this.found.length, MOST);
+    if (step && shown) {
+      this.chosen = (this.chosen + step + shown) % shown;
+      this.#mark();
+    } else if (event.key === "Enter") this.#take(this.chosen, event.shiftKey);
+    else return;
+    event.preventDefault();
+  }
+
+  /** @param {number} place @param {boolean} asKey */
+  #take(place, asKey) {
+    const tokens = this.found[place];
+    if (!tokens) return;
+    const [start, stop] = tokens;
+    this.element.close();
+    if (asKey || this.axis === "key") this.store.set({ key: start, keyEnd: stop - start > 1 ? stop : null });
+    else this.store.set({ query: stop - 1 });
+  }
+}

@@ -1,0 +1,124 @@
+/** The bar with the chosen head and the filters. */
+import { make } from "./canvas.js";
+import { roleChip, showRole } from "./roles.js";
+
+/**
+ * @typedef {import("./types.js").State} State
+ * @typedef {import("./types.js").Page} Page
+ * @typedef {import("./types.js").Store} Store
+ */
+
+const SWITCHES = /** @type {const} */ ([
+  ["sink", "sink", "Show what each head rests on: its top key, else the first token"],
+  ["special", "special", "Show special tokens"],
+  ["words", "words", "Words instead of pieces: sum over keys, mean over queries"],
+  ["log", "log", "Logarithmic colours and lines"],
+]);
+const DECADES = 3; // the slider goes from 0.001 to 1
+
+export class Filters {
+  /** @param {Page} page @param {Store} store */
+  constructor(page, store) {
+    this.page = page;
+    this.store = store;
+    this.side = -1;
+    this.layer = this.#select("Layer", (value) => ({ at: value }));
+    this.head = this.#select("Head", (value) => ({ head: value }));
+    this.role = roleChip("-");
+    this.more = make("button", { type: "button", class: "more", "aria-expanded": "false", onclick: () => this.#open() }, "Filters");
+    this.boxes = SWITCHES.map(([name, label, title]) => this.#box(name, label, title));
+    this.least = make("input", { type: "range", min: 0, max: 100, step: 1, "aria-label": "least weight" });
+    this.least.addEventListener("input", () => store.set({ least: leastOf(Number(this.least.value)) }));
+    this.amount = make("output", { class: "muted" });
+    const fields = make(
+      "div",
+      { class: "fields" },
+      ...this.boxes.map(({ label }) => label),
+      make("label", { title: "Take out smaller weights" }, "least", this.least, this.amount),
+      this.#parts(),
+      this.#sides(),
+    );
+    const chosen = make("span", { class: "chosen-head" }, this.layer.label, this.head.label, this.role);
+    this.element = make("div", { class: "filters", role: "group", "aria-label": "Head and filters" }, chosen, this.more, fields);
+  }
+
+  #open() {
+    const open = this.element.classList.toggle("open");
+    this.more.setAttribute("aria-expanded", String(open));
+  }
+
+  /** @param {string} name @param {(value: number) => Partial<State>} change */
+  #select(name, change) {
+    const select = make("select", { onchange: () => this.store.set(change(Number(select.value))) });
+    return { select, label: make("label", {}, name, select) };
+  }
+
+  /** @param {"sink"|"special"|"words"|"log"} name @param {string} text @param {string} title */
+  #box(name, text, title) {
+    const box = make("input", { type: "checkbox", onchange: () => this.store.set({ [name]: box.checked }) });
+    return { name, box, label: make("label", { title }, box, text) };
+  }
+
+  #parts() {
+    this.part = make("select", { onchange: () => this.store.set({ part: /** @type {State["part"]} */ (this.part?.value) }) });
+    this.part.append(option("all", "all keys"), option("prompt", "prompt"), option("answer", "answer"));
+    const has = this.page.sides.some(({ data }) => data.answer !== null);
+    return has && make("label", { title: "Keys of the prompt or of the answer" }, "keys", this.part);
+  }
+
+  #sides() {
+    if (this.page.sides.length < 2) return null;
+    this.sides = make("select", { onchange: () => this.store.set(this.#otherSide(this.sides?.value ?? "0")) });
+    this.page.sides.forEach(({ data }, index) => this.sides?.append(option(String(index), data.name)));
+    this.sides.append(option("diff", "difference"));
+    return make("label", {}, "side", this.sides);
+  }
+
+  /** The tokens that stand at the same characters stay chosen. @param {string} value @returns {Partial<State>} */
+  #otherSide(value) {
+    const { state } = this.store;
+    const from = this.page.shown(state);
+    const side = /** @type {State["side"]} */ (value);
+    if (from === this.page.shown({ ...state, side })) return { side };
+    const [query, key] = [this.page.aligned(state.query, from), this.page.aligned(state.key, from)];
+    return { side, query, key, keyEnd: null };
+  }
+
+  /** @param {State} state */
+  render(state) {
+    this.#heads(state);
+    for (const { name, box } of this.boxes) box.checked = state[name];
+    if (leastOf(Number(this.least.value)) !== state.least) this.least.value = String(sliderOf(state.least));
+    this.amount.textContent = state.least ? `≥ ${state.least}` : "off";
+    if (this.part) this.part.value = state.part;
+    if (this.sides) this.sides.value = state.side;
+    const { sink, special, words, log, least, part } = state;
+    const on = [!sink, !special, words, log, least > 0, part !== "all"].filter(Boolean).length;
+    this.more.textContent = on ? `Filters (${on})` : "Filters";
+  }
+
+  /** @param {State} state */
+  #heads(state) {
+    const side = this.page.side(state);
+    const shown = this.page.shown(state);
+    if (this.side !== shown) {
+      this.side = shown;
+      this.layer.select.replaceChildren(...side.layers.map(({ layer }, at) => option(String(at), String(layer))));
+    }
+    const heads = side.heads.filter(({ at }) => at === state.at).map(({ head }) => head);
+    if (this.head.select.options.length !== heads.length || this.layer.select.value !== String(state.at))
+      this.head.select.replaceChildren(...heads.map((head) => option(String(head), String(head))));
+    this.layer.select.value = String(state.at);
+    this.head.select.value = String(state.head);
+    showRole(this.role, side.headAt(state.at, state.head)?.role ?? "-");
+  }
+}
+
+/** @param {string} value @param {string} text */
+const option = (value, text) => make("option", { value }, text);
+
+/** @param {number} place of the slider, 0 to 100 @returns {number} a weight with two digits */
+export const leastOf = (place) => (place === 0 ? 0 : Number((10 ** (DECADES * (place / 100 - 1))).toPrecision(2)));
+
+/** @param {number} least @returns {number} */
+export const sliderOf = (least) => (least <= 0 ? 0 : Math.max(1, Math.round(100 * (Math.log10(least) / DECADES + 1))));

@@ -1,0 +1,201 @@
+/** The frame around the views: header, tabs, filters, status line, keyboard. */
+import { make, tooltip } from "./canvas.js";
+import { Filters } from "./filters.js";
+import { HelpDialog, SearchDialog } from "./dialogs.js";
+import { Status } from "./status.js";
+
+/**
+ * @typedef {import("./types.js").State} State
+ * @typedef {import("./types.js").Page} Page
+ * @typedef {import("./types.js").Side} Side
+ * @typedef {import("./types.js").Store} Store
+ * @typedef {import("./types.js").View} View
+ * @typedef {import("./tabs.js").Tab} Tab
+ */
+
+export class Shell {
+  /** @param {HTMLElement} app @param {Page} page @param {Store} store @param {Tab[]} tabs */
+  constructor(app, page, store, tabs) {
+    this.page = page;
+    this.store = store;
+    this.tabs = tabs;
+    this.help = new HelpDialog(page);
+    this.search = new SearchDialog(page, store);
+    this.filters = new Filters(page, store);
+    this.status = new Status(page, store, (axis) => this.search.open(axis));
+    /** @type {Map<string, View>} */
+    this.views = new Map();
+    this.buttons = tabs.map((tab, place) => this.#tab(tab, place));
+    this.panels = new Map(tabs.map(({ id }) => [id, this.#panel(id)]));
+    const list = make("div", { class: "tabs", role: "tablist", "aria-label": "Views" }, ...this.buttons);
+    list.addEventListener("keydown", (event) => this.#alongTabs(event));
+    const bar = make("div", { class: "bar" }, list, this.filters.element);
+    const main = make("main", {}, ...this.panels.values());
+    app.replaceChildren(this.#header(), bar, main, this.status.element, this.help.element, this.search.element);
+    document.addEventListener("keydown", (event) => this.#key(event));
+    addEventListener("scroll", () => tooltip.hide(), { passive: true });
+  }
+
+  #header() {
+    const { title, sides, left_out: missing } = this.page.data;
+    const theme = make("button", { type: "button", class: "plain", title: "Light or dark (t)", onclick: () => this.#theme() }, "◐");
+    const help = make("button", { type: "button", class: "plain", title: "Keys and help (?)", onclick: () => this.help.open() }, "?");
+    theme.setAttribute("aria-label", "Light or dark");
+    help.setAttribute("aria-label", "Keys and help");
+    return make(
+      "header",
+      { class: "top" },
+      make("div", {}, make("h1", {}, title), ...this.page.sides.map((side) => facts(side, sides.length > 1))),
+      make("div", { class: "tools" }, theme, help),
+      ...this.page.sides.map(excerpt).filter((text) => !title.includes(text)).map((text) => make("p", { class: "quote", dir: "auto" }, text)),
+      missing.length > 0 && leftOut(missing),
+    );
+  }
+
+  /** @param {Tab} tab @param {number} place */
+  #tab({ id, title }, place) {
+    const onclick = () => this.store.set({ view: id });
+    const what = { id: `tab-${id}`, "data-view": id, "aria-controls": `panel-${id}`, title: `${title} (${place + 1})` };
+    return make("button", { type: "button", role: "tab", ...what, onclick }, title);
+  }
+
+  /** @param {string} id */
+  #panel(id) {
+    const what = { id: `panel-${id}`, "data-view": id, "aria-labelledby": `tab-${id}`, tabindex: "-1", hidden: true };
+    return make("section", { role: "tabpanel", ...what });
+  }
+
+  /** Everything but the view. @param {State} state */
+  frame(state) {
+    for (const button of this.buttons) {
+      const chosen = button.dataset.view === state.view;
+      button.setAttribute("aria-selected", String(chosen));
+      button.tabIndex = chosen ? 0 : -1;
+    }
+    for (const [id, panel] of this.panels) panel.hidden = id !== state.view;
+    this.filters.render(state);
+    this.status.frame(state);
+  }
+
+  /** @param {State} state */
+  render(state) {
+    this.frame(state);
+    const tab = this.tabs.find(({ id }) => id === state.view);
+    const panel = this.panels.get(state.view);
+    if (!tab || !panel) return;
+    let view = this.views.get(tab.id);
+    if (!view) {
+      tooltip.hide();
+      this.views.set(tab.id, (view = tab.mount(panel, this.page, this.store)));
+      this.buttons.find((button) => button.dataset.view === tab.id)?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    }
+    view.render(state);
+    void this.status.render(state);
+  }
+
+  #theme() {
+    const dark = document.documentElement.dataset.theme === "dark";
+    const system = matchMedia("(prefers-color-scheme: dark)").matches;
+    this.store.set({ theme: dark === system ? (dark ? "light" : "dark") : "auto" });
+  }
+
+  /** @param {KeyboardEvent} event */
+  #alongTabs(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const now = this.tabs.findIndex(({ id }) => id === this.store.state.view);
+    const next = (now + step + this.tabs.length) % this.tabs.length;
+    this.store.set({ view: this.tabs[next].id });
+    this.buttons[next].focus();
+  }
+
+  /** @param {KeyboardEvent} event */
+  #key(event) {
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (document.querySelector("dialog[open]") || typing(event.target, event.key)) return;
+    const change = this.#meaning(event.key);
+    if (!change) return;
+    event.preventDefault();
+    if (typeof change === "function") change();
+    else this.store.set(change);
+  }
+
+  /** @param {string} key @returns {Partial<State>|(() => void)|null} what a key changes or does */
+  #meaning(key) {
+    const { at, head } = this.store.state;
+    const numbered = this.tabs[Number(key) - 1];
+    if (numbered) return { view: numbered.id };
+    switch (key) {
+      case "ArrowLeft":
+        return this.#beside(-1);
+      case "ArrowRight":
+        return this.#beside(1);
+      case "ArrowUp":
+      case "[":
+        return at > 0 ? { at: at - 1, head } : {};
+      case "ArrowDown":
+      case "]":
+        return { at: at + 1, head };
+      case "/":
+        return () => this.search.open("query");
+      case "?":
+        return () => this.help.open();
+      case "t":
+        return () => this.#theme();
+      case "Escape":
+        return { pin: false, heads: [], key: null, keyEnd: null };
+      default:
+        return null;
+    }
+  }
+
+  /** @param {number} step @returns {Partial<State>} the head before or after, in its layer */
+  #beside(step) {
+    const { state } = this.store;
+    const heads = this.page.side(state).heads.filter(({ at }) => at === state.at);
+    const place = heads.findIndex(({ head }) => head === state.head) + step;
+    return heads[place] ? { head: heads[place].head } : {};
+  }
+}
+
+/** Keys that a control needs itself. @param {EventTarget|null} target @param {string} key */
+function typing(target, key) {
+  if (!(target instanceof HTMLElement) || key === "Escape") return false;
+  if (target instanceof HTMLInputElement) return target.type !== "checkbox";
+  return target.matches("select, textarea, [contenteditable]") || (key.startsWith("Arrow") && target.matches("[role=tab]"));
+}
+
+/** @param {Side} side @param {boolean} named */
+function facts(side, named) {
+  const { model, engine } = side.data;
+  const { heads = 0, kv_heads: shared = 0 } = side.layers[0] ?? {};
+  const parts = [
+    model.name,
+    model.type !== model.name && model.type,
+    `${model.layers} layers × ${heads} heads${shared && shared !== heads ? ` (${shared} kv)` : ""}`,
+    `${side.count.toLocaleString("en")} tokens`,
+    model.dtype,
+    engine,
+  ];
+  const spans = parts.filter(Boolean).map((part) => make("span", {}, String(part)));
+  return make("div", { class: "facts" }, named && make("b", {}, side.data.name), ...spans);
+}
+
+const QUOTED = 400; // characters of the text in the header
+const HIDDEN = /[\p{C}\p{Zl}\p{Zp}]/u; // characters that one cannot see, or that turn the line around
+
+/** @param {Side} side the text in one line; what cannot be seen is written as in the labels */
+function excerpt({ tokens: { plain, label, special } }) {
+  let text = "";
+  for (let i = 0; i < label.length && text.length < QUOTED; i++)
+    if (!special[i]) text += HIDDEN.test(plain[i].replace(/\s+/g, " ")) ? label[i] : plain[i].replace(/\s+/g, " ");
+  return text.length > QUOTED ? `${text.slice(0, QUOTED)}…` : text.trim();
+}
+
+/** @param {string[]} sentences */
+function leftOut(sentences) {
+  if (sentences.length === 1) return make("p", { class: "left-out" }, sentences[0]);
+  const summary = make("summary", {}, `${sentences.length} things are left out`);
+  return make("details", { class: "left-out" }, summary, make("ul", {}, ...sentences.map((one) => make("li", {}, one))));
+}

@@ -1,0 +1,86 @@
+/** The line that always says the chosen head, query, key and their weight. */
+import { latest, make } from "./canvas.js";
+import { said } from "./data.js";
+
+/**
+ * @typedef {import("./types.js").State} State
+ * @typedef {import("./types.js").Page} Page
+ * @typedef {import("./types.js").Store} Store
+ * @typedef {import("./data.js").Look} Look
+ */
+
+export class Status {
+  /** @param {Page} page @param {Store} store @param {(axis: "query"|"key") => void} find */
+  constructor(page, store, find) {
+    this.page = page;
+    this.store = store;
+    this.turn = latest();
+    this.head = make("b", { class: "head-name" });
+    this.query = make("button", { type: "button", class: "token query", title: "Choose a query (/)", onclick: () => find("query") });
+    this.key = make("button", { type: "button", class: "token key", title: "Choose a key", onclick: () => find("key") });
+    this.weight = make("span", { class: "weight", "data-role": "weight" });
+    this.note = make("span", { class: "muted" });
+    const asked = make("span", {}, this.query, " → ", this.key);
+    const what = { class: "status", role: "status", "aria-label": "Selection" };
+    this.element = make("div", what, this.head, asked, this.weight, this.note);
+  }
+
+  /** What can be said at once. @param {State} state */
+  frame(state) {
+    const side = this.page.side(state);
+    this.head.textContent = side.name(state.at, state.head);
+    this.query.textContent = named(side.tokens.label, [this.page.query(state), this.page.query(state) + 1]);
+    const keys = this.page.keys(state);
+    if (keys) this.key.textContent = named(side.tokens.label, keys);
+  }
+
+  /** @param {State} state */
+  async render(state) {
+    const mine = this.turn.begin();
+    const { page } = this;
+    const shown = page.shown(state);
+    const query = page.query(state);
+    const look = await page.filtered(shown, state.at, state.head, query, state);
+    const keys = page.keys(state) ?? strongest(look);
+    const uniform = keys ? await page.uniform(shown, state.at, query, keys, state) : 0;
+    const raw = keys ? await mass(page, shown, state, query, keys) : null;
+    if (!mine()) return;
+    if (keys) this.key.textContent = named(page.side(state).tokens.label, keys) + (state.key === null ? " (most)" : "");
+    else this.key.textContent = "choose a key";
+    this.weight.textContent = raw ?? "the page holds no weights in tokens of this head";
+    this.note.textContent = [
+      keys && uniform ? `uniform ${uniform.toFixed(6)}` : "",
+      look && look.removed > 0 ? `${look.removed.toFixed(4)} of this query's mass filtered out` : "",
+    ].filter(Boolean).join(" · ");
+  }
+}
+
+/** @param {string[]} labels @param {[number, number]} tokens */
+export function named(labels, [start, stop]) {
+  if (stop - start === 1) return `${start} ${labels[start]}`;
+  return `${start}–${stop - 1} ${labels.slice(start, stop).join("")}`;
+}
+
+/** @param {Look|null} look @returns {[number, number]|null} the tokens of the unit with the greatest weight */
+function strongest(look) {
+  if (!look || !look.units.count) return null;
+  let best = 0;
+  look.weights.forEach((weight, unit) => weight > look.weights[best] && (best = unit));
+  return look.units.range(best);
+}
+
+/**
+ * The weight itself, whatever is filtered.
+ *
+ * @param {Page} page @param {number} shown @param {State} state @param {number} query @param {[number, number]} keys
+ */
+async function mass(page, shown, { at, head }, query, [start, stop]) {
+  const side = page.sides[shown];
+  const [source, first] = await Promise.all([side.weights(at, head), side.first(at)]);
+  if (!source) return null;
+  if (start > query) return "not visible: the key comes after the query";
+  if (stop <= (first?.[query] ?? 0)) return "not visible: outside the query's window";
+  const weight = source.row(query).subarray(start, stop).reduce((sum, one) => sum + one, 0);
+  if (!source.whole && weight === 0) return "not among this query's strongest keys";
+  return `weight ${said(weight, source.step)}${weight ? ` ± ${(((stop - start) * source.step) / 2).toPrecision(1)}` : ""}`;
+}

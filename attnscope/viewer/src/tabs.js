@@ -1,0 +1,32 @@
+/** The views of the page, in the order of their tabs and keys. */
+import { mount as compare } from "./views/compare.js";
+import { mount as head } from "./views/head.js";
+import { mount as matrix } from "./views/matrix.js";
+import { mount as metrics } from "./views/metrics.js";
+import { mount as model } from "./views/model.js";
+import { mount as steps } from "./views/steps.js";
+import { mount as text } from "./views/text.js";
+import { mount as token } from "./views/token.js";
+
+/**
+ * @typedef {import("./types.js").SideData} SideData
+ * @typedef {{id: string, title: string, mount: import("./types.js").Mount, shows: (side: SideData, sides: number) => boolean}} Tab
+ */
+
+const weights = (/** @type {SideData} */ side) => side.relations !== null || side.maps.some(({ bin }) => bin === 1);
+const maps = (/** @type {SideData} */ side) => side.maps.length > 0;
+
+/** @type {Tab[]} */
+const TABS = [
+  { id: "model", title: "Model", mount: model, shows: (side) => maps(side) || weights(side) },
+  { id: "metrics", title: "Metrics", mount: metrics, shows: (side) => side.metrics.length > 0 },
+  { id: "head", title: "Head", mount: head, shows: weights },
+  { id: "matrix", title: "Matrix", mount: matrix, shows: maps },
+  { id: "text", title: "Text", mount: text, shows: (side) => weights(side) || side.received !== null },
+  { id: "token", title: "Token", mount: token, shows: weights },
+  { id: "steps", title: "Steps", mount: steps, shows: (side) => side.steps !== null },
+  { id: "compare", title: "Compare", mount: compare, shows: (_, sides) => sides > 1 },
+];
+
+/** @param {SideData[]} sides @returns {Tab[]} those that the page has something for */
+export const tabsOf = (sides) => TABS.filter((tab) => sides.some((side) => tab.shows(side, sides.length)));

@@ -1,0 +1,74 @@
+/** A head's map made small: each pixel is the largest weight of its cells, so that one bright cell is not lost. */
+
+/**
+ * @typedef {import("./weights.js").Strongest} Strongest
+ * @typedef {import("./types.js").State} State
+ * @typedef {import("./types.js").Page} Page
+ * @typedef {{size: number, values: Float32Array, max: number}} Thumb NaN where no key is visible
+ */
+
+/**
+ * @param {Page} page @param {number} side @param {number} at @param {number} head @param {State} state
+ * @param {number} size most pixels of a side
+ * @returns {Promise<Thumb|null>} null where the page holds nothing of the head
+ */
+export async function thumb(page, side, at, head, state, size) {
+  const one = page.sides[side];
+  const map = await one.map(at, head);
+  if (map && state.words && map.bin === 1) {
+    const grid = await page.filteredMap(side, at, head, state);
+    return grid && pool(grid, grid.rows, () => [0, grid.columns], { size, least: 0, keep: null });
+  }
+  const keep = one.keep(at, head, state);
+  const strongest = map ? null : await one.relations(at, head);
+  if (strongest) return dots(strongest, keep, state.least, size);
+  if (!map) return null;
+  const seen = (/** @type {number} */ row) => map.seen(row);
+  return pool(map, map.rows, seen, { size, least: state.least, keep: map.bin === 1 ? keep : binned(keep, map.bin) });
+}
+
+/**
+ * @param {{row: (row: number) => Float32Array}} map @param {number} rows
+ * @param {(row: number) => [number, number]} seen columns that a row sees, half-open
+ * @param {{size: number, least: number, keep: Uint8Array|null}} filter
+ * @returns {Thumb}
+ */
+export function pool(map, rows, seen, { size: most, least, keep }) {
+  const size = Math.max(1, Math.min(rows, most));
+  const values = new Float32Array(size * size).fill(NaN);
+  let max = 0;
+  for (let q = 0; q < rows; q++) {
+    const weights = map.row(q);
+    const line = Math.floor((q * size) / rows) * size;
+    const [from, to] = seen(q);
+    for (let k = from; k < to; k++) {
+      const weight = (keep && !keep[k]) || weights[k] < least ? 0 : weights[k];
+      const cell = line + Math.floor((k * size) / rows);
+      if (!(values[cell] >= weight) && !Number.isNaN(weight)) values[cell] = weight;
+      if (weight > max && to - from > 1) max = weight;
+    }
+  }
+  return { size, values, max: max || 1 };
+}
+
+/** @param {Strongest} strongest @param {Uint8Array} keep @param {number} least @param {number} most @returns {Thumb} */
+function dots({ keys, stored, step, tokens, k }, keep, least, most) {
+  const size = Math.max(1, Math.min(tokens, most));
+  const values = new Float32Array(size * size).fill(NaN);
+  for (let row = 0; row < size; row++) values.fill(0, row * size, row * size + row + 1);
+  for (let i = 0; i < keys.length; i++) {
+    const weight = stored[i] * step;
+    if (keys[i] >= tokens || !keep[keys[i]] || weight < least) continue;
+    const row = Math.floor((Math.floor(i / k) * size) / tokens);
+    const cell = row * size + Math.floor((keys[i] * size) / tokens);
+    values[cell] = Math.max(values[cell], weight);
+  }
+  return { size, values, max: 1 };
+}
+
+/** @param {Uint8Array} keep of tokens @param {number} bin @returns {Uint8Array} of bins: 1 where all of its tokens stay */
+function binned(keep, bin) {
+  return Uint8Array.from({ length: Math.ceil(keep.length / bin) }, (_, i) =>
+    keep.subarray(i * bin, (i + 1) * bin).every(Boolean) ? 1 : 0,
+  );
+}

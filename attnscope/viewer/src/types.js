@@ -1,0 +1,129 @@
+/**
+ * What the page is made of: the JSON that Python writes (format attnscope/page/1), the state, and a view. No code.
+ * Indices count from 0; ranges are half-open; `at` is a place in `layers`, which are in the model's order.
+ *
+ * @typedef {{positions: number[]}} Group
+ * @typedef {{text: string, positions: number[]}} Asked
+ *
+ * @typedef {object} Tokens
+ * @property {string[]} text what each token is, exactly
+ * @property {string[]} label with every character visible: draw these
+ * @property {string[]} plain what each shows; joined, they are the text
+ * @property {(number|null)[]} id
+ * @property {number[]} special 1 where the token is a special one
+ * @property {(number|null)[]} start first character
+ * @property {(number|null)[]} stop
+ *
+ * @typedef {[start: number, stop: number, name: string]} Span
+ * @typedef {{layer: number, kind: string, heads: number, kv_heads: number, visible: string}} Layer
+ *
+ * @typedef {object} Metric
+ * @property {string} id
+ * @property {string} short
+ * @property {string} title
+ * @property {string} formula
+ * @property {string} unit
+ * @property {number|null} low
+ * @property {number|null} high
+ * @property {string} reading
+ *
+ * @typedef {object} Head
+ * @property {number} at
+ * @property {number} head
+ * @property {number} kv_head
+ * @property {string} role
+ * @property {boolean|null} near_uniform
+ * @property {number|null} top_key
+ * @property {number|null} top_key_mass
+ * @property {(number|null)[]} scores one for each metric
+ * @property {(number|null)[]} uniform what uniform attention would score
+ *
+ * @typedef {object} MapEntry
+ * @property {number} at
+ * @property {number} head
+ * @property {number} rows cells, of `bin` tokens each
+ * @property {number} columns
+ * @property {number} bin
+ * @property {number} scale weight = stored number * scale
+ * @property {8|16} bits
+ * @property {boolean} triangle row i holds min(i + 1, columns) entries
+ * @property {number} blob
+ * @property {number} offset
+ * @property {boolean} [windowed]
+ *
+ * @typedef {{blob: number, offset: number}} Place
+ * @typedef {{k: number, heads: {at: number, head: number}[], blob: number, offset: number, scale: number, bits: number}} Relations
+ *
+ * @typedef {object} StepsHead
+ * @property {number} at
+ * @property {number} head
+ * @property {number} dim
+ * @property {number} value_dim
+ * @property {number} scale
+ * @property {number|null} cap
+ * @property {number|null} sink
+ * @property {number} blob
+ * @property {number} offset
+ * @property {boolean} bias
+ *
+ * @typedef {object} SideData
+ * @property {string} name
+ * @property {{name: string, type: string, revision: string|null, layers: number, dtype: string}} model
+ * @property {string} engine
+ * @property {string} text
+ * @property {Tokens} tokens
+ * @property {Span[]} words
+ * @property {Span[]} sentences
+ * @property {Span[]} turns
+ * @property {number|null} answer first token of the last assistant turn
+ * @property {Layer[]} layers
+ * @property {Metric[]} metrics
+ * @property {Head[]} heads
+ * @property {string} quantity
+ * @property {MapEntry[]} maps
+ * @property {Relations|null} relations
+ * @property {Place|null} received
+ * @property {{heads: StepsHead[], tokens: number}|null} steps
+ * @property {(Place|null)[]} first for each layer, the first key that each query sees; null where that is 0
+ *
+ * @typedef {object} PageData
+ * @property {string} format
+ * @property {string} version
+ * @property {string} title
+ * @property {string|null} command
+ * @property {SideData[]} sides
+ * @property {[number, number][]|null} aligned
+ * @property {string} open
+ * @property {string[]} left_out
+ * @property {Record<string, Group>} defined
+ * @property {{query: Asked|null, key: Asked|null}} asked
+ *
+ * @typedef {object} State one selection for all views; `store.js` has the defaults
+ * @property {string} view
+ * @property {number} at
+ * @property {number} head
+ * @property {number|null} query a token of the side that is shown
+ * @property {number|null} key
+ * @property {number|null} keyEnd end of a span that begins at `key`
+ * @property {{at: number, head: number}[]} heads further heads, each in a colour of its own
+ * @property {boolean} pin
+ * @property {boolean} sink whether what the head rests on is shown
+ * @property {boolean} special
+ * @property {number} least
+ * @property {boolean} log
+ * @property {boolean} words
+ * @property {"all"|"prompt"|"answer"} part the keys that are shown
+ * @property {"0"|"1"|"diff"} side
+ * @property {string} metric
+ * @property {"auto"|"light"|"dark"} theme
+ * @property {"query"|"key"} from text view: where a token looks, or who looks at it
+ * @property {"head"|"layer"|"all"} over
+ *
+ * @typedef {import("./store.js").Store} Store
+ * @typedef {import("./data.js").Page} Page
+ * @typedef {import("./data.js").Side} Side
+ *
+ * @typedef {{render: (state: State) => void, destroy: () => void}} View
+ * @typedef {(element: HTMLElement, page: Page, store: Store) => View} Mount
+ */
+export {};

@@ -1,0 +1,70 @@
+/**
+ * From q, k and v to the weights and the output of one query, in float64: equation 1 of Vaswani et al. 2017, with scale,
+ * soft-cap, bias, mask and sink in the order of attnscope/reference/attention.py.
+ *
+ * @typedef {import("../types.js").StepsHead} StepsHead
+ * @typedef {import("../data.js").Side} Side
+ * @typedef {{q: Float32Array, k: Float32Array, v: Float32Array, bias: Float32Array|null}} Operands (tokens * dim,)
+ *
+ * @typedef {object} Steps of one query, one number for each key
+ * @property {number} query
+ * @property {Float64Array} q
+ * @property {(key: number) => Float64Array} k
+ * @property {(key: number) => Float64Array} v
+ * @property {Float64Array} raw q · k
+ * @property {Float64Array} scaled
+ * @property {Float64Array} capped
+ * @property {Float64Array} bias
+ * @property {Float64Array} biased
+ * @property {Uint8Array} visible
+ * @property {Float64Array} logits -Infinity where hidden
+ * @property {Float64Array} exp of what is left of the logit after the largest is subtracted
+ * @property {Float64Array} weights
+ * @property {Float64Array} output
+ */
+
+/** @param {Side} side @param {StepsHead} head @returns {Promise<Operands>} */
+export async function opened(side, { dim, value_dim: valueDim, blob, offset, bias }) {
+  const tokens = side.count;
+  const sizes = [tokens * dim, tokens * dim, tokens * valueDim, bias ? tokens * tokens : 0];
+  const all = await side.blobs.floats({ blob, offset }, sizes.reduce((sum, size) => sum + size, 0));
+  let from = 0;
+  const [q, k, v, added] = sizes.map((size) => all.subarray(from, (from += size)));
+  return { q, k, v, bias: bias ? added : null };
+}
+
+/**
+ * @param {StepsHead} head @param {Operands} operands @param {number} query
+ * @param {number} first the first key that the query sees
+ * @returns {Steps}
+ */
+export function stepsOf(head, operands, query, first) {
+  const tokens = operands.q.length / head.dim;
+  const row = (/** @type {Float32Array} */ of, /** @type {number} */ width) => (/** @type {number} */ token) =>
+    Float64Array.from(of.subarray(token * width, (token + 1) * width));
+  const [q, k, v] = [row(operands.q, head.dim)(query), row(operands.k, head.dim), row(operands.v, head.value_dim)];
+  const raw = perKey(tokens, (key) => dot(q, k(key)));
+  const scaled = raw.map((score) => score * head.scale);
+  const { cap, sink } = head;
+  const capped = cap === null ? scaled : scaled.map((score) => cap * Math.tanh(score / cap));
+  const bias = perKey(tokens, (key) => operands.bias?.[query * tokens + key] ?? 0);
+  const biased = capped.map((score, key) => score + bias[key]);
+  const visible = Uint8Array.from({ length: tokens }, (_, key) => (key >= first && key <= query ? 1 : 0));
+  const logits = biased.map((score, key) => (visible[key] ? score : -Infinity));
+  const largest = logits.reduce((most, logit) => Math.max(most, logit), sink ?? -Infinity);
+  const exp = logits.map((logit) => Math.exp(logit - largest));
+  const sum = exp.reduce((all, one) => all + one, sink === null ? 0 : Math.exp(sink - largest));
+  const weights = exp.map((one) => one / sum);
+  const output = new Float64Array(head.value_dim);
+  weights.forEach((weight, key) => v(key).forEach((value, at) => (output[at] += weight * value)));
+  return { query, q, k, v, raw, scaled, capped, bias, biased, visible, logits, exp, weights, output };
+}
+
+/** @param {number} tokens @param {(key: number) => number} value */
+const perKey = (tokens, value) => Float64Array.from({ length: tokens }, (_, key) => value(key));
+
+/** @param {Float64Array} a @param {Float64Array} b */
+const dot = (a, b) => a.reduce((sum, value, at) => sum + value * b[at], 0);
+
+/** @param {Float64Array} values */
+export const length = (values) => Math.sqrt(dot(values, values));

@@ -1,0 +1,161 @@
+/** Every head of every layer as a thumbnail of its map; one canvas for each layer, drawn when it comes into sight. */
+import { fit, latest, make, raster } from "../canvas.js";
+import { intensity, ink, pixel, roleColour, sequential } from "../colours.js";
+import { HeadGrid } from "../headgrid.js";
+import { roleChip } from "../roles.js";
+import { thumb } from "../thumbs.js";
+import { digits } from "../scales.js";
+
+/**
+ * @typedef {import("../types.js").State} State
+ * @typedef {import("../types.js").Page} Page
+ * @typedef {import("../types.js").Store} Store
+ * @typedef {import("../headgrid.js").Row} Row
+ * @typedef {import("../headgrid.js").Name} Name
+ */
+
+const LEAST = innerWidth > 640 ? 44 : 34; // pixels of a thumbnail
+const MOST = 168;
+const FRAME = 340; // height of what stands about the thumbnails
+const STRIPE = 3; // height of the role's colour under a thumbnail
+const AHEAD = "300px"; // drawn before it is scrolled to
+const LOG_FLOOR = 1e-3;
+
+class ModelView {
+  /** @param {HTMLElement} element @param {Page} page @param {Store} store */
+  constructor(element, page, store) {
+    this.page = page;
+    this.turn = latest();
+    /** @type {State|null} */
+    this.state = null;
+    this.drawn = "";
+    this.legend = make("div", { class: "legend" });
+    element.append(this.legend);
+    this.grid = new HeadGrid(element, store, {
+      label: "All heads",
+      least: LEAST,
+      most: () => Math.max(LEAST, Math.min(MOST, (innerHeight - FRAME) / page.side(store.state).layers.length)),
+      gap: 5,
+      about: (name) => this.#about(name),
+      resized: () => this.#stale(),
+    });
+    /** @type {Set<Row>} */
+    this.seen = new Set();
+    /** @type {WeakSet<Row>} */
+    this.done = new WeakSet();
+    this.watcher = new IntersectionObserver((entries) => this.#sight(entries), { rootMargin: AHEAD });
+  }
+
+  /** @param {State} state */
+  render(state) {
+    this.state = state;
+    const side = this.page.side(state);
+    if (this.grid.side !== side) {
+      this.watcher.disconnect();
+      this.seen.clear();
+      this.grid.show(side);
+      for (const { cells } of this.grid.rows) this.watcher.observe(cells);
+      this.#explain();
+    }
+    this.grid.select(state);
+    const { sink, special, least, log, words, part } = state;
+    const look = [this.page.shown(state), sink, special, least, log, words, part, document.documentElement.dataset.theme].join();
+    if (look !== this.drawn) this.#stale();
+    this.drawn = look;
+  }
+
+  #explain() {
+    const heads = this.grid.side?.heads ?? [];
+    const roles = [...new Set(heads.map(({ role }) => role))].filter((role) => roleColour(role));
+    const chips = roles.map((role) => {
+      const chip = roleChip(role);
+      chip.append(` ${heads.filter((head) => head.role === role).length}`);
+      return chip;
+    });
+    const words = chips.length ? "rows: queries, columns: keys" : "rows: queries, columns: keys; this text shows no head's role";
+    this.legend.replaceChildren(make("span", {}, words), ...chips);
+  }
+
+  #stale() {
+    this.turn.begin();
+    this.done = new WeakSet();
+    for (const row of this.seen) void this.#draw(row);
+  }
+
+  /** @param {IntersectionObserverEntry[]} entries */
+  #sight(entries) {
+    for (const { target, isIntersecting } of entries) {
+      const row = this.grid.rows.find(({ cells }) => cells === target);
+      if (!row) continue;
+      if (!isIntersecting) this.seen.delete(row);
+      else {
+        this.seen.add(row);
+        void this.#draw(row);
+      }
+    }
+  }
+
+  /** @param {Row} row */
+  async #draw(row) {
+    const { state, done } = this;
+    if (!state || done.has(row)) return;
+    done.add(row);
+    const shown = this.page.shown(state);
+    const pixels = Math.round((this.grid.width - 2) * Math.min(2, devicePixelRatio || 1));
+    const thumbs = await Promise.all(row.heads.map(({ at, head }) => thumb(this.page, shown, at, head, state, pixels)));
+    if (done !== this.done) return; // another look was asked for meanwhile
+    const context = fit(row.canvas, ...this.grid.extent(row));
+    context.imageSmoothingEnabled = false;
+    row.heads.forEach(({ at, head }, index) => this.#thumb(context, thumbs[index], this.grid.corner(index), { at, head }));
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context @param {import("../thumbs.js").Thumb|null} small
+   * @param {[number, number]} corner @param {Name} name
+   */
+  #thumb(context, small, [x, y], name) {
+    const { width, height } = this.grid;
+    if (small) context.drawImage(this.#picture(small), x, y, width, height - STRIPE);
+    context.lineWidth = 1;
+    context.strokeStyle = ink(small ? "line" : "line-strong");
+    context.strokeRect(x + 0.5, y + 0.5, width - 1, height - STRIPE - 1);
+    const colour = roleColour(this.grid.side?.headAt(name.at, name.head)?.role ?? "-");
+    if (!colour) return;
+    context.fillStyle = colour;
+    context.fillRect(x, y + height - STRIPE, width, STRIPE);
+  }
+
+  /** @param {import("../thumbs.js").Thumb} small */
+  #picture({ size, values, max }) {
+    const ramp = sequential();
+    const strength = intensity(max, this.state?.log ?? false, LOG_FLOOR);
+    return raster(size, size, (row, column) => {
+      const weight = values[row * size + column];
+      return Number.isNaN(weight) ? 0 : pixel(ramp, strength(weight));
+    });
+  }
+
+  /** @param {Name} name @returns {(string|[string, string])[]} */
+  #about({ at, head }) {
+    const side = this.grid.side;
+    const one = side?.headAt(at, head);
+    if (!side || !one) return [];
+    const scores = side.metrics.map(({ short }, index) => ({ short, score: one.scores[index] }));
+    const place = side.metrics.findIndex(({ id }) => id === this.state?.metric);
+    const lines = /** @type {(string|[string, string])[]} */ ([[side.name(at, head), one.role === "-" ? "no role" : one.role]]);
+    if (place >= 0 && scores[place].score !== null) lines.push([scores[place].short, digits(scores[place].score ?? 0)]);
+    if (one.top_key !== null) lines.push([`most mass: ${one.top_key} ${side.tokens.label[one.top_key].slice(0, 24)}`, digits(one.top_key_mass ?? 0)]);
+    if (one.near_uniform) lines.push("near uniform");
+    return lines;
+  }
+
+  destroy() {
+    this.watcher.disconnect();
+    this.grid.stop();
+    this.grid.element.remove();
+    this.legend.remove();
+  }
+}
+
+/** @type {import("../types.js").Mount} */
+export const mount = (element, page, store) => new ModelView(element, page, store);

@@ -1,0 +1,125 @@
+/**
+ * What several views say and draw alike.
+ *
+ * @typedef {import("../types.js").State} State
+ * @typedef {import("../types.js").Store} Store
+ * @typedef {import("../data.js").Look} Look
+ * @typedef {import("../data.js").Side} Side
+ * @typedef {import("../units.js").Units} Units
+ */
+import { make } from "../canvas.js";
+import { css, inkOn, sequential } from "../colours.js";
+import { said } from "../data.js";
+
+const LONGEST = 32; // characters of a label
+
+/** @param {string} label @param {number} [most] */
+export function short(label, most = LONGEST) {
+  if (label.length <= most) return label;
+  const characters = [...label.slice(0, 2 * most)];
+  return characters.length <= most && label.length <= 2 * most ? label : `${characters.slice(0, most - 1).join("")}…`;
+}
+
+/** @param {Units} units @param {number} unit @param {number} [most] @returns {string} as in `8 ·bank` */
+export const named = (units, unit, most) => `${units.start[unit]} ${short(units.label[unit] ?? "", most)}`;
+
+/** @param {Units} units @param {number|null} token @returns {number} its unit, -1 for none */
+export const unitOf = (units, token) => (token === null ? -1 : (units.of[token] ?? -1));
+
+/**
+ * The weight of a unit in words: six digits, or why there are none.
+ *
+ * @param {Look} look @param {number} unit @param {State} state
+ * @param {Uint8Array|null} keep (tokens,) which keys the filters leave, where the units are keys
+ */
+export function told(look, unit, state, keep) {
+  const { visible, weights, units, whole, step } = look;
+  if (!visible(unit)) return "not visible";
+  if (weights[unit] > 0) return said(weights[unit], step);
+  if (keep && !keep.subarray(...units.range(unit)).includes(1)) return "taken out";
+  if (state.least > 0) return `< ${state.least}`;
+  return whole ? said(0, step) : "not among the strongest";
+}
+
+/** @param {Look} look @param {number} most @returns {number[]} units with a weight, the largest first */
+export function strongest({ weights }, most) {
+  const units = [];
+  for (let unit = 0; unit < weights.length; unit++) if (weights[unit] > 0) units.push(unit);
+  return units.sort((a, b) => weights[b] - weights[a]).slice(0, most);
+}
+
+/**
+ * A few units with their weights as bars; a click on one chooses it.
+ *
+ * @param {Look} look @param {string} axis @param {(token: number) => void} choose @param {number} [most]
+ */
+export function ranking(look, axis, choose, most = 10) {
+  const { weights, units, step } = look;
+  const rows = strongest(look, most).map((unit) => {
+    const bar = make("i", { class: "share" });
+    bar.style.setProperty("--share", String(Math.min(1, weights[unit])));
+    const attributes = { type: "button", "data-token": units.start[unit], "data-axis": axis };
+    const value = make("b", {}, said(weights[unit], step));
+    const name = make("span", { class: "name" }, named(units, unit, 24));
+    return make("li", {}, make("button", { ...attributes, onclick: () => choose(units.start[unit]) }, name, bar, value));
+  });
+  return make("ol", { class: "ranking" }, ...rows);
+}
+
+/**
+ * Buttons of which one is pressed.
+ *
+ * @template {keyof State} K
+ * @param {Store} store @param {K} name of the state @param {[value: State[K], text: string][]} options
+ */
+export function choice(store, name, options) {
+  const buttons = options.map(([value, text]) =>
+    make("button", {
+      type: "button",
+      [`data-${name}`]: String(value),
+      onclick: () => store.set(/** @type {Partial<State>} */ ({ [name]: value })),
+    }, text),
+  );
+  return {
+    element: make("div", { class: "choice", role: "group" }, ...buttons),
+    /** @param {State} state */
+    render(state) {
+      options.forEach(([value], place) => buttons[place].setAttribute("aria-pressed", String(state[name] === value)));
+    },
+  };
+}
+
+/** @param {HTMLElement} element @param {number} share 0 to 1: its colour on the scale */
+export function shade(element, share) {
+  const ramp = sequential();
+  element.style.backgroundColor = share > 0 ? css(ramp, share) : "";
+  element.style.color = share > 0 ? inkOn(ramp, share) : "";
+}
+
+/** @param {number} max @returns {HTMLElement} the colour scale from 0 to `max` */
+export function scaleBar(max) {
+  const ramp = sequential();
+  const stops = Array.from({ length: 9 }, (_, place) => css(ramp, place / 8));
+  const bar = make("i", { class: "gradient" });
+  bar.style.backgroundImage = `linear-gradient(to right, ${stops.join(", ")})`;
+  return make("span", { class: "scale" }, "0", bar, digits(max));
+}
+
+/** @param {number} value three significant digits, without an exponent where it is not tiny */
+export function digits(value) {
+  return value !== 0 && Math.abs(value) < 1e-4 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
+}
+
+/** @param {Side} side @param {number} at @param {number} head @returns {string} what the page lacks of a head, or "" */
+export function lacking(side, at, head) {
+  const [name, held] = [side.name(at, head), side.holds(at, head)];
+  if (held === "weights") return "";
+  if (held === "strongest") return `Of ${name} this page holds the ${side.data.relations?.k} strongest keys of each token.`;
+  const cells = held === "bins" ? "its map in bins alone" : "no weights";
+  return `Of ${name} this page holds ${cells}: make it with --select ${side.layers[at]?.layer}.${head} to see each token.`;
+}
+
+/** @param {string} kind class of the swatch @param {string} text */
+export function swatch(kind, text) {
+  return make("span", { class: "swatch" }, make("i", { class: kind }), text);
+}

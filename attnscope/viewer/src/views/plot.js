@@ -1,0 +1,375 @@
+/**
+ * A map of queries x keys on a canvas: zoom, pan, crosshair, labels where there is room. The matrix view shows one, the
+ * comparison three that move together.
+ *
+ * @typedef {import("../data.js").Grid} Grid
+ * @typedef {{x: number, y: number, k: number}} Zoom
+ * @typedef {[row: number, column: number]} Cell
+ *
+ * @typedef {object} Drawn what is drawn
+ * @property {Grid} grid
+ * @property {(value: number) => number} paint 0xAABBGGRR of a value
+ * @property {Cell|null} chosen
+ * @property {((context: CanvasRenderingContext2D, plot: Plot) => void)} [over] draws more over the cells
+ * @property {number} [decimals] how values are written into large cells
+ */
+import { select } from "d3-selection";
+import { zoom, zoomIdentity } from "d3-zoom";
+import { fit, make, place, raster } from "../canvas.js";
+import { ink } from "../colours.js";
+import { short } from "./parts.js";
+
+const GUTTER = { left: 104, top: 92, right: 2, bottom: 2 };
+const LEAST = 300; // height of a map, where the window is low
+const FOOT = 56; // of the window, below the map
+const LARGEST = 56; // CSS pixels of a cell that is not zoomed
+const DEEPEST = 64; // of a cell that is
+const LEGIBLE = 11; // a row that has a label
+const ROOMY = 29; // a cell that has its value in it
+const FONT = 11;
+const LABEL = 15; // characters of a label
+const CLICK = 5; // a drag shorter than that is a click
+
+export class Plot {
+  constructor() {
+    this.base = make("canvas", {});
+    this.top = make("canvas", { class: "top-canvas", role: "img", "aria-label": "queries down, keys across" });
+    this.element = make("div", { class: "plot" }, this.base, this.top);
+    /** @type {Drawn|null} */
+    this.drawn = null;
+    /** @type {Zoom} */
+    this.transform = zoomIdentity;
+    /** @type {Cell|null} */
+    this.hovered = null;
+    this.cell = 1; // CSS pixels of a cell that is not zoomed
+    this.size = { width: 0, height: 0 }; // of the map, in CSS pixels
+    /** @type {(cell: Cell|null, event: PointerEvent) => void} */
+    this.onhover = () => {};
+    /** @type {(cell: Cell, event: MouseEvent) => void} */
+    this.onclick = () => {};
+    /** @type {(transform: Zoom) => void} */
+    this.onzoom = () => {};
+    this.#listen();
+  }
+
+  /** @param {Drawn|null} drawn */
+  show(drawn) {
+    const [before, after] = [this.drawn?.grid, drawn?.grid];
+    this.drawn = drawn;
+    this.element.hidden = !drawn;
+    if (before?.rows !== after?.rows || before?.columns !== after?.columns) this.reset();
+    this.draw();
+  }
+
+  reset() {
+    this.moveTo(zoomIdentity);
+  }
+
+  /** @param {Zoom} to */
+  moveTo({ x, y, k }) {
+    select(this.top).call(this.zoom.transform, zoomIdentity.translate(x, y).scale(k));
+  }
+
+  /** @param {Cell|null} cell */
+  point(cell) {
+    this.hovered = cell;
+    this.#crosshair();
+  }
+
+  /** @param {number} x @param {number} y in CSS pixels of the canvas @returns {[row: number, column: number]} as fractions */
+  under(x, y) {
+    const { transform, cell } = this;
+    return [((y - transform.y) / transform.k - GUTTER.top) / cell, ((x - transform.x) / transform.k - GUTTER.left) / cell];
+  }
+
+  /** @param {number} row @param {number} column @returns {[x: number, y: number]} */
+  at(row, column) {
+    const { transform, cell } = this;
+    return [transform.x + transform.k * (GUTTER.left + column * cell), transform.y + transform.k * (GUTTER.top + row * cell)];
+  }
+
+  #listen() {
+    /** @type {import("d3-zoom").ZoomBehavior<HTMLCanvasElement, unknown>} */
+    this.zoom = zoom();
+    this.zoom.clickDistance(CLICK).filter((event) => this.#zooms(event));
+    this.zoom.on("zoom", ({ transform, sourceEvent }) => {
+      this.transform = transform;
+      this.top.classList.toggle("zoomed", transform.k > 1);
+      this.draw();
+      if (sourceEvent) this.onzoom(transform);
+    });
+    select(this.top).call(this.zoom);
+    this.top.addEventListener("pointermove", (event) => {
+      const cell = this.#cell(event);
+      this.point(cell);
+      this.onhover(cell, event);
+    });
+    this.top.addEventListener("pointerleave", (event) => {
+      this.point(null);
+      this.onhover(null, event);
+    });
+    this.top.addEventListener("click", (event) => {
+      const cell = this.#cell(event);
+      if (cell) this.onclick(cell, event);
+    });
+  }
+
+  /** One finger scrolls the page while the whole map is shown. @param {any} event */
+  #zooms(event) {
+    if (event.button) return false;
+    return !event.touches || event.touches.length > 1 || this.transform.k > 1;
+  }
+
+  /** @param {MouseEvent} event @returns {Cell|null} */
+  #cell(event) {
+    const [x, y] = place(this.top, event);
+    const [row, column] = this.under(x, y).map(Math.floor);
+    const grid = this.drawn?.grid;
+    const inside = grid && x >= GUTTER.left && y >= GUTTER.top && row >= 0 && column >= 0 && row < grid.rows && column < grid.columns;
+    return inside ? [row, column] : null;
+  }
+
+  draw() {
+    if (!this.drawn || !this.element.clientWidth) return;
+    const { grid } = this.drawn;
+    const across = this.element.clientWidth - GUTTER.left - GUTTER.right;
+    const top = this.element.getBoundingClientRect().top + scrollY;
+    const down = Math.max(LEAST, innerHeight - top - GUTTER.top - FOOT);
+    this.cell = Math.min(LARGEST, across / grid.columns, down / grid.rows);
+    this.size = { width: this.cell * grid.columns, height: this.cell * grid.rows };
+    const { width, height } = this.size;
+    /** @type {[[number, number], [number, number]]} */
+    const map = [[GUTTER.left, GUTTER.top], [GUTTER.left + width, GUTTER.top + height]];
+    this.zoom?.extent(map).translateExtent(map).scaleExtent([1, Math.max(1, DEEPEST / this.cell)]);
+    const context = fit(this.base, GUTTER.left + width + GUTTER.right, GUTTER.top + height + GUTTER.bottom);
+    this.#cells(context);
+    this.#labels(context);
+    this.#crosshair();
+  }
+
+  /** @returns {{rows: [number, number], columns: [number, number]}} the cells in sight, half-open */
+  inSight() {
+    const grid = /** @type {Drawn} */ (this.drawn).grid;
+    const [top, left] = this.under(GUTTER.left, GUTTER.top);
+    const [bottom, right] = this.under(GUTTER.left + this.size.width, GUTTER.top + this.size.height);
+    return {
+      rows: [Math.max(0, Math.floor(top + 1e-6)), Math.min(grid.rows, Math.ceil(bottom - 1e-6))],
+      columns: [Math.max(0, Math.floor(left + 1e-6)), Math.min(grid.columns, Math.ceil(right - 1e-6))],
+    };
+  }
+
+  /** @param {CanvasRenderingContext2D} context */
+  #cells(context) {
+    const drawn = /** @type {Drawn} */ (this.drawn);
+    const { rows, columns } = this.inSight();
+    const { width, height } = this.size;
+    const cell = this.cell * this.transform.k;
+    context.save();
+    context.beginPath();
+    context.rect(GUTTER.left, GUTTER.top, width, height);
+    context.clip();
+    context.fillStyle = hatched(context);
+    context.fillRect(GUTTER.left, GUTTER.top, width, height);
+    const [x, y] = this.at(rows[0], columns[0]);
+    const step = Math.max(1, Math.floor(1 / (cell * Math.min(devicePixelRatio, 2)))); // cells in a pixel
+    const image = picture(drawn, rows, columns, step);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(image, x, y, image.width * step * cell, image.height * step * cell);
+    if (cell >= ROOMY && grid.bin === 1) this.#numbers(context, rows, columns);
+    drawn.over?.(context, this);
+    context.restore();
+    context.strokeStyle = ink("line-strong");
+    context.strokeRect(GUTTER.left - 0.5, GUTTER.top - 0.5, width + 1, height + 1);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {[number, number]} rows @param {[number, number]} columns */
+  #numbers(context, rows, columns) {
+    const { grid, paint, decimals = 2 } = /** @type {Drawn} */ (this.drawn);
+    const cell = this.cell * this.transform.k;
+    context.font = `${FONT}px ${ink("sans")}`;
+    [context.textAlign, context.textBaseline] = ["center", "middle"];
+    for (let row = rows[0]; row < rows[1]; row++)
+      for (let column = columns[0]; column < columns[1]; column++) {
+        if (!grid.visible(row, column)) continue;
+        const [x, y] = this.at(row + 0.5, column + 0.5);
+        const value = grid.at(row, column);
+        context.fillStyle = readable(paint(value));
+        context.fillText(written(value, decimals), x, y, cell - 2);
+      }
+  }
+
+  /** @param {CanvasRenderingContext2D} context */
+  #labels(context) {
+    const grid = /** @type {Drawn} */ (this.drawn).grid;
+    const { rows, columns } = this.inSight();
+    const cell = this.cell * this.transform.k;
+    const every = cell >= LEGIBLE ? 1 : ticks(LEGIBLE * 4 / cell);
+    context.font = `${FONT}px ${ink("mono")}`;
+    context.fillStyle = ink("muted");
+    context.textBaseline = "middle";
+    /** @param {import("../units.js").Units} units @param {number} unit */
+    const said = (units, unit) => (every === 1 ? short(units.label[unit], LABEL) : String(units.start[unit]));
+    for (let row = Math.ceil(rows[0] / every) * every; row < rows[1]; row += every)
+      this.#rowLabel(context, row, said(grid.rowUnits, row));
+    for (let column = Math.ceil(columns[0] / every) * every; column < columns[1]; column += every)
+      this.#columnLabel(context, column, said(grid.columnUnits, column));
+    context.font = `${FONT}px ${ink("sans")}`;
+    context.fillStyle = ink("faint");
+    context.textAlign = "right";
+    context.fillText("query ↓   key →", GUTTER.left - 8, 8);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {number} row @param {string} text */
+  #rowLabel(context, row, text) {
+    const [, y] = this.at(row + 0.5, 0);
+    if (y < GUTTER.top || y > GUTTER.top + this.size.height) return;
+    context.textAlign = "right";
+    context.fillText(text, GUTTER.left - 7, y, GUTTER.left - 10);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {number} column @param {string} text */
+  #columnLabel(context, column, text) {
+    const [x] = this.at(0, column + 0.5);
+    if (x < GUTTER.left || x > GUTTER.left + this.size.width) return;
+    context.save();
+    context.translate(x, GUTTER.top - 7);
+    context.rotate(-Math.PI / 2);
+    context.textAlign = "left";
+    context.fillText(text, 0, 0, GUTTER.top - 22);
+    context.restore();
+  }
+
+  #crosshair() {
+    const { drawn, hovered, size } = this;
+    const context = fit(this.top, GUTTER.left + size.width + GUTTER.right, GUTTER.top + size.height + GUTTER.bottom);
+    if (!drawn) return;
+    if (drawn.chosen) this.#mark(context, drawn.chosen, ink("accent"), 2);
+    if (!hovered) return;
+    this.#bands(context, hovered);
+    this.#mark(context, hovered, ink("ink"), 1.5);
+    const { rowUnits, columnUnits } = drawn.grid;
+    context.font = `600 ${FONT}px ${ink("mono")}`;
+    context.textBaseline = "middle";
+    context.fillStyle = ink("query");
+    this.#cover(context, GUTTER.left - 3, this.at(hovered[0] + 0.5, 0)[1], rowUnits.label[hovered[0]], "query");
+    this.#columnCover(context, this.at(0, hovered[1] + 0.5)[0], columnUnits.label[hovered[1]]);
+  }
+
+  /** A row and a column, dimming nothing. @param {CanvasRenderingContext2D} context @param {Cell} cell */
+  #bands(context, [row, column]) {
+    const { width, height } = this.size;
+    const [x0, y0] = this.at(row, column);
+    const [x1, y1] = this.at(row + 1, column + 1);
+    context.save();
+    context.beginPath();
+    context.rect(GUTTER.left, GUTTER.top, width, height);
+    context.clip();
+    context.globalAlpha = 0.5;
+    context.lineWidth = 1;
+    context.strokeStyle = ink("query");
+    line(context, [GUTTER.left, y0], [GUTTER.left + width, y0]);
+    line(context, [GUTTER.left, y1], [GUTTER.left + width, y1]);
+    context.strokeStyle = ink("key");
+    line(context, [x0, GUTTER.top], [x0, GUTTER.top + height]);
+    line(context, [x1, GUTTER.top], [x1, GUTTER.top + height]);
+    context.restore();
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {Cell} cell @param {string} colour @param {number} width */
+  #mark(context, [row, column], colour, width) {
+    const [x, y] = this.at(row, column);
+    const side = Math.max(this.cell * this.transform.k, 4);
+    context.save();
+    context.beginPath();
+    context.rect(GUTTER.left - 2, GUTTER.top - 2, this.size.width + 4, this.size.height + 4);
+    context.clip();
+    context.lineWidth = width;
+    context.strokeStyle = colour;
+    context.strokeRect(x, y, side, side);
+    context.restore();
+  }
+
+  /**
+   * A label on paper of its own.
+   *
+   * @param {CanvasRenderingContext2D} context @param {number} right @param {number} y
+   * @param {string} label @param {string} colour
+   */
+  #cover(context, right, y, label, colour) {
+    const text = short(label, LABEL);
+    const width = Math.min(context.measureText(text).width, GUTTER.left - 10);
+    context.fillStyle = ink("paper");
+    context.fillRect(0, y - FONT / 2 - 3, right, FONT + 6);
+    context.fillStyle = ink(colour);
+    context.textAlign = "right";
+    context.fillText(text, right - 4, y, width + 1);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {number} x @param {string} label */
+  #columnCover(context, x, label) {
+    context.save();
+    context.translate(x, GUTTER.top - 3);
+    context.rotate(-Math.PI / 2);
+    context.fillStyle = ink("paper");
+    context.fillRect(0, -FONT / 2 - 3, GUTTER.top - 20, FONT + 6);
+    context.fillStyle = ink("key");
+    context.textAlign = "left";
+    context.fillText(short(label, LABEL), 4, 0, GUTTER.top - 22);
+    context.restore();
+  }
+}
+
+/**
+ * The cells of a part of a map, the largest of each `step` x `step`: a strong cell does not fade where many share a pixel.
+ *
+ * @param {Drawn} drawn @param {[number, number]} rows @param {[number, number]} columns @param {number} step
+ */
+function picture({ grid, paint }, rows, columns, step) {
+  const { values } = grid;
+  return raster(Math.ceil((rows[1] - rows[0]) / step), Math.ceil((columns[1] - columns[0]) / step), (row, column) => {
+    let best = NaN;
+    const [top, left] = [rows[0] + row * step, columns[0] + column * step];
+    for (let q = top; q < Math.min(top + step, grid.rows); q++)
+      for (let at = q * grid.columns + left; at < q * grid.columns + Math.min(left + step, grid.columns); at++)
+        if (!(Math.abs(best) >= Math.abs(values[at]))) best = Number.isNaN(values[at]) ? best : values[at];
+    return Number.isNaN(best) ? 0 : paint(best);
+  });
+}
+
+/** @param {CanvasRenderingContext2D} context @returns {CanvasPattern|string} diagonal lines on a panel */
+export function hatched(context) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const pen = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
+  pen.fillStyle = ink("panel");
+  pen.fillRect(0, 0, 6, 6);
+  pen.strokeStyle = ink("line");
+  for (const shift of [-6, 0, 6]) line(pen, [shift, 6], [shift + 6, 0]);
+  return context.createPattern(tile, "repeat") ?? ink("panel");
+}
+
+/** @param {CanvasRenderingContext2D} context @param {[number, number]} from @param {[number, number]} to */
+function line(context, from, to) {
+  context.beginPath();
+  context.moveTo(...from);
+  context.lineTo(...to);
+  context.stroke();
+}
+
+/** @param {number} value @param {number} decimals @returns {string} without a sign where it is rounded to 0 */
+function written(value, decimals) {
+  const text = value.toFixed(decimals);
+  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
+}
+
+/** @param {number} colour 0xAABBGGRR @returns {string} ink that is read on it */
+function readable(colour) {
+  const [r, g, b] = [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255].map((value) => (value / 255) ** 2.2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.3 ? "#1a1c22" : "#ffffff";
+}
+
+/** @param {number} least @returns {number} 1, 2, 5, 10, 20, ...: the first that is not smaller */
+function ticks(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return power * (/** @type {number} */ ([1, 2, 5, 10].find((digit) => digit * power >= least)));
+}

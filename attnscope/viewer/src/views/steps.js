@@ -1,0 +1,310 @@
+/**
+ * One query of one head, step by step, in the order and words of `attnscope explain`: computed here in float64 from the
+ * page's q, k and v, and held against the page's map.
+ *
+ * @typedef {import("../types.js").State} State
+ * @typedef {import("../types.js").Mount} Mount
+ * @typedef {import("../types.js").StepsHead} StepsHead
+ * @typedef {import("../data.js").Page} Page
+ * @typedef {import("../data.js").Side} Side
+ * @typedef {import("./arithmetic.js").Steps} Steps
+ *
+ * @typedef {object} Column of a table with a row for each key
+ * @property {string} title
+ * @property {(key: number) => string} cell
+ * @property {string} [sum]
+ */
+import { latest, make, tooltip } from "../canvas.js";
+import { said } from "../data.js";
+import { length, opened, stepsOf } from "./arithmetic.js";
+import { named, short } from "./parts.js";
+
+const FIRST = 4; // numbers shown of a vector
+const IN_COLUMN = 3; // and of one in a column beside others
+const MOST_KEYS = 12; // more than that: the strongest are shown
+const KEPT_KEYS = 10;
+const FIGURE_SPACE = "\u2007"; // as wide as a digit
+
+/** @type {Mount} */
+export function mount(element, page, store) {
+  const drawing = latest();
+  const body = make("div", { class: "steps" });
+  let whole = false; // whether every key has its row
+  element.classList.add("steps-view");
+  element.append(body);
+  body.addEventListener("click", (event) => {
+    const row = /** @type {HTMLElement|null} */ (/** @type {Element} */ (event.target).closest("tr[data-token]"));
+    if (row) store.set({ key: Number(row.dataset.token), keyEnd: null });
+  });
+
+  /** @param {State} state */
+  async function render(state) {
+    const side = page.side(state);
+    const head = side.data.steps?.heads.find((one) => one.at === state.at && one.head === state.head);
+    const still = drawing.begin();
+    if (!head) return body.replaceChildren(...missing(side, state, store));
+    const [operands, map, first] = await Promise.all([
+      opened(side, head),
+      side.map(state.at, state.head),
+      side.first(state.at),
+    ]);
+    if (!still()) return;
+    const query = page.query(state);
+    const steps = stepsOf(head, operands, query, first?.[query] ?? 0);
+    const all = { type: "button", onclick: () => ((whole = !whole), void render(store.state)) };
+    const more = side.count > MOST_KEYS && make("button", all, whole ? "Strongest keys" : "All keys");
+    const shown = new Explained(side, head, steps, whole ? side.count : KEPT_KEYS, state.key);
+    body.replaceChildren(shown.headline(more), ...shown.sections(), shown.summary(map));
+  }
+
+  return {
+    render: (state) => void render(state),
+    destroy() {
+      drawing.stop();
+      tooltip.hide();
+    },
+  };
+}
+
+/** @param {Side} side @param {State} state @param {import("../types.js").Store} store */
+function missing(side, state, store) {
+  const there = side.data.steps?.heads ?? [];
+  const says = `This page holds no q, k and v of ${side.name(state.at, state.head)}: `;
+  if (!there.length) return [make("p", { class: "note" }, `${says}a page of a short text does, and attnscope explain shows them.`)];
+  const buttons = there.slice(0, 12).map(({ at, head }) =>
+    make("button", { type: "button", "data-head": `${at}.${head}`, onclick: () => store.set({ at, head }) }, side.name(at, head)),
+  );
+  return [make("p", { class: "note" }, `${says}it does of`), make("div", { class: "legend" }, ...buttons)];
+}
+
+/** The steps as tables. */
+class Explained {
+  /** @param {Side} side @param {StepsHead} head @param {Steps} steps @param {number} most @param {number|null} key */
+  constructor(side, head, steps, most, key) {
+    this.side = side;
+    this.head = head;
+    this.steps = steps;
+    this.key = key;
+    this.units = side.tokenUnits;
+    this.keys = kept(steps, most, key);
+  }
+
+  /** @param {HTMLElement|false} more */
+  headline(more) {
+    const { side, head, steps, units } = this;
+    const name = `${side.name(head.at, head.head)}, step by step, for query ${named(units, steps.query)}`;
+    return make("div", { class: "legend" }, make("h2", {}, name), more);
+  }
+
+  /** @returns {HTMLElement[]} numbered */
+  sections() {
+    const { head } = this;
+    const parts = [this.#scores(), this.#scaling(), head.cap !== null && this.#softcap(), head.bias && this.#bias()];
+    return [...parts, this.#mask(), this.#softmax(), this.#values()]
+      .filter((part) => part !== false)
+      .map(({ name, formula, why, body }, place) =>
+        make("section", { class: "step", "data-step": name },
+          make("h3", {}, `${place + 1}  ${name}`),
+          make("code", {}, formula),
+          make("p", {}, why),
+          ...body,
+        ),
+      );
+  }
+
+  #scores() {
+    const { head, steps } = this;
+    const { query, q, k } = steps;
+    return {
+      name: "scores",
+      formula: `s = q · k   a sum of ${head.dim} products for each key`,
+      why: "How well the query and a key match: large where both point the same way, negative where they oppose.",
+      body: [
+        this.#vector("q", q, query),
+        this.#table([
+          { title: `k (first ${Math.min(IN_COLUMN, head.dim)} of ${head.dim})`, cell: (key) => numbers(k(key), IN_COLUMN) },
+          { title: "q · k", cell: (key) => number(steps.raw[key]) },
+        ]),
+      ],
+    };
+  }
+
+  #scaling() {
+    const { head, steps } = this;
+    const name = divisor(head.scale, head.dim);
+    const root = Number(Math.sqrt(head.dim).toPrecision(4));
+    const why = name.startsWith("/")
+      ? `A sum of ${head.dim} products spreads about √${head.dim} = ${root} times as far as one product; dividing by √d_k undoes that, so that the softmax is not decided by the width alone.`
+      : `This family multiplies by ${general(head.scale)} and not by 1 / √d_k = ${general(head.dim ** -0.5)}.`;
+    const columns = [
+      { title: "q · k", cell: (/** @type {number} */ key) => number(steps.raw[key]) },
+      { title: `s ${name}`, cell: (/** @type {number} */ key) => number(steps.scaled[key]) },
+    ];
+    return { name: "scaling", formula: `s ${name}   d_k = ${head.dim}`, why, body: [this.#table(columns)] };
+  }
+
+  #softcap() {
+    const cap = /** @type {number} */ (this.head.cap);
+    return {
+      name: "soft-cap",
+      formula: `${cap} · tanh(s / ${cap})`,
+      why: `Keeps every score between −${cap} and ${cap}, so that no key can win by any margin.`,
+      body: [this.#table([{ title: "capped", cell: (key) => number(this.steps.capped[key]) }])],
+    };
+  }
+
+  #bias() {
+    const { bias, biased } = this.steps;
+    return {
+      name: "position bias",
+      formula: "s + bias",
+      why: "This family tells positions apart by adding a number that depends on the distance of query and key.",
+      body: [
+        this.#table([
+          { title: "bias", cell: (key) => number(bias[key]) },
+          { title: "s + bias", cell: (key) => number(biased[key]) },
+        ]),
+      ],
+    };
+  }
+
+  #mask() {
+    const { steps, side } = this;
+    const seen = steps.visible.reduce((count, one) => count + one, 0);
+    const what = seen === side.count ? "sees all of them" : `sees ${seen}, ${side.count - seen} hidden`;
+    const windowed = steps.visible[0] ? "." : "; this layer hides some of that too (a window, a chunk, a choice).";
+    return {
+      name: "mask",
+      formula: `hidden keys become −∞   ${side.count} keys, this query ${what}`,
+      why: `A token may look at itself and at what came before it, never ahead${windowed}`,
+      body: [
+        this.#table([
+          { title: "visible", cell: (key) => (steps.visible[key] ? "yes" : "no") },
+          { title: "logit", cell: (key) => number(steps.logits[key]) },
+        ]),
+      ],
+    };
+  }
+
+  #softmax() {
+    const { steps, head } = this;
+    const sink = head.sink === null
+      ? "; the largest logit is subtracted first, which changes nothing but keeps exp small"
+      : `; a sink logit of ${general(head.sink)} takes its share and gives nothing`;
+    return {
+      name: "softmax",
+      formula: "weight = exp(logit) / sum of exp(logit)",
+      why: `Turns the logits of a query into weights between 0 and 1 that sum to 1${sink}.`,
+      body: [
+        this.#table([
+          { title: "logit", cell: (key) => number(steps.logits[key]) },
+          { title: "exp(logit − largest)", cell: (key) => number(steps.exp[key]), sum: number(total(steps.exp)) },
+          { title: "weight", cell: (key) => number(steps.weights[key]), sum: number(total(steps.weights)) },
+        ], true),
+      ],
+    };
+  }
+
+  #values() {
+    const { steps, head } = this;
+    const { query, v, weights, output } = steps;
+    const first = Math.min(IN_COLUMN, head.value_dim);
+    const weighed = (/** @type {number} */ key) => v(key).map((value) => value * weights[key]);
+    return {
+      name: "weighted values",
+      formula: "output of the head = sum of weight × v",
+      why: "Each key hands over its value, as much of it as its weight says; the sum is what this head found.",
+      body: [
+        this.#table([
+          { title: "weight", cell: (key) => number(weights[key]), sum: number(total(weights)) },
+          { title: `v (first ${first} of ${head.value_dim})`, cell: (key) => numbers(v(key), IN_COLUMN) },
+          { title: `weight × v (first ${first})`, cell: (key) => numbers(weighed(key), IN_COLUMN), sum: numbers(output, IN_COLUMN) },
+        ]),
+        this.#vector("output", output, query),
+      ],
+    };
+  }
+
+  /** A vector of the query: first numbers, how many more, length. @param {string} name @param {Float64Array} values @param {number} token */
+  #vector(name, values, token) {
+    const rest = values.length - FIRST;
+    const cells = [name, numbers(values, FIRST), rest > 0 ? `… ${rest} more` : "", `length ${number(length(values))}`];
+    return make("p", { class: "vector", "data-vector": name }, `${cells[0]} of token ${named(this.units, token)}:  `, make("b", {}, cells[1]), ` ${cells[2]}   ${cells[3]}`);
+  }
+
+  /** A row for each key that is shown; what is not is counted. @param {Column[]} columns @param {boolean} [bars] */
+  #table(columns, bars = false) {
+    const { units, steps, keys, key: chosen } = this;
+    const head = make("tr", {}, make("th", {}, "key"), make("th", { class: "words" }, "token"), ...columns.map(({ title }) => make("th", {}, title)), bars && make("th", {}));
+    const rows = keys.map((key) => {
+      const bar = make("i", { class: "share" });
+      bar.style.setProperty("--share", String(steps.weights[key]));
+      const classes = [!steps.visible[key] && "unseen", key === chosen && "chosen"].filter(Boolean).join(" ");
+      return make("tr", { class: classes, "data-token": key, "data-axis": "key" }, make("td", {}, String(key)),
+        make("td", { class: "words" }, make("span", { class: "token key" }, short(units.label[key], 16))), ...columns.map(({ cell }) => make("td", {}, cell(key))),
+        bars && make("td", { class: "share-cell" }, bar));
+    });
+    const rest = steps.weights.length - keys.length;
+    if (rest) rows.push(make("tr", { class: "unseen" }, make("td", {}), make("td", { class: "words", colspan: columns.length + 1 }, this.#rest(rest))));
+    if (columns.some(({ sum }) => sum))
+      rows.push(make("tr", { class: "sum" }, make("td", {}), make("td", { class: "words" }, "sum"), ...columns.map(({ sum }) => make("td", {}, sum ?? ""))));
+    return make("div", { class: "table-scroll" }, make("table", { class: "numbers" }, make("thead", {}, head), make("tbody", {}, ...rows)));
+  }
+
+  /** @param {number} rest @returns {string} */
+  #rest(rest) {
+    const shown = new Set(this.keys);
+    const hidden = this.steps.visible.filter((visible, key) => !visible && !shown.has(key)).length;
+    return `… ${rest} more${hidden === rest ? ", hidden" : hidden ? `, ${hidden} of them hidden` : ""}`;
+  }
+
+  /** In short, and whether these weights are the map's. @param {import("../data.js").WeightMap|null} map */
+  summary(map) {
+    const { steps, units } = this;
+    const best = [...steps.weights.keys()].sort((a, b) => steps.weights[b] - steps.weights[a]).slice(0, 3);
+    const most = best.filter((key) => steps.weights[key] >= 0.01).map((key) => `${short(units.label[key])} (${steps.weights[key].toFixed(2)})`);
+    const section = make("section", { class: "step" }, make("p", {}, `In short: ${short(units.label[steps.query])} gives most weight to ${most.join(", ")}.`));
+    if (!map || map.bin !== 1) return section;
+    const far = [...steps.weights].reduce((worst, weight, key) => Math.max(worst, Math.abs(weight - map.at(steps.query, key))), 0);
+    const equal = far <= map.step / 2 + TOLERANCE;
+    const numbers_ = `largest difference ${far.toExponential(1)}, half a step of the map ${(map.step / 2).toExponential(1)}`;
+    section.append(make("p", { class: equal ? "holds" : "fails", "data-role": "check" }, `${equal ? "✓ equal" : "✗ not equal"} to the map's weights: ${numbers_}`));
+    const { key } = this;
+    if (key !== null && steps.visible[key])
+      section.append(make("p", { "data-role": "key-check" }, `${named(units, key)}: computed ${steps.weights[key].toFixed(6)}, in the map ${said(map.at(steps.query, key), map.step)}`));
+    return section;
+  }
+}
+
+const TOLERANCE = 1e-5; // the map's weights come from a float32 softmax
+
+/** The keys that are shown, in order: all, or the strongest, a hidden one and the chosen one. @param {Steps} steps @param {number} most @param {number|null} key */
+function kept({ weights, visible }, most, key) {
+  const all = [...weights.keys()];
+  if (all.length <= Math.max(MOST_KEYS, most)) return all;
+  const strongest = all.filter((one) => visible[one]).sort((a, b) => weights[b] - weights[a]).slice(0, most);
+  const hidden = all.find((one) => !visible[one]);
+  return [...new Set([...strongest, ...(hidden === undefined ? [] : [hidden]), ...(key === null ? [] : [key])])].sort((a, b) => a - b);
+}
+
+/** @param {Float64Array} values */
+const total = (values) => values.reduce((sum, value) => sum + value, 0);
+
+/** @param {Float64Array} values @param {number} first @returns {string} its first numbers, with four decimals */
+const numbers = (values, first) => [...values.subarray(0, first)].map((value) => number(value).padStart(8, FIGURE_SPACE)).join("");
+
+/** Whole numbers as they are, others with four decimals, hidden logits as −∞. @param {number} value */
+export function number(value) {
+  if (value === -Infinity) return "−∞";
+  if (Number.isInteger(value) && Math.abs(value) < 1e4) return String(value).replace("-", "−");
+  const plain = Math.abs(value) >= 1e-3 && Math.abs(value) < 1e4;
+  return (plain ? value.toFixed(4) : value.toExponential(1)).replaceAll("-", "−");
+}
+
+/** @param {number} value */
+const general = (value) => String(Number(value.toPrecision(4))).replace("-", "−");
+
+/** How a scale is written: `/ √32` where it is 1 / √32, else `× 0.25`. @param {number} scale @param {number} width */
+export function divisor(scale, width) {
+  return Math.abs(scale * Math.sqrt(width) - 1) <= 1e-6 ? `/ √${width}` : `× ${general(scale)}`;
+}

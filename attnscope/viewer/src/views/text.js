@@ -1,0 +1,186 @@
+/**
+ * The text as it reads, line breaks kept; the background says where a chosen query looks, or who looks at a chosen key:
+ * of one head, of its layer's mean, or of all heads. A click chooses the token.
+ *
+ * @typedef {import("../types.js").State} State
+ * @typedef {import("../types.js").Mount} Mount
+ * @typedef {import("../data.js").Page} Page
+ * @typedef {import("../data.js").Side} Side
+ * @typedef {import("../data.js").Look} Look
+ */
+import { latest, make, tooltip } from "../canvas.js";
+import { intensity } from "../colours.js";
+import { choice, lacking, named, ranking, scaleBar, shade, short, told, unitOf } from "./parts.js";
+
+const LEVELS = 64; // colours that are told apart: a token whose colour stays is left alone
+const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+
+/** @type {Mount} */
+export function mount(element, page, store) {
+  return new TextView(element, page, store);
+}
+
+class TextView {
+  /** @param {HTMLElement} element @param {Page} page @param {import("../types.js").Store} store */
+  constructor(element, page, store) {
+    this.page = page;
+    this.store = store;
+    this.state = store.state;
+    this.drawing = latest();
+    this.follow = "";
+    /** @type {Side|null} */
+    this.side = null;
+    /** @type {HTMLElement[]} */
+    this.tokens = [];
+    this.levels = new Int16Array();
+    /** @type {Look|null} */
+    this.look = null;
+    this.chosen = 0;
+    this.from = choice(store, "from", [["query", "where it looks"], ["key", "who looks at it"]]);
+    this.over = choice(store, "over", [["head", "this head"], ["layer", "mean of the layer"], ["all", "mean of all heads"]]);
+    this.scale = make("span", {});
+    this.note = make("p", { class: "note" });
+    this.text = make("div", { class: "reading", "data-role": "text" });
+    this.beside = make("aside", { class: "beside" });
+    element.classList.add("text-view");
+    element.append(
+      make("div", { class: "legend" }, this.from.element, this.over.element, this.scale),
+      this.note,
+      make("div", { class: "with-beside" }, this.text, this.beside),
+    );
+    this.#listen();
+  }
+
+  /** @param {State} state */
+  async render(state) {
+    const { page } = this;
+    const side = page.side(state);
+    if (side !== this.side) this.#lay(side);
+    this.from.render(state);
+    this.over.render(state);
+    const still = this.drawing.begin();
+    const chosen = this.#token(state);
+    const look = await page.look(page.shown(state), state, chosen);
+    if (!still()) return;
+    [this.state, this.look, this.chosen] = [state, look, chosen];
+    const max = look ? largest(look) : 1;
+    this.#colour(look, intensity(max, state.log));
+    this.note.textContent = this.#says();
+    this.scale.replaceChildren(scaleBar(max));
+    this.#list();
+    this.#bring();
+  }
+
+  destroy() {
+    this.drawing.stop();
+    tooltip.hide();
+  }
+
+  /** The token that is chosen: of queries the last where none is, of keys the one that the head rests on. @param {State} state */
+  #token(state) {
+    if (state.from === "query") return this.page.query(state);
+    return state.key ?? this.page.side(state).sink(state.at, state.head);
+  }
+
+  /** Writes the text. @param {Side} side */
+  #lay(side) {
+    this.side = side;
+    this.tokens = side.tokens.plain.map((plain, token) => {
+      const special = side.tokens.special[token] || plain === "";
+      const text = special ? short(side.tokens.label[token]) : plain.replace(CONTROLS, visible);
+      return make("span", { class: special ? "piece special" : "piece", "data-token": token, "data-axis": "key" }, text);
+    });
+    this.levels = new Int16Array(this.tokens.length);
+    this.text.replaceChildren(...this.tokens);
+  }
+
+  /** @param {Look|null} look @param {(weight: number) => number} share */
+  #colour(look, share) {
+    const axis = this.state.from === "query" ? "key" : "query";
+    const scheme = getComputedStyle(this.text).colorScheme + document.documentElement.dataset.theme;
+    const repaint = scheme !== this.scheme;
+    this.scheme = scheme;
+    const marked = unitOf(this.units, this.chosen);
+    this.tokens.forEach((element, token) => {
+      const unit = this.units.of[token];
+      const seen = look?.visible(unit) ?? false;
+      const level = look && seen ? Math.ceil(LEVELS * Math.min(1, share(look.weights[unit]))) : -1;
+      if (repaint || level !== this.levels[token]) shade(element, Math.max(0, level) / LEVELS);
+      this.levels[token] = level;
+      element.classList.toggle("unseen", look !== null && !seen);
+      element.classList.toggle("chosen", unit === marked);
+      if (element.dataset.axis !== axis) element.dataset.axis = axis;
+    });
+  }
+
+  get units() {
+    return this.page.side(this.state).units(this.state.words);
+  }
+
+  #says() {
+    const { state, side, look } = this;
+    if (!side) return "";
+    if (state.over === "head") return lacking(side, state.at, state.head);
+    if (!look) return "This page holds no weights of these heads in tokens.";
+    return look.whole ? "" : "Of some heads this page holds only the strongest keys of each token: their means are lower bounds.";
+  }
+
+  #list() {
+    const { look, state, units, chosen } = this;
+    const over = { head: this.side?.name(state.at, state.head) ?? "", layer: `layer ${this.side?.layers[state.at]?.layer}, mean`, all: "all heads, mean" };
+    const says = state.from === "query" ? "looks at" : "is looked at by";
+    const title = make("h2", {}, `${over[state.over]}: ${named(units, unitOf(units, chosen))} ${says}`);
+    const other = state.from === "query" ? "key" : "query";
+    const list = look ? ranking(look, other, (token) => this.store.set({ [other]: token })) : "";
+    const removed = look && look.removed > 0 ? make("p", { class: "hint" }, `taken out: ${look.removed.toFixed(6)}`) : "";
+    this.beside.replaceChildren(title, list, removed);
+  }
+
+  /** Brings a token that was chosen elsewhere into sight. */
+  #bring() {
+    const name = `${this.state.from}${this.state[this.state.from]}`;
+    const before = this.follow;
+    this.follow = name;
+    if (name === before || this.state[this.state.from] === null) return;
+    const box = this.tokens[this.chosen]?.getBoundingClientRect();
+    if (box && (box.top < 0 || box.bottom > innerHeight)) this.tokens[this.chosen].scrollIntoView({ block: "center" });
+  }
+
+  #listen() {
+    this.text.addEventListener("click", (event) => {
+      const token = tokenOf(event);
+      if (token === null) return;
+      this.follow = `${this.state.from}${token}`;
+      this.store.set(this.state.from === "query" ? { query: token } : { key: token, keyEnd: null });
+    });
+    this.text.addEventListener("pointermove", (event) => this.#tell(event));
+    this.text.addEventListener("pointerleave", () => tooltip.hide());
+  }
+
+  /** @param {PointerEvent} event */
+  #tell(event) {
+    const { look, units, state, side } = this;
+    const token = tokenOf(event);
+    if (token === null || !look || !side) return tooltip.hide();
+    const [unit, chosen] = [units.of[token], unitOf(units, this.chosen)];
+    const keep = state.from === "query" ? side.keep(state.at, state.head, state.over === "head" ? state : { ...state, sink: true }) : null;
+    const [query, key] = state.from === "query" ? [chosen, unit] : [unit, chosen];
+    tooltip.show(event, [["query", named(units, query)], ["key", named(units, key)], ["weight", told(look, unit, state, keep)]]);
+  }
+}
+
+/** @param {Event} event @returns {number|null} */
+function tokenOf(event) {
+  const token = /** @type {HTMLElement} */ (event.target).dataset?.token;
+  return token === undefined ? null : Number(token);
+}
+
+/** The end of the scale. @param {Look} look */
+function largest({ weights }) {
+  return weights.reduce((most, weight) => Math.max(most, weight), 0) || 1;
+}
+
+/** @param {string} character @returns {string} as Python's `shown.visible` writes what has no shape or turns the line */
+function visible(character) {
+  return `⟨${character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+}

@@ -1,0 +1,226 @@
+/** Which head looks from a query at a key: the mass of each head on the chosen keys, and the heads in its order. */
+import { latest, make } from "../canvas.js";
+import { css, inkOn, sequential } from "../colours.js";
+import { HeadGrid, goTo } from "../headgrid.js";
+import { roleChip } from "../roles.js";
+import { colourScale, digits } from "../scales.js";
+import { named } from "../status.js";
+import { Strip } from "../strip.js";
+
+/**
+ * @typedef {import("../types.js").State} State
+ * @typedef {import("../types.js").Page} Page
+ * @typedef {import("../types.js").Store} Store
+ * @typedef {import("../types.js").Side} Side
+ * @typedef {import("../data.js").Look} Look
+ * @typedef {import("../headgrid.js").Name} Name
+ * @typedef {Name & {mass: number, uniform: number, whole: boolean}} Answer
+ */
+
+const RANKED = 20;
+
+class TokenView {
+  /** @param {HTMLElement} element @param {Page} page @param {Store} store */
+  constructor(element, page, store) {
+    this.page = page;
+    this.store = store;
+    this.turn = latest();
+    /** @type {Map<string, Answer>} */
+    this.answers = new Map();
+    this.title = make("h2", {});
+    this.query = new Strip("query", store);
+    this.key = new Strip("key", store);
+    this.note = make("p", { class: "note" });
+    this.legend = make("div", { class: "legend" });
+    this.ranked = make("div", { class: "ranked", role: "region", "aria-label": "Heads, strongest first" });
+    this.groups = make("div", { class: "groups" });
+    const map = make("div", {});
+    const left = make("div", {}, map, this.legend);
+    element.append(this.query.element, this.key.element, this.groups, this.title, this.note);
+    element.append(make("div", { class: "split" }, left, this.ranked));
+    this.grid = new HeadGrid(map, store, {
+      label: "Mass of each head on the chosen keys",
+      least: 9,
+      most: () => 112,
+      ratio: 0.45,
+      gap: 2,
+      about: (name) => this.#about(name),
+      resized: () => this.#paint(),
+    });
+    this.asked = "";
+  }
+
+  /** @param {State} state */
+  render(state) {
+    const side = this.page.side(state);
+    if (this.grid.side !== side) {
+      this.grid.show(side);
+      this.#groups();
+    }
+    this.query.render(side, this.page.query(state), null);
+    const { view, at, head, heads, theme, log, pin, from, over, metric, ...asked } = state;
+    const question = JSON.stringify(asked);
+    this.grid.select(state);
+    if (question !== this.asked) void this.#ask(state);
+    else this.#show();
+    this.asked = question;
+  }
+
+  /** Keys that the command named. */
+  #groups() {
+    const { defined, asked } = this.page.data;
+    const groups = Object.entries(defined).map(([name, { positions }]) => ({ name, positions }));
+    if (asked.key) groups.unshift({ name: asked.key.text, positions: asked.key.positions });
+    const buttons = groups.filter(({ positions }) => positions.length).map(({ name, positions }) =>
+      make("button", { type: "button", class: "token key", onclick: () => this.#choose(positions) }, name),
+    );
+    this.groups.hidden = !buttons.length;
+    this.groups.replaceChildren(make("span", { class: "muted" }, "asked for"), ...buttons);
+  }
+
+  /** @param {number[]} positions the span that they begin with */
+  #choose(positions) {
+    const start = positions[0];
+    let stop = start + 1;
+    while (positions.includes(stop)) stop++;
+    this.store.set({ key: start, keyEnd: stop > start + 1 ? stop : null });
+  }
+
+  /** Reads layer after layer, so that what is there is shown. @param {State} state */
+  async #ask(state) {
+    const mine = this.turn.begin();
+    const { page } = this;
+    const shown = page.shown(state);
+    const side = page.sides[shown];
+    const query = page.query(state);
+    const keys = page.keys(state) ?? (await mostSeen(page, shown, query, state));
+    if (!mine()) return;
+    /** @type {Map<string, Answer>} */
+    const answers = new Map();
+    for (let at = 0; at < side.layers.length; at++) {
+      const heads = side.heads.filter((one) => one.at === at);
+      const uniform = await page.uniform(shown, at, query, keys, state);
+      const looks = await Promise.all(heads.map(({ head }) => page.filtered(shown, at, head, query, state)));
+      if (!mine()) return;
+      heads.forEach(({ head }, index) => {
+        const look = looks[index];
+        if (look) answers.set(`${at}.${head}`, { at, head, mass: massOn(look, keys), uniform, whole: look.whole });
+      });
+    }
+    this.answers = answers;
+    this.keys = keys;
+    this.#show();
+  }
+
+  #show() {
+    const { state } = this.store;
+    const side = this.page.side(state);
+    const { label } = side.tokens;
+    const keys = this.keys ?? [0, 1];
+    const query = this.page.query(state);
+    this.key.render(side, keys[0], keys[1]);
+    this.title.replaceChildren(
+      "Which head looks from ", make("span", { class: "token query" }, named(label, [query, query + 1])),
+      " at ", make("span", { class: "token key" }, named(label, keys)), "?",
+    );
+    const chosen = state.key === null ? "No key is chosen: this is the one that most heads look at, but for the first token and itself. " : "";
+    const some = [...this.answers.values()].some(({ whole }) => !whole);
+    const least = some ? "Only the strongest keys of each query are known: a head gives at least this. " : "";
+    const later = keys[0] > query ? "The key comes after the query: no head can see it." : "";
+    this.note.textContent = chosen + least + later;
+    this.note.hidden = !this.note.textContent;
+    this.#paint();
+    this.#rank(side);
+  }
+
+  #paint() {
+    const ramp = sequential();
+    const answers = [...this.answers.values()];
+    const most = Math.max(1e-6, ...answers.map(({ mass }) => mass));
+    for (const { at, head } of this.grid.side?.heads ?? []) {
+      const answer = this.answers.get(`${at}.${head}`);
+      const t = answer ? answer.mass / most : 0;
+      this.grid.fill({ at, head }, answer ? css(ramp, t) : "transparent", answer ? answer.mass.toFixed(2) : "", inkOn(ramp, t));
+    }
+    const uniform = [...new Set(answers.map((answer) => digits(answer.uniform)))];
+    this.legend.replaceChildren(
+      colourScale(0, most),
+      make("span", {}, "mass on the chosen keys"),
+      make("span", {}, `uniform attention ${uniform.length > 3 ? `${uniform[0]} … ${uniform.at(-1)}` : uniform.join(", ")}`),
+    );
+  }
+
+  /** @param {Side} side */
+  #rank(side) {
+    const { at, head } = this.store.state;
+    const answers = [...this.answers.values()].sort((a, b) => b.mass - b.uniform - (a.mass - a.uniform)).slice(0, RANKED);
+    const rows = answers.map((answer) => {
+      const name = make("button", { type: "button", class: "plain" }, side.name(answer.at, answer.head));
+      const bar = make("i", { class: "bar" });
+      bar.style.setProperty("--share", String(Math.min(1, answer.mass)));
+      bar.style.setProperty("--uniform", String(answer.uniform));
+      const cells = [
+        make("td", { class: "words" }, name),
+        make("td", { class: "words wide" }, bar),
+        make("td", { class: "chosen" }, (answer.whole ? "" : "≥ ") + answer.mass.toFixed(4)),
+        make("td", { class: "muted" }, answer.uniform.toFixed(4)),
+        make("td", { class: "words" }, roleChip(side.headAt(answer.at, answer.head)?.role ?? "-")),
+      ];
+      const selected = String(answer.at === at && answer.head === head);
+      return make("tr", { "data-head": `${answer.at}.${answer.head}`, "aria-selected": selected }, ...cells);
+    });
+    const headings = ["head", "", "mass", "uniform", "role"].map((name, place) =>
+      make("th", { scope: "col", class: [0, 1, 4].includes(place) ? "words" : "" }, name),
+    );
+    const body = make("tbody", {}, ...rows);
+    body.addEventListener("click", (event) => {
+      const name = /** @type {Element} */ (event.target).closest("tr")?.dataset.head?.split(".").map(Number);
+      if (name) goTo(this.store, { at: name[0], head: name[1] }, event);
+    });
+    this.ranked.replaceChildren(make("table", { class: "heads" }, make("thead", {}, make("tr", {}, ...headings)), body));
+  }
+
+  /** @param {Name} name @returns {(string|[string, string])[]} */
+  #about({ at, head }) {
+    const side = this.page.side(this.store.state);
+    const answer = this.answers.get(`${at}.${head}`);
+    const role = side.headAt(at, head)?.role ?? "-";
+    /** @type {(string|[string, string])[]} */
+    const lines = [[side.name(at, head), role === "-" ? "no role" : role]];
+    if (!answer) return [...lines, "the page holds no weights in tokens of this head"];
+    const { label } = side.tokens;
+    const query = this.page.query(this.store.state);
+    lines.push(`${named(label, [query, query + 1])} → ${named(label, this.keys ?? [0, 1])}`);
+    return [...lines, ["mass", (answer.whole ? "" : "≥ ") + answer.mass.toFixed(6)], ["uniform", answer.uniform.toFixed(6)]];
+  }
+
+  destroy() {
+    this.turn.stop();
+    this.grid.stop();
+  }
+}
+
+/** @param {Look} look @param {[number, number]} keys */
+function massOn({ weights, units }, keys) {
+  const [start, stop] = units.widen(keys);
+  return weights.subarray(units.of[start], units.of[stop - 1] + 1).reduce((sum, weight) => sum + weight, 0);
+}
+
+/**
+ * @param {Page} page @param {number} side @param {number} query @param {State} state
+ * @returns {Promise<[number, number]>} the tokens that receive most from the query over all heads, without key 0 and itself
+ */
+async function mostSeen(page, side, query, state) {
+  const look = await page.look(side, { ...state, from: "query", over: "all" }, query);
+  if (!look) return [0, 1];
+  const { weights, units } = look;
+  const own = units.of[query];
+  let best = -1;
+  weights.forEach((weight, unit) => {
+    if (unit !== units.of[0] && unit !== own && (best < 0 || weight > weights[best])) best = unit;
+  });
+  return units.range(Math.max(0, best));
+}
+
+/** @type {import("../types.js").Mount} */
+export const mount = (element, page, store) => new TokenView(element, page, store);

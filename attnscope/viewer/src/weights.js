@@ -1,0 +1,187 @@
+/**
+ * Numbers as the page carries them: blobs unpacked once, when they are first asked for, and the weights of one head.
+ *
+ * @typedef {import("./types.js").MapEntry} MapEntry
+ * @typedef {import("./types.js").Place} Place
+ * @typedef {import("./units.js").Units} Units
+ */
+
+/** @param {string} text base64 */
+export function bytesOf(text) {
+  const binary = atob(text.trim());
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}
+
+/** @param {Uint8Array<ArrayBuffer>} bytes @returns {Promise<ArrayBuffer>} */
+export function inflate(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  return new Response(stream).arrayBuffer();
+}
+
+/** Numbers by blob, each unpacked once, when it is first asked for. */
+export class Blobs {
+  /** @param {(blob: number) => string} read the base64 text of a blob */
+  constructor(read) {
+    this.read = read;
+    /** @type {Map<number, Promise<ArrayBuffer>>} */
+    this.unpacked = new Map();
+  }
+
+  /** @param {number} blob */
+  get(blob) {
+    let buffer = this.unpacked.get(blob);
+    if (!buffer) this.unpacked.set(blob, (buffer = inflate(bytesOf(this.read(blob)))));
+    return buffer;
+  }
+
+  /** @param {Place} place @param {number} length @returns {Promise<Float32Array>} */
+  async floats({ blob, offset }, length) {
+    return new Float32Array(await this.get(blob), offset, length);
+  }
+}
+
+/** The weights of one head as stored: rows x columns of tokens, or of bins of `bin` tokens. */
+export class WeightMap {
+  /**
+   * @param {MapEntry} entry
+   * @param {ArrayBuffer} buffer
+   * @param {Int32Array|null} first the first key that each query sees, null: key 0
+   * @param {number} tokens
+   */
+  constructor(entry, buffer, first, tokens) {
+    this.rows = entry.rows;
+    this.columns = entry.columns;
+    this.bin = entry.bin;
+    this.step = entry.scale;
+    this.whole = true;
+    this.triangle = entry.triangle;
+    this.first = first;
+    this.tokens = tokens;
+    const length = this.start(this.rows);
+    const kind = entry.bits === 16 ? Uint16Array : Uint8Array;
+    this.stored = new kind(buffer, entry.offset, length);
+  }
+
+  /** @param {number} row @returns {number} where the row begins among the stored numbers */
+  start(row) {
+    if (!this.triangle) return row * this.columns;
+    const short = Math.min(row, this.columns);
+    return (short * (short + 1)) / 2 + (row - short) * this.columns;
+  }
+
+  /** @param {number} row @returns {number} how many entries are stored of it */
+  length(row) {
+    return this.triangle ? Math.min(row + 1, this.columns) : this.columns;
+  }
+
+  /** @param {number} q @param {number} k @returns {number} 0 where k is not visible, or below half a step */
+  at(q, k) {
+    return k < this.length(q) ? this.stored[this.start(q) + k] * this.step : 0;
+  }
+
+  /** @param {number} q @returns {[number, number]} the columns that any query of row q sees, half-open */
+  seen(q) {
+    const last = Math.min((q + 1) * this.bin, this.tokens) - 1;
+    const first = this.first?.[q * this.bin] ?? 0;
+    return [Math.floor(first / this.bin), Math.min(this.columns, Math.floor(last / this.bin) + 1)];
+  }
+
+  /** @param {number} q @param {number} k whether any query of row q sees any key of column k */
+  visible(q, k) {
+    const [from, to] = this.seen(q);
+    return from <= k && k < to;
+  }
+
+  /** @param {number} q @returns {Float32Array} (columns,) */
+  row(q) {
+    const weights = new Float32Array(this.columns);
+    const start = this.start(q);
+    for (let k = this.length(q) - 1; k >= 0; k--) weights[k] = this.stored[start + k] * this.step;
+    return weights;
+  }
+
+  /** @param {number} k @returns {Float32Array} (rows,) */
+  column(k) {
+    return Float32Array.from({ length: this.rows }, (_, q) => this.at(q, k));
+  }
+}
+
+/** The strongest keys of each query of one head, where its map is binned. */
+export class Strongest {
+  /**
+   * @param {Uint32Array} keys (tokens * k,), 0xFFFFFFFF for none
+   * @param {Uint16Array} stored @param {number} step @param {number} tokens
+   */
+  constructor(keys, stored, step, tokens) {
+    this.keys = keys;
+    this.stored = stored;
+    this.step = step;
+    this.tokens = tokens;
+    this.whole = false;
+    this.k = keys.length / Math.max(1, tokens);
+  }
+
+  /** @param {number} q @returns {Float32Array} (tokens,) */
+  row(q) {
+    const weights = new Float32Array(this.tokens);
+    for (let i = q * this.k; i < (q + 1) * this.k; i++)
+      if (this.keys[i] < this.tokens) weights[this.keys[i]] = this.stored[i] * this.step;
+    return weights;
+  }
+
+  /** @param {number} key @returns {Float32Array} (tokens,) */
+  column(key) {
+    const weights = new Float32Array(this.tokens);
+    for (let i = 0; i < this.keys.length; i++)
+      if (this.keys[i] === key) weights[Math.floor(i / this.k)] = this.stored[i] * this.step;
+    return weights;
+  }
+}
+
+/** A map with the filters applied: rows x columns of units, NaN where no key is visible. */
+export class Grid {
+  /** @param {Units} rows @param {Units} columns @param {number} step @param {number} bin */
+  constructor(rows, columns, step, bin) {
+    this.rowUnits = rows;
+    this.columnUnits = columns;
+    this.rows = rows.count;
+    this.columns = columns.count;
+    this.step = step;
+    this.bin = bin;
+    this.values = new Float32Array(this.rows * this.columns);
+    this.removed = new Float32Array(this.rows);
+    /** the largest weight of a row that sees more than one key: the first row is 1 whatever the head does */
+    this.max = 0;
+  }
+
+  /** @param {number} q @param {number} k */
+  at(q, k) {
+    return this.values[q * this.columns + k] || 0;
+  }
+
+  /** @param {number} q @param {number} k */
+  visible(q, k) {
+    return !Number.isNaN(this.values[q * this.columns + k]);
+  }
+
+  /** @param {number} q */
+  row(q) {
+    return this.values.subarray(q * this.columns, (q + 1) * this.columns);
+  }
+
+  /** @param {number} k */
+  column(k) {
+    return Float32Array.from({ length: this.rows }, (_, q) => this.at(q, k));
+  }
+}
+
+/**
+ * A weight as the page says it: six digits, and `< x` for a visible one that is stored as 0.
+ *
+ * @param {number} weight @param {number} step
+ */
+export function said(weight, step) {
+  return weight === 0 && step > 0 ? `< ${(step / 2).toPrecision(2)}` : weight.toFixed(6);
+}
