@@ -253,13 +253,17 @@ class Observation:
         """The exact text of what relations speak of: tokens, or the words or sentences of the grouping."""
         return self.prompt.tokens if self.group is None else [span.name for span in self.prompt.spans(self.group)]
 
-    def relations(self, min_weight: float | None = None) -> pa.Table:
-        """Who looks at whom: a row per head, query and key, strongest key first.
+    def relations(
+        self, min_weight: float | None = None, over: Literal["heads"] | None = None, other_keys: bool = False
+    ) -> pa.Table:
+        """Who looks at whom: a row per head, query and key; of the queries and keys that were asked about.
 
         Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` where logits were asked for);
-        entries under min_weight are left out. Raises UsageError where no relations were kept.
+        entries under min_weight are left out. In the model's order, strongest key first; over "heads", strongest first
+        over all heads. other_keys: without key 0 and each query's own key, unless keys were asked for; query 0, asked
+        for, keeps the one key that it sees. Raises UsageError where no relations were kept.
         """
-        found, units = self.relation_numbers(min_weight), self.units()
+        found, units = self._listed(self.relation_numbers(min_weight), over, other_keys), self.units()
         return as_table(
             {
                 "layer": found["layer"],
@@ -283,6 +287,16 @@ class Observation:
             else np.empty(0, kind)
             for name, kind in kinds.items()
         }
+
+    def _listed(self, found: dict[str, np.ndarray], over: str | None, other_keys: bool) -> dict[str, np.ndarray]:
+        """Those of the relations that are listed, in their order."""
+        order = np.arange(len(found["weight"]))
+        if other_keys and self.chosen.key is None:
+            others = (found["key"] != 0) & (found["key"] != found["query"])
+            order = order[others | (found["query"] == 0) & (self.chosen.query is not None)]
+        if over == "heads":
+            order = order[np.argsort(-found["weight"][order], kind="stable")]
+        return {name: column[order] for name, column in found.items()}
 
     @property
     def most_relations(self) -> int:
@@ -435,13 +449,14 @@ class Observation:
         count, by_kv = len(self.units()), self.view.by_kv
         for key, kept_keys in self.kept_keys.items():
             weight_HQk, key_HQk = kept_keys.weight[:, :count].numpy(), kept_keys.key[:, :count].numpy()
+            query_Q = np.array(kept_keys.query[:count], np.int32)
             keep = ~np.isnan(weight_HQk) & (key_HQk < count)
             if min_weight is not None:
                 keep &= weight_HQk >= min_weight
             kept_HQ = keep.sum(-1)
             heads = kept_keys.heads
             head = np.repeat(np.array(heads, np.int32), kept_HQ.sum(-1))
-            query = np.repeat(np.tile(np.arange(count, dtype=np.int32), len(heads)), kept_HQ.ravel())
+            query = np.repeat(np.tile(query_Q, len(heads)), kept_HQ.ravel())
             yield {
                 "layer": np.full(head.shape, key.layer, np.int32),
                 "head": np.full(head.shape, -1, np.int32) if by_kv else head,

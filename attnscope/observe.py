@@ -24,8 +24,8 @@ from attnscope.measure.metrics import MASS, METRICS, Texts
 from attnscope.measure.operands import KeptOperands, Operands
 from attnscope.measure.probes import (
     MAP_SIDE,
+    ChosenKeys,
     HeadScores,
-    KeptKeys,
     KeyMass,
     Layer,
     LayerScores,
@@ -240,8 +240,7 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
         "top_key": TopKey(request.view),
     }
     if request.relations:
-        groups = _groups(prompts, request.group) if request.group else None
-        probes["keys"] = TopKeys(request.top_k, request.view, groups)
+        probes["keys"] = _keys_probe(asked, request)
     if request.maps:
         view = request.view if request.maps == "kept" else replace(request.view, heads=None)
         probes["maps"] = Maps(len(prompts[0]), view, request.bin_rule, request.split_sink, request.map_side)
@@ -252,6 +251,22 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
     if request.rollout:
         probes["rollout"] = RolloutProbe(_groups(prompts, request.rollout))
     return probes
+
+
+def _keys_probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKeys:
+    """What keeps relations: of all queries and keys, or of those that are asked about."""
+    groups_BT = _groups([one.prompt for one in asked], request.group) if request.group else None
+    if not any(one.chosen.query or one.chosen.key for one in asked):
+        return TopKeys(request.top_k, request.view, groups_BT)
+
+    def units(text: int, found: Found | None) -> Sequence[int]:
+        """The tokens that are asked about, or the groups that they stand in."""
+        places: Sequence[int] = found.positions if found else range(len(asked[text].prompt))
+        return places if groups_BT is None else tuple(groups_BT[text, list(places)].unique().tolist())
+
+    query = tuple(units(text, one.chosen.query) for text, one in enumerate(asked))
+    key = tuple(units(text, one.chosen.key) for text, one in enumerate(asked))
+    return ChosenKeys(request.top_k, query, key, request.view, groups_BT)
 
 
 def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
@@ -319,7 +334,7 @@ class _Reading:
         prompt, count, rollout = self.prompts[row], len(self.prompts[row]), self._rollout(row)
         if rollout is not None:
             facts = {**facts, "rollout": rollout.facts(self.all_layers)}
-        keys = {key: KeptKeys(k.heads, k.weight[row], k.key[row]) for key, k in self.kept.get("keys", {}).items()}
+        keys = {key: kept[row] for key, kept in self.kept.get("keys", {}).items()}
         operands = {key: self._operands(kept, row) for key, kept in self.kept.get("operands", {}).items()}
         matrices = {key: one[row, :, :count, :count] for key, one in self.kept.get("weights", {}).items()}
         return Observation(

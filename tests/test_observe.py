@@ -22,6 +22,7 @@ from attnscope.observe import Request, observe
 from attnscope.seam.engines import engine_named
 from attnscope.tables import rows
 from attnscope.text.prompt import Prompt, from_text
+from attnscope.text.tokens import Chosen, Found
 
 TEXT = "The bank is by the river. The river is by the bank, and the bank is wide. We sat there and read."
 
@@ -35,10 +36,11 @@ def demo_sdpa():
 def seen_by(request: pytest.FixtureRequest, demo, demo_sdpa):
     """A function that observes a text with one of the engines."""
 
-    def see(wanted: Request, text: str = TEXT) -> Observation:
+    def see(wanted: Request, text: str = TEXT, chosen: Chosen | None = None) -> Observation:
         loaded = demo if request.param == "eager" else demo_sdpa
         engine = engine_named(request.param.split(",")[0], listen="listening" in request.param)
-        return observe(loaded, [from_text(demo.tokenizer, text)], wanted, engine=engine)[0]
+        asked = None if chosen is None else [chosen]
+        return observe(loaded, [from_text(demo.tokenizer, text)], wanted, engine=engine, chosen=asked)[0]
 
     return see
 
@@ -89,6 +91,109 @@ def test_groups_sum_over_keys_and_average_over_queries(demo, seen_by, group: str
             cell = torch.stack(layers)[:, :, asking.start : asking.stop, asked.start : asked.stop]
             np.testing.assert_allclose(found[:, :, row, column], cell.sum(-1).mean(-1).numpy(), atol=1e-5)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)
+
+
+def chosen(query: tuple[int, ...] | None = None, key: tuple[int, ...] | None = None) -> Chosen:
+    """What a person asked about, found at these positions."""
+    return Chosen(*(None if places is None else Found("", places) for places in (query, key)))
+
+
+CHOSEN = [
+    ((7,), None),
+    ((0, 3, 4, 20), None),
+    (None, (2, 8)),
+    (None, tuple(range(1, 20))),
+    ((5, 13, 26), (0, 4, 9, 20)),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "top_k"), [("heads", 2), ("heads", None), ("some heads", 1), ("kv heads", 3), ("scores", None)]
+)
+@pytest.mark.parametrize(("query", "key"), CHOSEN, ids=str)
+def test_relations_of_chosen_tokens(demo, seen_by, query, key, kind: str, top_k: int | None) -> None:
+    """Only the chosen rows and columns, and of them the largest: also where they are not among the row's largest."""
+    heads = {1: (2, 3), 3: (5,)} if kind == "some heads" else None
+    view = View("scores" if kind == "scores" else "softmax", kind == "kv heads", heads)
+    wanted = Request(view=view, metrics=(), relations=True, top_k=top_k)
+    seen = seen_by(wanted, chosen=chosen(query, key))
+    n, layers = len(seen.prompt), torch.stack(attentions(demo, seen.prompt))
+    layers = layers.unflatten(1, (3, 2)).mean(2) if kind == "kv heads" else layers
+    found: dict[tuple[int, int, int], list[tuple[int, float]]] = {}
+    for layer, head, kv_head, i, token, j, key_token, weight in rows(seen.relations()):
+        assert (token, key_token) == (seen.prompt.tokens[i], seen.prompt.tokens[j])
+        found.setdefault((layer, kv_head if head is None else head, i), []).append((j, weight))
+    whole = [(layer, head) for layer in range(4) for head in range(layers.shape[1])]
+    expected = whole if heads is None else [(1, 2), (1, 3), (3, 5)]
+    for layer, head in expected:
+        for i in query or range(n):
+            visible = [j for j in key or range(n) if j <= i]
+            largest = sorted((float(layers[layer, head, i, j]) for j in visible), reverse=True)[:top_k]
+            got = found.pop((layer, head, i), [])
+            weights = [float(layers[layer, head, i, j]) for j, _ in got]
+            assert weights == pytest.approx(largest, abs=1e-5)
+            assert len({j for j, _ in got}) == len(got)
+            assert {j for j, _ in got} <= set(visible)
+            if kind == "scores" and got:  # of one row: differences of logits are logarithms of the weights' ratios
+                logits = [logit for _, logit in got]
+                assert np.exp(logits[:1] - np.array(logits)) == pytest.approx(weights[0] / np.array(weights), rel=1e-3)
+            else:
+                assert [weight for _, weight in got] == pytest.approx(weights, abs=1e-5)
+    assert found == {}
+
+
+def test_chosen_keys_need_not_be_among_the_largest(demo, seen_by) -> None:
+    seen = seen_by(Request(relations=True, top_k=1, query="-1", key="3"))
+    last, columns = len(seen.prompt) - 1, numbers(seen.relations())
+    layers = torch.stack(attentions(demo, seen.prompt))
+    assert set(zip(columns["query"].tolist(), columns["key"].tolist(), strict=True)) == {(last, 3)}
+    np.testing.assert_allclose(columns["weight"], layers[:, :, last, 3].flatten().numpy(), atol=1e-5)
+    assert (layers[:, :, last].argmax(-1) != 3).all()
+
+
+@pytest.mark.parametrize(("group", "by_kv"), [("words", False), ("sentences", True)])
+@pytest.mark.parametrize(("query", "key"), CHOSEN, ids=str)
+def test_a_chosen_token_stands_for_its_word_or_sentence(demo, seen_by, query, key, group: str, by_kv: bool) -> None:
+    wanted = Request(view=View(by_kv=by_kv), metrics=(), relations=True, top_k=None, group=group)
+    seen = seen_by(wanted, chosen=chosen(query, key))
+    spans, layers = getattr(seen.prompt, group), torch.stack(attentions(demo, seen.prompt))
+    layers = layers.unflatten(1, (3, 2)).mean(2) if by_kv else layers
+
+    def meant(places: tuple[int, ...] | None) -> set[int]:
+        return {
+            number
+            for number, span in enumerate(spans)
+            if places is None or any(span.start <= place < span.stop for place in places)
+        }
+
+    columns = numbers(seen.relations())
+    found = np.zeros((4, layers.shape[1], len(spans), len(spans)))
+    found[columns["layer"], columns["kv_head" if by_kv else "head"], columns["query"], columns["key"]] = columns[
+        "weight"
+    ]
+    asking, asked = meant(query), meant(key)
+    for row, ours in enumerate(spans):
+        for column, theirs in enumerate(spans):
+            cell = layers[:, :, ours.start : ours.stop, theirs.start : theirs.stop].sum(-1).mean(-1).numpy()
+            cell = cell if row in asking and column in asked else 0 * cell
+            np.testing.assert_allclose(found[:, :, row, column], cell, atol=1e-5)
+    assert len(columns["weight"]) > 0
+
+
+@pytest.mark.parametrize("group", [None, "words"])
+@pytest.mark.parametrize("by_kv", [False, True])
+def test_texts_of_a_batch_have_their_own_chosen_tokens(demo, seen_by, group, by_kv: bool) -> None:
+    texts = [TEXT, "We sat there.", "The river is wide and the bank is green and the mill is old."]
+    prompts = [from_text(demo.tokenizer, text) for text in texts]
+    asked = [chosen((1, 4, 20), (2, 0)[1:]), chosen(None, (1, 2)), chosen((9,))]
+    wanted = Request(view=View(by_kv=by_kv), metrics=(), relations=True, top_k=2, group=group)
+    together = observe(demo, prompts, wanted, chosen=asked)
+    for text, tokens, seen in zip(texts, asked, together, strict=True):
+        ours, theirs = (numbers(one.relations()) for one in (seen, seen_by(wanted, text, tokens)))
+        assert len(ours["weight"]) > 0
+        for name in ("layer", "kv_head", "query", "query_token"):
+            assert ours[name].tolist() == theirs[name].tolist()
+        np.testing.assert_allclose(ours["weight"], theirs["weight"], atol=1e-5)
 
 
 def test_heads_of_a_kv_head_are_averaged(demo, seen_by) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.questions import Entropy, RowSum, TopK
+from attnscope.attention.questions import Entropy, RowSum, Strongest, TopK
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention, tiles
 from attnscope.attention.tiled.readers import READERS, RowSumReader
@@ -133,6 +133,36 @@ def assert_same_keys(found: tuple, expected: tuple, dense: DenseAttention, heads
     assert all(len(set(row.tolist())) == len(row) for row in keys.flatten(0, -2))
 
 
+@pytest.mark.usefixtures("tile_sizes", "threads")
+@pytest.mark.parametrize("case", CASES)
+def test_the_strongest_of_chosen_queries_and_keys_are_those_of_a_loop(case: str) -> None:
+    """Every text with queries and keys of its own; rows that see fewer of the keys end in NaN."""
+    dense, asked, _ = operators(**CASES[case])
+    numbers = torch.Generator().manual_seed(5)
+    places = [
+        sorted(torch.randperm(dense.queries, generator=numbers)[:count].tolist()) for count in (9, 1, 5, 30, 2, 7)
+    ]
+    query = tuple(tuple(one) for one in places[: dense.batch])
+    key = tuple(tuple(one) for one in places[3 : 3 + dense.batch])
+    every = (range(dense.queries),) * dense.batch
+    weights, seen = dense.dense(), dense.visible.rows(0, dense.queries).expand(dense.batch, dense.heads, -1, -1)
+    for heads, query_, key_ in (((5, 0, 6), query, key), ((3,), every, key), ((7,), query, every)):
+        question = Strongest(3, heads, query_, key_)
+        for P in (dense, asked):
+            for text, (found_hqk, key_hqk) in enumerate(P.ask(question)):
+                assert found_hqk.shape == (len(heads), len(query_[text]), min(3, len(key_[text])))
+                for h, head in enumerate(heads):
+                    for q, i in enumerate(query_[text]):
+                        visible = [j for j in key_[text] if seen[text, head, i, j]]
+                        row = sorted((float(weights[text, head, i, j]) for j in visible), reverse=True)[:3]
+                        there = ~found_hqk[h, q].isnan()
+                        assert found_hqk[h, q][there].tolist() == pytest.approx(row, abs=1e-6)
+                        chosen = key_hqk[h, q][there].tolist()
+                        assert len(set(chosen)) == len(chosen)
+                        assert set(chosen) <= set(visible)
+                        assert weights[text, head, i, chosen].tolist() == pytest.approx(row, abs=1e-6)
+
+
 def test_a_broken_tile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The assertions above fail when the causal edge is off by one key."""
     good = tiles._hide_future
@@ -207,7 +237,7 @@ def test_no_tensor_grows_with_the_square_of_the_text() -> None:
     """The largest tensor that a pass makes, watched through the dispatcher, stays far below N x N."""
     _, asked, _ = operators(queries=4096, heads=4, groups=2)
     with largest_tensor() as largest:
-        asked.together([Entropy(), TopK(8)])
+        asked.together([Entropy(), TopK(8), Strongest(8, (0, 3), (range(4096),), (tuple(range(0, 4096, 16)),))])
     assert largest[0] <= 2 * tiles.TILE_BYTES["cpu"]
     assert largest[0] * 8 < 4 * 4 * 4096 * 4096
 

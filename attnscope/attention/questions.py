@@ -11,6 +11,7 @@ Shapes: B text, H head, Q query, K key, M feature, G group of tokens, k kept key
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -138,3 +139,17 @@ class TopK(Question):
     k: int
     heads: tuple[int, ...] | None = None
     skip_key0: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Strongest(Question):
+    """The k largest weights of some queries on some keys, largest first, and those keys: per text a pair of (h, q, k).
+
+    heads: of which heads. query, key: the positions per text, ascending; of fewer than k keys all are given.
+    Weights are NaN where a row sees fewer of them.
+    """
+
+    k: int
+    heads: tuple[int, ...]
+    query: tuple[Sequence[int], ...]
+    key: tuple[Sequence[int], ...]

@@ -1,10 +1,12 @@
 """How dense rows answer each question: the definitions that every faster way is tested against.
 
-Shapes: B text, H head, Q query, K key, M feature, G group of tokens, r rows of a block, k kept keys.
+Shapes: B text, H head, Q query, K key, M feature, G group of tokens, r rows of a block, k kept keys; h, q, m the heads,
+queries and keys that are asked about.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +29,7 @@ from attnscope.attention.questions import (
     Question,
     Received,
     RowSum,
+    Strongest,
     SumOfSquares,
     TopK,
     Window,
@@ -78,6 +81,8 @@ def join(question: Question, parts: Sequence[Any]) -> Any:
     """The answer for all rows, from those of the blocks in order."""
     if isinstance(question, TopK):
         return tuple(torch.cat(part, 2) for part in zip(*parts, strict=True))
+    if isinstance(question, Strongest):
+        return [tuple(torch.cat(part, 1) for part in zip(*text, strict=True)) for text in zip(*parts, strict=True)]
     if isinstance(question, GroupMass | Received):
         return torch.stack(list(parts)).sum(0) if len(parts) > 1 else parts[0]
     return torch.cat(list(parts), 2) if len(parts) > 1 else parts[0]
@@ -184,6 +189,11 @@ def _largest(entries: Tensor, question: TopK) -> tuple[Tensor, Tensor]:
     return weights, torch.nn.functional.pad(keys, short)
 
 
+def _strongest(block: Block, question: Strongest) -> list[tuple[Tensor, Tensor]]:
+    seen = block.visible.rows(block.start, block.stop).to(block.rows.device)
+    return strongest(question, block.rows, seen, block.start)
+
+
 READ: Mapping[type[Question], Callable[[Block, Any], Any]] = {
     RowSum: lambda block, question: block.row_sum,
     Entropy: _entropy,
@@ -199,6 +209,7 @@ READ: Mapping[type[Question], Callable[[Block, Any], Any]] = {
     GroupMass: _group_mass,
     Received: _received,
     TopK: _top_k,
+    Strongest: _strongest,
 }
 
 
@@ -214,6 +225,36 @@ def mean_distance(p: Tensor, sum_of_p: Tensor, first_query: int, first_key: int 
     moved_r = torch.cat(moved, -1) if len(moved) > 1 else moved[0]
     distance = moved_r / sum_of_p.clamp_min(TINY) + torch.arange(r, device=p.device) % CLOSE_ROWS
     return distance.masked_fill(sum_of_p == 0, 0.0)
+
+
+def strongest(question: Strongest, rows: Tensor, seen: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:
+    """What a block of rows from `start` on, (B, H, r, K), says of the question, and of what it sees (1 for B or H)."""
+    heads, found = torch.tensor(question.heads, device=rows.device), []
+    for text, (queries, keys) in enumerate(zip(question.query, question.key, strict=True)):
+        here = queries[inside(queries, start, start + rows.shape[2])]
+        query_q, key_m = (torch.tensor(places, dtype=torch.long, device=rows.device) for places in (here, keys))
+        entries, visible = (
+            picked(part[text if len(part) > 1 else 0], heads, query_q - start, key_m) for part in (rows, seen)
+        )
+        found.append(largest(entries, visible, key_m, question.k))
+    return found
+
+
+def inside(places: Sequence[int], start: int, stop: int) -> slice:
+    """Where those of ascending places stand that lie in [start, stop)."""
+    return slice(bisect_left(places, start), bisect_left(places, stop))
+
+
+def picked(values_HrK: Tensor, head_h: Tensor, row_q: Tensor, key_m: Tensor) -> Tensor:
+    """The entries of some rows and keys, (h, q, m); one head of values stands for all."""
+    head_h = head_h if len(values_HrK) > 1 else head_h * 0
+    return values_HrK[head_h[:, None, None], row_q[:, None], key_m]
+
+
+def largest(entries_hqm: Tensor, seen_hqm: Tensor, key_m: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest visible entries of every row and their keys, (h, q, k) each; NaN where a row has fewer."""
+    weights, place = topk(entries_hqm.masked_fill(~seen_hqm, -torch.inf), k)
+    return weights.masked_fill(weights.isneginf(), torch.nan), key_m[place]
 
 
 def indicator(groups_BT: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ Shapes: B text, H head (or kv head, where a view averages them), Q query, K key,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
+from itertools import chain, groupby
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,8 +20,8 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
-from attnscope.attention.questions import GroupMass, Key, Question, Received, TopK
-from attnscope.attention.rows import indicator
+from attnscope.attention.questions import GroupMass, Key, Question, Received, Strongest, TopK
+from attnscope.attention.rows import indicator, inside, join, strongest
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import BLOCK_BYTES, Visibility
 from attnscope.measure.layers import LayerKey
@@ -45,6 +46,11 @@ class View:
     weights: Literal["softmax", "scores"] = "softmax"
     by_kv: bool = False
     heads: Mapping[int, Sequence[int]] | None = None
+
+    @property
+    def of_heads(self) -> bool:
+        """Whether entries are the weights of the heads themselves."""
+        return self.weights == "softmax" and not self.by_kv
 
     def kept(self, layer: Layer) -> list[int]:
         """The heads (kv heads, when averaged) of a layer that this view keeps."""
@@ -206,11 +212,15 @@ class TopKey:
 
 
 class KeptKeys(NamedTuple):
-    """The kept keys of every query: heads (H numbers), weight (B, H, Q, k), NaN where there is none, and key."""
+    """The kept keys of a text's queries: heads (H numbers), weight (H, Q, k), NaN where there is none, and key.
+
+    query: which queries, Q numbers.
+    """
 
     heads: list[int]
     weight: Tensor
     key: Tensor
+    query: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -230,24 +240,21 @@ class TopKeys:
             return []
         if self.groups_BT is not None:
             return [_group_question(layer, self.groups_BT, self.groups_BT)]
-        return [self._top(layer)] if self._weights_of_heads else []
+        return [self._top(layer)] if self.view.of_heads else []
 
-    def keep(self, layer: Layer, answers: Answers) -> KeptKeys | None:
+    def keep(self, layer: Layer, answers: Answers) -> list[KeptKeys] | None:
         heads = self.view.kept(layer)
         if not heads:
             return None
         if self.groups_BT is not None:
             mass_BHGG = _group_mass(layer, self.view, answers, self.groups_BT, self.groups_BT)
             weight, key = _top(mass_BHGG.masked_fill(mass_BHGG == 0, -torch.inf), self.k)
-        elif self._weights_of_heads:
+        elif self.view.of_heads:
             weight, key = answers[self._top(layer)]
         else:
             weight, key = self._from_rows(layer, heads)
-        return KeptKeys(heads, weight.cpu(), key.cpu())
-
-    @property
-    def _weights_of_heads(self) -> bool:
-        return self.view.weights == "softmax" and not self.view.by_kv
+        every = range(weight.shape[2])
+        return [KeptKeys(heads, *pair, every) for pair in zip(weight.cpu(), key.cpu(), strict=True)]
 
     def _top(self, layer: Layer) -> TopK:
         heads = self.view.kept(layer)
@@ -260,6 +267,73 @@ class TopKeys:
             seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b)).to(layer.P.device)
             parts.append(_top(self.view.rows(layer, heads, a, b).masked_fill(~seen, -torch.inf), self.k))
         return torch.cat([weight for weight, _ in parts], 2), torch.cat([key for _, key in parts], 2)
+
+
+@dataclass(frozen=True)
+class ChosenKeys:
+    """The k strongest of chosen keys (None: all) of every chosen query, else as `TopKeys`.
+
+    query, key: which, per text, ascending: positions, or with groups_BT the numbers of groups.
+    """
+
+    k: int | None
+    query: tuple[Sequence[int], ...]
+    key: tuple[Sequence[int], ...]
+    view: View = View()
+    groups_BT: Tensor | None = None
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        if not self.view.kept(layer):
+            return []
+        if self.groups_BT is not None:
+            return [_group_question(layer, *self._groups)]
+        return [self._question(layer)] if self.view.of_heads else []
+
+    def keep(self, layer: Layer, answers: Answers) -> list[KeptKeys] | None:
+        heads = self.view.kept(layer)
+        if not heads:
+            return None
+        if self.groups_BT is not None:
+            found = self._of_groups(layer, answers)
+        else:
+            found = answers[self._question(layer)] if self.view.of_heads else self._from_rows(layer, heads)
+        kept = zip(self.query, found, strict=True)
+        return [KeptKeys(heads, weight.cpu(), key.cpu(), query) for query, (weight, key) in kept]
+
+    def _question(self, layer: Layer, heads: Sequence[int] | None = None) -> Strongest:
+        of = self.view.kept(layer) if heads is None else heads
+        return Strongest(self.k or layer.P.keys, tuple(of), self.query, self.key)
+
+    @cached_property
+    def _groups(self) -> tuple[Tensor, Tensor]:
+        """The number of each token's group among the chosen ones, as query and as key, (B, T) each; -1 for none."""
+        assert self.groups_BT is not None
+        return _renumbered(self.groups_BT, self.query), _renumbered(self.groups_BT, self.key)
+
+    def _of_groups(self, layer: Layer, answers: Answers) -> list[tuple[Tensor, Tensor]]:
+        mass_BHGG = _group_mass(layer, self.view, answers, *self._groups)
+        found = []
+        for mass_HGG, query, key in zip(mass_BHGG, self.query, self.key, strict=True):
+            mine = mass_HGG[:, : len(query), : len(key)]
+            weight, place = _top(mine.masked_fill(mine == 0, -torch.inf), self.k)
+            found.append((weight, torch.tensor(key, device=place.device)[place]))
+        return found
+
+    def _from_rows(self, layer: Layer, heads: list[int]) -> list[tuple[Tensor, Tensor]]:
+        question, P = self._question(layer, range(len(heads))), layer.P
+        parts = []
+        for a, b in self._runs(P.blocks()):
+            seen = self.view.seen(layer, heads, P.visible.rows(a, b)).to(P.device)
+            parts.append(strongest(question, self.view.rows(layer, heads, a, b), seen, a))
+        return join(question, parts)
+
+    def _runs(self, blocks: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """The chosen queries of all texts as ranges of rows, none longer than a block."""
+        chosen = sorted({*chain.from_iterable(self.query)})
+        for start, stop in blocks:
+            for _, run in groupby(enumerate(chosen[inside(chosen, start, stop)]), lambda pair: pair[1] - pair[0]):
+                _, rows = zip(*run, strict=True)
+                yield rows[0], rows[-1] + 1
 
 
 class KeptMap(NamedTuple):
@@ -407,6 +481,16 @@ def _group_mass(layer: Layer, view: View, answers: Answers, query_groups_BT: Ten
     mass_BHGG = layer.per_kv_head(mass_BHGG) if view.by_kv else mass_BHGG
     size_BG = indicator(query_groups_BT.to(layer.P.device)).sum(1).clamp_min(1)
     return mass_BHGG[:, view.kept(layer)] / size_BG[:, None, :, None]
+
+
+def _renumbered(groups_BT: Tensor, chosen: Sequence[Sequence[int]]) -> Tensor:
+    """The place of each token's group among the chosen ones of its text, (B, T); -1 for none."""
+    places = []
+    for groups_T, wanted in zip(groups_BT, chosen, strict=True):
+        place = torch.full((len(groups_T) + 1,), -1)  # the last: of tokens in no group
+        place[list(wanted)] = torch.arange(len(wanted))
+        places.append(place[groups_T])
+    return torch.stack(places)
 
 
 def _runs(sizes: Sequence[int]) -> Tensor:

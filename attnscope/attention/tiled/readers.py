@@ -27,11 +27,12 @@ from attnscope.attention.questions import (
     Question,
     Received,
     RowSum,
+    Strongest,
     SumOfSquares,
     TopK,
     Window,
 )
-from attnscope.attention.rows import TINY, asked_key, mean_distance
+from attnscope.attention.rows import TINY, asked_key, inside, largest, mean_distance, picked
 from attnscope.attention.tiled.tiles import HIDDEN, Tile
 
 DENSE_MATCHES = 1 / 16  # share of equal pairs in a tile beyond which a product is cheaper than looking them up
@@ -282,6 +283,39 @@ class TopKReader(Reader):
         self.answer[1][text][answer, tile.rows, columns] = (place + tile.low).int()
 
 
+class StrongestReader(Reader):
+    """Reads the tiles in which a chosen query stands, and of those the chosen keys alone."""
+
+    def room(self) -> list[tuple[Tensor, Tensor]]:
+        asked, device = self.question, self.P.device
+        self._keys = [torch.tensor(key, dtype=torch.long, device=device) for key in asked.key]
+        shapes = [
+            (len(asked.heads), len(query), min(asked.k, len(key)))
+            for query, key in zip(asked.query, asked.key, strict=True)
+        ]
+        return [
+            (torch.full(shape, torch.nan, device=device), torch.zeros(shape, dtype=torch.long, device=device))
+            for shape in shapes
+        ]
+
+    def visit(self, tile: Tile) -> None:
+        asked, place, device = self.question, tile.place, tile.p.device
+        mine = [at for at, head in enumerate(asked.heads) if place.heads.start <= head < place.heads.stop]
+        rows = inside(asked.query[place.text], place.rows.start, place.rows.stop)
+        keys = inside(asked.key[place.text], place.keys.start, place.keys.stop)
+        queries, key_m = asked.query[place.text][rows], self._keys[place.text][keys]
+        if not (mine and len(queries) and len(key_m)):
+            return
+        head_h, query_q = torch.tensor(asked.heads, device=device)[mine], torch.tensor(queries, device=device)
+        here = head_h - place.heads.start, query_q - place.rows.start
+        weights = picked(tile.p, *here, key_m - tile.low) * tile.norm[here[0]][:, here[1]]
+        seen = self.P.visible.rows(place.rows.start, place.rows.stop).to(device)
+        visible = picked(seen[place.text if len(seen) > 1 else 0], head_h, here[1], key_m)
+        found = largest(weights, visible, key_m, asked.k)
+        for answer, part in zip(self.answer[place.text], found, strict=True):
+            answer[mine, rows, : part.shape[-1]] = part
+
+
 def reader_of(question: Question, P: AttentionOperator) -> Reader | None:
     """A reader of the question, None where the tiles have no way for it."""
     if isinstance(question, Features) and question.features.shape[-1] == 1:
@@ -305,6 +339,7 @@ READERS: Mapping[type[Question], Callable[[Any, AttentionOperator], Reader]] = {
     GroupMass: GroupMassReader,
     Received: ReceivedReader,
     TopK: TopKReader,
+    Strongest: StrongestReader,
 }
 
 
