@@ -62,7 +62,7 @@ def paired(
         array([1., 1.])
     """
     difference_SN = np.asarray(score_SN, np.float64) - np.asarray(null_SN, np.float64)
-    there: np.ndarray = ~np.isnan(difference_SN).any(0)
+    there = np.logical_not(np.isnan(difference_SN).any(0))
     known_SN = difference_SN[:, there]
     generator = np.random.default_rng(seed)
 
