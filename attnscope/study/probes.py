@@ -10,7 +10,7 @@ Shapes: S sequence, T token, B text of a pass, H head, Q query.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +20,13 @@ from torch import Tensor
 from attnscope.attention.questions import At, Back, Question, Received
 from attnscope.attention.uniform import UniformAttention
 from attnscope.measure.probes import Answers, Layer, Probe
+from attnscope.study.copying import Copying
 
 SEQUENCES = 64
 PERIODS = (10, 25, 50, 100)
 OFFSETS = range(5)
 LENGTH = 64  # tokens of the sequences without repetition
+COPIED_PERIOD, COPIED_ROWS = 25, 8  # the vocabulary's logits of every head and row are dear: few rows of a sequence
 KEY0, STRONGEST = "key 0", "strongest key"
 
 
@@ -46,7 +48,7 @@ class Measure(NamedTuple):
 class Contrast:
     """What a trial decides: the score of a probe against one null, paired by sequence.
 
-    null: several measures mean their largest.
+    null: several measures mean their largest, none the mean of the other heads' scores.
     """
 
     probe: str
@@ -125,20 +127,28 @@ class Importance:
 
 
 def trials(
-    pool: Sequence[int], begin: Sequence[int] = (), positions: int | None = None, seed: int = 0, count: int = SEQUENCES
+    pool: Sequence[int],
+    begin: Sequence[int] = (),
+    positions: int | None = None,
+    seed: int = 0,
+    count: int = SEQUENCES,
+    copying: Copying | None = None,
 ) -> list[Trial]:
     """Every trial that a vocabulary and so many positions allow, drawn by a seed; each has a draw of its own.
+
+    copying: what asks whether heads copy, on the period that comes nearest to COPIED_PERIOD.
 
     >>> [trial.name for trial in trials(range(100, 400), positions=128)]
     ['repeated p10', 'repeated p25', 'repeated p50', 'offsets', 'sink']
     """
     room = positions or 10**9
+    periods = [one for one in PERIODS if 2 * one <= len(pool) and 2 * one + len(begin) <= room]
+    copied = min(periods, key=lambda one: abs(one - COPIED_PERIOD), default=None)
     made: dict[str, Callable[[np.random.Generator], Trial]] = {
         f"repeated p{period}": lambda generator, period=period: _repeated(  # type: ignore[misc]
-            pool, begin, period, count, generator
+            pool, begin, period, count, generator, copying if period == copied else None
         )
-        for period in PERIODS
-        if 2 * period <= len(pool) and 2 * period + len(begin) <= room
+        for period in periods
     }
     length = min(LENGTH, len(pool), room - len(begin))
     made["offsets"] = lambda generator: _offsets(pool, begin, length, count, generator)
@@ -147,7 +157,12 @@ def trials(
 
 
 def _repeated(
-    pool: Sequence[int], begin: Sequence[int], period: int, count: int, generator: np.random.Generator
+    pool: Sequence[int],
+    begin: Sequence[int],
+    period: int,
+    count: int,
+    generator: np.random.Generator,
+    copying: Copying | None,
 ) -> Trial:
     """r r; the same second half after other tokens; after its own tokens in another order."""
     drawn_S2P = _distinct(pool, 2 * period, count, generator)
@@ -160,6 +175,11 @@ def _repeated(
         for probe, name in (("induction", "successor"), ("duplicate-token", "copy"))
         for against in ("other", "shuffled")
     ]
+    if copying is not None:
+        rows = torch.arange(len(begin) + period, len(begin) + 2 * period)
+        asked = replace(copying, row_R=rows[:: max(1, period // COPIED_ROWS)])
+        arms["repeated"] = Arm(arms["repeated"].ids_ST, {**asks, "copying": asked})
+        contrasts.append(Contrast("copying", "other heads", Measure("repeated", "copying"), ()))
     return Trial(f"repeated p{period}", arms, contrasts)
 
 

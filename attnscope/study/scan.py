@@ -14,9 +14,10 @@ import torch
 
 from attnscope.measure.layers import LayerKey
 from attnscope.measure.metrics import Texts
-from attnscope.measure.probes import Layer, run_probes
+from attnscope.measure.probes import run_probes
 from attnscope.seam.choice import choose
 from attnscope.seam.listen import listen
+from attnscope.study.copying import CalledLayer
 from attnscope.study.probes import Arm, Contrast, Measure, Trial, batches
 from attnscope.study.statistics import Effects, paired
 
@@ -62,10 +63,15 @@ def read(loaded: LoadedModel, trial: Trial, advance: Callable[[int], object] = l
 def compare(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding]:
     """The trial's contrasts, each with its effects on every head."""
     values = readings.values
-    return [
-        Finding(one, paired(values[one.score], np.maximum.reduce([values[null] for null in one.null]), seed=seed))
-        for one in trial.contrasts
-    ]
+
+    def null_SN(one: Contrast) -> np.ndarray:
+        if one.null:
+            return np.maximum.reduce([values[null] for null in one.null])
+        score_SN = values[one.score]
+        there_S1 = np.isfinite(score_SN).sum(1, keepdims=True)
+        return (np.nansum(score_SN, 1, keepdims=True) - score_SN) / np.maximum(there_S1 - 1, 1)
+
+    return [Finding(one, paired(values[one.score], null_SN(one), seed=seed)) for one in trial.contrasts]
 
 
 def _pass(
@@ -83,7 +89,7 @@ def _pass(
         if call.call > 0 or call.P.keys != tokens:
             return
         kv_heads = call.spec.kv_heads if call.spec else call.P.heads
-        layer = Layer(LayerKey(call.layer), call.P, kv_heads, texts.to(call.P.device))
+        layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, texts.to(call.P.device), call)
         kept[call.layer] = run_probes(arm.asks, layer)
 
     listen(loaded.model, ids, on_call, engine=engine, expected_layers=tuple(layers), windows=_windows(layers))

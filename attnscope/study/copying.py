@@ -1,0 +1,94 @@
+"""Copying, the second property of an induction head: it raises the logit of the token that it looks at.
+
+Olsson et al. 2022, arXiv 2209.11895. Shapes: B text, R asked row, H head, Q query, V width of v, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention.questions import Question, TopK
+from attnscope.measure.probes import Answers, Layer
+from attnscope.reference.layouts import UNREAD, layout_of
+
+if TYPE_CHECKING:
+    from attnscope.seam.call import AttentionCall
+
+RAISED = 5  # logits that count as raised most
+
+
+@dataclass(frozen=True)
+class CalledLayer(Layer):
+    """A layer beside the call that it was heard in."""
+
+    call: AttentionCall
+
+    @property
+    def output_BQHV(self) -> Tensor | None:
+        """What its heads give, before the output projection; None where the family does not show it."""
+        if self.call.output_BQHV is not None or self.call.spec is None:
+            return self.call.output_BQHV
+        return self.call.P.output() if hasattr(self.call.P, "output") else None
+
+
+@dataclass(frozen=True)
+class Copying:
+    """The share of asked rows whose strongest key's token is among the RAISED logits that z W_O W_U raises most.
+
+    unembed: the vocabulary projection W_U. out: the output projection's name in the attention module. row_R: the rows.
+    """
+
+    unembed: nn.Module
+    out: str
+    row_R: Tensor | None = None
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [TopK(1)]
+
+    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+        output_BQHV = layer.output_BQHV if isinstance(layer, CalledLayer) else None
+        if output_BQHV is None or self.row_R is None:
+            return torch.full((layer.P.batch, layer.P.heads), torch.nan, dtype=torch.float64)
+        assert isinstance(layer, CalledLayer)
+        row_R = self.row_R.to(output_BQHV.device)
+        key_BHR = answers[TopK(1)][1][..., 0][..., row_R]
+        ids_BT = layer.texts.ids_BT
+        token_BHR = ids_BT[:, None].expand(-1, layer.P.heads, -1).gather(-1, key_BHR)
+        W_O_HVE = projection(layer.call.module.get_submodule(self.out), layer.P.heads, output_BQHV)
+        shares = [
+            self._raised(output_BQHV[:, row_R, head] @ W_O_HVE[head], token_BHR[:, head])
+            for head in range(layer.P.heads)
+        ]
+        return torch.stack(shares, 1).cpu()
+
+    def _raised(self, written_BRE: Tensor, token_BR: Tensor) -> Tensor:
+        """(B,): the share of rows; what all logits have in common, mean or bias of the projection, raises none."""
+        weight = next(self.unembed.parameters())
+        with torch.no_grad():
+            logits = self.unembed(written_BRE.to(weight.device, weight.dtype))
+            bias = getattr(self.unembed, "bias", None)
+            top_BRk = (logits if bias is None else logits - bias).topk(RAISED).indices
+        return (top_BRk == token_BR.to(top_BRk.device)[..., None]).any(-1).double().mean(-1)
+
+
+def projection(out: nn.Module, heads: int, like: Tensor) -> Tensor:
+    """W_O (H, V, E) of an output projection, whatever class keeps it: what it makes of each unit vector."""
+    width = heads * like.shape[-1]
+    with torch.no_grad():
+        unit = torch.eye(width, dtype=like.dtype, device=like.device)
+        return (out(unit) - out(unit[:1] * 0)).view(heads, like.shape[-1], -1)
+
+
+def copying_of(model: Any) -> Copying | str:
+    """What asks a model's heads whether they copy; or why they cannot be asked."""
+    layout, unembed = layout_of(model.config), model.get_output_embeddings()
+    if layout is None:
+        return UNREAD.get(model.config.model_type, f"nothing is known of how {model.config.model_type} writes")
+    if not layout.out or layout.gate:
+        return "its heads pass a gate" if layout.gate else "its output projection is in another module"
+    return "it has no vocabulary projection" if unembed is None else Copying(unembed, layout.out)
