@@ -5,7 +5,7 @@ Olsson et al. 2022, arXiv 2209.11895. Shapes: B text, R asked row, H head, Q que
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from attnscope.attention.questions import Question, TopK
 from attnscope.measure.probes import Answers, Layer
-from attnscope.reference.layouts import UNREAD, layout_of
+from attnscope.seam.engines import ENGINES
+from attnscope.seam.listen import listen
 
 if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
     from attnscope.seam.call import AttentionCall
 
 RAISED = 5  # logits that count as raised most
@@ -40,26 +42,26 @@ class CalledLayer(Layer):
 class Copying:
     """The share of asked rows whose strongest key's token is among the RAISED logits that z W_O W_U raises most.
 
-    unembed: the vocabulary projection W_U. out: the output projection's name in the attention module. row_R: the rows.
+    unembed: the vocabulary projection W_U. out: the output projection of each attention module. row_R: the rows.
     """
 
     unembed: nn.Module
-    out: str
+    out: Mapping[nn.Module, nn.Module]
     row_R: Tensor | None = None
 
     def asks(self, layer: Layer) -> Sequence[Question]:
         return [TopK(1)]
 
     def keep(self, layer: Layer, answers: Answers) -> Tensor:
-        output_BQHV = layer.output_BQHV if isinstance(layer, CalledLayer) else None
-        if output_BQHV is None or self.row_R is None:
-            return torch.full((layer.P.batch, layer.P.heads), torch.nan, dtype=torch.float64)
         assert isinstance(layer, CalledLayer)
+        out, output_BQHV = self.out.get(layer.call.module), layer.output_BQHV
+        if out is None or output_BQHV is None or self.row_R is None:
+            return torch.full((layer.P.batch, layer.P.heads), torch.nan, dtype=torch.float64)
         row_R = self.row_R.to(output_BQHV.device)
         key_BHR = answers[TopK(1)][1][..., 0][..., row_R]
         ids_BT = layer.texts.ids_BT
         token_BHR = ids_BT[:, None].expand(-1, layer.P.heads, -1).gather(-1, key_BHR)
-        W_O_HVE = projection(layer.call.module.get_submodule(self.out), layer.P.heads, output_BQHV)
+        W_O_HVE = projection(out, layer.P.heads, output_BQHV)
         shares = [
             self._raised(output_BQHV[:, row_R, head] @ W_O_HVE[head], token_BHR[:, head])
             for head in range(layer.P.heads)
@@ -84,11 +86,44 @@ def projection(out: nn.Module, heads: int, like: Tensor) -> Tensor:
         return (out(unit) - out(unit[:1] * 0)).view(heads, like.shape[-1], -1)
 
 
-def copying_of(model: Any) -> Copying | str:
-    """What asks a model's heads whether they copy; or why they cannot be asked."""
-    layout, unembed = layout_of(model.config), model.get_output_embeddings()
-    if layout is None:
-        return UNREAD.get(model.config.model_type, f"nothing is known of how {model.config.model_type} writes")
-    if not layout.out or layout.gate:
-        return "its heads pass a gate" if layout.gate else "its output projection is in another module"
-    return "it has no vocabulary projection" if unembed is None else Copying(unembed, layout.out)
+def copying_of(loaded: LoadedModel, ids: Sequence[int]) -> Copying | str:
+    """What asks a model's heads whether they copy; or why they cannot be asked. ids: some tokens to find W_O with."""
+    unembed = loaded.model.get_output_embeddings()
+    if unembed is None:
+        return "the model has no vocabulary projection"
+    found = output_projections(loaded, ids)
+    return Copying(unembed, found) if found else "no projection takes the heads side by side, as they come"
+
+
+def output_projections(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Module, nn.Module]:
+    """{attention module: its output projection}: the module within it that is given the heads' outputs as they are."""
+    given: dict[nn.Module, Tensor] = {}
+    found: dict[nn.Module, nn.Module] = {}
+
+    def on_call(call: AttentionCall) -> None:
+        if call.output_BQHV is not None:
+            given[call.module] = call.output_BQHV.flatten(-2)
+
+    def watch(attention: nn.Module) -> Any:
+        def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            heads = given.get(attention)
+            if heads is None or not inputs or not isinstance(inputs[0], Tensor):
+                return
+            if inputs[0].numel() == heads.numel() and torch.equal(inputs[0].reshape(heads.shape), heads):
+                found.setdefault(attention, module)
+
+        return before
+
+    attentions = [one for one in loaded.model.modules() if "attention" in type(one).__name__.lower()]
+    handles = [
+        part.register_forward_pre_hook(watch(one))
+        for one in attentions
+        for part in one.modules()
+        if part is not one and not list(part.children()) and list(part.parameters())
+    ]
+    try:
+        listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), on_call, engine=ENGINES["eager"])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
