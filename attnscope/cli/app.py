@@ -14,7 +14,7 @@ from typer.main import get_command
 from attnscope._version import __version__
 from attnscope.cli.completion import as_typed
 
-TEXT, CORPUS, LOOK_UP = "Read one text", "Read a corpus", "Check and look up"
+TEXT, CORPUS, STUDY, LOOK_UP = "Read one text", "Read a corpus", "Study a model", "Check and look up"
 # Name -> its heading in --help, and the first line of its docstring: `heads` is the function of cli/heads.py, which is
 # imported when the command is called, not to list it.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": (TEXT, "Attention rolled out: which tokens each token came from."),
     "explain": (TEXT, "One head, one sentence, every step with its numbers."),
     "batch": (CORPUS, "Heads and relations of every text of a corpus, as a dataset."),
+    "scan": (STUDY, "What each head does on probes, against a null, with intervals."),
     "parity": (LOOK_UP, "Every layer against attention written from the papers."),
     "info": (LOOK_UP, "A model's layers, heads, windows, and what N tokens would cost."),
     "metrics": (LOOK_UP, "What each metric is, and the rules that name a head's role."),

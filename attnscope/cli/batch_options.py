@@ -18,6 +18,7 @@ from attnscope.cli.options import (
     Image,
     Loading,
     Printing,
+    Rehearsal,
     Relations,
     Spreadsheet,
     Tokens,
@@ -111,7 +112,7 @@ class Dataset(Image, Heads, Relations, Spreadsheet, Printing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(Rehearsal):
     """How a corpus is worked through."""
 
     panel = "Dataset"
@@ -120,7 +121,6 @@ class Work:
         Option(min=1, help="Tokens per batch (default: by memory).", metavar="N"),
     ] = None
     strict: Annotated[bool, Option(help="Stop at the first item that fails.")] = False
-    dry_run: Annotated[bool, Option(help="Say what would be done, and its cost."), FIRST] = False
 
 
 @dataclass(frozen=True, kw_only=True)

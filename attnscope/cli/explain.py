@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.options import Format, Image, ModelText, Query, Writing
+from attnscope.cli.options import Format, Image, ModelText, Query, Seed, Writing
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -33,14 +33,14 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps(Query):
+class Steps(Query, Seed):
     """What is explained."""
 
     head: Annotated[str | None, Option(help="The head: L2H3 or 2.3.", metavar="HEAD")] = None
     query: Annotated[str, Option(help="The token to follow: its position, or last.", metavar="N|last")] = "last"
     toy: Annotated[bool, Option(help='"I saw a saw" with tiny numbers, without a model.')] = False
     scaling: Annotated[bool, Option(help="std(q·k) against d_k on random data, without a model.")] = False
-    seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of --scaling's random data.", metavar="N")] = 0
+    seed: Annotated[int, Option(help="Seed of --scaling's random data.")] = 0
 
     def check(self, asked: ModelText) -> None:
         """Raise UsageError for what cannot be asked together."""

@@ -259,6 +259,20 @@ class Top:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Seed:
+    """What random numbers are drawn from."""
+
+    seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of random numbers.", metavar="N")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """Whether anything is done."""
+
+    dry_run: Annotated[bool, Option(help="Say what would be done, and its cost."), FIRST] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Relations:
     """Which keys of a query are listed."""
 

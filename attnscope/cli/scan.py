@@ -1,0 +1,151 @@
+"""`attnscope scan`: what each head does on probes that isolate one behaviour, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from attnscope.cli import output
+from attnscope.cli.info import Named
+from attnscope.cli.options import Exporting, Format, Loading, Rehearsal, Seed, Top
+from attnscope.cli.signals import unwinding
+from attnscope.cli.takes import takes
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from attnscope.study.atlas import Atlas, Plan
+    from attnscope.study.scan import Finding
+
+EXAMPLES = ("attnscope scan demo --out runs/atlas", "attnscope scan demo --dry-run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scanned(Named, Loading):
+    """The model, named as `info` names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probing(Rehearsal, Seed, Top):
+    """What is drawn, and what is shown."""
+
+    probe: Annotated[
+        str | None, Option(help="The probe that the table shows (default: induction).", metavar="PROBE")
+    ] = None
+    sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N")] = 64
+    seed: Annotated[int, Option(help="Seed of the sequences.")] = 0
+    pool: Annotated[Path | None, Option(help="A file of the token ids that probes are made of.", metavar="FILE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept(Format, Exporting):
+    """A table to stdout, the atlas to --out."""
+
+    out: Annotated[
+        Path | None, Option(help="Write atlas.parquet and atlas.json here; a scan that was stopped goes on.")
+    ] = None
+
+
+@takes(Scanned, Probing, Kept)
+def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
+    """What each head does on probes, against a null, with intervals.
+
+    Sequences of the model's own tokens isolate one behaviour each: repetition, the place of a key, the sink. Every
+    score stands beside what the head scores where the behaviour cannot show, with an interval of the difference that
+    holds for all heads at once; a role is named by its lower bound alone. In a pipe every probe of every head is
+    printed as csv.
+    """
+    format = output.wanted_format(kept.format)
+
+    from attnscope.model.libraries import silence_libraries
+    from attnscope.model.loading import load
+    from attnscope.text.reading import read_ids
+
+    output.complain_through_talk(kept.quiet)
+    silence_libraries(kept.verbose)
+    pool = None if probing.pool is None else read_ids(str(probing.pool))
+    with output.progress(f"loading {scanned.asked}", None, kept.quiet):
+        loaded = load(scanned.load_options())
+
+    from attnscope.study.atlas import plan
+    from attnscope.study.atlas import scan as scanned_by
+
+    planned = plan(loaded, seed=probing.seed, sequences=probing.sequences, pool=pool)
+    layers = len(loaded.geometry.attention_layers)
+    output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
+    output.talk(_cost(planned, layers), kept.quiet and not probing.dry_run)
+    if probing.dry_run:
+        return 0
+    with unwinding(), output.progress("probes", planned.tokens, kept.quiet) as advance:
+        atlas = scanned_by(loaded, planned, kept.out, force=kept.force, advance=advance)
+    shown = _shown(atlas, probing.probe)
+    output.emit(atlas.table(), format, lambda: rendered(atlas, shown, probing.top))
+    for what, why in atlas.facts["not_measured"].items():
+        output.talk(f"not measured: {what}: {why}", kept.quiet)
+    if format == "table":
+        output.talk(f"probes: {', '.join(atlas.probes())}; --probe NAME shows another", kept.quiet)
+    return 0
+
+
+def _cost(planned: Plan, layers: int) -> str:
+    trials = ", ".join(trial.name for trial in planned.trials)
+    return f"{len(planned.trials)} trials ({trials}): {planned.tokens} tokens x {layers} layers"
+
+
+def _shown(atlas: Atlas, asked: str | None) -> list[Finding]:
+    """The contrasts of the probe that the table shows; of induction those of its middle period."""
+    names = atlas.probes()
+    periods = [name for name in names if name.startswith("induction")]
+    name = asked or (periods[len(periods) // 2] if periods else names[0])
+    if name not in names:
+        raise UsageError(f"there is no probe {name!r}", f"the probes are {', '.join(names)}")
+    return [one for one in atlas.findings if one.contrast.probe == name]
+
+
+def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTable:
+    """The heads, those with a role first, then by effect: the probe's score, its nulls, and the effect's interval."""
+    first, sheet = shown[0], output.sheet()
+    heads = len(atlas.heads)
+    for title in ("head", "roles"):
+        sheet.add_column(title, no_wrap=True)
+    sheet.add_column(output.one_line(first.contrast.probe), justify="right", no_wrap=True)
+    for one in shown:
+        sheet.add_column(output.one_line(one.contrast.against), justify="right", no_wrap=True)
+    sheet.add_column(f"effect [95 %, all {heads}]", no_wrap=True)
+    sheet.add_column("p", justify="right", no_wrap=True)
+    effect = first.effects
+    order = sorted(
+        range(heads), key=lambda place: (not atlas.roles[atlas.heads[place]], -_or_least(float(effect.effect[place])))
+    )
+    for place in order[:top]:
+        layer, head = atlas.heads[place]
+        sheet.add_row(
+            f"L{layer}H{head}",
+            " ".join(atlas.roles[layer, head]) or "-",
+            _number(effect.score[place]),
+            *(_number(one.effects.null[place]) for one in shown),
+            f"{_signed(effect.effect[place])} [{_number(effect.low_all[place])}, {_number(effect.high_all[place])}]",
+            _p(effect.p[place]),
+        )
+    return sheet
+
+
+def _or_least(value: float) -> float:
+    return value if value == value else float("-inf")
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value == value else "-"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}" if value == value else "-"
+
+
+def _p(value: float) -> str:
+    return "-" if value != value else "<.001" if value < 0.001 else f"{value:.3f}".lstrip("0")

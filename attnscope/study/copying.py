@@ -1,0 +1,129 @@
+"""Copying, the second property of an induction head: it raises the logit of the token that it looks at.
+
+Olsson et al. 2022, arXiv 2209.11895. Shapes: B text, R asked row, H head, Q query, V width of v, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention.questions import Question, TopK
+from attnscope.measure.probes import Answers, Layer
+from attnscope.seam.engines import ENGINES
+from attnscope.seam.listen import listen
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+    from attnscope.seam.call import AttentionCall
+
+RAISED = 5  # logits that count as raised most
+
+
+@dataclass(frozen=True)
+class CalledLayer(Layer):
+    """A layer beside the call that it was heard in."""
+
+    call: AttentionCall
+
+    @property
+    def output_BQHV(self) -> Tensor | None:
+        """What its heads give, before the output projection; None where the family does not show it."""
+        if self.call.output_BQHV is not None or self.call.spec is None:
+            return self.call.output_BQHV
+        return self.call.P.output() if hasattr(self.call.P, "output") else None
+
+
+@dataclass(frozen=True)
+class Copying:
+    """The share of asked rows whose strongest key's token is among the RAISED logits that z W_O W_U raises most.
+
+    unembed: the vocabulary projection W_U. out: the output projection of each attention module. row_R: the rows.
+    """
+
+    unembed: nn.Module
+    out: Mapping[nn.Module, nn.Module]
+    row_R: Tensor | None = None
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [TopK(1)]
+
+    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+        assert isinstance(layer, CalledLayer)
+        out, output_BQHV = self.out.get(layer.call.module), layer.output_BQHV
+        if out is None or output_BQHV is None or self.row_R is None:
+            return torch.full((layer.P.batch, layer.P.heads), torch.nan, dtype=torch.float64)
+        row_R = self.row_R.to(output_BQHV.device)
+        key_BHR = answers[TopK(1)][1][..., 0][..., row_R]
+        ids_BT = layer.texts.ids_BT
+        token_BHR = ids_BT[:, None].expand(-1, layer.P.heads, -1).gather(-1, key_BHR)
+        W_O_HVE = projection(out, layer.P.heads, output_BQHV)
+        shares = [
+            self._raised(output_BQHV[:, row_R, head] @ W_O_HVE[head], token_BHR[:, head])
+            for head in range(layer.P.heads)
+        ]
+        return torch.stack(shares, 1).cpu()
+
+    def _raised(self, written_BRE: Tensor, token_BR: Tensor) -> Tensor:
+        """(B,): the share of rows; what all logits have in common, mean or bias of the projection, raises none."""
+        weight = next(self.unembed.parameters())
+        with torch.no_grad():
+            logits = self.unembed(written_BRE.to(weight.device, weight.dtype))
+            bias = getattr(self.unembed, "bias", None)
+            top_BRk = (logits if bias is None else logits - bias).topk(RAISED).indices
+        return (top_BRk == token_BR.to(top_BRk.device)[..., None]).any(-1).double().mean(-1)
+
+
+def projection(out: nn.Module, heads: int, like: Tensor) -> Tensor:
+    """W_O (H, V, E) of an output projection, whatever class keeps it: what it makes of each unit vector."""
+    width = heads * like.shape[-1]
+    with torch.no_grad():
+        unit = torch.eye(width, dtype=like.dtype, device=like.device)
+        return (out(unit) - out(unit[:1] * 0)).view(heads, like.shape[-1], -1)
+
+
+def copying_of(loaded: LoadedModel, ids: Sequence[int]) -> Copying | str:
+    """What asks a model's heads whether they copy; or why they cannot be asked. ids: some tokens to find W_O with."""
+    unembed = loaded.model.get_output_embeddings()
+    if unembed is None:
+        return "the model has no vocabulary projection"
+    found = output_projections(loaded, ids)
+    return Copying(unembed, found) if found else "no projection takes the heads side by side, as they come"
+
+
+def output_projections(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Module, nn.Module]:
+    """{attention module: its output projection}: the module within it that is given the heads' outputs as they are."""
+    given: dict[nn.Module, Tensor] = {}
+    found: dict[nn.Module, nn.Module] = {}
+
+    def on_call(call: AttentionCall) -> None:
+        if call.output_BQHV is not None:
+            given[call.module] = call.output_BQHV.flatten(-2)
+
+    def watch(attention: nn.Module) -> Any:
+        def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            heads = given.get(attention)
+            if heads is None or not inputs or not isinstance(inputs[0], Tensor):
+                return
+            if inputs[0].numel() == heads.numel() and torch.equal(inputs[0].reshape(heads.shape), heads):
+                found.setdefault(attention, module)
+
+        return before
+
+    attentions = [one for one in loaded.model.modules() if "attention" in type(one).__name__.lower()]
+    handles = [
+        part.register_forward_pre_hook(watch(one))
+        for one in attentions
+        for part in one.modules()
+        if part is not one and not list(part.children()) and list(part.parameters())
+    ]
+    try:
+        listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), on_call, engine=ENGINES["eager"])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

@@ -1,0 +1,248 @@
+"""Token sequences that isolate one behaviour, and what is asked of every head on them.
+
+A trial is a set of sequences in one or more arms, read in one kind of pass, and the contrasts that it decides: what a
+head scores on one arm against what it scores in the same rows where the behaviour cannot show. Sequences are token ids,
+fed as ids: few random ids survive decoding and encoding.
+
+Shapes: S sequence, T token, B text of a pass, H head, Q query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import At, Back, Question, Received
+from attnscope.attention.uniform import UniformAttention
+from attnscope.measure.probes import Answers, Layer, Probe
+from attnscope.study.copying import Copying
+
+SEQUENCES = 64
+PERIODS = (10, 25, 50, 100)
+OFFSETS = range(5)
+LENGTH = 64  # tokens of the sequences without repetition
+COPIED_PERIOD, COPIED_ROWS = 25, 8  # the vocabulary's logits of every head and row are dear: few rows of a sequence
+KEY0, STRONGEST = "key 0", "strongest key"
+
+
+class Arm(NamedTuple):
+    """Sequences (S, T), and by name what is asked of every layer that reads them: a (B, H) tensor each."""
+
+    ids_ST: np.ndarray
+    asks: Mapping[str, Probe]
+
+
+class Measure(NamedTuple):
+    """One number per sequence and head: what is asked, and of which arm."""
+
+    arm: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """What a trial decides: the score of a probe against one null, paired by sequence.
+
+    null: several measures mean their largest, none the mean of the other heads' scores.
+    """
+
+    probe: str
+    against: str
+    score: Measure
+    null: tuple[Measure, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Sequences of one length, what is asked of them, and what that decides."""
+
+    name: str
+    arms: Mapping[str, Arm]
+    contrasts: Sequence[Contrast]
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences of all arms."""
+        return sum(arm.ids_ST.size for arm in self.arms.values())
+
+
+@dataclass(frozen=True)
+class MassAt:
+    """The mean weight on one key per query, over the queries that see it; NaN where none does.
+
+    key_Q: -1 for the queries that are not asked.
+    """
+
+    key_Q: Tensor
+    _at: dict[torch.device, At] = field(default_factory=dict)
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        device = layer.P.device
+        if device not in self._at:
+            self._at[device] = At(self.key_Q[None].to(device))
+        return [self._at[device]]
+
+    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+        [asked] = self.asks(layer)
+        visible = layer.P.visible
+        seen_BHQ = visible.at(self.key_Q[None].to(visible.position_Q.device)).to(layer.P.device)
+        mass_BHQ = answers[asked].double()
+        return ((mass_BHQ * seen_BHQ).sum(-1) / seen_BHQ.expand_as(mass_BHQ).sum(-1)).cpu()
+
+
+@dataclass(frozen=True)
+class MassBack:
+    """The mean weight `steps` tokens back, over the queries from `first` on."""
+
+    steps: int
+    first: int
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [Back(self.steps)]
+
+    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+        return answers[Back(self.steps)][..., self.first :].double().mean(-1).cpu()
+
+
+@dataclass(frozen=True)
+class Importance:
+    """The mean weight that key 0 receives, or the strongest key; with `uniform`, under uniform attention."""
+
+    strongest: bool = False
+    uniform: bool = False
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [] if self.uniform else [Received(layer.texts.mean_BT)]
+
+    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+        asked = Received(layer.texts.mean_BT)
+        received_BHK = UniformAttention(layer.P.visible).ask(asked) if self.uniform else answers[asked]
+        found_BH = received_BHK.amax(-1) if self.strongest else received_BHK[..., 0]
+        return found_BH.double().cpu().expand(layer.P.batch, layer.P.heads)
+
+
+def trials(
+    pool: Sequence[int],
+    begin: Sequence[int] = (),
+    positions: int | None = None,
+    seed: int = 0,
+    count: int = SEQUENCES,
+    copying: Copying | None = None,
+) -> list[Trial]:
+    """Every trial that a vocabulary and so many positions allow, drawn by a seed; each has a draw of its own.
+
+    copying: what asks whether heads copy, on the period that comes nearest to COPIED_PERIOD.
+
+    >>> [trial.name for trial in trials(range(100, 400), positions=128)]
+    ['repeated p10', 'repeated p25', 'repeated p50', 'offsets', 'sink']
+    """
+    room = positions or 10**9
+    periods = [one for one in PERIODS if 2 * one <= len(pool) and 2 * one + len(begin) <= room]
+    copied = min(periods, key=lambda one: abs(one - COPIED_PERIOD), default=None)
+    made: dict[str, Callable[[np.random.Generator], Trial]] = {
+        f"repeated p{period}": lambda generator, period=period: _repeated(  # type: ignore[misc]
+            pool, begin, period, count, generator, copying if period == copied else None
+        )
+        for period in periods
+    }
+    length = min(LENGTH, len(pool), room - len(begin))
+    made["offsets"] = lambda generator: _offsets(pool, begin, length, count, generator)
+    made["sink"] = lambda generator: _sinks(pool, begin, length, count, generator)
+    return [make(np.random.default_rng([seed, *name.encode()])) for name, make in made.items()]
+
+
+def _repeated(
+    pool: Sequence[int],
+    begin: Sequence[int],
+    period: int,
+    count: int,
+    generator: np.random.Generator,
+    copying: Copying | None,
+) -> Trial:
+    """r r; the same second half after other tokens; after its own tokens in another order."""
+    drawn_S2P = _distinct(pool, 2 * period, count, generator)
+    half_SP, other_SP = drawn_S2P[:, :period], drawn_S2P[:, period:]
+    halves = {"repeated": half_SP, "other": other_SP, "shuffled": generator.permuted(half_SP, axis=1)}
+    asks = {"successor": MassAt(_keys(begin, period, 1)), "copy": MassAt(_keys(begin, period, 0))}
+    arms = {name: Arm(_after(begin, np.hstack([first, half_SP])), asks) for name, first in halves.items()}
+    contrasts = [
+        Contrast(f"{probe} p{period}", against, Measure("repeated", name), (Measure(against, name),))
+        for probe, name in (("induction", "successor"), ("duplicate-token", "copy"))
+        for against in ("other", "shuffled")
+    ]
+    if copying is not None:
+        rows = torch.arange(len(begin) + period, len(begin) + 2 * period)
+        asked = replace(copying, row_R=rows[:: max(1, period // COPIED_ROWS)])
+        arms["repeated"] = Arm(arms["repeated"].ids_ST, {**asks, "copying": asked})
+        contrasts.append(Contrast("copying", "other heads", Measure("repeated", "copying"), ()))
+    return Trial(f"repeated p{period}", arms, contrasts)
+
+
+def _keys(begin: Sequence[int], period: int, after: int) -> Tensor:
+    """The key of every query of the second half: its token's first copy, or so many tokens after; -1 elsewhere."""
+    query_T = torch.arange(len(begin) + 2 * period)
+    return torch.where(query_T >= len(begin) + period, query_T - period + after, -1)
+
+
+def _offsets(
+    pool: Sequence[int], begin: Sequence[int], length: int, count: int, generator: np.random.Generator
+) -> Trial:
+    """Distinct tokens: a weight so many tokens back can come from the place alone."""
+    names = {steps: f"{steps} back" for steps in OFFSETS}
+    asks = {name: MassBack(steps, len(begin) + OFFSETS.stop - 1) for steps, name in names.items()}
+    contrasts = [
+        Contrast(
+            f"offset {steps}",
+            "best other offset",
+            Measure("distinct", name),
+            tuple(Measure("distinct", other) for other in names.values() if other != name),
+        )
+        for steps, name in names.items()
+    ]
+    arm = Arm(_after(begin, _distinct(pool, length, count, generator)), asks)
+    return Trial("offsets", {"distinct": arm}, contrasts)
+
+
+def _sinks(pool: Sequence[int], begin: Sequence[int], length: int, count: int, generator: np.random.Generator) -> Trial:
+    """Distinct tokens with the begin token, if there is one, and without."""
+    ids = _distinct(pool, length, count, generator)
+    asks: dict[str, Probe] = {
+        f"{name}{' of uniform' * uniform}": Importance(name == STRONGEST, uniform)
+        for name in (KEY0, STRONGEST)
+        for uniform in (False, True)
+    }
+    starts = {"begin token": begin, "no begin token": ()} if begin else {"no begin token": ()}
+    arms = {name: Arm(_after(first, ids), asks) for name, first in starts.items()}
+    contrasts = [
+        Contrast(
+            "sink" if arm == next(iter(arms)) and name == KEY0 else f"sink, {name}, {arm}",
+            "uniform",
+            Measure(arm, name),
+            (Measure(arm, f"{name} of uniform"),),
+        )
+        for arm in arms
+        for name in (KEY0, STRONGEST)
+    ]
+    return Trial("sink", arms, contrasts)
+
+
+def _distinct(pool: Sequence[int], length: int, count: int, generator: np.random.Generator) -> np.ndarray:
+    """(count, length): in each sequence no token comes twice."""
+    ids = np.asarray(pool, np.int64)
+    return np.stack([generator.choice(ids, length, replace=False) for _ in range(count)])
+
+
+def _after(begin: Sequence[int], ids_ST: np.ndarray) -> np.ndarray:
+    return np.hstack([np.tile(np.asarray(begin, np.int64), (len(ids_ST), 1)), ids_ST])
+
+
+def batches(ids_ST: np.ndarray, tokens: int) -> Iterator[np.ndarray]:
+    """The sequences in batches of about so many tokens, at least one sequence each."""
+    step = max(1, tokens // ids_ST.shape[1])
+    for start in range(0, len(ids_ST), step):
+        yield ids_ST[start : start + step]

@@ -1,0 +1,64 @@
+"""What a head is called, from the atlas: a set of roles, each by a lower bound that holds for all heads at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnscope.study.scan import Finding
+
+LEAST, COPIES, PERIODS = 0.3, 0.5, 2
+OFFSETS = {0: "self", 1: "previous-token", 2: "offset-2", 3: "offset-3", 4: "offset-4"}
+SOURCE = {
+    "induction": "Olsson et al. 2022, arXiv 2209.11895",
+    "prefix-matching": "Olsson et al. 2022, arXiv 2209.11895",
+    "duplicate-token": "Wang et al. 2022, arXiv 2211.00593",
+    "sink": "Gu et al. 2024, arXiv 2410.10781",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A role and its condition in words; bounds are those that hold for all heads at once."""
+
+    role: str
+    condition: str
+
+
+RULES = (
+    Rule(
+        "induction",
+        f"lower bound >= {LEAST} against other tokens and above 0 against shuffled ones, at {PERIODS} periods; "
+        f"copying >= {COPIES}",
+    ),
+    Rule("prefix-matching", "as induction, without copying, or where that was not measured"),
+    *(Rule(role, f"lower bound >= {LEAST} above the best other offset") for role in OFFSETS.values()),
+    Rule("duplicate-token", f"lower bound >= {LEAST} and above 0, as induction, at {PERIODS} periods"),
+    Rule("sink", f"lower bound >= {LEAST} above uniform attention, key 0 of {64} tokens"),
+)
+
+
+def roles_of(findings: Sequence[Finding], heads: int) -> list[tuple[str, ...]]:
+    """Each head's roles, in the order of RULES; none where no rule holds."""
+    low = {(one.contrast.probe, one.contrast.against): one.effects.low_all for one in findings}
+    score = {one.contrast.probe: one.effects.score for one in findings}
+
+    def bound(probe: str, against: str) -> np.ndarray:
+        return np.nan_to_num(low.get((probe, against), np.full(heads, np.nan)), nan=-np.inf)
+
+    def at_periods(probe: str) -> np.ndarray:
+        names = {name for name, _ in low if name.startswith(f"{probe} p")}
+        held = [(bound(name, "other") >= LEAST) & (bound(name, "shuffled") > 0) for name in names]
+        return np.sum(held, axis=0) >= PERIODS if held else np.zeros(heads, bool)
+
+    matches, copies = at_periods("induction"), np.nan_to_num(score.get("copying", np.zeros(heads))) >= COPIES
+    holds = {
+        "induction": matches & copies,
+        "prefix-matching": matches & ~copies,
+        **{role: bound(f"offset {steps}", "best other offset") >= LEAST for steps, role in OFFSETS.items()},
+        "duplicate-token": at_periods("duplicate-token"),
+        "sink": bound("sink", "uniform") >= LEAST,
+    }
+    return [tuple(rule.role for rule in RULES if holds[rule.role][head]) for head in range(heads)]

@@ -1,0 +1,168 @@
+"""Probes against plain sums over output_attentions, and against a decoder whose heads are built to do one thing."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from attnscope.model.loading import wrap
+from attnscope.study.copying import Copying, copying_of, output_projections
+from attnscope.study.pool import begins, token_pool
+from attnscope.study.probes import Measure, trials
+from attnscope.study.roles import roles_of
+from attnscope.study.scan import compare, read
+from helpers.families import tiny_model
+
+WORDS, ROOM, SHARP = 120, 80, 400.0
+
+
+@pytest.fixture(scope="module")
+def demo_trials(demo):
+    return {one.name: one for one in trials(token_pool(demo), begins(demo), 512, count=8)}
+
+
+def matrices(loaded, ids_ST):
+    """(S, N, T, T): every head's own weights, as transformers gives them."""
+    with torch.no_grad():
+        out = loaded.model(torch.tensor(ids_ST), output_attentions=True)
+    return torch.cat(out.attentions, 1).double().numpy()
+
+
+def test_halves_are_what_the_arms_say(demo_trials):
+    trial = demo_trials["repeated p25"]
+    first, second = ({name: arm.ids_ST[:, part] for name, arm in trial.arms.items()} for part in HALVES)
+    assert all(np.array_equal(half, second["repeated"]) for half in (first["repeated"], *second.values()))
+    assert all(not set(a) & set(b) for a, b in zip(first["other"], second["other"], strict=True))
+    assert np.array_equal(np.sort(first["shuffled"]), np.sort(second["shuffled"]))
+    assert all(len(set(row)) == 25 for row in first["repeated"])
+    assert all(arm.ids_ST[:, 0].tolist() == [0] * 8 for arm in trial.arms.values())  # the begin token
+
+
+HALVES = slice(1, 26), slice(26, 51)
+
+
+def test_repetition_is_read_as_sums_over_the_models_own_weights(demo, demo_trials):
+    trial = demo_trials["repeated p25"]
+    values = read(demo, trial).values
+    query = np.arange(26, 51)
+    for name, arm in trial.arms.items():
+        weights = matrices(demo, arm.ids_ST)
+        assert values[Measure(name, "copy")] == pytest.approx(weights[:, :, query, query - 25].mean(-1), abs=1e-6)
+        assert values[Measure(name, "successor")] == pytest.approx(weights[:, :, query, query - 24].mean(-1), abs=1e-6)
+
+
+def test_offsets_and_sinks_are_read_as_sums_too(demo, demo_trials):
+    trial, sinks = demo_trials["offsets"], demo_trials["sink"]
+    values = read(demo, trial).values
+    weights = matrices(demo, trial.arms["distinct"].ids_ST)
+    for steps in range(5):
+        query = np.arange(5, weights.shape[-1])
+        expected = weights[:, :, query, query - steps].mean(-1)
+        assert values[Measure("distinct", f"{steps} back")] == pytest.approx(expected, abs=1e-6)
+    values = read(demo, sinks).values
+    for name, arm in sinks.arms.items():
+        weights, tokens = matrices(demo, arm.ids_ST), arm.ids_ST.shape[1]
+        assert values[Measure(name, "key 0")] == pytest.approx(weights[..., 0].mean(-1), abs=1e-6)
+        assert values[Measure(name, "strongest key")] == pytest.approx(weights.mean(-2).max(-1), abs=1e-6)
+        uniform = (1 / np.arange(1, tokens + 1)).mean()
+        assert values[Measure(name, "key 0 of uniform")] == pytest.approx(np.full((8, 24), uniform), abs=1e-6)
+
+
+def test_copying_is_the_rank_of_the_strongest_keys_token(demo):
+    copying = copying_of(demo, [0, 5, 6, 7])
+    [trial] = [one for one in trials(token_pool(demo), (0,), 512, count=4, copying=copying) if "p25" in one.name]
+    found = read(demo, trial).values[Measure("repeated", "copying")]
+    ids, rows = torch.tensor(trial.arms["repeated"].ids_ST), range(26, 51, 3)
+    expected = np.zeros((4, 24))
+    with torch.no_grad():
+        out = demo.model(ids, output_attentions=True, output_hidden_states=True)
+        for number, block in enumerate(demo.model.model.layers):
+            hidden = block.input_layernorm(out.hidden_states[number])
+            value = block.self_attn.v_proj(hidden).view(4, -1, 3, 32).repeat_interleave(2, 2)
+            for head in range(6):
+                weights = out.attentions[number][:, head]
+                z = weights @ value[:, :, head]
+                written = z @ block.self_attn.o_proj.weight[:, head * 32 : head * 32 + 32].T
+                top = demo.model.lm_head(written).topk(5).indices
+                for row in rows:
+                    token = ids.gather(1, weights[:, row].argmax(-1)[:, None])
+                    expected[:, number * 6 + head] += (top[:, row] == token).any(-1).numpy() / len(rows)
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("llama", "o_proj"), ("gpt2", "c_proj"), ("gpt_neox", "dense"), ("opt", "out_proj")]
+)
+def test_output_projections_are_found_where_the_heads_go(model_type, name, demo):
+    model = tiny_model(model_type)
+    found = output_projections(wrap(model, demo.tokenizer), [1, 2, 3])
+    assert len(found) == model.config.num_hidden_layers
+    assert all(module.get_submodule(name) is out for module, out in found.items())
+
+
+# a decoder whose residual stream is one-hot: its token, its place, the token before
+
+
+def hand_built(tokenizer):
+    """GPT-2 with 2 layers x 2 heads: previous-token and uniform, induction and uniform."""
+    width = 2 * WORDS + ROOM
+    config = GPT2Config(
+        n_layer=2, n_head=2, n_embd=width, vocab_size=WORDS, n_positions=ROOM, attn_implementation="eager"
+    )
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.transformer.wte.weight[:, :WORDS] = torch.eye(WORDS)
+        model.transformer.wpe.weight[:, WORDS : WORDS + ROOM] = torch.eye(ROOM)
+        for block, ones in zip(model.transformer.h, (2, 3), strict=True):
+            mean = ones / width  # of a vector with so many ones: the norm leaves it as it is
+            block.ln_1.weight.fill_((mean - mean**2 + block.ln_1.eps) ** 0.5)
+            block.ln_1.bias.fill_(mean)
+        token, place, before = range(WORDS), range(WORDS, WORDS + ROOM), range(WORDS + ROOM, width)
+        first, second = (block.attn for block in model.transformer.h)
+        for position in range(1, ROOM):
+            first.c_attn.weight[place[position], position - 1] = SHARP
+        for position in range(ROOM):
+            first.c_attn.weight[place[position], width + position] = 1
+        for word in range(WORDS):
+            first.c_attn.weight[token[word], 2 * width + word] = 1
+            first.c_proj.weight[word, before[word]] = 1
+            second.c_attn.weight[token[word], word] = SHARP
+            second.c_attn.weight[before[word], width + word] = 1
+            second.c_attn.weight[token[word], 2 * width + word] = 1
+            second.c_proj.weight[word, token[word]] = 1
+    return wrap(model, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def built(demo):
+    """The findings of the hand-built decoder, {(probe, against): effects}, and its roles."""
+    loaded = hand_built(demo.tokenizer)
+    copying = copying_of(loaded, [0, 1, 2, 3])
+    assert isinstance(copying, Copying)
+    findings = []
+    for trial in trials(range(1, WORDS), (0,), ROOM, copying=copying):
+        readings = read(loaded, trial)
+        findings += compare(trial, readings)
+    assert readings.heads == ((0, 0), (0, 1), (1, 0), (1, 1))
+    return {(one.contrast.probe, one.contrast.against): one.effects for one in findings}, roles_of(findings, 4)
+
+
+def test_hand_built_heads_score_one_and_uniform_heads_score_the_null(built):
+    found, roles = built
+    for period in ("p10", "p25"):
+        effects = found[f"induction {period}", "other"]
+        assert effects.score[2] == pytest.approx(1, abs=1e-3)
+        assert effects.effect[[1, 3]] == pytest.approx(0, abs=1e-5)
+    assert found["offset 1", "best other offset"].score[0] == pytest.approx(1, abs=1e-3)
+    assert found["sink", "uniform"].effect[[1, 3]] == pytest.approx(0, abs=1e-5)
+    assert found["copying", "other heads"].score[2] == 1
+    assert roles == [("previous-token",), (), ("induction",), ()]
+
+
+def test_a_window_that_hides_the_key_is_null_not_zero(demo):
+    loaded = wrap(tiny_model("mistral", sliding_window=16), demo.tokenizer)
+    [short, long] = [one for one in trials(range(5, 90), (), 120, count=4) if "repeated" in one.name][:2]
+    assert np.isfinite(read(loaded, short).values[Measure("repeated", "successor")]).all()
+    assert np.isnan(read(loaded, long).values[Measure("repeated", "successor")]).all()
