@@ -1,0 +1,201 @@
+"""docs/gallery.md: what every kind of picture shows, and the command that draws it."""
+
+from dataclasses import dataclass
+
+IMAGES = "images/gallery"
+BANK = '"the financial bank is located on river bank"'
+STORY = "--file examples/story.txt"
+HEAD = """# Gallery
+
+Every picture here is of `demo`, the model inside the package, and is made by the command above it: no network, no GPU.
+`python scripts/gallery.py` makes this page; a test runs its commands.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One picture: shows is the file that the command writes, `PAGE#state` of a page, or `terminal` for what it prints.
+
+    columns: how wide the terminal is.
+    """
+
+    name: str
+    title: str
+    words: str
+    command: str
+    shows: str
+    columns: int = 100
+
+    @property
+    def image(self) -> str:
+        """The picture's path beside the page."""
+        return f"{IMAGES}/{self.name}.png"
+
+    @property
+    def markdown(self) -> str:
+        """The entry as it stands on the page."""
+        return f"### {self.title}\n\n{self.words}\n\n    {self.command}\n\n![{self.title}]({self.image})\n"
+
+
+FILES = (
+    Entry(
+        "overview",
+        "All heads",
+        "Every head of every layer as a thumbnail, framed by its role, on a passage that comes twice.",
+        f"attnscope heatmap {STORY} --out runs/story",
+        "runs/story/overview.png",
+    ),
+    Entry(
+        "layer",
+        "One layer",
+        "The heads of a layer side by side, on one colour scale.",
+        f"attnscope heatmap {STORY} --select 3 --out runs/layer",
+        "runs/layer/layers/L03.png",
+    ),
+    Entry(
+        "head",
+        "One head",
+        "Tokens on both axes; numbers in the cells where there is room.",
+        f"attnscope heatmap {BANK} --select L1H4 --out runs/head",
+        "runs/head/heads/L01H04.png",
+    ),
+    Entry(
+        "sink",
+        "Small weights",
+        "A logarithmic scale, and the sink drawn as a strip of its own.",
+        f"attnscope heatmap {STORY} --select L3H0 --scale log --sink mask --out runs/sink",
+        "runs/sink/heads/L03H00.png",
+    ),
+    Entry(
+        "part",
+        "A part of a map",
+        "The rows of some queries and the columns of some keys: here the second sentence on the first.",
+        f"attnscope heatmap {BANK} --select L1H4 --query 5-8 --key 1-4 --out runs/part",
+        "runs/part/heads/L01H04.png",
+    ),
+    Entry(
+        "metrics",
+        "Metrics",
+        "Layers x heads, a panel per metric, with what uniform attention scores.",
+        f"attnscope heads {STORY} -q --out runs/metrics",
+        "runs/metrics/metrics.png",
+    ),
+    Entry(
+        "mass",
+        "Which heads look from here to there",
+        "The mass of the chosen queries on the chosen keys, layers x heads.",
+        f"attnscope heatmap {BANK} --query last --key bank#1 --figures mass --out runs/mass",
+        "runs/mass/mass.png",
+    ),
+    Entry(
+        "top",
+        "The first heads",
+        "A contact sheet of the heads that rank first, role and score in each title.",
+        f"attnscope heatmap {STORY} --figures top --top 6 --out runs/top",
+        "runs/top/top.png",
+    ),
+    Entry(
+        "rollout",
+        "Rollout",
+        "Attention rolled out over all layers: what each token came from.",
+        f"attnscope rollout {BANK} -q --out runs/rollout",
+        "runs/rollout/rollout.png",
+    ),
+    Entry(
+        "explain",
+        "One head, step by step",
+        "q and k, their products, scale, mask, softmax, the values, the output: each held against the model's own.",
+        f"attnscope explain {BANK} --head L1H4 --query last --out runs/explain.png",
+        "runs/explain.png",
+    ),
+)
+TERMINAL = (
+    Entry(
+        "heads",
+        "The table of heads",
+        "Ranked by mass from the last token to the first `bank`, above what uniform attention would give it.",
+        f"attnscope heads {BANK} --query last --key bank#1 --top 8",
+        "terminal",
+    ),
+    Entry(
+        "relations",
+        "Who looks at whom",
+        "The strongest relations over all heads, without key 0 and self.",
+        f"attnscope relations {BANK} --over heads --top 12",
+        "terminal",
+    ),
+    Entry(
+        "show",
+        "Maps without a file",
+        "`--show` draws the selected heads as half blocks, as many side by side as fit.",
+        f"attnscope heatmap {BANK} --select L1H4,L2H1 --show",
+        "terminal",
+    ),
+    Entry(
+        "text",
+        "The text itself",
+        "Where the last token looks, on the text as it reads.",
+        f"attnscope text {STORY} --query last --select L3H0",
+        "terminal",
+    ),
+)
+VIEWED = f"attnscope view {STORY} -o story.html"
+PAGE = (
+    Entry("page-model", "Model", "Every head; a click goes to it.", VIEWED, "story.html#view=model"),
+    Entry(
+        "page-metrics",
+        "Metrics",
+        "A map of any metric, and the table of heads, which sorts.",
+        VIEWED,
+        "story.html#view=metrics&metric=induction",
+    ),
+    Entry(
+        "page-head",
+        "Head",
+        "Queries left, keys right; hover shows one token's row, a click pins it.",
+        VIEWED,
+        "story.html#view=head&at=3&head=0&query=80&pin=1",
+    ),
+    Entry(
+        "page-matrix",
+        "Matrix",
+        "The heatmap, with crosshair, values, zoom and pan.",
+        VIEWED,
+        "story.html#view=matrix&at=3&head=0&query=80",
+    ),
+    Entry(
+        "page-text",
+        "Text",
+        "The text itself, coloured by where a token looks, or by who looks at it.",
+        VIEWED,
+        "story.html#view=text&at=3&head=0&query=80",
+    ),
+    Entry(
+        "page-token",
+        "Token",
+        "Layers x heads: the mass of one query on a key or span.",
+        VIEWED,
+        "story.html#view=token&query=80&key=20",
+    ),
+    Entry(
+        "page-steps",
+        "Steps",
+        "The arithmetic of one query of a short text.",
+        f"attnscope view {BANK} -o bank.html",
+        "bank.html#view=steps&at=1&head=4&query=8",
+    ),
+    Entry(
+        "page-compare",
+        "Compare",
+        "Two texts side by side, and the signed difference.",
+        f'attnscope view {BANK} --compare-text "the muddy bank is located on river bank" -o both.html',
+        "both.html#view=compare&at=1&head=4",
+    ),
+)
+PARTS = {"Files": FILES, "The terminal": TERMINAL, "The page": PAGE}
+
+
+def document() -> str:
+    """The page."""
+    parts = (f"## {title}\n\n" + "\n".join(one.markdown for one in part) for title, part in PARTS.items())
+    return "\n".join((HEAD, *parts))

@@ -1,0 +1,52 @@
+"""docs/gallery.md and docs/coming-from.md: made as they say, their commands run, their pictures are there."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from helpers.command_line import HANGS
+from helpers.forks import shim
+from helpers.gallery import IMAGES, PARTS, document
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("gallery", "coming-from")
+LINES = sorted(
+    {
+        line
+        for page in PAGES
+        for line in re.findall(r"^    (attnscope .*)$", (DOCS / f"{page}.md").read_text("utf-8"), re.MULTILINE)
+    }
+)
+
+
+def test_the_gallery_is_what_its_script_writes():
+    assert (DOCS / "gallery.md").read_text("utf-8") == document(), "run scripts/gallery.py"
+
+
+def test_every_picture_of_the_gallery_is_there_and_none_else():
+    named = {Path(one.image).name for part in PARTS.values() for one in part}
+    there = {path.name: path.read_bytes() for path in (DOCS / IMAGES).iterdir()}
+    assert there.keys() == named
+    assert all(data.startswith(b"\x89PNG") and len(data) < 1_000_000 for data in there.values())
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_runs(line, tmp_path):
+    (tmp_path / "examples").symlink_to(DOCS.parent / "examples")
+    env = os.environ | {"PATH": f"{shim()}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 0, done.stderr
+    assert "does not hold" not in done.stderr
+    written = re.search(r"(?:--out|-o) (\S+)", line)
+    assert (tmp_path / written[1]).exists() if written else done.stdout
+
+
+def test_the_commands_that_are_said_to_run_do():
+    """Each command of a page's tables whose TEXT is left open stands below it in full."""
+    page = (DOCS / "coming-from.md").read_text("utf-8")
+    named = set(re.findall(r"\| `attnscope (\w+)", page))
+    assert named <= {line.split()[1] for line in LINES} | {"batch", "capture"}
+    assert len(LINES) > 20
