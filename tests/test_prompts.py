@@ -103,7 +103,7 @@ def test_both_tokens_of_a_split_character_hold_it():
 
 def test_characters_without_a_tokenizer_that_tells_are_found_by_what_tokens_say():
     assert located(["the", " bank", "<x>", " on"], ["the", " bank", "<x>", " on"], "the \n bank on") == (
-        *((0, 3), (5, 10), (10, 10)),
+        *((0, 3), (6, 10), (10, 10)),
         (10, 13),
     )
     assert located(["lost", "on"], ["lost", "on"], "x" * 40 + "on") == ((0, 0), (0, 0))
