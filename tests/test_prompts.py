@@ -16,11 +16,12 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnscope.errors import InputError, UsageError
+from attnscope.text.characters import located
 from attnscope.text.labels import BYTES, visible
 from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
 from attnscope.text.reading import decode_utf8, read_text
 from attnscope.text.spans import sentence_ranges, word_ranges
-from helpers.tokenizers import LINES, MAKERS, SlowBytes, SlowWords, byte_level, llama, wordpiece
+from helpers.made_tokenizers import LINES, MAKERS, SlowBytes, SlowWords, byte_level, llama, wordpiece
 
 SHARED = Path(__file__).parents[2] / "shared" / "models"
 TEXTS = {
@@ -63,6 +64,49 @@ def test_every_text_reads_as_written_with_every_tokenizer(named, kind):
     assert covers(prompt.words, len(prompt))
     assert covers(prompt.sentences, len(prompt))
     assert len(prompt.tokens) == len(prompt.labels) == len(prompt.special) == len(prompt.ids) == len(prompt)
+
+
+def said_at(prompt: Prompt) -> list[str]:
+    return [prompt.text[start:stop] for start, stop in prompt.characters]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_characters_of_every_token_are_those_that_it_says(named, kind):
+    tokenizer, text = named[1], TEXTS[kind]
+    of_text = from_text(tokenizer, text)
+    for prompt in (of_text, from_ids(tokenizer, of_text.ids)):
+        check_characters(prompt)
+    for side in ("left", "right"):
+        cut = from_text(tokenizer, text, max_tokens=max(len(of_text) - 2, 1), truncate=side)
+        kept = of_text.characters[-len(cut) + 1 :] if side == "left" else of_text.characters[: len(cut)]
+        assert cut.characters[-len(kept) :] == kept
+
+
+def check_characters(prompt: Prompt) -> None:
+    """Each token's own, in order, and every character but white space is some token's."""
+    assert len(prompt.characters) == len(prompt)
+    assert list(prompt.characters) == sorted(prompt.characters)
+    for token, said in zip(prompt.tokens, said_at(prompt), strict=True):
+        whole = re.sub(r"(.)·\d/\d", r"\1", token, flags=re.DOTALL)
+        assert said.strip() in ("", whole.strip()), token
+        assert said or token.isspace() or token.startswith("<"), token
+    held = {at for start, stop in prompt.characters for at in range(start, stop)}
+    assert all(char.isspace() for at, char in enumerate(prompt.text) if at not in held)
+
+
+def test_both_tokens_of_a_split_character_hold_it():
+    assert said_at(from_text(llama(), "the 日")) == ["", "the", " ", "日", "日", "日"]
+    assert said_at(from_text(SlowBytes(), "é日")) == ["é", "é", "日", "日", "日"]
+    assert said_at(from_text(llama(normalizers.NFKC()), "the ﬁ")) == ["", "the", " ", "ﬁ", "ﬁ"]
+    assert said_at(from_text(llama(), "river"))[:3] == ["", "", "r"]
+
+
+def test_characters_without_a_tokenizer_that_tells_are_found_by_what_tokens_say():
+    assert located(["the", " bank", "<x>", " on"], ["the", " bank", "<x>", " on"], "the \n bank on") == (
+        *((0, 3), (6, 10), (10, 10)),
+        (10, 13),
+    )
+    assert located(["lost", "on"], ["lost", "on"], "x" * 40 + "on") == ((0, 0), (0, 0))
 
 
 def test_the_pieces_of_one_character_are_numbered():
@@ -187,6 +231,7 @@ def test_the_shared_models(name):
         prompt = from_text(tokenizer, text)
         assert list(prompt.ids) == tokenizer(text)["input_ids"]
         assert joined(prompt) == " " + text
+        check_characters(prompt)
         assert (prompt.tokens[0], prompt.special[0]) == ("<s>", True)
 
 

@@ -12,7 +12,7 @@ from attnscope.model.loading import DEMO_FOLDER
 from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
 from attnscope.text.tokens import Found, choose, defined, described, find
 from helpers.command_line import SENTENCE
-from helpers.tokenizers import MAKERS, SlowBytes, byte_level, llama, wordpiece
+from helpers.made_tokenizers import MAKERS, SlowBytes, byte_level, llama, wordpiece
 
 CHATML = "{% for m in messages %}<|head|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
 MESSAGES = [

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "view": (TEXT, "The attention of a text as a page to hover over: one HTML file, no network."),
     "rollout": (TEXT, "Attention rolled out: which tokens each token came from."),
     "explain": (TEXT, "One head, one sentence, every step with its numbers."),
+    "tokens": (TEXT, "A text's tokens by number, and which of them an expression means."),
     "batch": (CORPUS, "Heads and relations of every text of a corpus, as a dataset."),
     "scan": (STUDY, "What each head does on probes, against a null, with intervals."),
     "parity": (LOOK_UP, "Every layer against attention written from the papers."),
@@ -79,6 +80,7 @@ def made(name: str) -> Any:
     module = module_of(name)
     alone = typer.Typer(add_completion=False, **PLAIN)
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES)
+    epilog += getattr(module, "MORE_HELP", "")
     alone.command(name, cls=getattr(module, "COMMAND", PanelCommand), epilog=epilog)(getattr(module, name))
     return get_command(alone)
 
