@@ -178,7 +178,10 @@ class Query:
 
     panel = "Question"
     query: Annotated[
-        str | None, Option(help="Queries: 8, -1, 3-7, last, bank, bank#2; by commas.", metavar="TOKENS"), HELD
+        str | None,
+        Option(help="Queries: 8, -1, 3-7, last, bank, bank#2; by commas.", metavar="TOKENS"),
+        Key((int, str)),
+        HELD,
     ] = None
 
 
@@ -187,7 +190,7 @@ class Question(Query):
     """Which tokens are asked about."""
 
     panel = "Question"
-    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), HELD] = None
+    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), Key((int, str)), HELD] = None
     define: Annotated[
         list[str] | None,
         Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
