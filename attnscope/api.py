@@ -72,7 +72,8 @@ def capture(
     elif layers is not None:
         raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
     asked: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
-    request = replace(request, **asked, **({} if define is None else {"define": define}))
+    asked |= {} if define is None else {"define": define}
+    request = replace(request, **asked)
     return read(
         model,
         text,
