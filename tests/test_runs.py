@@ -238,6 +238,7 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
         ("rollout", "--text", STORY, "--group", "words"),
         ("heatmap", "--text", STORY, "--image", "svg", "--select", "1.0"),
         ("heads", "--ids", "{ids}", "--engine", "fused", "--top", "1", "--spreadsheet"),
+        ("heads", "--text", CAT, "--query", "-1", "--key", "beast,first", "--define", "beast=cat", "--top", "1"),
     ],
     ids=lambda arguments: " ".join(arguments)[:40],
 )

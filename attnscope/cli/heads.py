@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from typer import Option
@@ -94,7 +94,9 @@ def heads(
     shown = seen.kept_heads(order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        style = drawing.style(spelled("heads", asked, entries, question, ranking, printing, relations, drawing))
+        usual = ranking.by(question) == Ranking().by(question)  # a manifest says it outright, a picture never
+        told = replace(ranking, sort=None) if usual else ranking
+        style = drawing.style(spelled("heads", asked, entries, question, told, printing, relations, drawing))
         how = {"sort": order, "min_weight": relations.min_weight, "style": style}
         export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how)
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)

@@ -185,6 +185,7 @@ class Query:
     query: Annotated[
         str | None,
         Option(help="Queries: 8, 3-7, last (token), bank, bank#2; all: `attnscope tokens -h`.", metavar="TOKENS"),
+        Key((int, str)),
         HELD,
     ] = None
 
@@ -194,7 +195,7 @@ class Question(Query):
     """Which tokens are asked about."""
 
     panel = "Question"
-    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), HELD] = None
+    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), Key((int, str)), HELD] = None
     define: Annotated[
         list[str] | None,
         Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),

@@ -121,16 +121,18 @@ def plan_of(pages: Pages, selected: Selected, loaded: LoadedModel) -> Plan:
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
     from attnscope.cli.single import header, tell_chosen
+    from attnscope.text.tokens import Chosen
 
     layers = run.loaded.geometry.attention_layers
     run = run.asking(replace(run.request, **plan.request(layers, len(run.prompt))))
     output.talk(header(run), quiet)
-    tell_chosen(run, quiet)
+    tell_chosen(run.prompt, run.chosen, quiet)
+    whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens
     if asked.verify:
         with output.progress("oracle", None, quiet):
-            run = run.verified()
+            whole = whole.verified()
     with output.progress("forward pass", len(layers), quiet) as advance:
-        return run.observe(advance)
+        return replace(whole.observe(advance), chosen=run.chosen)
 
 
 def about(seen: Observation, whole: Mapping[int, Sequence[int]], question: Question, command: str) -> About:

@@ -21,8 +21,11 @@ from attnscope.measure.metrics import METRICS, ends
 from attnscope.viewer.pack import Bits, Blobs, binned, joined, packed_maps, strongest
 
 if TYPE_CHECKING:
+    import torch
+
     from attnscope.measure.layers import LayerKey
     from attnscope.measure.operands import KeptOperands
+    from attnscope.measure.probes import KeptKeys
     from attnscope.observation import LayerMaps, Observation
     from attnscope.text.prompt import Prompt, Span
 
@@ -203,7 +206,7 @@ class Side:
         if not top_k:
             return
         if seen.kept_keys is not None and seen.group is None and key in seen.kept_keys:
-            heads, weight, found = seen.kept_keys[key]
+            heads, weight, found = _of_all_queries(seen.kept_keys[key], len(seen.prompt))
         elif key in seen.weights:
             heads = list(seen.weight_heads[key])
             weight, found = seen.weights[key].topk(min(top_k, len(seen.prompt)))
@@ -280,3 +283,13 @@ def _spans(spans: Sequence[Span]) -> list[tuple[int, int, str]]:
 def _rows(columns: Sequence[np.ndarray], count: int) -> list[list[float | None]]:
     """Columns (one per metric) as rows (one per head)."""
     return [list(row) for row in zip(*map(rounded, columns), strict=True)] if columns else [[] for _ in range(count)]
+
+
+def _of_all_queries(kept: KeptKeys, tokens: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+    """Heads, weights and keys (H, T, k) of every query: NaN for those whose keys were not kept."""
+    if len(kept.query) >= tokens:
+        return kept.heads, kept.weight, kept.key
+    shape = len(kept.heads), tokens, kept.weight.shape[-1]
+    weight, key = kept.weight.new_full(shape, float("nan")), kept.key.new_zeros(shape)
+    weight[:, list(kept.query)], key[:, list(kept.query)] = kept.weight, kept.key
+    return kept.heads, weight, key
