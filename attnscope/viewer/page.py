@@ -165,16 +165,15 @@ def sentences(side: Mapping[str, Any]) -> Iterator[str]:
     """What a side of the page does not hold, in words."""
     heads, held = len(side["heads"]), side["maps"]
     binned, related = [one for one in held if one["bin"] > 1], side["relations"]
-    name = brief(side["name"])
+    name, of = brief(side["name"]), f"of {heads} heads"
+    strongest = f"with the {related['k']} strongest keys of every query" if related else "without single keys"
     if binned:
         yield (
-            f"{name}: the maps of {len(binned)} of {heads} heads are in bins of {binned[0]['bin']} tokens"
-            + (f", with the {related['k']} strongest keys of every query" * bool(related))
-            + "; --select keeps heads whole, --max-mb takes more"
+            f"{name}: the maps of {len(binned)} {of} are in bins of {binned[0]['bin']} tokens, {strongest}; "
+            "--select keeps heads whole, --max-mb takes more"
         )
     if heads > len(held):
-        kept = f", only the {related['k']} strongest keys of every query" if related else ""
-        yield f"{name}: there are no maps of {heads - len(held)} of {heads} heads{kept}"
+        yield f"{name}: there are no maps of {heads - len(held)} {of}, {strongest}"
     if not side["steps"]:
         yield f"{name}: there are no q, k and v for the steps, which short texts have"
 
