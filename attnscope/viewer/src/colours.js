@@ -6,17 +6,17 @@
 /** @typedef {{rgb: Uint8ClampedArray, packed: Uint32Array}} Ramp 256 colours, as bytes and as 0xAABBGGRR */
 
 const SIZE = 256;
-const QUIET = matchMedia("(prefers-color-scheme: dark)");
+const system = () => matchMedia("(prefers-color-scheme: dark)");
 
 /** Whether the page is dark now: what was chosen, else what the system prefers. */
 export function isDark() {
   const chosen = document.documentElement.dataset.theme;
-  return chosen === "dark" || (chosen !== "light" && QUIET.matches);
+  return chosen === "dark" || (chosen !== "light" && system().matches);
 }
 
 /** @param {() => void} change called when the system's preference changes */
 export function onScheme(change) {
-  QUIET.addEventListener("change", change);
+  system().addEventListener("change", change);
 }
 
 /**

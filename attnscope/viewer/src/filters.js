@@ -14,6 +14,7 @@ const SWITCHES = /** @type {const} */ ([
   ["words", "words", "Words instead of pieces: sum over keys, mean over queries"],
   ["log", "log", "Logarithmic colours and lines"],
 ]);
+const DIFFERING = ["metrics", "compare"]; // views that show the difference
 const DECADES = 3; // the slider goes from 0.001 to 1
 
 export class Filters {
@@ -69,8 +70,8 @@ export class Filters {
   #sides() {
     if (this.page.sides.length < 2) return null;
     this.sides = make("select", { onchange: () => this.store.set(this.#otherSide(this.sides?.value ?? "0")) });
-    this.page.sides.forEach(({ data }, index) => this.sides?.append(option(String(index), data.name)));
-    this.sides.append(option("diff", "difference"));
+    this.page.sides.forEach(({ data }, index) => this.sides?.append(option(String(index), `${this.page.letter(index)}: ${data.name}`)));
+    this.sides.append(option("diff", "difference B − A"));
     return make("label", {}, "side", this.sides);
   }
 
@@ -79,6 +80,7 @@ export class Filters {
     const { state } = this.store;
     const from = this.page.shown(state);
     const side = /** @type {State["side"]} */ (value);
+    if (side === "diff" && !DIFFERING.includes(state.view)) return { side, view: "compare" };
     if (from === this.page.shown({ ...state, side })) return { side };
     const [query, key] = [this.page.aligned(state.query, from), this.page.aligned(state.key, from)];
     return { side, query, key, keyEnd: null };

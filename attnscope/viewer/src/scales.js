@@ -7,9 +7,8 @@ export function digits(value, places = 3) {
   return value !== 0 && Math.abs(value) < 1e-4 ? value.toExponential(1) : String(Number(value.toPrecision(places)));
 }
 
-/** @param {number} low @param {number} high @returns {HTMLElement} the colours between them */
-export function colourScale(low, high) {
-  const ramp = sequential();
+/** @param {number} low @param {number} high @param {import("./colours.js").Ramp} [ramp] @returns {HTMLElement} */
+export function colourScale(low, high, ramp = sequential()) {
   const stops = Array.from({ length: 9 }, (_, place) => css(ramp, place / 8));
   const bar = make("i", { class: "gradient" });
   bar.style.backgroundImage = `linear-gradient(to right, ${stops.join(", ")})`;

@@ -37,7 +37,7 @@ export class Shell {
   }
 
   #header() {
-    const { title, sides, left_out: missing } = this.page.data;
+    const { title, left_out: missing } = this.page.data;
     const theme = make("button", { type: "button", class: "plain", title: "Light or dark (t)", onclick: () => this.#theme() }, "◐");
     const help = make("button", { type: "button", class: "plain", title: "Keys and help (?)", onclick: () => this.help.open() }, "?");
     theme.setAttribute("aria-label", "Light or dark");
@@ -45,11 +45,21 @@ export class Shell {
     return make(
       "header",
       { class: "top" },
-      make("div", {}, make("h1", {}, title), ...this.page.sides.map((side) => facts(side, sides.length > 1))),
+      make("div", {}, make("h1", {}, title), ...this.#facts()),
       make("div", { class: "tools" }, theme, help),
       ...this.page.sides.map(excerpt).filter((text) => !title.includes(text)).map((text) => make("p", { class: "quote", dir: "auto" }, text)),
       missing.length > 0 && leftOut(missing),
     );
+  }
+
+  /** What each side is; of the second, what differs. */
+  #facts() {
+    const [first, second] = this.page.sides.map(facts);
+    const line = (/** @type {string[]} */ parts, /** @type {number} */ side) => {
+      const letter = this.page.letter(side);
+      return make("div", { class: "facts" }, letter && make("b", {}, letter), ...parts.map((part) => make("span", {}, part)));
+    };
+    return [line(first, 0), second && line(second.filter((part) => !first.includes(part)), 1)].filter(Boolean);
   }
 
   /** @param {Tab} tab @param {number} place */
@@ -166,20 +176,18 @@ function typing(target, key) {
   return target.matches("select, textarea, [contenteditable]") || (key.startsWith("Arrow") && target.matches("[role=tab]"));
 }
 
-/** @param {Side} side @param {boolean} named */
-function facts(side, named) {
-  const { model, engine } = side.data;
-  const { heads = 0, kv_heads: shared = 0 } = side.layers[0] ?? {};
-  const parts = [
+/** @param {Side} side */
+function facts({ data, count }) {
+  const { model, engine, layers } = data;
+  const { heads = 0, kv_heads: shared = 0 } = layers[0] ?? {};
+  return [
     model.name,
-    model.type !== model.name && model.type,
+    model.type,
     `${model.layers} layers × ${heads} heads${shared && shared !== heads ? ` (${shared} kv)` : ""}`,
-    `${side.count.toLocaleString("en")} tokens`,
+    `${count.toLocaleString("en")} tokens`,
     model.dtype,
     engine,
-  ];
-  const spans = parts.filter(Boolean).map((part) => make("span", {}, String(part)));
-  return make("div", { class: "facts" }, named && make("b", {}, side.data.name), ...spans);
+  ].filter(Boolean);
 }
 
 const QUOTED = 400; // characters of the text in the header

@@ -28,7 +28,7 @@ export class Status {
   /** What can be said at once. @param {State} state */
   frame(state) {
     const side = this.page.side(state);
-    this.head.textContent = side.name(state.at, state.head);
+    this.head.textContent = `${this.page.letter(this.page.shown(state))} ${side.name(state.at, state.head)}`.trim();
     this.query.textContent = named(side.tokens.label, [this.page.query(state), this.page.query(state) + 1]);
     const keys = this.page.keys(state);
     if (keys) this.key.textContent = named(side.tokens.label, keys);

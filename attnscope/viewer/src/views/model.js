@@ -106,7 +106,12 @@ class ModelView {
     if (done !== this.done) return; // another look was asked for meanwhile
     const context = fit(row.canvas, ...this.grid.extent(row));
     context.imageSmoothingEnabled = false;
-    row.heads.forEach(({ at, head }, index) => this.#thumb(context, thumbs[index], this.grid.corner(index), { at, head }));
+    context.lineWidth = 1;
+    const lines = [ink("line"), ink("line-strong")]; // asked once: an answer costs a layout
+    row.heads.forEach((name, index) => {
+      context.strokeStyle = lines[thumbs[index] ? 0 : 1];
+      this.#thumb(context, thumbs[index], this.grid.corner(index), name);
+    });
   }
 
   /**
@@ -116,8 +121,6 @@ class ModelView {
   #thumb(context, small, [x, y], name) {
     const { width, height } = this.grid;
     if (small) context.drawImage(this.#picture(small), x, y, width, height - STRIPE);
-    context.lineWidth = 1;
-    context.strokeStyle = ink(small ? "line" : "line-strong");
     context.strokeRect(x + 0.5, y + 0.5, width - 1, height - STRIPE - 1);
     const colour = roleColour(this.grid.side?.headAt(name.at, name.head)?.role ?? "-");
     if (!colour) return;

@@ -127,7 +127,8 @@ class TokenView {
     const some = [...this.answers.values()].some(({ whole }) => !whole);
     const least = some ? "Only the strongest keys of each query are known: a head gives at least this. " : "";
     const later = keys[0] > query ? "The key comes after the query: no head can see it." : "";
-    this.note.textContent = chosen + least + later;
+    const none = this.answers.size && ![...this.answers.values()].some(({ mass }) => mass > 0) && !later;
+    this.note.textContent = chosen + least + later + (none ? "No head gives these keys a weight that the page holds." : "");
     this.note.hidden = !this.note.textContent;
     this.#paint();
     this.#rank(side);
@@ -136,11 +137,11 @@ class TokenView {
   #paint() {
     const ramp = sequential();
     const answers = [...this.answers.values()];
-    const most = Math.max(1e-6, ...answers.map(({ mass }) => mass));
+    const most = Math.max(0, ...answers.map(({ mass }) => mass)) || 1;
     for (const { at, head } of this.grid.side?.heads ?? []) {
       const answer = this.answers.get(`${at}.${head}`);
       const t = answer ? answer.mass / most : 0;
-      this.grid.fill({ at, head }, answer ? css(ramp, t) : "transparent", answer ? answer.mass.toFixed(2) : "", inkOn(ramp, t));
+      this.grid.fill({ at, head }, answer ? css(ramp, t) : "transparent", answer && (answer.whole || answer.mass) ? answer.mass.toFixed(2) : "", inkOn(ramp, t));
     }
     const uniform = [...new Set(answers.map((answer) => digits(answer.uniform)))];
     this.legend.replaceChildren(
@@ -153,7 +154,8 @@ class TokenView {
   /** @param {Side} side */
   #rank(side) {
     const { at, head } = this.store.state;
-    const answers = [...this.answers.values()].sort((a, b) => b.mass - b.uniform - (a.mass - a.uniform)).slice(0, RANKED);
+    const known = [...this.answers.values()].filter(({ whole, mass }) => whole || mass > 0);
+    const answers = known.sort((a, b) => b.mass - b.uniform - (a.mass - a.uniform)).slice(0, RANKED);
     const rows = answers.map((answer) => {
       const name = make("button", { type: "button", class: "plain" }, side.name(answer.at, answer.head));
       const bar = make("i", { class: "bar" });
