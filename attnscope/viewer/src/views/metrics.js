@@ -3,7 +3,7 @@ import { latest, make } from "../canvas.js";
 import { css, diverging, inkOn, sequential } from "../colours.js";
 import { HeadGrid, goTo } from "../headgrid.js";
 import { roleChip } from "../roles.js";
-import { colourScale, digits } from "../scales.js";
+import { colourScale, digits, fixed } from "../scales.js";
 
 /**
  * @typedef {import("../types.js").State} State
@@ -108,7 +108,7 @@ class MetricsView {
     const [low, high] = this.#limits(side);
     const parts = [`${this.differs ? "B − A" : "heads"} ${digits(Math.min(...scores))} to ${digits(Math.max(...scores))}`];
     if (uniform.length && !this.differs) parts.push(`uniform attention ${range(uniform)}`);
-    if (metric.low !== null || metric.high !== null) parts.push(`possible ${metric.low ?? "…"} to ${metric.high ?? "…"}`);
+    if (!this.differs && (metric.low !== null || metric.high !== null)) parts.push(`possible ${metric.low ?? "…"} to ${metric.high ?? "…"}`);
     if (metric.unit) parts.push(`unit: ${metric.unit}`);
     this.legend.replaceChildren(colourScale(low, high, this.differs ? diverging() : sequential()), ...parts.map((part) => make("span", {}, part)));
   }
@@ -132,7 +132,7 @@ class MetricsView {
       const score = this.#score(one, this.place);
       const t = score === null ? 0 : (score - low) / (high - low || 1);
       const colour = score === null ? "transparent" : css(ramp, t);
-      this.grid.fill({ at, head }, colour, score === null ? "–" : score.toFixed(Math.abs(score) < 10 ? 2 : 1), inkOn(ramp, t));
+      this.grid.fill({ at, head }, colour, score === null ? "–" : fixed(score, Math.abs(score) < 10 ? 2 : 1), inkOn(ramp, t));
     }
   }
 
@@ -200,7 +200,11 @@ class MetricsView {
     const inOrder = (/** @type {Head} */ a, /** @type {Head} */ b) => a.at - b.at || a.head - b.head;
     if (sort === "role") return heads.toSorted((a, b) => way * a.role.localeCompare(b.role) || inOrder(a, b));
     if (place < 0) return heads.toSorted((a, b) => way * inOrder(a, b));
-    const value = (/** @type {Head} */ head) => this.#score(head, place) ?? -way * Infinity;
+    const value = (/** @type {Head} */ head) => {
+      const score = this.#score(head, place);
+      if (score === null) return -way * Infinity;
+      return this.differs ? Math.abs(score) : score;
+    };
     return heads.toSorted((a, b) => (value(a) === value(b) ? inOrder(a, b) : way * (value(a) - value(b))));
   }
 
