@@ -19,6 +19,7 @@ const KEYS = [
   [["click"], "on a head opens it; with Shift or Ctrl it is shown beside the others"],
 ];
 const MOST = 200; // places listed
+const CONTEXT = 60; // characters beside a place
 
 /** @param {HTMLDialogElement} dialog @param {string} title */
 function titled(dialog, title) {
@@ -100,14 +101,15 @@ export class SearchDialog {
     this.chosen = 0;
     const { label } = side.tokens;
     const items = this.found.slice(0, MOST).map(([start, stop], place) => {
-      const around = [label.slice(Math.max(0, start - 4), start).join(""), label.slice(stop, stop + 4).join("")];
+      const before = label.slice(Math.max(0, start - 4), start).join("").slice(-CONTEXT);
+      const after = label.slice(stop, stop + 4).join("").slice(0, CONTEXT);
       const [position, text] = named(label, [start, stop]).split(/ (.*)/s);
       return make(
         "li",
-        { id: `found-${place}`, role: "option", onclick: (/** @type {MouseEvent} */ event) => this.#take(place, event.shiftKey) },
+        { id: `found-${place}`, role: "option", "data-token": start, onclick: (/** @type {MouseEvent} */ event) => this.#take(place, event.shiftKey) },
         make("span", { class: "position" }, position),
         make("span", { class: "token" }, text),
-        make("span", { class: "context" }, `${around[0]} … ${around[1]}`),
+        make("span", { class: "context" }, `${before} … ${after}`),
       );
     });
     this.list.replaceChildren(...items);

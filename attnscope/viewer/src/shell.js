@@ -45,7 +45,7 @@ export class Shell {
     return make(
       "header",
       { class: "top" },
-      make("div", {}, make("h1", {}, title), ...this.#facts()),
+      make("div", {}, make("h1", {}, visible(title)), ...this.#facts()),
       make("div", { class: "tools" }, theme, help),
       ...this.page.sides.map(excerpt).filter((text) => !title.includes(text)).map((text) => make("p", { class: "quote", dir: "auto" }, text)),
       missing.length > 0 && leftOut(missing),
@@ -191,14 +191,18 @@ function facts({ data, count }) {
 }
 
 const QUOTED = 400; // characters of the text in the header
-const HIDDEN = /[\p{C}\p{Zl}\p{Zp}]/u; // characters that one cannot see, or that turn the line around
+const HIDDEN = /(?!\u200d)[\p{C}\p{Zl}\p{Zp}]/gu; // characters that have no shape, or turn the line around
 
-/** @param {Side} side the text in one line; what cannot be seen is written as in the labels */
-function excerpt({ tokens: { plain, label, special } }) {
-  let text = "";
-  for (let i = 0; i < label.length && text.length < QUOTED; i++)
-    if (!special[i]) text += HIDDEN.test(plain[i].replace(/\s+/g, " ")) ? label[i] : plain[i].replace(/\s+/g, " ");
-  return text.length > QUOTED ? `${text.slice(0, QUOTED)}…` : text.trim();
+/** @param {string} text in one line, where what has no shape is written as `⟨202E⟩` */
+function visible(text) {
+  const hex = (/** @type {string} */ one) => (one.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0");
+  return text.replace(/\s+/g, " ").replace(HIDDEN, (one) => `⟨${hex(one)}⟩`);
+}
+
+/** @param {Side} side the beginning of its text */
+function excerpt({ tokens: { plain, special } }) {
+  const text = plain.filter((_, token) => !special[token]).slice(0, QUOTED).join("");
+  return visible(text.length > QUOTED ? `${text.slice(0, QUOTED)}…` : text.trim());
 }
 
 /** @param {string[]} sentences */

@@ -55,10 +55,13 @@ export class Status {
   }
 }
 
+const LONGEST = 40; // characters of a label
+
 /** @param {string[]} labels @param {[number, number]} tokens */
 export function named(labels, [start, stop]) {
-  if (stop - start === 1) return `${start} ${labels[start]}`;
-  return `${start}–${stop - 1} ${labels.slice(start, stop).join("")}`;
+  const text = labels.slice(start, Math.min(stop, start + LONGEST)).join("");
+  const position = stop - start === 1 ? start : `${start}–${stop - 1}`;
+  return `${position} ${text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text}`;
 }
 
 /** @param {Look|null} look @returns {[number, number]|null} the tokens of the unit with the greatest weight */
