@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+from attnscope.shown import visible
+
 Sight = tuple[int, int]
 DESKTOP, PHONE = (1280, 860), (390, 800)
-PATIENCE, PAUSE = 30_000, 20  # ms: other tests may be running
+PATIENCE, PAUSE = 20_000, 20  # ms: other tests may be running
 VIEWS = ("model", "metrics", "head", "matrix", "text", "token", "steps")
 
 
@@ -81,6 +83,12 @@ class Visit:
         """A token in a view."""
         return self.view(view).locator(f'[data-token="{token}"][data-axis={axis}]').first
 
+    def hover(self, token: Any) -> None:
+        """Point at a token, after it was brought into the window: scrolling hides what stands beside the pointer."""
+        token.scroll_into_view_if_needed()
+        self.page.wait_for_timeout(PAUSE)
+        token.hover()
+
     def cell(self, row: int, column: int, plot: int = 0) -> tuple[float, float]:
         """Where a cell of the visible map is in the window."""
         canvas = self.page.locator("section:not([hidden]) .top-canvas").nth(plot)
@@ -103,6 +111,11 @@ class Visit:
             }""",
             [selector, steps],
         )
+
+
+def spelled(text: str) -> str:
+    """As the page's text reads: line breaks and tabs stay, other signs without a shape are written out."""
+    return "".join(char if char in "\n\t" else visible(char) for char in text)
 
 
 @contextmanager

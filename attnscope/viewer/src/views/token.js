@@ -1,6 +1,7 @@
 /** Which head looks from a query at a key: the mass of each head on the chosen keys, and the heads in its order. */
 import { latest, make } from "../canvas.js";
 import { css, inkOn, sequential } from "../colours.js";
+import { massOn } from "../data.js";
 import { HeadGrid, goTo } from "../headgrid.js";
 import { roleChip } from "../roles.js";
 import { colourScale, digits } from "../scales.js";
@@ -48,6 +49,8 @@ class TokenView {
       resized: () => this.#paint(),
     });
     this.asked = "";
+    /** @type {[number, number][]} */
+    this.keys = [[0, 1]];
   }
 
   /** @param {State} state */
@@ -57,7 +60,10 @@ class TokenView {
       this.grid.show(side);
       this.#groups();
     }
-    this.query.render(side, this.page.query(state), null);
+    const query = this.page.query(state);
+    this.query.render(side, [[query, query + 1]]);
+    for (const button of this.groups.children)
+      if (button.matches("button")) button.setAttribute("aria-pressed", String(button.textContent === state.group));
     const { view, at, head, heads, theme, log, pin, from, over, metric, ...asked } = state;
     const question = JSON.stringify(asked);
     this.grid.select(state);
@@ -68,22 +74,12 @@ class TokenView {
 
   /** Keys that the command named. */
   #groups() {
-    const { defined, asked } = this.page.data;
-    const groups = Object.entries(defined).map(([name, { positions }]) => ({ name, positions }));
-    if (asked.key) groups.unshift({ name: asked.key.text, positions: asked.key.positions });
-    const buttons = groups.filter(({ positions }) => positions.length).map(({ name, positions }) =>
-      make("button", { type: "button", class: "token key", onclick: () => this.#choose(positions) }, name),
-    );
-    this.groups.hidden = !buttons.length;
+    const buttons = Object.entries(this.page.groups).map(([group, [key]]) => {
+      const onclick = () => this.store.set({ key, keyEnd: null, group });
+      return make("button", { type: "button", class: "token key", "data-group": group, onclick }, group);
+    });
+    this.groups.hidden = !buttons.length || this.page.shown(this.store.state) > 0;
     this.groups.replaceChildren(make("span", { class: "muted" }, "asked for"), ...buttons);
-  }
-
-  /** @param {number[]} positions the span that they begin with */
-  #choose(positions) {
-    const start = positions[0];
-    let stop = start + 1;
-    while (positions.includes(stop)) stop++;
-    this.store.set({ key: start, keyEnd: stop > start + 1 ? stop : null });
   }
 
   /** Reads layer after layer, so that what is there is shown. @param {State} state */
@@ -93,7 +89,7 @@ class TokenView {
     const shown = page.shown(state);
     const side = page.sides[shown];
     const query = page.query(state);
-    const keys = page.keys(state) ?? (await mostSeen(page, shown, query, state));
+    const keys = page.places(state) ?? (await mostSeen(page, shown, query, state));
     if (!mine()) return;
     /** @type {Map<string, Answer>} */
     const answers = new Map();
@@ -116,17 +112,17 @@ class TokenView {
     const { state } = this.store;
     const side = this.page.side(state);
     const { label } = side.tokens;
-    const keys = this.keys ?? [0, 1];
+    const { keys } = this;
     const query = this.page.query(state);
-    this.key.render(side, keys[0], keys[1]);
+    this.key.render(side, keys);
     this.title.replaceChildren(
-      "Which head looks from ", make("span", { class: "token query" }, named(label, [query, query + 1])),
+      "Which head looks from ", make("span", { class: "token query" }, named(label, [[query, query + 1]])),
       " at ", make("span", { class: "token key" }, named(label, keys)), "?",
     );
     const chosen = state.key === null ? "No key is chosen: this is the one that most heads look at, but for the first token and itself. " : "";
     const some = [...this.answers.values()].some(({ whole }) => !whole);
     const least = some ? "Only the strongest keys of each query are known: a head gives at least this. " : "";
-    const later = keys[0] > query ? "The key comes after the query: no head can see it." : "";
+    const later = keys[0][0] > query ? "The key comes after the query: no head can see it." : "";
     const none = this.answers.size && ![...this.answers.values()].some(({ mass }) => mass > 0) && !later;
     this.note.textContent = chosen + least + later + (none ? "No head gives these keys a weight that the page holds." : "");
     this.note.hidden = !this.note.textContent;
@@ -192,7 +188,7 @@ class TokenView {
     if (!answer) return [...lines, "the page holds no weights in tokens of this head"];
     const { label } = side.tokens;
     const query = this.page.query(this.store.state);
-    lines.push(`${named(label, [query, query + 1])} → ${named(label, this.keys ?? [0, 1])}`);
+    lines.push(`${named(label, [[query, query + 1]])} → ${named(label, this.keys)}`);
     return [...lines, ["mass", (answer.whole ? "" : "≥ ") + answer.mass.toFixed(6)], ["uniform", answer.uniform.toFixed(6)]];
   }
 
@@ -202,26 +198,20 @@ class TokenView {
   }
 }
 
-/** @param {Look} look @param {[number, number]} keys */
-function massOn({ weights, units }, keys) {
-  const [start, stop] = units.widen(keys);
-  return weights.subarray(units.of[start], units.of[stop - 1] + 1).reduce((sum, weight) => sum + weight, 0);
-}
-
 /**
  * @param {Page} page @param {number} side @param {number} query @param {State} state
- * @returns {Promise<[number, number]>} the tokens that receive most from the query over all heads, without key 0 and itself
+ * @returns {Promise<[number, number][]>} the tokens that receive most from the query over all heads, without key 0 and itself
  */
 async function mostSeen(page, side, query, state) {
   const look = await page.look(side, { ...state, from: "query", over: "all" }, query);
-  if (!look) return [0, 1];
+  if (!look) return [[0, 1]];
   const { weights, units } = look;
   const own = units.of[query];
   let best = -1;
   weights.forEach((weight, unit) => {
     if (unit !== units.of[0] && unit !== own && (best < 0 || weight > weights[best])) best = unit;
   });
-  return units.range(Math.max(0, best));
+  return [units.range(Math.max(0, best))];
 }
 
 /** @type {import("../types.js").Mount} */
