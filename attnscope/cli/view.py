@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     'attnscope view --text "the financial bank is located on river bank" -o bank.html',
     'attnscope view --text "Mary gave John a book" --compare-text "John gave Mary a book" -o swapped.html',
-    "attnscope view runs/bank -o bank.html",
+    'attnscope heads "the cat sat on the mat" --out runs/cat > cat.csv && attnscope view runs/cat -o cat.html',
 )
 STDOUT = Path("-")
 
@@ -39,7 +39,7 @@ class Pages(Config, Writing):
     """One page, and how much it may hold."""
 
     panel = "Page"
-    out: Annotated[Path | None, Option("-o", help="Write the page here; - is stdout.", metavar="FILE|-"), FIRST] = None
+    out: Annotated[Path | None, Option(help="Write the page here; - is stdout.", metavar="FILE|-"), FIRST] = None
     from_tables: Annotated[bool, Option(help="Of a run: a page of what it kept, without the model.")] = False
     compare_text: Annotated[str | None, Option(help="Another text beside it.", metavar="TEXT")] = None
     compare_model: Annotated[
@@ -67,9 +67,9 @@ class Pages(Config, Writing):
 
 @takes(TextRun, Selected, Question, Pages, file=GROUPS)
 def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> int:
-    """The attention of a text as a page to hover over: one HTML file, no network.
+    """A text's attention as a page to hover over, in one HTML file.
 
-    Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The folder of a run in
+    It needs no network. Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The folder of a run in
     place of TEXT reads that run's tokens again, with the model that its manifest names.
     """
     command = spelled("view", asked, selected, question, pages)

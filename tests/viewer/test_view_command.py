@@ -2,15 +2,21 @@
 
 import csv
 import json
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from helpers.command_line import SENTENCE, call, tree
+import attnscope
+from helpers.command_line import HANGS, SENTENCE, call, tree
 from helpers.folders import saved
+from helpers.forks import shim
 from helpers.pages import Read, read
 
+ROOT = Path(attnscope.__file__).parents[1]
 SWAPPED = "the river bank is located on financial bank"
 
 
@@ -228,3 +234,17 @@ def test_scores_that_are_no_numbers_are_null(tmp_path, run):
     [head] = page.said["sides"][0]["heads"]
     assert head["scores"][-2:] == [None, None]
     assert json.loads(json.dumps(page.said))
+
+
+def test_the_commands_of_the_document_run(tmp_path):
+    """As they stand, one after the other: the last read what one before them wrote."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = re.findall(r"^    (attnscope .*)$", (ROOT / "docs" / "view.md").read_text(encoding="utf-8"), re.MULTILINE)
+    environment = os.environ | {"PATH": f"{shim()}{os.pathsep}{os.environ['PATH']}"}
+    for line in lines:
+        command = ["bash", "-c", line]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGS)
+        assert done.returncode == 0, done.stderr
+    pages = {path.name: read(path) for path in tmp_path.glob("*.html")}
+    assert len(pages) == len(lines) - 1
+    assert len(pages["tables.html"].maps()) == len(pages["cat.html"].maps()) == 24
