@@ -5,7 +5,7 @@ import test from "node:test";
 import { deflateRawSync } from "node:zlib";
 
 const source = (name) => import(new URL(`../../attnscope/viewer/src/${name}.js`, import.meta.url));
-const { Blobs, Page, WeightMap, said } = await source("data");
+const { Blobs, Page, WeightMap, massOn, said } = await source("data");
 const { DEFAULTS, Store, parse, write } = await source("store");
 const { find } = await source("search");
 const { leastOf, sliderOf } = await source("filters");
@@ -43,7 +43,7 @@ function pageOf(change = {}) {
   };
   const unpacked = change.blobs ?? [Uint8Array.from(bytes)];
   const blobs = new Blobs((blob) => deflateRawSync(unpacked[blob]).toString("base64"));
-  return new Page({ sides: [side], aligned: null, defined: {}, left_out: [] }, blobs);
+  return new Page({ sides: [side], aligned: null, defined: {}, asked: { query: null, key: null }, left_out: [] }, blobs);
 }
 
 const near = (found, wanted) => {
@@ -152,6 +152,20 @@ test("a mean over a layer, and over all heads", async () => {
   near(layer.weights, range(TOKENS).map((q) => mean(heads.slice(0, 2), q, 2)));
 });
 
+test("a group of keys is all of its places, each counted once, until another key is chosen", async () => {
+  const page = pageOf();
+  page.data.defined = { who: { positions: [1, 2, 4] } };
+  const state = page.clean({ ...DEFAULTS, key: 1, group: "who" });
+  assert.deepEqual(page.places(state), [[1, 3], [4, 5]]);
+  const mass = massOn(await page.filtered(0, 0, 0, 5, state), page.places(state));
+  near([mass], [[1, 2, 4].reduce((sum, k) => sum + weight(0, 0, 5, k), 0)]);
+  near([await page.uniform(0, 0, 5, page.places(state), state)], [3 / 6]);
+  const words = { ...state, words: true }; // token 2 brings the rest of its word
+  near([massOn(await page.filtered(0, 0, 0, 5, words), page.places(words))], [[1, 2, 3, 4].reduce((sum, k) => sum + weight(0, 0, 5, k), 0)]);
+  near([await page.uniform(0, 0, 5, page.places(words), words)], [4 / 6]);
+  for (const change of [{ key: 2 }, { key: null }, { group: "else" }]) assert.equal(page.clean({ ...state, ...change }).group, "");
+});
+
 test("a window: what is visible, and the uniform share", async () => {
   const first = Buffer.from(Int32Array.from(FIRST).buffer);
   const plain = pageOf();
@@ -162,7 +176,7 @@ test("a window: what is visible, and the uniform share", async () => {
   for (const [at, query, keys] of [[0, 5, [3, 5]], [1, 5, [3, 5]], [0, 4, [0, 3]], [0, 2, [4, 5]]]) {
     const seen = range(TOKENS).filter((k) => k <= query && k >= (at === 0 ? FIRST[query] : 0));
     const share = seen.filter((k) => k >= keys[0] && k < keys[1]).length / seen.length;
-    near([await page.uniform(0, at, query, keys, DEFAULTS)], [share]);
+    near([await page.uniform(0, at, query, [keys], DEFAULTS)], [share]);
   }
 });
 
@@ -211,7 +225,7 @@ test("a weight below half a step is said to be that, not 0", () => {
 
 test("a state survives its address", () => {
   const state = {
-    ...DEFAULTS, view: "token", at: 3, head: 1, query: 0, key: 7, keyEnd: 9, heads: [{ at: 1, head: 4 }, { at: 2, head: 0 }],
+    ...DEFAULTS, view: "token", at: 3, head: 1, query: 0, key: 7, keyEnd: 9, group: "a & b=c", heads: [{ at: 1, head: 4 }, { at: 2, head: 0 }],
     sink: false, least: 0.015, log: true, words: true, part: "answer", metric: "entropy", theme: "dark", from: "key", over: "all",
   };
   assert.deepEqual({ ...DEFAULTS, ...parse(`#${write(state)}`) }, state);

@@ -53,9 +53,23 @@ export class Page {
     return state.query ?? Math.max(0, this.side(state).count - 1);
   }
 
-  /** @param {State} state @returns {[number, number]|null} the keys that are chosen, half-open */
+  /** @returns {Record<string, number[]>} the keys that the command named, by their names */
+  get groups() {
+    const { defined, asked } = this.data;
+    const named = Object.entries(defined).map(([name, { positions }]) => [name, positions]);
+    const groups = asked.key ? [[asked.key.text, asked.key.positions], ...named] : named;
+    return Object.fromEntries(groups.filter(([, positions]) => positions.length));
+  }
+
+  /** @param {State} state @returns {[number, number]|null} the key or span that is chosen, half-open */
   keys({ key, keyEnd }) {
     return key === null ? null : [key, keyEnd ?? key + 1];
+  }
+
+  /** @param {State} state @returns {[number, number][]|null} the same with all places of a group */
+  places(state) {
+    const keys = this.keys(state);
+    return keys && (state.group ? runs(this.groups[state.group]) : [keys]);
   }
 
   /** @param {number|null} token of one side @param {number} from that side @returns {number|null} the other side's */
@@ -74,13 +88,14 @@ export class Page {
     const keyEnd = key !== null && (state.keyEnd ?? 0) > key + 1 ? Math.min(state.keyEnd ?? 0, one.count) : null;
     const metric = one.metrics.some(({ id }) => id === state.metric) ? state.metric : (one.metrics[0]?.id ?? "");
     const heads = state.heads.filter((other) => one.headAt(other.at, other.head));
-    return { ...state, side, at, head, query: token(state.query), key, keyEnd, metric, heads };
+    const group = key !== null && side !== "1" && this.groups[state.group]?.[0] === key ? state.group : "";
+    return { ...state, side, at, head, query: token(state.query), key, keyEnd, group, metric, heads };
   }
 
   /**
    * The share that uniform attention gives to keys: the mean over the query's word, with `words`.
    *
-   * @param {number} side @param {number} at @param {number} query @param {[number, number]} keys half-open
+   * @param {number} side @param {number} at @param {number} query @param {[number, number][]} keys half-open ranges
    * @param {State} state @returns {Promise<number>}
    */
   async uniform(side, at, query, keys, state) {
@@ -88,11 +103,11 @@ export class Page {
     const first = await one.first(at);
     const units = one.units(state.words);
     const [start, stop] = units.range(units.of[query]);
-    const [from, to] = units.widen(keys);
     let share = 0;
     for (let q = start; q < stop; q++) {
       const begin = first?.[q] ?? 0;
-      share += Math.max(0, Math.min(to, q + 1) - Math.max(from, begin)) / (q + 1 - begin);
+      const seen = units.among(keys).map((unit) => Math.min(units.stop[unit], q + 1) - Math.max(units.start[unit], begin));
+      share += seen.reduce((sum, tokens) => sum + Math.max(0, tokens), 0) / (q + 1 - begin);
     }
     return share / (stop - start);
   }
@@ -223,4 +238,21 @@ const KEPT_GRIDS = 12;
 /** @param {Units} units @param {{step: number, whole: boolean}} source @returns {Look} */
 function emptyLook(units, { step, whole }) {
   return { weights: new Float32Array(units.count), removed: 0, step, whole, visible: () => true, units };
+}
+
+/** @param {number[]} positions in order @returns {[number, number][]} half-open ranges */
+function runs(positions) {
+  /** @type {[number, number][]} */
+  const found = [];
+  for (const place of positions) {
+    const last = found.at(-1);
+    if (last?.[1] === place) last[1]++;
+    else found.push([place, place + 1]);
+  }
+  return found;
+}
+
+/** @param {Look} look @param {[number, number][]} keys half-open ranges of tokens @returns {number} what it gives to their units */
+export function massOn({ weights, units }, keys) {
+  return units.among(keys).reduce((sum, unit) => sum + weights[unit], 0);
 }

@@ -103,7 +103,7 @@ export class SearchDialog {
     const items = this.found.slice(0, MOST).map(([start, stop], place) => {
       const before = label.slice(Math.max(0, start - 4), start).join("").slice(-CONTEXT);
       const after = label.slice(stop, stop + 4).join("").slice(0, CONTEXT);
-      const [position, text] = named(label, [start, stop]).split(/ (.*)/s);
+      const [position, text] = named(label, [[start, stop]]).split(/ (.*)/s);
       return make(
         "li",
         { id: `found-${place}`, role: "option", "data-token": start, onclick: (/** @type {MouseEvent} */ event) => this.#take(place, event.shiftKey) },
@@ -142,7 +142,7 @@ export class SearchDialog {
     if (!tokens) return;
     const [start, stop] = tokens;
     this.element.close();
-    if (asKey || this.axis === "key") this.store.set({ key: start, keyEnd: stop - start > 1 ? stop : null });
+    if (asKey || this.axis === "key") this.store.set({ key: start, keyEnd: stop - start > 1 ? stop : null, group: "" });
     else this.store.set({ query: stop - 1 });
   }
 }

@@ -83,7 +83,7 @@ export class Filters {
     if (side === "diff" && !DIFFERING.includes(state.view)) return { side, view: "compare" };
     if (from === this.page.shown({ ...state, side })) return { side };
     const [query, key] = [this.page.aligned(state.query, from), this.page.aligned(state.key, from)];
-    return { side, query, key, keyEnd: null };
+    return { side, query, key, keyEnd: null, group: "" };
   }
 
   /** @param {State} state */

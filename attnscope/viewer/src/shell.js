@@ -154,7 +154,7 @@ export class Shell {
       case "t":
         return () => this.#theme();
       case "Escape":
-        return { pin: false, heads: [], key: null, keyEnd: null };
+        return { pin: false, heads: [], key: null, keyEnd: null, group: "" };
       default:
         return null;
     }

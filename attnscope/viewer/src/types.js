@@ -105,6 +105,7 @@
  * @property {number|null} query a token of the side that is shown
  * @property {number|null} key
  * @property {number|null} keyEnd end of a span that begins at `key`
+ * @property {string} group keys that the command named, of which `key` is the first; "" for none
  * @property {{at: number, head: number}[]} heads further heads, each in a colour of its own
  * @property {boolean} pin
  * @property {boolean} sink whether what the head rests on is shown

@@ -60,6 +60,13 @@ export class Units {
     return [this.start[this.of[start]], this.stop[this.of[stop - 1]]];
   }
 
+  /** @param {[number, number][]} ranges half-open, of tokens @returns {number[]} their units, each once */
+  among(ranges) {
+    const units = new Set();
+    for (const [start, stop] of ranges) for (let unit = this.of[start]; unit <= this.of[stop - 1]; unit++) units.add(unit);
+    return [...units];
+  }
+
   /**
    * Adds the weights of tokens to those of their units; what is not kept counts as removed.
    *
