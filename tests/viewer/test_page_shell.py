@@ -20,9 +20,10 @@ WATCHED = """
 
 @pytest.fixture(scope="module")
 def asked(subject, tmp_path_factory):
-    """The page of a question: which head looks from the last token at `bank`, in both of its places?"""
+    """The page of a question: which head looks from the last token at a text that stands in several places?"""
     path = tmp_path_factory.mktemp("asked") / "page.html"
-    question = ("--query", "-1", "--key", "bank", "-o", str(path))
+    key = "bank" if subject.folder == "demo" else "an"
+    question = ("--query", "-1", "--key", key, "-o", str(path))
     assert call("view", "--model", subject.folder, "--text", TEXT, *question).code == 0
     return path
 
@@ -42,7 +43,7 @@ def test_the_question_of_the_command_is_answered(browser, subject, asked):
     query = len(subject.seen.prompt) - 1
     mass = [subject.seen.weights[at][:, query, keys].sum(-1).numpy() for at in range(len(subject.seen.kv_of))]
     with visiting(browser, asked) as visit:
-        found = rows_of(visit.view("token"))
+        found = rows_of(visit.view("token").locator(".ranked"))
         for token in keys:
             assert visit.token("token", token, "key").get_attribute("aria-pressed") == "true"
         visit.token("token", keys[0], "key").click()  # one of them alone
