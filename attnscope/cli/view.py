@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run, Text
-    from attnscope.viewer.page import About, Page
+    from attnscope.viewer.page import Page
     from attnscope.viewer.plan import Plan
 
 EXAMPLES = (
@@ -69,21 +69,22 @@ class Pages(Config, Writing):
 def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> int:
     """A text's attention as a page to hover over, in one HTML file.
 
-    It needs no network. Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The folder of a run in
-    place of TEXT reads that run's tokens again, with the model that its manifest names.
+    It needs no network. Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The
+    folder of a run in place of TEXT reads that run's tokens again, with the model that its manifest names.
     """
     command = spelled("view", asked, selected, question, pages)
     if pages.from_tables:
         return page_of_tables(asked, pages, command)
 
     from attnscope.cli.single import report_checks
-    from attnscope.viewer.page import page_of
+    from attnscope.viewer.page import about, page_of
     from attnscope.viewer.side import Side
 
     runs = runs_of(asked, question, pages)
     plan = plan_of(pages, selected, runs[0].loaded)
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
-    write(page_of([Side(one) for one in seen], plan, about(seen[0], plan.whole, question, command)), pages)
+    said = about(seen[0], plan.whole, command, groups_of(seen[0], question))
+    write(page_of([Side(one) for one in seen], plan, said), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
 
 
@@ -133,16 +134,12 @@ def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
         return run.observe(advance)
 
 
-def about(seen: Observation, whole: Mapping[int, Sequence[int]], question: Question, command: str) -> About:
-    """What the page says of itself, and where it opens: at the head and the tokens that were named."""
+def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]:
+    """The tokens of every name of --define."""
     from attnscope.text.tokens import find
-    from attnscope.viewer.page import About, opened
 
     named = question.asks()["define"]
-    asked = {name: getattr(seen.chosen, name) for name in ("query", "key")}
-    query, key = ((one.expression, one.positions) if one else None for one in asked.values())
-    groups = {name: find(seen.prompt, name, named).positions for name in named}
-    return About(command, opened(seen, whole, query, key), groups, query, key)
+    return {name: find(seen.prompt, name, named).positions for name in named}
 
 
 def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
@@ -154,7 +151,7 @@ def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     if asked.from_ is None:
         raise UsageError("--from-tables is about a run", "name its folder: attnscope view runs/bank --from-tables")
     side = KeptSide(asked.from_.parent)
-    write(page_of([side], Plan(pages.max_mb, 16), About(command, "view=metrics")), pages)
+    write(page_of([side], Plan(pages.max_mb, 16), About(command, f"view=metrics&{side.open}")), pages)
     return 0
 
 

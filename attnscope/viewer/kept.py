@@ -66,6 +66,12 @@ class KeptSide:
             "first": [None] * len(layers),
         }
 
+    @property
+    def open(self) -> str:
+        """The head with the largest focus, as the state of the page that shows it."""
+        best = max(self._places, key=lambda place: self._rows.get(place, {}).get("focus") or 0.0)
+        return f"at={sorted({layer for layer, _ in self._places}).index(best[0])}&head={best[1]}"
+
     def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
         """The side as the page's JSON has it: whole maps where every visible key was listed, else the listed ones."""
         found = self._listed()

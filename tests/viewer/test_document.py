@@ -155,6 +155,14 @@ def test_a_notebook_shows_the_page_in_a_sandboxed_frame(page):
     assert given["srcdoc"].encode() == page.html
 
 
+def test_the_page_of_an_observation_says_what_was_asked(demo):
+    request = attnscope.Request(weights=True, query="last", key="bank")
+    said = Read(attnscope.capture(demo, "the bank", request=request).page(select="1.4").html).said
+    assert said["open"] == "view=token&at=1&head=4&query=2&key=2"
+    assert said["asked"]["key"] == {"text": "bank", "positions": [2]}
+    assert said["command"] is None
+
+
 def test_the_observation_itself_stays_light(demo):
     seen = attnscope.capture(demo, "the bank", request=attnscope.Request(weights=True))
     assert len(seen._repr_html_()) < 20_000

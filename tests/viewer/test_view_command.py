@@ -120,7 +120,7 @@ def test_the_tables_of_a_run_make_a_page_without_its_model(tmp_path, run, monkey
     page, talk = viewed(tmp_path, str(run), "--from-tables")
     [side] = page.said["sides"]
     assert "there are no maps of 24 of 24 heads, with the 3 strongest keys of every query" in talk
-    assert (side["maps"], side["steps"], page.said["open"]) == ([], None, "view=metrics")
+    assert (side["maps"], side["steps"], page.said["open"]) == ([], None, "view=metrics&at=2&head=1")
     with open(run / "heads.csv", newline="", encoding="utf-8") as stream:
         rows = {(int(row["layer"]), int(row["head"])): row for row in csv.DictReader(stream)}
     ids = [metric["id"] for metric in side["metrics"]]
