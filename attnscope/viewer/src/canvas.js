@@ -5,7 +5,7 @@
  *
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
- * @param {Record<string, string|number|boolean|null|undefined|((event: any) => void)>} [attributes] `on…` are listeners
+ * @param {Record<string, string|number|boolean|null|undefined|((event: any) => void)>} [attributes] `on…`: a listener
  * @param {...(Node|string|null|undefined|false)} children
  * @returns {HTMLElementTagNameMap[K]}
  */
@@ -40,7 +40,7 @@ export function fit(canvas, width, height) {
   return context;
 }
 
-/** @param {HTMLElement} element @param {MouseEvent} event @returns {[x: number, y: number]} in CSS pixels of the element */
+/** @param {HTMLElement} element @param {MouseEvent} event @returns {[x: number, y: number]} in its CSS pixels */
 export function place(element, event) {
   const box = element.getBoundingClientRect();
   return [event.clientX - box.left, event.clientY - box.top];

@@ -106,7 +106,9 @@ export class Page {
     let share = 0;
     for (let q = start; q < stop; q++) {
       const begin = first?.[q] ?? 0;
-      const seen = units.among(keys).map((unit) => Math.min(units.stop[unit], q + 1) - Math.max(units.start[unit], begin));
+      const seen = units
+        .among(keys)
+        .map((unit) => Math.min(units.stop[unit], q + 1) - Math.max(units.start[unit], begin));
       share += seen.reduce((sum, tokens) => sum + Math.max(0, tokens), 0) / (q + 1 - begin);
     }
     return share / (stop - start);
@@ -153,8 +155,7 @@ export class Page {
       else look.removed += column.reduce((sum, weight) => sum + weight, 0);
     }
     takenOut(look, state.least);
-    look.visible = (unit) =>
-      units.stop[unit] > start && (!first || first[Math.max(units.start[unit], start)] < stop);
+    look.visible = (unit) => units.stop[unit] > start && (!first || first[Math.max(units.start[unit], start)] < stop);
     return look;
   }
 
@@ -166,7 +167,8 @@ export class Page {
    */
   async look(side, state, token) {
     const one = this.sides[side];
-    const heads = state.over === "head" ? [state] : one.heads.filter(({ at }) => state.over === "all" || at === state.at);
+    const heads =
+      state.over === "head" ? [state] : one.heads.filter(({ at }) => state.over === "all" || at === state.at);
     const looks = await Promise.all(
       heads.map(({ at, head }) =>
         state.from === "query"
@@ -252,7 +254,7 @@ function runs(positions) {
   return found;
 }
 
-/** @param {Look} look @param {[number, number][]} keys half-open ranges of tokens @returns {number} what it gives to their units */
+/** @param {Look} look @param {[number, number][]} keys half-open ranges of tokens @returns {number} their units' mass */
 export function massOn({ weights, units }, keys) {
   return units.among(keys).reduce((sum, unit) => sum + weights[unit], 0);
 }

@@ -23,7 +23,11 @@ const CONTEXT = 60; // characters beside a place
 
 /** @param {HTMLDialogElement} dialog @param {string} title */
 function titled(dialog, title) {
-  const close = make("button", { type: "button", class: "plain", "aria-label": "Close", onclick: () => dialog.close() }, "✕");
+  const close = make(
+    "button",
+    { type: "button", class: "plain", "aria-label": "Close", onclick: () => dialog.close() },
+    "✕",
+  );
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   return make("h2", {}, title, close);
 }
@@ -36,9 +40,19 @@ export class HelpDialog {
       make("dt", {}, ...[...keys].flatMap((key) => [make("kbd", {}, key), " "])),
       make("dd", {}, String(text)),
     ]);
-    const made = [make("p", {}, `attnscope ${data.version}. Nothing on this page is sent anywhere; the address holds what it shows.`)];
+    const made = [
+      make(
+        "p",
+        {},
+        `attnscope ${data.version}. Nothing on this page is sent anywhere; the address holds what it shows.`,
+      ),
+    ];
     if (data.command) made.push(make("p", {}, "Made by ", make("code", { class: "token" }, data.command)));
-    this.element.append(titled(this.element, "Keys"), make("dl", { class: "keys" }, ...rows), make("footer", {}, ...made));
+    this.element.append(
+      titled(this.element, "Keys"),
+      make("dl", { class: "keys" }, ...rows),
+      make("footer", {}, ...made),
+    );
   }
 
   open() {
@@ -101,12 +115,23 @@ export class SearchDialog {
     this.chosen = 0;
     const { label } = side.tokens;
     const items = this.found.slice(0, MOST).map(([start, stop], place) => {
-      const before = label.slice(Math.max(0, start - 4), start).join("").slice(-CONTEXT);
-      const after = label.slice(stop, stop + 4).join("").slice(0, CONTEXT);
+      const before = label
+        .slice(Math.max(0, start - 4), start)
+        .join("")
+        .slice(-CONTEXT);
+      const after = label
+        .slice(stop, stop + 4)
+        .join("")
+        .slice(0, CONTEXT);
       const [position, text] = named(label, [[start, stop]]).split(/ (.*)/s);
       return make(
         "li",
-        { id: `found-${place}`, role: "option", "data-token": start, onclick: (/** @type {MouseEvent} */ event) => this.#take(place, event.shiftKey) },
+        {
+          id: `found-${place}`,
+          role: "option",
+          "data-token": start,
+          onclick: (/** @type {MouseEvent} */ event) => this.#take(place, event.shiftKey),
+        },
         make("span", { class: "position" }, position),
         make("span", { class: "token" }, text),
         make("span", { class: "context" }, `${before} … ${after}`),

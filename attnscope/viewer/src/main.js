@@ -24,7 +24,9 @@ function paintTheme({ theme }) {
 
 /** Where the command asked for keys in several places, the page begins with all of them. @param {Page} page */
 function opening({ data: { open, asked } }) {
-  return asked.key && asked.key.positions.length > 1 && !open.includes("keyEnd") ? `${open}&group=${encodeURIComponent(asked.key.text)}` : open;
+  return asked.key && asked.key.positions.length > 1 && !open.includes("keyEnd")
+    ? `${open}&group=${encodeURIComponent(asked.key.text)}`
+    : open;
 }
 
 /** @param {HTMLElement} app */

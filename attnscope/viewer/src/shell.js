@@ -38,8 +38,16 @@ export class Shell {
 
   #header() {
     const { title, left_out: missing } = this.page.data;
-    const theme = make("button", { type: "button", class: "plain", title: "Light or dark (t)", onclick: () => this.#theme() }, "◐");
-    const help = make("button", { type: "button", class: "plain", title: "Keys and help (?)", onclick: () => this.help.open() }, "?");
+    const theme = make(
+      "button",
+      { type: "button", class: "plain", title: "Light or dark (t)", onclick: () => this.#theme() },
+      "◐",
+    );
+    const help = make(
+      "button",
+      { type: "button", class: "plain", title: "Keys and help (?)", onclick: () => this.help.open() },
+      "?",
+    );
     theme.setAttribute("aria-label", "Light or dark");
     help.setAttribute("aria-label", "Keys and help");
     return make(
@@ -47,7 +55,10 @@ export class Shell {
       { class: "top" },
       make("div", {}, make("h1", {}, visible(title)), ...this.#facts()),
       make("div", { class: "tools" }, theme, help),
-      ...this.page.sides.map(excerpt).filter((text) => !title.includes(text)).map((text) => make("p", { class: "quote", dir: "auto" }, text)),
+      ...this.page.sides
+        .map(excerpt)
+        .filter((text) => !title.includes(text))
+        .map((text) => make("p", { class: "quote", dir: "auto" }, text)),
       missing.length > 0 && leftOut(missing),
     );
   }
@@ -57,9 +68,21 @@ export class Shell {
     const [first, second] = this.page.sides.map(facts);
     const line = (/** @type {string[]} */ parts, /** @type {number} */ side) => {
       const letter = this.page.letter(side);
-      return make("div", { class: "facts" }, letter && make("b", {}, letter), ...parts.map((part) => make("span", {}, part)));
+      return make(
+        "div",
+        { class: "facts" },
+        letter && make("b", {}, letter),
+        ...parts.map((part) => make("span", {}, part)),
+      );
     };
-    return [line(first, 0), second && line(second.filter((part) => !first.includes(part)), 1)].filter(Boolean);
+    return [
+      line(first, 0),
+      second &&
+        line(
+          second.filter((part) => !first.includes(part)),
+          1,
+        ),
+    ].filter(Boolean);
   }
 
   /** @param {Tab} tab @param {number} place */
@@ -97,7 +120,9 @@ export class Shell {
     if (!view) {
       tooltip.hide();
       this.views.set(tab.id, (view = tab.mount(panel, this.page, this.store)));
-      this.buttons.find((button) => button.dataset.view === tab.id)?.scrollIntoView({ block: "nearest", inline: "nearest" });
+      this.buttons
+        .find((button) => button.dataset.view === tab.id)
+        ?.scrollIntoView({ block: "nearest", inline: "nearest" });
     }
     view.render(state);
     void this.status.render(state);
@@ -173,7 +198,9 @@ export class Shell {
 function typing(target, key) {
   if (!(target instanceof HTMLElement) || key === "Escape") return false;
   if (target instanceof HTMLInputElement) return target.type !== "checkbox";
-  return target.matches("select, textarea, [contenteditable]") || (key.startsWith("Arrow") && target.matches("[role=tab]"));
+  return (
+    target.matches("select, textarea, [contenteditable]") || (key.startsWith("Arrow") && target.matches("[role=tab]"))
+  );
 }
 
 /** @param {Side} side */
@@ -201,7 +228,10 @@ function visible(text) {
 
 /** @param {Side} side the beginning of its text */
 function excerpt({ tokens: { plain, special } }) {
-  const text = plain.filter((_, token) => !special[token]).slice(0, QUOTED).join("");
+  const text = plain
+    .filter((_, token) => !special[token])
+    .slice(0, QUOTED)
+    .join("");
   return visible(text.length > QUOTED ? `${text.slice(0, QUOTED)}…` : text.trim());
 }
 
@@ -209,5 +239,10 @@ function excerpt({ tokens: { plain, special } }) {
 function leftOut(sentences) {
   if (sentences.length === 1) return make("p", { class: "left-out" }, sentences[0]);
   const summary = make("summary", {}, `${sentences.length} things are left out`);
-  return make("details", { class: "left-out" }, summary, make("ul", {}, ...sentences.map((one) => make("li", {}, one))));
+  return make(
+    "details",
+    { class: "left-out" },
+    summary,
+    make("ul", {}, ...sentences.map((one) => make("li", {}, one))),
+  );
 }

@@ -114,7 +114,7 @@ export class Side {
     return where && this.blobs.floats(where, this.heads.length * this.count);
   }
 
-  /** @param {number} at @param {number} head @param {State} state @returns {Uint8Array} (tokens,): 0 for keys taken out */
+  /** @param {number} at @param {number} head @param {State} state @returns {Uint8Array} (tokens,): 1 for kept keys */
   keep(at, head, state) {
     return kept(this.data, state, this.sink(at, head));
   }

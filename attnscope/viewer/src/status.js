@@ -16,8 +16,18 @@ export class Status {
     this.store = store;
     this.turn = latest();
     this.head = make("b", { class: "head-name" });
-    this.query = make("button", { type: "button", class: "token query", title: "Choose a query (/)", onclick: () => find("query") });
-    this.key = make("button", { type: "button", class: "token key", title: "Choose a key", onclick: () => find("key") });
+    this.query = make("button", {
+      type: "button",
+      class: "token query",
+      title: "Choose a query (/)",
+      onclick: () => find("query"),
+    });
+    this.key = make("button", {
+      type: "button",
+      class: "token key",
+      title: "Choose a key",
+      onclick: () => find("key"),
+    });
     this.weight = make("span", { class: "weight", "data-role": "weight" });
     this.note = make("span", { class: "muted" });
     const asked = make("span", {}, this.query, " → ", this.key);
@@ -52,7 +62,9 @@ export class Status {
     this.note.textContent = [
       keys && uniform ? `uniform ${uniform.toFixed(6)}` : "",
       look && look.removed > 0 ? `${look.removed.toFixed(4)} of this query's mass filtered out` : "",
-    ].filter(Boolean).join(" · ");
+    ]
+      .filter(Boolean)
+      .join(" · ");
   }
 }
 
@@ -84,7 +96,8 @@ async function mass(page, shown, state, query, keys) {
   const look = await page.filtered(shown, state.at, state.head, query, all);
   if (!look) return null;
   const units = look.units.among(keys);
-  if (!units.some(look.visible)) return keys[0][0] > query ? "not visible: after the query" : "not visible: outside the window";
+  if (!units.some(look.visible))
+    return keys[0][0] > query ? "not visible: after the query" : "not visible: outside the window";
   const weight = massOn(look, keys);
   if (!look.whole && weight === 0) return "not among this query's strongest keys";
   const tokens = keys.reduce((count, [start, stop]) => count + stop - start, 0);

@@ -66,7 +66,11 @@ export function parse(hash) {
 function read(name, text, usual) {
   if (name in CHOICES) return CHOICES[name].includes(text) ? text : undefined;
   if (name === "metric" || name === "group") return text;
-  if (name === "heads") return text.split(",").filter((one) => /^\d+\.\d+$/.test(one)).map(headOf);
+  if (name === "heads")
+    return text
+      .split(",")
+      .filter((one) => /^\d+\.\d+$/.test(one))
+      .map(headOf);
   if (typeof usual === "boolean") return text === "1" ? true : text === "0" ? false : undefined;
   const value = text.trim() === "" ? NaN : Number(text);
   if (name === "least") return value >= 0 && value <= 1 ? value : undefined;

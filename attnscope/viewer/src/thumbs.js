@@ -67,7 +67,7 @@ function dots({ keys, stored, step, tokens, k }, keep, least, most) {
   return { size, values, max: 1 };
 }
 
-/** @param {Uint8Array} keep of tokens @param {number} bin @returns {Uint8Array} of bins: 1 where all of its tokens stay */
+/** @param {Uint8Array} keep of tokens @param {number} bin @returns {Uint8Array} of bins: 1 where all stay */
 function binned(keep, bin) {
   return Uint8Array.from({ length: Math.ceil(keep.length / bin) }, (_, i) =>
     keep.subarray(i * bin, (i + 1) * bin).every(Boolean) ? 1 : 0,

@@ -52,7 +52,8 @@
  * @property {boolean} [windowed]
  *
  * @typedef {{blob: number, offset: number}} Place
- * @typedef {{k: number, heads: {at: number, head: number}[], blob: number, offset: number, scale: number, bits: number}} Relations
+ * @typedef {{at: number, head: number}} Name
+ * @typedef {{k: number, heads: Name[], blob: number, offset: number, scale: number, bits: number}} Relations
  *
  * @typedef {object} StepsHead
  * @property {number} at

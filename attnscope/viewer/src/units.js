@@ -14,7 +14,10 @@ export class Units {
 
   /** @param {string[]} labels */
   static tokens(labels) {
-    return new Units(Array.from({ length: labels.length + 1 }, (_, i) => i), labels);
+    return new Units(
+      Array.from({ length: labels.length + 1 }, (_, i) => i),
+      labels,
+    );
   }
 
   /**
@@ -63,7 +66,8 @@ export class Units {
   /** @param {[number, number][]} ranges half-open, of tokens @returns {number[]} their units, each once */
   among(ranges) {
     const units = new Set();
-    for (const [start, stop] of ranges) for (let unit = this.of[start]; unit <= this.of[stop - 1]; unit++) units.add(unit);
+    for (const [start, stop] of ranges)
+      for (let unit = this.of[start]; unit <= this.of[stop - 1]; unit++) units.add(unit);
     return [...units];
   }
 

@@ -1,5 +1,5 @@
 /** The layers x heads map of any metric beside what uniform attention scores, and the sortable table of heads. */
-import { latest, make } from "../canvas.js";
+import { make } from "../canvas.js";
 import { css, diverging, inkOn, sequential } from "../colours.js";
 import { HeadGrid, goTo } from "../headgrid.js";
 import { roleChip } from "../roles.js";
@@ -21,7 +21,6 @@ class MetricsView {
   constructor(element, page, store) {
     this.page = page;
     this.store = store;
-    this.turn = latest();
     /** @type {State|null} */
     this.state = null;
     this.built = "";
@@ -35,7 +34,13 @@ class MetricsView {
     const label = make("label", {}, "Metric ", this.metric);
     const map = make("div", { class: "metric-map" });
     this.box = make("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": "Table of heads" });
-    element.append(make("div", { class: "metric-choice" }, label, this.formula), this.reading, map, this.legend, this.box);
+    element.append(
+      make("div", { class: "metric-choice" }, label, this.formula),
+      this.reading,
+      map,
+      this.legend,
+      this.box,
+    );
     this.grid = new HeadGrid(map, store, {
       label: "Metric of each head",
       least: 9,
@@ -78,7 +83,7 @@ class MetricsView {
     return this.store.state.side === "diff";
   }
 
-  /** @param {Head} head @param {number} place of a metric @returns {number|null} the score, or by how much B's is more */
+  /** @param {Head} head @param {number} place of a metric @returns {number|null} its score, or B − A */
   #score({ at, head, scores }, place) {
     if (!this.differs) return scores[place];
     const other = this.page.sides[1];
@@ -106,14 +111,20 @@ class MetricsView {
       return;
     }
     const [low, high] = this.#limits(side);
-    const parts = [`${this.differs ? "B − A" : "heads"} ${digits(Math.min(...scores))} to ${digits(Math.max(...scores))}`];
+    const parts = [
+      `${this.differs ? "B − A" : "heads"} ${digits(Math.min(...scores))} to ${digits(Math.max(...scores))}`,
+    ];
     if (uniform.length && !this.differs) parts.push(`uniform attention ${range(uniform)}`);
-    if (!this.differs && (metric.low !== null || metric.high !== null)) parts.push(`possible ${metric.low ?? "…"} to ${metric.high ?? "…"}`);
+    if (!this.differs && (metric.low !== null || metric.high !== null))
+      parts.push(`possible ${metric.low ?? "…"} to ${metric.high ?? "…"}`);
     if (metric.unit) parts.push(`unit: ${metric.unit}`);
-    this.legend.replaceChildren(colourScale(low, high, this.differs ? diverging() : sequential()), ...parts.map((part) => make("span", {}, part)));
+    this.legend.replaceChildren(
+      colourScale(low, high, this.differs ? diverging() : sequential()),
+      ...parts.map((part) => make("span", {}, part)),
+    );
   }
 
-  /** @param {Side} side @returns {[low: number, high: number]} of the colours: shares from 0 to 1, others to the largest */
+  /** @param {Side} side @returns {[low: number, high: number]} of the colours: what is possible, else what is there */
   #limits(side) {
     const { low, high } = side.metrics[this.place];
     const scores = values(side.heads, (head) => this.#score(head, this.place));
@@ -132,7 +143,12 @@ class MetricsView {
       const score = this.#score(one, this.place);
       const t = score === null ? 0 : (score - low) / (high - low || 1);
       const colour = score === null ? "transparent" : css(ramp, t);
-      this.grid.fill({ at, head }, colour, score === null ? "–" : fixed(score, Math.abs(score) < 10 ? 2 : 1), inkOn(ramp, t));
+      this.grid.fill(
+        { at, head },
+        colour,
+        score === null ? "–" : fixed(score, Math.abs(score) < 10 ? 2 : 1),
+        inkOn(ramp, t),
+      );
     }
   }
 
@@ -167,7 +183,11 @@ class MetricsView {
       if (row) goTo(this.store, { at, head }, event);
     });
     const table = make("table", { class: "heads" }, make("thead", {}, make("tr", {}, ...headings)), body);
-    const more = make("button", { type: "button", class: "plain", onclick: () => this.#again({ all: true }) }, `all ${heads.length} heads`);
+    const more = make(
+      "button",
+      { type: "button", class: "plain", onclick: () => this.#again({ all: true }) },
+      `all ${heads.length} heads`,
+    );
     this.box.replaceChildren(table, ...(shown.length < heads.length ? [more] : []));
   }
 
@@ -176,7 +196,11 @@ class MetricsView {
     const sorted = id === sort;
     const order = sorted ? (this.rising ? "ascending" : "descending") : null;
     const mark = sorted ? (this.rising ? " ▴" : " ▾") : "";
-    const button = make("button", { type: "button", title: about, onclick: () => this.#order(id, sorted) }, title + mark);
+    const button = make(
+      "button",
+      { type: "button", title: about, onclick: () => this.#order(id, sorted) },
+      title + mark,
+    );
     return make("th", { scope: "col", class: words ? "sorts words" : "sorts", "aria-sort": order }, button);
   }
 

@@ -116,15 +116,22 @@ class TokenView {
     const query = this.page.query(state);
     this.key.render(side, keys);
     this.title.replaceChildren(
-      "Which head looks from ", make("span", { class: "token query" }, named(label, [[query, query + 1]])),
-      " at ", make("span", { class: "token key" }, named(label, keys)), "?",
+      "Which head looks from ",
+      make("span", { class: "token query" }, named(label, [[query, query + 1]])),
+      " at ",
+      make("span", { class: "token key" }, named(label, keys)),
+      "?",
     );
-    const chosen = state.key === null ? "No key is chosen: this is the one that most heads look at, but for the first token and itself. " : "";
+    const chosen =
+      state.key === null
+        ? "No key is chosen: this is the one that most heads look at, but for the first token and itself. "
+        : "";
     const some = [...this.answers.values()].some(({ whole }) => !whole);
     const least = some ? "Only the strongest keys of each query are known: a head gives at least this. " : "";
     const later = keys[0][0] > query ? "The key comes after the query: no head can see it." : "";
     const none = this.answers.size && ![...this.answers.values()].some(({ mass }) => mass > 0) && !later;
-    this.note.textContent = chosen + least + later + (none ? "No head gives these keys a weight that the page holds." : "");
+    this.note.textContent =
+      chosen + least + later + (none ? "No head gives these keys a weight that the page holds." : "");
     this.note.hidden = !this.note.textContent;
     this.#paint();
     this.#rank(side);
@@ -137,13 +144,22 @@ class TokenView {
     for (const { at, head } of this.grid.side?.heads ?? []) {
       const answer = this.answers.get(`${at}.${head}`);
       const t = answer ? answer.mass / most : 0;
-      this.grid.fill({ at, head }, answer ? css(ramp, t) : "transparent", answer && (answer.whole || answer.mass) ? answer.mass.toFixed(2) : "", inkOn(ramp, t));
+      this.grid.fill(
+        { at, head },
+        answer ? css(ramp, t) : "transparent",
+        answer && (answer.whole || answer.mass) ? answer.mass.toFixed(2) : "",
+        inkOn(ramp, t),
+      );
     }
     const uniform = [...new Set(answers.map((answer) => digits(answer.uniform)))];
     this.legend.replaceChildren(
       colourScale(0, most),
       make("span", {}, "mass on the chosen keys"),
-      make("span", {}, `uniform attention ${uniform.length > 3 ? `${uniform[0]} … ${uniform.at(-1)}` : uniform.join(", ")}`),
+      make(
+        "span",
+        {},
+        `uniform attention ${uniform.length > 3 ? `${uniform[0]} … ${uniform.at(-1)}` : uniform.join(", ")}`,
+      ),
     );
   }
 
@@ -175,7 +191,9 @@ class TokenView {
       const name = /** @type {Element} */ (event.target).closest("tr")?.dataset.head?.split(".").map(Number);
       if (name) goTo(this.store, { at: name[0], head: name[1] }, event);
     });
-    this.ranked.replaceChildren(make("table", { class: "heads" }, make("thead", {}, make("tr", {}, ...headings)), body));
+    this.ranked.replaceChildren(
+      make("table", { class: "heads" }, make("thead", {}, make("tr", {}, ...headings)), body),
+    );
   }
 
   /** @param {Name} name @returns {(string|[string, string])[]} */
@@ -189,7 +207,11 @@ class TokenView {
     const { label } = side.tokens;
     const query = this.page.query(this.store.state);
     lines.push(`${named(label, [[query, query + 1]])} → ${named(label, this.keys)}`);
-    return [...lines, ["mass", (answer.whole ? "" : "≥ ") + answer.mass.toFixed(6)], ["uniform", answer.uniform.toFixed(6)]];
+    return [
+      ...lines,
+      ["mass", (answer.whole ? "" : "≥ ") + answer.mass.toFixed(6)],
+      ["uniform", answer.uniform.toFixed(6)],
+    ];
   }
 
   destroy() {
@@ -200,7 +222,7 @@ class TokenView {
 
 /**
  * @param {Page} page @param {number} side @param {number} query @param {State} state
- * @returns {Promise<[number, number][]>} the tokens that receive most from the query over all heads, without key 0 and itself
+ * @returns {Promise<[number, number][]>} what receives most from the query, without key 0 and itself
  */
 async function mostSeen(page, side, query, state) {
   const look = await page.look(side, { ...state, from: "query", over: "all" }, query);
