@@ -354,13 +354,13 @@ class Observation:
             >>> seen.page().save("bank.html")
         """
         from attnscope.selection import select as selected
-        from attnscope.viewer.page import About, opened, page_of
+        from attnscope.viewer.page import about, page_of
         from attnscope.viewer.plan import Plan
         from attnscope.viewer.side import Side
 
         side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
         whole = selected(select, there) if select is not None else {}
-        return page_of([side], Plan(max_mb, precision, whole), About(open=opened(self, whole)))
+        return page_of([side], Plan(max_mb, precision, whole), about(self, whole))
 
     def export(self, folder: str | Path, **how: Any) -> list[Path]:
         """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`.

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.pretrained import ELSEWHERE, SHARED, pretrained
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # xdist sets it, and tables in a pipe are as wide as it says
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more, and other tests may be running
-
-SHARED = Path(__file__).parents[2] / "shared" / "models"
-ELSEWHERE = "beside the checkout only on some machines"
 
 
 @pytest.fixture(scope="session")
@@ -24,10 +23,7 @@ def demo():
 @pytest.fixture(params=["stories260K-llama", "babyllama-char105"])
 def real_model_folder(request: pytest.FixtureRequest) -> Path:
     """A folder of real pretrained weights with an independent oracle; skips where they are not at hand."""
-    folder = SHARED / request.param
-    if not folder.is_dir():
-        pytest.skip(f"no pretrained weights at {folder.name}: they lie {ELSEWHERE}")
-    return folder
+    return pretrained(request.param)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "relations": (TEXT, "Which token looks at which: the strongest keys of every query."),
     "keys": (TEXT, "What every token receives as a key, and which heads rest on it."),
     "heatmap": (TEXT, "The attention of a text, drawn: overview, layers, heads."),
-    "view": (TEXT, "The attention of a text as a page to hover over: one HTML file, no network."),
+    "view": (TEXT, "A text's attention as a page to hover over, in one HTML file."),
     "rollout": (TEXT, "Attention rolled out: which tokens each token came from."),
     "explain": (TEXT, "One head, one sentence, every step with its numbers."),
     "tokens": (TEXT, "A text's tokens by number, and which of them an expression means."),

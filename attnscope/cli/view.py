@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run, Text
-    from attnscope.viewer.page import About, Page
+    from attnscope.viewer.page import Page
     from attnscope.viewer.plan import Plan
 
 EXAMPLES = (
     'attnscope view --text "the financial bank is located on river bank" -o bank.html',
     'attnscope view --text "Mary gave John a book" --compare-text "John gave Mary a book" -o swapped.html',
-    "attnscope view runs/bank -o bank.html",
+    'attnscope heads "the cat sat on the mat" --out runs/cat > cat.csv && attnscope view runs/cat -o cat.html',
 )
 STDOUT = Path("-")
 
@@ -39,7 +39,7 @@ class Pages(Config, Writing):
     """One page, and how much it may hold."""
 
     panel = "Page"
-    out: Annotated[Path | None, Option("-o", help="Write the page here; - is stdout.", metavar="FILE|-"), FIRST] = None
+    out: Annotated[Path | None, Option(help="Write the page here; - is stdout.", metavar="FILE|-"), FIRST] = None
     from_tables: Annotated[bool, Option(help="Of a run: a page of what it kept, without the model.")] = False
     compare_text: Annotated[str | None, Option(help="Another text beside it.", metavar="TEXT")] = None
     compare_model: Annotated[
@@ -67,23 +67,24 @@ class Pages(Config, Writing):
 
 @takes(TextRun, Selected, Question, Pages, file=GROUPS)
 def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> int:
-    """The attention of a text as a page to hover over: one HTML file, no network.
+    """A text's attention as a page to hover over, in one HTML file.
 
-    Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The folder of a run in
-    place of TEXT reads that run's tokens again, with the model that its manifest names.
+    It needs no network. Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The
+    folder of a run in place of TEXT reads that run's tokens again, with the model that its manifest names.
     """
     command = spelled("view", asked, selected, question, pages)
     if pages.from_tables:
         return page_of_tables(asked, pages, command)
 
     from attnscope.cli.single import report_checks
-    from attnscope.viewer.page import page_of
+    from attnscope.viewer.page import about, page_of
     from attnscope.viewer.side import Side
 
     runs = runs_of(asked, question, pages)
     plan = plan_of(pages, selected, runs[0].loaded)
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
-    write(page_of([Side(one) for one in seen], plan, about(seen[0], plan.whole, question, command)), pages)
+    said = about(seen[0], plan.whole, command, groups_of(seen[0], question))
+    write(page_of([Side(one) for one in seen], plan, said), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
 
 
@@ -135,16 +136,12 @@ def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
         return replace(whole.observe(advance), chosen=run.chosen)
 
 
-def about(seen: Observation, whole: Mapping[int, Sequence[int]], question: Question, command: str) -> About:
-    """What the page says of itself, and where it opens: at the head and the tokens that were named."""
+def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]:
+    """The tokens of every name of --define."""
     from attnscope.text.tokens import find
-    from attnscope.viewer.page import About, opened
 
     named = question.asks()["define"]
-    asked = {name: getattr(seen.chosen, name) for name in ("query", "key")}
-    query, key = ((one.expression, one.positions) if one else None for one in asked.values())
-    groups = {name: find(seen.prompt, name, named).positions for name in named}
-    return About(command, opened(seen, whole, query, key), groups, query, key)
+    return {name: find(seen.prompt, name, named).positions for name in named}
 
 
 def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
@@ -156,7 +153,7 @@ def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     if asked.from_ is None:
         raise UsageError("--from-tables is about a run", "name its folder: attnscope view runs/bank --from-tables")
     side = KeptSide(asked.from_.parent)
-    write(page_of([side], Plan(pages.max_mb, 16), About(command, "view=metrics")), pages)
+    write(page_of([side], Plan(pages.max_mb, 16), About(command, f"view=metrics&{side.open}")), pages)
     return 0
 
 

@@ -33,11 +33,11 @@ class KeptSide:
         self.folder = folder
         self.manifest = read_manifest(folder / NAME)
         self.prompt = prompt_of(self.manifest, folder / NAME)
+        if self._said("options").get("by"):
+            raise UsageError(f"{folder} is of means over kv heads", "leave out --from-tables")
         self.heads, self.relations = self._table("heads.csv"), self._table("relations.csv")
         if self.heads is None and self.relations is None:
             raise UsageError(f"{folder} has no table of heads or relations", "leave out --from-tables")
-        if "by" in self._said("options") and self._said("options")["by"]:
-            raise UsageError(f"{folder} is of means over kv heads", "leave out --from-tables")
 
     @property
     def plain(self) -> Sequence[str]:
@@ -66,6 +66,12 @@ class KeptSide:
             "first": [None] * len(layers),
         }
 
+    @property
+    def open(self) -> str:
+        """The head with the largest focus, as the state of the page that shows it."""
+        best = max(self._places, key=lambda place: self._rows.get(place, {}).get("focus") or 0.0)
+        return f"at={sorted({layer for layer, _ in self._places}).index(best[0])}&head={best[1]}"
+
     def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
         """The side as the page's JSON has it: whole maps where every visible key was listed, else the listed ones."""
         found = self._listed()
@@ -75,7 +81,8 @@ class KeptSide:
         weight_NTk, key_NTk = found
         if np.count_nonzero(~np.isnan(weight_NTk)) == len(heads) * len(self.prompt) * (len(self.prompt) + 1) // 2:
             maps_NTT = np.zeros((len(heads), len(self.prompt), len(self.prompt)), np.float32)
-            np.put_along_axis(maps_NTT, key_NTk, np.nan_to_num(weight_NTk), 2)
+            head, query, nth = np.nonzero(~np.isnan(weight_NTk))
+            maps_NTT[head, query, key_NTk[head, query, nth]] = weight_NTk[head, query, nth]
             entries = packed_maps(blobs, maps_NTT, wanted.bits)
             maps = [{**head, "bin": 1, "windowed": False, **one} for head, one in zip(heads, entries, strict=True)]
             return {**self.said, "maps": maps, "relations": None}

@@ -84,14 +84,20 @@ class About:
         }
 
 
-def opened(
-    seen: Observation, whole: Mapping[int, Sequence[int]], query: Asked | None = None, key: Asked | None = None
-) -> str:
-    """The state that a page begins with: the head and the tokens that were named, else the sharpest head.
+def about(
+    seen: Observation,
+    whole: Mapping[int, Sequence[int]],
+    command: str | None = None,
+    groups: Mapping[str, Sequence[int]] | None = None,
+) -> About:
+    """What the page of an observation says of itself; it opens at the head and the tokens that were named.
 
-    >>> opened(seen, {1: (4,)})
+    whole: the heads that were named. groups: names for tokens.
+
+    >>> about(seen, {1: (4,)}).open
     'view=head&at=1&head=4'
     """
+    query, key = ((one.expression, one.positions) if one else None for one in (seen.chosen.query, seen.chosen.key))
     named = pairs(whole)
     view = "token" if key else "head" if named or query else "model"
     at, head = _place(seen, named[0]) if named else _sharpest(seen)
@@ -99,9 +105,14 @@ def opened(
     if query:
         state["query"] = query[1][-1]
     if key:
-        first, last = key[1][0], key[1][-1]
-        state |= {"key": first, **({"keyEnd": last + 1} if last > first and last - first == len(key[1]) - 1 else {})}
-    return "&".join(f"{name}={value}" for name, value in state.items())
+        state |= _span(key[1])
+    return About(command, "&".join(f"{name}={value}" for name, value in state.items()), groups or {}, query, key)
+
+
+def _span(keys: Sequence[int]) -> dict[str, int]:
+    """The first of the keys, and the end of all of them where they are a span."""
+    first, last = keys[0], keys[-1]
+    return {"key": first, **({"keyEnd": last + 1} if last > first and last - first == len(keys) - 1 else {})}
 
 
 def _place(seen: Observation, named: tuple[int, int]) -> tuple[int, int]:
@@ -165,16 +176,15 @@ def sentences(side: Mapping[str, Any]) -> Iterator[str]:
     """What a side of the page does not hold, in words."""
     heads, held = len(side["heads"]), side["maps"]
     binned, related = [one for one in held if one["bin"] > 1], side["relations"]
-    name = brief(side["name"])
+    name, of = brief(side["name"]), f"of {heads} heads"
+    strongest = f"with the {related['k']} strongest keys of every query" if related else "without single keys"
     if binned:
         yield (
-            f"{name}: the maps of {len(binned)} of {heads} heads are in bins of {binned[0]['bin']} tokens"
-            + (f", with the {related['k']} strongest keys of every query" * bool(related))
-            + "; --select keeps heads whole, --max-mb takes more"
+            f"{name}: the maps of {len(binned)} {of} are in bins of {binned[0]['bin']} tokens, {strongest}; "
+            "--select keeps heads whole, --max-mb takes more"
         )
     if heads > len(held):
-        kept = f", only the {related['k']} strongest keys of every query" if related else ""
-        yield f"{name}: there are no maps of {heads - len(held)} of {heads} heads{kept}"
+        yield f"{name}: there are no maps of {heads - len(held)} {of}, {strongest}"
     if not side["steps"]:
         yield f"{name}: there are no q, k and v for the steps, which short texts have"
 

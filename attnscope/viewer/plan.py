@@ -19,7 +19,7 @@ RELATION_BYTES = 6  # a key and its weight
 MOST_ROWS, LEAST_ROWS = 500, 16  # of a binned map
 DEFLATED = 1 / 3  # of their bytes, what whole maps may come to: where they could fit, they are packed and seen
 STEP_TOKENS = 256  # a page of a longer text holds no steps
-SHARE = 1 / 4  # of the page for steps, and for relations
+STEPS, RELATIONS, MAPS = 0.25, 0.4, 0.5  # shares of the page; only short texts have steps
 
 
 class Shape(Protocol):
@@ -61,10 +61,10 @@ class Plan:
         return Wanted(self.bits)
 
     def shrunk(self, heads: int, tokens: int) -> Wanted:
-        """Maps binned to take half of the page, relations a quarter."""
-        rows = math.isqrt(int(self.room / (max(heads, 1) * self.bits / 8 * BASE64)))
+        """Binned maps and relations, each within its share of the page."""
+        rows = math.isqrt(int(2 * MAPS * self.room / (max(heads, 1) * self.bits / 8 * BASE64)))
         rows = min(max(rows, LEAST_ROWS), MOST_ROWS)
-        top_k = int(self.room * SHARE / (max(heads, 1) * tokens * RELATION_BYTES * BASE64))
+        top_k = int(self.room * RELATIONS / (max(heads, 1) * tokens * RELATION_BYTES * BASE64))
         return Wanted(self.bits, rows, min(top_k, MOST_KEYS, tokens), self.whole)
 
     def request(self, layers: Sequence[Shape], tokens: int) -> dict[str, Any]:
@@ -82,6 +82,6 @@ class Plan:
         for chosen in ({index: range(layer.heads) for index, layer in layers.items()}, self.whole):
             widths = {index: 2 * layers[index].head_dim + layers[index].value_dim for index in chosen}
             numbers = sum(len(heads) * widths[index] for index, heads in chosen.items())
-            if tokens <= STEP_TOKENS and 4 * numbers * tokens * BASE64 <= self.room * SHARE:
+            if tokens <= STEP_TOKENS and 4 * numbers * tokens * BASE64 <= self.room * STEPS:
                 return chosen
         return {}

@@ -1,10 +1,24 @@
-"""One browser for all tests of the page, without a way to the network."""
+"""One browser for all tests of the page, and the pages of two models."""
+
+from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from helpers.command_line import call
+from helpers.pretrained import pretrained
+
+if TYPE_CHECKING:
+    from attnscope.observation import Observation
+
+TEXT = "the financial bank is located on river bank"
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 INSTALL = "install your distribution's chromium, or run `playwright install chromium`"
@@ -18,7 +32,7 @@ QUIET = (
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator:
+def browser() -> Iterator[Any]:
     """Chromium, headless; skips where there is none, unless ATTNSCOPE_REQUIRE_BROWSER asks for one."""
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     with playwright.sync_playwright() as started:
@@ -30,3 +44,28 @@ def browser() -> Iterator:
         browser = started.chromium.launch(executable_path=there, args=[*QUIET, *as_root])
         yield browser
         browser.close()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A text, observed by one model, and its page as the command writes it."""
+
+    seen: Observation
+    path: Path
+    folder: str
+
+    @cached_property
+    def relations(self) -> list[dict]:
+        """The rows of the relations CSV."""
+        return self.seen.relations().to_pylist()
+
+
+@pytest.fixture(scope="session", params=["demo", "stories260K-llama"])
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """The embedded model, and a pretrained one where it is at hand."""
+    import attnscope
+
+    folder = "demo" if request.param == "demo" else str(pretrained(request.param))
+    path = tmp_path_factory.mktemp("page") / f"{request.param}.html"
+    assert call("view", "--model", folder, "--text", TEXT, "-o", str(path)).code == 0
+    return Subject(attnscope.capture(attnscope.load(folder), TEXT), path, folder)

@@ -5,7 +5,7 @@
  *
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
- * @param {Record<string, string|number|boolean|null|undefined|((event: any) => void)>} [attributes] `on…` are listeners
+ * @param {Record<string, string|number|boolean|null|undefined|((event: any) => void)>} [attributes] `on…`: a listener
  * @param {...(Node|string|null|undefined|false)} children
  * @returns {HTMLElementTagNameMap[K]}
  */
@@ -40,7 +40,7 @@ export function fit(canvas, width, height) {
   return context;
 }
 
-/** @param {HTMLElement} element @param {MouseEvent} event @returns {[x: number, y: number]} in CSS pixels of the element */
+/** @param {HTMLElement} element @param {MouseEvent} event @returns {[x: number, y: number]} in its CSS pixels */
 export function place(element, event) {
   const box = element.getBoundingClientRect();
   return [event.clientX - box.left, event.clientY - box.top];
@@ -97,26 +97,26 @@ export function latest() {
 
 /** The one box that follows the pointer. */
 class Tooltip {
-  constructor() {
-    this.box = make("div", { class: "tooltip", role: "tooltip", "data-role": "tooltip", hidden: true });
-  }
+  /** @type {HTMLElement|null} */
+  box = null;
 
   /**
    * @param {{clientX: number, clientY: number}} event
    * @param {(string|[string, string])[]} lines a line, or a name and its value
    */
   show(event, lines) {
-    if (!this.box.isConnected) document.body.append(this.box);
-    this.box.replaceChildren(...lines.map((line) => (Array.isArray(line) ? pair(line) : make("div", {}, line))));
-    this.box.hidden = false;
-    const { offsetWidth: width, offsetHeight: height } = this.box;
+    const box = (this.box ??= make("div", { class: "tooltip", role: "tooltip", "data-role": "tooltip" }));
+    if (!box.isConnected) document.body.append(box);
+    box.replaceChildren(...lines.map((line) => (Array.isArray(line) ? pair(line) : make("div", {}, line))));
+    box.hidden = false;
+    const { offsetWidth: width, offsetHeight: height } = box;
     const left = event.clientX + 14 + width > innerWidth ? event.clientX - 14 - width : event.clientX + 14;
     const top = event.clientY + 16 + height > innerHeight ? event.clientY - 12 - height : event.clientY + 16;
-    this.box.style.transform = `translate(${Math.max(4, left)}px, ${Math.max(4, top)}px)`;
+    box.style.transform = `translate(${Math.max(4, left)}px, ${Math.max(4, top)}px)`;
   }
 
   hide() {
-    this.box.hidden = true;
+    if (this.box) this.box.hidden = true;
   }
 }
 

@@ -6,17 +6,17 @@
 /** @typedef {{rgb: Uint8ClampedArray, packed: Uint32Array}} Ramp 256 colours, as bytes and as 0xAABBGGRR */
 
 const SIZE = 256;
-const QUIET = matchMedia("(prefers-color-scheme: dark)");
+const system = () => matchMedia("(prefers-color-scheme: dark)");
 
 /** Whether the page is dark now: what was chosen, else what the system prefers. */
 export function isDark() {
   const chosen = document.documentElement.dataset.theme;
-  return chosen === "dark" || (chosen !== "light" && QUIET.matches);
+  return chosen === "dark" || (chosen !== "light" && system().matches);
 }
 
 /** @param {() => void} change called when the system's preference changes */
 export function onScheme(change) {
-  QUIET.addEventListener("change", change);
+  system().addEventListener("change", change);
 }
 
 /**
@@ -70,7 +70,11 @@ const mix = (from, to, t) => from + (to - from) * t;
 /** From paper to ink: 0 is close to the paper of the page, 1 stands out most. */
 const SEQUENTIAL = {
   light: ramp((t) => [mix(0.966, 0.27, t), mix(0.006, 0.1, t) + 0.09 * Math.sin(Math.PI * t), mix(238, 278, t)]),
-  dark: ramp((t) => [mix(0.25, 0.96, t), 0.025 + 0.125 * Math.sin(Math.PI * mix(0.03, 0.88, t)), mix(282, 90, t ** 0.8)]),
+  dark: ramp((t) => [
+    mix(0.25, 0.96, t),
+    0.025 + 0.125 * Math.sin(Math.PI * mix(0.03, 0.88, t)),
+    mix(282, 90, t ** 0.8),
+  ]),
 };
 
 /** -1 to 1 about the paper: blue for less, orange for more. */

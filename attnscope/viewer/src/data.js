@@ -3,7 +3,6 @@
  * word (with `words`) or, of binned maps, a bin of tokens.
  *
  * @typedef {import("./types.js").PageData} PageData
- * @typedef {import("./types.js").SideData} SideData
  * @typedef {import("./types.js").State} State
  *
  * What a query gives to each unit (or, of a column, what each unit gives to a key), filters applied.
@@ -15,122 +14,12 @@
  * @property {(unit: number) => boolean} visible
  * @property {Units} units
  */
-import { Units, kept, takenOut } from "./units.js";
-import { Grid, Strongest, WeightMap } from "./weights.js";
+import { Side, once } from "./side.js";
+import { Units, takenOut } from "./units.js";
+import { Grid } from "./weights.js";
 
+export { Side } from "./side.js";
 export { Blobs, Grid, Strongest, WeightMap, said } from "./weights.js";
-
-/** One text read by one model. */
-export class Side {
-  /** @param {SideData} data @param {import("./weights.js").Blobs} blobs */
-  constructor(data, blobs) {
-    this.data = data;
-    this.blobs = blobs;
-    this.tokens = data.tokens;
-    this.count = data.tokens.label.length;
-    this.layers = data.layers;
-    this.heads = data.heads;
-    this.metrics = data.metrics;
-    this.maps = new Map(data.maps.map((entry) => [`${entry.at}.${entry.head}`, entry]));
-    this.indices = new Map(data.heads.map(({ at, head }, index) => [`${at}.${head}`, index]));
-    this.related = new Map(data.relations?.heads.map(({ at, head }, index) => [`${at}.${head}`, index]));
-    this.tokenUnits = Units.tokens(data.tokens.label);
-    this.wordUnits = data.words.length ? Units.spans(data.words, data.tokens.label) : this.tokenUnits;
-    /** @type {Map<string, Promise<WeightMap>>} */
-    this.opened = new Map();
-    /** @type {Map<string, Promise<Strongest>>} */
-    this.strongest = new Map();
-  }
-
-  /** @param {number} at @param {number} head @returns {string} as in `L27H3` */
-  name(at, head) {
-    return `L${this.layers[at]?.layer ?? at}H${head}`;
-  }
-
-  /** @param {number} at @param {number} head */
-  headAt(at, head) {
-    return this.heads[this.indices.get(`${at}.${head}`) ?? -1];
-  }
-
-  /** @param {number} at @param {number} head what the page holds of a head */
-  holds(at, head) {
-    const map = this.maps.get(`${at}.${head}`);
-    if (map?.bin === 1) return "weights";
-    if (this.related.has(`${at}.${head}`)) return "strongest";
-    return map ? "bins" : "nothing";
-  }
-
-  /** @param {boolean} words */
-  units(words) {
-    return words ? this.wordUnits : this.tokenUnits;
-  }
-
-  /** @param {number} at @param {number} head @returns {number} what the head rests on: its top key, else key 0 */
-  sink(at, head) {
-    const one = this.headAt(at, head);
-    return one?.top_key !== null && (one?.top_key_mass ?? 0) > RESTS ? /** @type {number} */ (one?.top_key ?? 0) : 0;
-  }
-
-  /** @param {number} at @returns {Promise<Int32Array|null>} the first key that each query sees, null: key 0 */
-  async first(at) {
-    const where = this.data.first?.[at];
-    return where ? new Int32Array(await this.blobs.get(where.blob), where.offset, this.count) : null;
-  }
-
-  /** @param {number} at @param {number} head @returns {Promise<WeightMap|null>} null where the page has none */
-  map(at, head) {
-    const name = `${at}.${head}`;
-    const entry = this.maps.get(name);
-    if (!entry) return Promise.resolve(null);
-    return once(this.opened, name, async () => {
-      const [buffer, first] = await Promise.all([this.blobs.get(entry.blob), this.first(at)]);
-      return new WeightMap(entry, buffer, first, this.count);
-    });
-  }
-
-  /** @param {number} at @param {number} head @returns {Promise<Strongest|null>} */
-  relations(at, head) {
-    const name = `${at}.${head}`;
-    const index = this.related.get(name);
-    const kept = this.data.relations;
-    if (!kept || index === undefined) return Promise.resolve(null);
-    return once(this.strongest, name, async () => {
-      const buffer = await this.blobs.get(kept.blob);
-      const size = this.count * kept.k;
-      const all = kept.heads.length;
-      const keys = new Uint32Array(buffer, kept.offset + 4 * index * size, size);
-      const stored = new Uint16Array(buffer, kept.offset + 4 * all * size + 2 * index * size, size);
-      return new Strongest(keys, stored, kept.scale, this.count);
-    });
-  }
-
-  /**
-   * Weights in tokens: the whole map, else the strongest keys.
-   *
-   * @param {number} at @param {number} head @returns {Promise<WeightMap|Strongest|null>}
-   */
-  async weights(at, head) {
-    return this.maps.get(`${at}.${head}`)?.bin === 1 ? this.map(at, head) : this.relations(at, head);
-  }
-
-  /** @param {number} at @param {number} head @param {number} query @returns {Promise<Float32Array|null>} (tokens,) */
-  async row(at, head, query) {
-    return (await this.weights(at, head))?.row(query) ?? null;
-  }
-
-  /** @returns {Promise<Float32Array|null>} (heads * tokens,): mean mass that each token receives of each head */
-  async received() {
-    const where = this.data.received;
-    return where && this.blobs.floats(where, this.heads.length * this.count);
-  }
-
-  /** @param {number} at @param {number} head @param {State} state @returns {Uint8Array} (tokens,): 0 for keys taken out */
-  keep(at, head, state) {
-    return kept(this.data, state, this.sink(at, head));
-  }
-}
-
-const RESTS = 0.3; // mean mass above which a head rests on a key, as in attnscope/measure/roles.py
 
 /** All sides of the page, and the filters. */
 export class Page {
@@ -149,6 +38,11 @@ export class Page {
     return state.side === "1" ? 1 : 0;
   }
 
+  /** @param {number} side @returns {string} `A` or `B` where there are two */
+  letter(side) {
+    return this.sides[1] ? "AB"[side] : "";
+  }
+
   /** @param {State} state @returns {Side} */
   side(state) {
     return this.sides[this.shown(state)];
@@ -159,9 +53,23 @@ export class Page {
     return state.query ?? Math.max(0, this.side(state).count - 1);
   }
 
-  /** @param {State} state @returns {[number, number]|null} the keys that are chosen, half-open */
+  /** @returns {Record<string, number[]>} the keys that the command named, by their names */
+  get groups() {
+    const { defined, asked } = this.data;
+    const named = Object.entries(defined).map(([name, { positions }]) => [name, positions]);
+    const groups = asked.key ? [[asked.key.text, asked.key.positions], ...named] : named;
+    return Object.fromEntries(groups.filter(([, positions]) => positions.length));
+  }
+
+  /** @param {State} state @returns {[number, number]|null} the key or span that is chosen, half-open */
   keys({ key, keyEnd }) {
     return key === null ? null : [key, keyEnd ?? key + 1];
+  }
+
+  /** @param {State} state @returns {[number, number][]|null} the same with all places of a group */
+  places(state) {
+    const keys = this.keys(state);
+    return keys && (state.group ? runs(this.groups[state.group]) : [keys]);
   }
 
   /** @param {number|null} token of one side @param {number} from that side @returns {number|null} the other side's */
@@ -180,13 +88,14 @@ export class Page {
     const keyEnd = key !== null && (state.keyEnd ?? 0) > key + 1 ? Math.min(state.keyEnd ?? 0, one.count) : null;
     const metric = one.metrics.some(({ id }) => id === state.metric) ? state.metric : (one.metrics[0]?.id ?? "");
     const heads = state.heads.filter((other) => one.headAt(other.at, other.head));
-    return { ...state, side, at, head, query: token(state.query), key, keyEnd, metric, heads };
+    const group = key !== null && side !== "1" && this.groups[state.group]?.[0] === key ? state.group : "";
+    return { ...state, side, at, head, query: token(state.query), key, keyEnd, group, metric, heads };
   }
 
   /**
    * The share that uniform attention gives to keys: the mean over the query's word, with `words`.
    *
-   * @param {number} side @param {number} at @param {number} query @param {[number, number]} keys half-open
+   * @param {number} side @param {number} at @param {number} query @param {[number, number][]} keys half-open ranges
    * @param {State} state @returns {Promise<number>}
    */
   async uniform(side, at, query, keys, state) {
@@ -194,11 +103,13 @@ export class Page {
     const first = await one.first(at);
     const units = one.units(state.words);
     const [start, stop] = units.range(units.of[query]);
-    const [from, to] = units.widen(keys);
     let share = 0;
     for (let q = start; q < stop; q++) {
       const begin = first?.[q] ?? 0;
-      share += Math.max(0, Math.min(to, q + 1) - Math.max(from, begin)) / (q + 1 - begin);
+      const seen = units
+        .among(keys)
+        .map((unit) => Math.min(units.stop[unit], q + 1) - Math.max(units.start[unit], begin));
+      share += seen.reduce((sum, tokens) => sum + Math.max(0, tokens), 0) / (q + 1 - begin);
     }
     return share / (stop - start);
   }
@@ -244,8 +155,7 @@ export class Page {
       else look.removed += column.reduce((sum, weight) => sum + weight, 0);
     }
     takenOut(look, state.least);
-    look.visible = (unit) =>
-      units.stop[unit] > start && (!first || first[Math.max(units.start[unit], start)] < stop);
+    look.visible = (unit) => units.stop[unit] > start && (!first || first[Math.max(units.start[unit], start)] < stop);
     return look;
   }
 
@@ -257,7 +167,8 @@ export class Page {
    */
   async look(side, state, token) {
     const one = this.sides[side];
-    const heads = state.over === "head" ? [state] : one.heads.filter(({ at }) => state.over === "all" || at === state.at);
+    const heads =
+      state.over === "head" ? [state] : one.heads.filter(({ at }) => state.over === "all" || at === state.at);
     const looks = await Promise.all(
       heads.map(({ at, head }) =>
         state.from === "query"
@@ -331,12 +242,19 @@ function emptyLook(units, { step, whole }) {
   return { weights: new Float32Array(units.count), removed: 0, step, whole, visible: () => true, units };
 }
 
-/**
- * @template K, V
- * @param {Map<K, V>} known @param {K} name @param {() => V} make
- */
-function once(known, name, make) {
-  let value = known.get(name);
-  if (value === undefined) known.set(name, (value = make()));
-  return value;
+/** @param {number[]} positions in order @returns {[number, number][]} half-open ranges */
+function runs(positions) {
+  /** @type {[number, number][]} */
+  const found = [];
+  for (const place of positions) {
+    const last = found.at(-1);
+    if (last?.[1] === place) last[1]++;
+    else found.push([place, place + 1]);
+  }
+  return found;
+}
+
+/** @param {Look} look @param {[number, number][]} keys half-open ranges of tokens @returns {number} their units' mass */
+export function massOn({ weights, units }, keys) {
+  return units.among(keys).reduce((sum, unit) => sum + weights[unit], 0);
 }

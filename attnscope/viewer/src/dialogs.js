@@ -19,10 +19,15 @@ const KEYS = [
   [["click"], "on a head opens it; with Shift or Ctrl it is shown beside the others"],
 ];
 const MOST = 200; // places listed
+const CONTEXT = 60; // characters beside a place
 
 /** @param {HTMLDialogElement} dialog @param {string} title */
 function titled(dialog, title) {
-  const close = make("button", { type: "button", class: "plain", "aria-label": "Close", onclick: () => dialog.close() }, "✕");
+  const close = make(
+    "button",
+    { type: "button", class: "plain", "aria-label": "Close", onclick: () => dialog.close() },
+    "✕",
+  );
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   return make("h2", {}, title, close);
 }
@@ -35,9 +40,19 @@ export class HelpDialog {
       make("dt", {}, ...[...keys].flatMap((key) => [make("kbd", {}, key), " "])),
       make("dd", {}, String(text)),
     ]);
-    const made = [make("p", {}, `attnscope ${data.version}. Nothing on this page is sent anywhere; the address holds what it shows.`)];
+    const made = [
+      make(
+        "p",
+        {},
+        `attnscope ${data.version}. Nothing on this page is sent anywhere; the address holds what it shows.`,
+      ),
+    ];
     if (data.command) made.push(make("p", {}, "Made by ", make("code", { class: "token" }, data.command)));
-    this.element.append(titled(this.element, "Keys"), make("dl", { class: "keys" }, ...rows), make("footer", {}, ...made));
+    this.element.append(
+      titled(this.element, "Keys"),
+      make("dl", { class: "keys" }, ...rows),
+      make("footer", {}, ...made),
+    );
   }
 
   open() {
@@ -100,14 +115,26 @@ export class SearchDialog {
     this.chosen = 0;
     const { label } = side.tokens;
     const items = this.found.slice(0, MOST).map(([start, stop], place) => {
-      const around = [label.slice(Math.max(0, start - 4), start).join(""), label.slice(stop, stop + 4).join("")];
-      const [position, text] = named(label, [start, stop]).split(/ (.*)/s);
+      const before = label
+        .slice(Math.max(0, start - 4), start)
+        .join("")
+        .slice(-CONTEXT);
+      const after = label
+        .slice(stop, stop + 4)
+        .join("")
+        .slice(0, CONTEXT);
+      const [position, text] = named(label, [[start, stop]]).split(/ (.*)/s);
       return make(
         "li",
-        { id: `found-${place}`, role: "option", onclick: (/** @type {MouseEvent} */ event) => this.#take(place, event.shiftKey) },
+        {
+          id: `found-${place}`,
+          role: "option",
+          "data-token": start,
+          onclick: (/** @type {MouseEvent} */ event) => this.#take(place, event.shiftKey),
+        },
         make("span", { class: "position" }, position),
         make("span", { class: "token" }, text),
-        make("span", { class: "context" }, `${around[0]} … ${around[1]}`),
+        make("span", { class: "context" }, `${before} … ${after}`),
       );
     });
     this.list.replaceChildren(...items);
@@ -140,7 +167,7 @@ export class SearchDialog {
     if (!tokens) return;
     const [start, stop] = tokens;
     this.element.close();
-    if (asKey || this.axis === "key") this.store.set({ key: start, keyEnd: stop - start > 1 ? stop : null });
+    if (asKey || this.axis === "key") this.store.set({ key: start, keyEnd: stop - start > 1 ? stop : null, group: "" });
     else this.store.set({ query: stop - 1 });
   }
 }

@@ -14,6 +14,7 @@ const SWITCHES = /** @type {const} */ ([
   ["words", "words", "Words instead of pieces: sum over keys, mean over queries"],
   ["log", "log", "Logarithmic colours and lines"],
 ]);
+const DIFFERING = ["metrics", "compare"]; // views that show the difference
 const DECADES = 3; // the slider goes from 0.001 to 1
 
 export class Filters {
@@ -25,7 +26,11 @@ export class Filters {
     this.layer = this.#select("Layer", (value) => ({ at: value }));
     this.head = this.#select("Head", (value) => ({ head: value }));
     this.role = roleChip("-");
-    this.more = make("button", { type: "button", class: "more", "aria-expanded": "false", onclick: () => this.#open() }, "Filters");
+    this.more = make(
+      "button",
+      { type: "button", class: "more", "aria-expanded": "false", onclick: () => this.#open() },
+      "Filters",
+    );
     this.boxes = SWITCHES.map(([name, label, title]) => this.#box(name, label, title));
     this.least = make("input", { type: "range", min: 0, max: 100, step: 1, "aria-label": "least weight" });
     this.least.addEventListener("input", () => store.set({ least: leastOf(Number(this.least.value)) }));
@@ -39,7 +44,13 @@ export class Filters {
       this.#sides(),
     );
     const chosen = make("span", { class: "chosen-head" }, this.layer.label, this.head.label, this.role);
-    this.element = make("div", { class: "filters", role: "group", "aria-label": "Head and filters" }, chosen, this.more, fields);
+    this.element = make(
+      "div",
+      { class: "filters", role: "group", "aria-label": "Head and filters" },
+      chosen,
+      this.more,
+      fields,
+    );
   }
 
   #open() {
@@ -60,7 +71,9 @@ export class Filters {
   }
 
   #parts() {
-    this.part = make("select", { onchange: () => this.store.set({ part: /** @type {State["part"]} */ (this.part?.value) }) });
+    this.part = make("select", {
+      onchange: () => this.store.set({ part: /** @type {State["part"]} */ (this.part?.value) }),
+    });
     this.part.append(option("all", "all keys"), option("prompt", "prompt"), option("answer", "answer"));
     const has = this.page.sides.some(({ data }) => data.answer !== null);
     return has && make("label", { title: "Keys of the prompt or of the answer" }, "keys", this.part);
@@ -69,8 +82,10 @@ export class Filters {
   #sides() {
     if (this.page.sides.length < 2) return null;
     this.sides = make("select", { onchange: () => this.store.set(this.#otherSide(this.sides?.value ?? "0")) });
-    this.page.sides.forEach(({ data }, index) => this.sides?.append(option(String(index), data.name)));
-    this.sides.append(option("diff", "difference"));
+    this.page.sides.forEach(({ data }, index) =>
+      this.sides?.append(option(String(index), `${this.page.letter(index)}: ${data.name}`)),
+    );
+    this.sides.append(option("diff", "difference B − A"));
     return make("label", {}, "side", this.sides);
   }
 
@@ -79,9 +94,10 @@ export class Filters {
     const { state } = this.store;
     const from = this.page.shown(state);
     const side = /** @type {State["side"]} */ (value);
+    if (side === "diff" && !DIFFERING.includes(state.view)) return { side, view: "compare" };
     if (from === this.page.shown({ ...state, side })) return { side };
     const [query, key] = [this.page.aligned(state.query, from), this.page.aligned(state.key, from)];
-    return { side, query, key, keyEnd: null };
+    return { side, query, key, keyEnd: null, group: "" };
   }
 
   /** @param {State} state */

@@ -79,7 +79,12 @@ export class HeadGrid {
     for (const { head, role } of heads) {
       const name = side.name(at, head);
       const spoken = role === "-" ? name : `${name}, ${role}`;
-      const button = make("button", { type: "button", "data-head": `${at}.${head}`, "aria-label": spoken, tabindex: "-1" });
+      const button = make("button", {
+        type: "button",
+        "data-head": `${at}.${head}`,
+        "aria-label": spoken,
+        tabindex: "-1",
+      });
       this.buttons.set(`${at}.${head}`, button);
       cells.append(button);
     }

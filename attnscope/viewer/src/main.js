@@ -22,6 +22,13 @@ function paintTheme({ theme }) {
   root.dataset.theme = isDark() ? "dark" : "light";
 }
 
+/** Where the command asked for keys in several places, the page begins with all of them. @param {Page} page */
+function opening({ data: { open, asked } }) {
+  return asked.key && asked.key.positions.length > 1 && !open.includes("keyEnd")
+    ? `${open}&group=${encodeURIComponent(asked.key.text)}`
+    : open;
+}
+
 /** @param {HTMLElement} app */
 function start(app) {
   const page = new Page(
@@ -29,7 +36,7 @@ function start(app) {
     new Blobs((blob) => element(`blob-${blob}`).textContent ?? ""),
   );
   const tabs = tabsOf(page.data.sides);
-  const store = new Store(page.data.open, (state) => {
+  const store = new Store(opening(page), (state) => {
     const clean = page.clean(state);
     return tabs.some(({ id }) => id === clean.view) ? clean : { ...clean, view: tabs[0].id };
   });

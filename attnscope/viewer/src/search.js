@@ -21,7 +21,7 @@ export function find({ plain, label }, wanted) {
   return position === undefined ? [...spans, ...alone] : [alone[0], ...spans, ...alone.slice(1)];
 }
 
-/** @param {string[]} plain @param {string} wanted in lower case @returns {[number, number][]} without doubles, in order */
+/** @param {string[]} plain @param {string} wanted in lower case @returns {[number, number][]} each once */
 function standing(plain, wanted) {
   const lower = plain.map((one) => one.toLowerCase());
   const owner = lower.flatMap((one, token) => Array.from({ length: one.length }, () => token));

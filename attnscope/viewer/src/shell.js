@@ -37,19 +37,52 @@ export class Shell {
   }
 
   #header() {
-    const { title, sides, left_out: missing } = this.page.data;
-    const theme = make("button", { type: "button", class: "plain", title: "Light or dark (t)", onclick: () => this.#theme() }, "◐");
-    const help = make("button", { type: "button", class: "plain", title: "Keys and help (?)", onclick: () => this.help.open() }, "?");
+    const { title, left_out: missing } = this.page.data;
+    const theme = make(
+      "button",
+      { type: "button", class: "plain", title: "Light or dark (t)", onclick: () => this.#theme() },
+      "◐",
+    );
+    const help = make(
+      "button",
+      { type: "button", class: "plain", title: "Keys and help (?)", onclick: () => this.help.open() },
+      "?",
+    );
     theme.setAttribute("aria-label", "Light or dark");
     help.setAttribute("aria-label", "Keys and help");
     return make(
       "header",
       { class: "top" },
-      make("div", {}, make("h1", {}, title), ...this.page.sides.map((side) => facts(side, sides.length > 1))),
+      make("div", {}, make("h1", {}, visible(title)), ...this.#facts()),
       make("div", { class: "tools" }, theme, help),
-      ...this.page.sides.map(excerpt).filter((text) => !title.includes(text)).map((text) => make("p", { class: "quote", dir: "auto" }, text)),
+      ...this.page.sides
+        .map(excerpt)
+        .filter((text) => !title.includes(text))
+        .map((text) => make("p", { class: "quote", dir: "auto" }, text)),
       missing.length > 0 && leftOut(missing),
     );
+  }
+
+  /** What each side is; of the second, what differs. */
+  #facts() {
+    const [first, second] = this.page.sides.map(facts);
+    const line = (/** @type {string[]} */ parts, /** @type {number} */ side) => {
+      const letter = this.page.letter(side);
+      return make(
+        "div",
+        { class: "facts" },
+        letter && make("b", {}, letter),
+        ...parts.map((part) => make("span", {}, part)),
+      );
+    };
+    return [
+      line(first, 0),
+      second &&
+        line(
+          second.filter((part) => !first.includes(part)),
+          1,
+        ),
+    ].filter(Boolean);
   }
 
   /** @param {Tab} tab @param {number} place */
@@ -87,7 +120,9 @@ export class Shell {
     if (!view) {
       tooltip.hide();
       this.views.set(tab.id, (view = tab.mount(panel, this.page, this.store)));
-      this.buttons.find((button) => button.dataset.view === tab.id)?.scrollIntoView({ block: "nearest", inline: "nearest" });
+      this.buttons
+        .find((button) => button.dataset.view === tab.id)
+        ?.scrollIntoView({ block: "nearest", inline: "nearest" });
     }
     view.render(state);
     void this.status.render(state);
@@ -144,7 +179,7 @@ export class Shell {
       case "t":
         return () => this.#theme();
       case "Escape":
-        return { pin: false, heads: [], key: null, keyEnd: null };
+        return { pin: false, heads: [], key: null, keyEnd: null, group: "" };
       default:
         return null;
     }
@@ -163,39 +198,51 @@ export class Shell {
 function typing(target, key) {
   if (!(target instanceof HTMLElement) || key === "Escape") return false;
   if (target instanceof HTMLInputElement) return target.type !== "checkbox";
-  return target.matches("select, textarea, [contenteditable]") || (key.startsWith("Arrow") && target.matches("[role=tab]"));
+  return (
+    target.matches("select, textarea, [contenteditable]") || (key.startsWith("Arrow") && target.matches("[role=tab]"))
+  );
 }
 
-/** @param {Side} side @param {boolean} named */
-function facts(side, named) {
-  const { model, engine } = side.data;
-  const { heads = 0, kv_heads: shared = 0 } = side.layers[0] ?? {};
-  const parts = [
+/** @param {Side} side */
+function facts({ data, count }) {
+  const { model, engine, layers } = data;
+  const { heads = 0, kv_heads: shared = 0 } = layers[0] ?? {};
+  return [
     model.name,
-    model.type !== model.name && model.type,
+    model.type,
     `${model.layers} layers × ${heads} heads${shared && shared !== heads ? ` (${shared} kv)` : ""}`,
-    `${side.count.toLocaleString("en")} tokens`,
+    `${count.toLocaleString("en")} tokens`,
     model.dtype,
     engine,
-  ];
-  const spans = parts.filter(Boolean).map((part) => make("span", {}, String(part)));
-  return make("div", { class: "facts" }, named && make("b", {}, side.data.name), ...spans);
+  ].filter(Boolean);
 }
 
 const QUOTED = 400; // characters of the text in the header
-const HIDDEN = /[\p{C}\p{Zl}\p{Zp}]/u; // characters that one cannot see, or that turn the line around
+const HIDDEN = /(?!\u200d)[\p{C}\p{Zl}\p{Zp}]/gu; // characters that have no shape, or turn the line around
 
-/** @param {Side} side the text in one line; what cannot be seen is written as in the labels */
-function excerpt({ tokens: { plain, label, special } }) {
-  let text = "";
-  for (let i = 0; i < label.length && text.length < QUOTED; i++)
-    if (!special[i]) text += HIDDEN.test(plain[i].replace(/\s+/g, " ")) ? label[i] : plain[i].replace(/\s+/g, " ");
-  return text.length > QUOTED ? `${text.slice(0, QUOTED)}…` : text.trim();
+/** @param {string} text in one line, where what has no shape is written as `⟨202E⟩` */
+function visible(text) {
+  const hex = (/** @type {string} */ one) => (one.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0");
+  return text.replace(/\s+/g, " ").replace(HIDDEN, (one) => `⟨${hex(one)}⟩`);
+}
+
+/** @param {Side} side the beginning of its text */
+function excerpt({ tokens: { plain, special } }) {
+  const text = plain
+    .filter((_, token) => !special[token])
+    .slice(0, QUOTED)
+    .join("");
+  return visible(text.length > QUOTED ? `${text.slice(0, QUOTED)}…` : text.trim());
 }
 
 /** @param {string[]} sentences */
 function leftOut(sentences) {
   if (sentences.length === 1) return make("p", { class: "left-out" }, sentences[0]);
   const summary = make("summary", {}, `${sentences.length} things are left out`);
-  return make("details", { class: "left-out" }, summary, make("ul", {}, ...sentences.map((one) => make("li", {}, one))));
+  return make(
+    "details",
+    { class: "left-out" },
+    summary,
+    make("ul", {}, ...sentences.map((one) => make("li", {}, one))),
+  );
 }

@@ -14,6 +14,7 @@ export const DEFAULTS = {
   query: null,
   key: null,
   keyEnd: null,
+  group: "",
   heads: [],
   pin: false,
   sink: true,
@@ -64,8 +65,12 @@ export function parse(hash) {
 /** @param {string} name @param {string} text @param {unknown} usual */
 function read(name, text, usual) {
   if (name in CHOICES) return CHOICES[name].includes(text) ? text : undefined;
-  if (name === "metric") return text;
-  if (name === "heads") return text.split(",").filter((one) => /^\d+\.\d+$/.test(one)).map(headOf);
+  if (name === "metric" || name === "group") return text;
+  if (name === "heads")
+    return text
+      .split(",")
+      .filter((one) => /^\d+\.\d+$/.test(one))
+      .map(headOf);
   if (typeof usual === "boolean") return text === "1" ? true : text === "0" ? false : undefined;
   const value = text.trim() === "" ? NaN : Number(text);
   if (name === "least") return value >= 0 && value <= 1 ? value : undefined;

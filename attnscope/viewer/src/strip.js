@@ -22,15 +22,15 @@ export class Strip {
     this.element = make("div", { class: "strip" }, make("span", { class: "name" }, axis), this.tokens);
   }
 
-  /** @param {Side} side @param {number} start the chosen token @param {number|null} stop end of the chosen span */
-  render(side, start, stop) {
+  /** @param {Side} side @param {[number, number][]} chosen half-open ranges */
+  render(side, chosen) {
+    const start = chosen[0][0];
     const from = Math.max(0, start - AROUND);
     const inside = this.side === side && start >= this.from && start < this.from + this.tokens.children.length;
     if (!inside || (side.count > 2 * AROUND && Math.abs(from - this.from) > AROUND / 2)) this.#build(side, from);
     for (const button of this.tokens.children) {
       const token = Number(button.getAttribute("data-token"));
-      const chosen = token >= start && token < (stop ?? start + 1);
-      button.setAttribute("aria-pressed", String(chosen));
+      button.setAttribute("aria-pressed", String(chosen.some(([from, to]) => token >= from && token < to)));
       if (token === start) reveal(this.tokens, /** @type {HTMLElement} */ (button));
     }
   }
@@ -56,8 +56,8 @@ export class Strip {
     const { key } = this.store.state;
     if (this.axis === "query") this.store.set({ query: token });
     else if (event.shiftKey && key !== null)
-      this.store.set({ key: Math.min(key, token), keyEnd: Math.max(key, token) + 1 });
-    else this.store.set({ key: token, keyEnd: null });
+      this.store.set({ key: Math.min(key, token), keyEnd: Math.max(key, token) + 1, group: "" });
+    else this.store.set({ key: token, keyEnd: null, group: "" });
   }
 }
 

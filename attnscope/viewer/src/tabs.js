@@ -10,7 +10,8 @@ import { mount as token } from "./views/token.js";
 
 /**
  * @typedef {import("./types.js").SideData} SideData
- * @typedef {{id: string, title: string, mount: import("./types.js").Mount, shows: (side: SideData, sides: number) => boolean}} Tab
+ * @typedef {import("./types.js").Mount} Mount
+ * @typedef {{id: string, title: string, mount: Mount, shows: (side: SideData, sides: number) => boolean}} Tab
  */
 
 const weights = (/** @type {SideData} */ side) => side.relations !== null || side.maps.some(({ bin }) => bin === 1);

@@ -36,15 +36,16 @@ export async function thumb(page, side, at, head, state, size) {
 export function pool(map, rows, seen, { size: most, least, keep }) {
   const size = Math.max(1, Math.min(rows, most));
   const values = new Float32Array(size * size).fill(NaN);
+  const places = Int32Array.from({ length: rows }, (_, place) => Math.floor((place * size) / rows));
   let max = 0;
   for (let q = 0; q < rows; q++) {
     const weights = map.row(q);
-    const line = Math.floor((q * size) / rows) * size;
+    const line = places[q] * size;
     const [from, to] = seen(q);
     for (let k = from; k < to; k++) {
-      const weight = (keep && !keep[k]) || weights[k] < least ? 0 : weights[k];
-      const cell = line + Math.floor((k * size) / rows);
-      if (!(values[cell] >= weight) && !Number.isNaN(weight)) values[cell] = weight;
+      const weight = weights[k] < least || (keep && !keep[k]) ? 0 : weights[k];
+      const cell = line + places[k];
+      if (!(values[cell] >= weight || Number.isNaN(weight))) values[cell] = weight;
       if (weight > max && to - from > 1) max = weight;
     }
   }
@@ -66,7 +67,7 @@ function dots({ keys, stored, step, tokens, k }, keep, least, most) {
   return { size, values, max: 1 };
 }
 
-/** @param {Uint8Array} keep of tokens @param {number} bin @returns {Uint8Array} of bins: 1 where all of its tokens stay */
+/** @param {Uint8Array} keep of tokens @param {number} bin @returns {Uint8Array} of bins: 1 where all stay */
 function binned(keep, bin) {
   return Uint8Array.from({ length: Math.ceil(keep.length / bin) }, (_, i) =>
     keep.subarray(i * bin, (i + 1) * bin).every(Boolean) ? 1 : 0,

@@ -52,7 +52,8 @@
  * @property {boolean} [windowed]
  *
  * @typedef {{blob: number, offset: number}} Place
- * @typedef {{k: number, heads: {at: number, head: number}[], blob: number, offset: number, scale: number, bits: number}} Relations
+ * @typedef {{at: number, head: number}} Name
+ * @typedef {{k: number, heads: Name[], blob: number, offset: number, scale: number, bits: number}} Relations
  *
  * @typedef {object} StepsHead
  * @property {number} at
@@ -105,6 +106,7 @@
  * @property {number|null} query a token of the side that is shown
  * @property {number|null} key
  * @property {number|null} keyEnd end of a span that begins at `key`
+ * @property {string} group keys that the command named, of which `key` is the first; "" for none
  * @property {{at: number, head: number}[]} heads further heads, each in a colour of its own
  * @property {boolean} pin
  * @property {boolean} sink whether what the head rests on is shown

@@ -14,7 +14,10 @@ export class Units {
 
   /** @param {string[]} labels */
   static tokens(labels) {
-    return new Units(Array.from({ length: labels.length + 1 }, (_, i) => i), labels);
+    return new Units(
+      Array.from({ length: labels.length + 1 }, (_, i) => i),
+      labels,
+    );
   }
 
   /**
@@ -58,6 +61,14 @@ export class Units {
   /** @param {[number, number]} tokens @returns {[number, number]} the same tokens, with the rest of their units */
   widen([start, stop]) {
     return [this.start[this.of[start]], this.stop[this.of[stop - 1]]];
+  }
+
+  /** @param {[number, number][]} ranges half-open, of tokens @returns {number[]} their units, each once */
+  among(ranges) {
+    const units = new Set();
+    for (const [start, stop] of ranges)
+      for (let unit = this.of[start]; unit <= this.of[stop - 1]; unit++) units.add(unit);
+    return [...units];
   }
 
   /**

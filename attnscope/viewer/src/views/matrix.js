@@ -60,6 +60,8 @@ class MatrixView {
     this.relations = strongest ? relationsOf(strongest, this.keep, state.least) : [];
     const share = intensity(grid?.max ?? 1, state.log);
     const ramp = sequential();
+    this.note.textContent = grid ? this.#says(grid, strongest?.k ?? 0) : lacking(side, at, head);
+    this.legend.replaceChildren(scaleBar(grid?.max ?? 1), swatch("hatched", "cannot be seen"), this.whole);
     this.plot.show(
       grid && {
         grid,
@@ -68,8 +70,6 @@ class MatrixView {
         over: (context, plot) => this.#tokens(context, plot, (weight) => css(ramp, share(weight))),
       },
     );
-    this.note.textContent = grid ? this.#says(grid, strongest?.k ?? 0) : lacking(side, at, head);
-    this.legend.replaceChildren(scaleBar(grid?.max ?? 1), swatch("hatched", "cannot be seen"), this.whole);
     await this.#list(still);
   }
 

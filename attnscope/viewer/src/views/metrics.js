@@ -1,9 +1,9 @@
 /** The layers x heads map of any metric beside what uniform attention scores, and the sortable table of heads. */
-import { latest, make } from "../canvas.js";
-import { css, inkOn, sequential } from "../colours.js";
+import { make } from "../canvas.js";
+import { css, diverging, inkOn, sequential } from "../colours.js";
 import { HeadGrid, goTo } from "../headgrid.js";
 import { roleChip } from "../roles.js";
-import { colourScale, digits } from "../scales.js";
+import { colourScale, digits, fixed } from "../scales.js";
 
 /**
  * @typedef {import("../types.js").State} State
@@ -21,7 +21,6 @@ class MetricsView {
   constructor(element, page, store) {
     this.page = page;
     this.store = store;
-    this.turn = latest();
     /** @type {State|null} */
     this.state = null;
     this.built = "";
@@ -35,7 +34,13 @@ class MetricsView {
     const label = make("label", {}, "Metric ", this.metric);
     const map = make("div", { class: "metric-map" });
     this.box = make("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": "Table of heads" });
-    element.append(make("div", { class: "metric-choice" }, label, this.formula), this.reading, map, this.legend, this.box);
+    element.append(
+      make("div", { class: "metric-choice" }, label, this.formula),
+      this.reading,
+      map,
+      this.legend,
+      this.box,
+    );
     this.grid = new HeadGrid(map, store, {
       label: "Metric of each head",
       least: 9,
@@ -57,7 +62,7 @@ class MetricsView {
     }
     this.metric.value = state.metric;
     this.grid.select(state);
-    const built = [this.page.shown(state), state.metric, this.sort, this.rising, this.all].join();
+    const built = [state.side, state.metric, this.sort, this.rising, this.all].join();
     const theme = document.documentElement.dataset.theme;
     if (this.built !== `${built},${theme}`) {
       this.#explain(side);
@@ -73,6 +78,20 @@ class MetricsView {
     return this.page.side(this.store.state).metrics.findIndex(({ id }) => id === this.store.state.metric);
   }
 
+  /** Whether B minus A is shown. */
+  get differs() {
+    return this.store.state.side === "diff";
+  }
+
+  /** @param {Head} head @param {number} place of a metric @returns {number|null} its score, or B − A */
+  #score({ at, head, scores }, place) {
+    if (!this.differs) return scores[place];
+    const other = this.page.sides[1];
+    const { id } = this.page.sides[0].metrics[place];
+    const there = other.headAt(at, head)?.scores[other.metrics.findIndex((metric) => metric.id === id)] ?? null;
+    return scores[place] === null || there === null ? null : there - scores[place];
+  }
+
   /** @param {string} metric */
   #choose(metric) {
     this.sort = "";
@@ -85,37 +104,51 @@ class MetricsView {
     const metric = side.metrics[this.place];
     this.formula.textContent = metric.formula;
     this.reading.textContent = metric.reading;
-    const scores = values(side.heads, ({ scores }) => scores[this.place]);
+    const scores = values(side.heads, (head) => this.#score(head, this.place));
     const uniform = values(side.heads, ({ uniform }) => uniform[this.place]);
     if (!scores.length) {
       this.legend.replaceChildren(make("span", {}, "This text has no row on which the metric could be measured."));
       return;
     }
     const [low, high] = this.#limits(side);
-    const parts = [`heads ${digits(Math.min(...scores))} to ${digits(Math.max(...scores))}`];
-    if (uniform.length) parts.push(`uniform attention ${range(uniform)}`);
-    if (metric.low !== null || metric.high !== null) parts.push(`possible ${metric.low ?? "…"} to ${metric.high ?? "…"}`);
+    const parts = [
+      `${this.differs ? "B − A" : "heads"} ${digits(Math.min(...scores))} to ${digits(Math.max(...scores))}`,
+    ];
+    if (uniform.length && !this.differs) parts.push(`uniform attention ${range(uniform)}`);
+    if (!this.differs && (metric.low !== null || metric.high !== null))
+      parts.push(`possible ${metric.low ?? "…"} to ${metric.high ?? "…"}`);
     if (metric.unit) parts.push(`unit: ${metric.unit}`);
-    this.legend.replaceChildren(colourScale(low, high), ...parts.map((part) => make("span", {}, part)));
+    this.legend.replaceChildren(
+      colourScale(low, high, this.differs ? diverging() : sequential()),
+      ...parts.map((part) => make("span", {}, part)),
+    );
   }
 
-  /** @param {Side} side @returns {[low: number, high: number]} of the colours: shares from 0 to 1, others to the largest */
+  /** @param {Side} side @returns {[low: number, high: number]} of the colours: what is possible, else what is there */
   #limits(side) {
     const { low, high } = side.metrics[this.place];
-    const scores = values(side.heads, ({ scores }) => scores[this.place]);
+    const scores = values(side.heads, (head) => this.#score(head, this.place));
+    const reach = Math.max(...scores.map(Math.abs)) || 1;
+    if (this.differs) return [-reach, reach];
     return [low ?? Math.min(0, ...scores), high ?? Math.max(...scores, 1e-9)];
   }
 
   #paint() {
     const { side } = this.grid;
     if (!side || !this.state) return;
-    const ramp = sequential();
+    const ramp = this.differs ? diverging() : sequential();
     const [low, high] = this.#limits(side);
-    for (const { at, head, scores } of side.heads) {
-      const score = scores[this.place];
+    for (const one of side.heads) {
+      const { at, head } = one;
+      const score = this.#score(one, this.place);
       const t = score === null ? 0 : (score - low) / (high - low || 1);
       const colour = score === null ? "transparent" : css(ramp, t);
-      this.grid.fill({ at, head }, colour, score === null ? "–" : score.toFixed(Math.abs(score) < 10 ? 2 : 1), inkOn(ramp, t));
+      this.grid.fill(
+        { at, head },
+        colour,
+        score === null ? "–" : fixed(score, Math.abs(score) < 10 ? 2 : 1),
+        inkOn(ramp, t),
+      );
     }
   }
 
@@ -126,7 +159,7 @@ class MetricsView {
     const { title } = side.metrics[this.place];
     return [
       [side.name(at, head), one.role === "-" ? "no role" : one.role],
-      [title, score(one.scores[this.place], 6)],
+      [this.differs ? `${title}, B − A` : title, score(this.#score(one, this.place), 6)],
       ["uniform attention", score(one.uniform[this.place], 6)],
     ];
   }
@@ -150,7 +183,11 @@ class MetricsView {
       if (row) goTo(this.store, { at, head }, event);
     });
     const table = make("table", { class: "heads" }, make("thead", {}, make("tr", {}, ...headings)), body);
-    const more = make("button", { type: "button", class: "plain", onclick: () => this.#again({ all: true }) }, `all ${heads.length} heads`);
+    const more = make(
+      "button",
+      { type: "button", class: "plain", onclick: () => this.#again({ all: true }) },
+      `all ${heads.length} heads`,
+    );
     this.box.replaceChildren(table, ...(shown.length < heads.length ? [more] : []));
   }
 
@@ -159,7 +196,11 @@ class MetricsView {
     const sorted = id === sort;
     const order = sorted ? (this.rising ? "ascending" : "descending") : null;
     const mark = sorted ? (this.rising ? " ▴" : " ▾") : "";
-    const button = make("button", { type: "button", title: about, onclick: () => this.#order(id, sorted) }, title + mark);
+    const button = make(
+      "button",
+      { type: "button", title: about, onclick: () => this.#order(id, sorted) },
+      title + mark,
+    );
     return make("th", { scope: "col", class: words ? "sorts words" : "sorts", "aria-sort": order }, button);
   }
 
@@ -183,14 +224,21 @@ class MetricsView {
     const inOrder = (/** @type {Head} */ a, /** @type {Head} */ b) => a.at - b.at || a.head - b.head;
     if (sort === "role") return heads.toSorted((a, b) => way * a.role.localeCompare(b.role) || inOrder(a, b));
     if (place < 0) return heads.toSorted((a, b) => way * inOrder(a, b));
-    const value = (/** @type {Head} */ head) => head.scores[place] ?? -way * Infinity;
+    const value = (/** @type {Head} */ head) => {
+      const score = this.#score(head, place);
+      if (score === null) return -way * Infinity;
+      return this.differs ? Math.abs(score) : score;
+    };
     return heads.toSorted((a, b) => (value(a) === value(b) ? inOrder(a, b) : way * (value(a) - value(b))));
   }
 
-  /** @param {Side} side @param {Head} head */
-  #row(side, { at, head, role, scores }) {
+  /** @param {Side} side @param {Head} one */
+  #row(side, one) {
+    const { at, head, role, scores } = one;
     const link = make("button", { type: "button", class: "plain" }, side.name(at, head));
-    const cells = scores.map((one, place) => make("td", { class: place === this.place ? "chosen" : "" }, score(one, 3)));
+    const cells = scores.map((_, place) =>
+      make("td", { class: place === this.place ? "chosen" : "" }, score(this.#score(one, place), 3)),
+    );
     const first = [make("td", { class: "words" }, link), make("td", { class: "words" }, roleChip(role))];
     return make("tr", { "data-head": `${at}.${head}` }, ...first, ...cells);
   }

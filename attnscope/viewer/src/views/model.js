@@ -1,5 +1,5 @@
 /** Every head of every layer as a thumbnail of its map; one canvas for each layer, drawn when it comes into sight. */
-import { fit, latest, make, raster } from "../canvas.js";
+import { fit, make, raster } from "../canvas.js";
 import { intensity, ink, pixel, roleColour, sequential } from "../colours.js";
 import { HeadGrid } from "../headgrid.js";
 import { roleChip } from "../roles.js";
@@ -25,7 +25,6 @@ class ModelView {
   /** @param {HTMLElement} element @param {Page} page @param {Store} store */
   constructor(element, page, store) {
     this.page = page;
-    this.turn = latest();
     /** @type {State|null} */
     this.state = null;
     this.drawn = "";
@@ -59,7 +58,16 @@ class ModelView {
     }
     this.grid.select(state);
     const { sink, special, least, log, words, part } = state;
-    const look = [this.page.shown(state), sink, special, least, log, words, part, document.documentElement.dataset.theme].join();
+    const look = [
+      this.page.shown(state),
+      sink,
+      special,
+      least,
+      log,
+      words,
+      part,
+      document.documentElement.dataset.theme,
+    ].join();
     if (look !== this.drawn) this.#stale();
     this.drawn = look;
   }
@@ -72,12 +80,13 @@ class ModelView {
       chip.append(` ${heads.filter((head) => head.role === role).length}`);
       return chip;
     });
-    const words = chips.length ? "rows: queries, columns: keys" : "rows: queries, columns: keys; this text shows no head's role";
+    const words = chips.length
+      ? "rows: queries, columns: keys"
+      : "rows: queries, columns: keys; this text shows no head's role";
     this.legend.replaceChildren(make("span", {}, words), ...chips);
   }
 
   #stale() {
-    this.turn.begin();
     this.done = new WeakSet();
     for (const row of this.seen) void this.#draw(row);
   }
@@ -106,7 +115,12 @@ class ModelView {
     if (done !== this.done) return; // another look was asked for meanwhile
     const context = fit(row.canvas, ...this.grid.extent(row));
     context.imageSmoothingEnabled = false;
-    row.heads.forEach(({ at, head }, index) => this.#thumb(context, thumbs[index], this.grid.corner(index), { at, head }));
+    context.lineWidth = 1;
+    const lines = [ink("line"), ink("line-strong")]; // asked once: an answer costs a layout
+    row.heads.forEach((name, index) => {
+      context.strokeStyle = lines[thumbs[index] ? 0 : 1];
+      this.#thumb(context, thumbs[index], this.grid.corner(index), name);
+    });
   }
 
   /**
@@ -116,8 +130,6 @@ class ModelView {
   #thumb(context, small, [x, y], name) {
     const { width, height } = this.grid;
     if (small) context.drawImage(this.#picture(small), x, y, width, height - STRIPE);
-    context.lineWidth = 1;
-    context.strokeStyle = ink(small ? "line" : "line-strong");
     context.strokeRect(x + 0.5, y + 0.5, width - 1, height - STRIPE - 1);
     const colour = roleColour(this.grid.side?.headAt(name.at, name.head)?.role ?? "-");
     if (!colour) return;
@@ -142,9 +154,15 @@ class ModelView {
     if (!side || !one) return [];
     const scores = side.metrics.map(({ short }, index) => ({ short, score: one.scores[index] }));
     const place = side.metrics.findIndex(({ id }) => id === this.state?.metric);
-    const lines = /** @type {(string|[string, string])[]} */ ([[side.name(at, head), one.role === "-" ? "no role" : one.role]]);
+    const lines = /** @type {(string|[string, string])[]} */ ([
+      [side.name(at, head), one.role === "-" ? "no role" : one.role],
+    ]);
     if (place >= 0 && scores[place].score !== null) lines.push([scores[place].short, digits(scores[place].score ?? 0)]);
-    if (one.top_key !== null) lines.push([`most mass: ${one.top_key} ${side.tokens.label[one.top_key].slice(0, 24)}`, digits(one.top_key_mass ?? 0)]);
+    if (one.top_key !== null)
+      lines.push([
+        `most mass: ${one.top_key} ${side.tokens.label[one.top_key].slice(0, 24)}`,
+        digits(one.top_key_mass ?? 0),
+      ]);
     if (one.near_uniform) lines.push("near uniform");
     return lines;
   }

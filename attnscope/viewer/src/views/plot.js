@@ -145,6 +145,7 @@ export class Plot {
     this.#cells(context);
     this.#labels(context);
     this.#crosshair();
+    this.top.dataset.cells = [...this.at(0, 0), this.cell * this.transform.k].join(" "); // where the first is, and how large
   }
 
   /** @returns {{rows: [number, number], columns: [number, number]}} the cells in sight, half-open */
@@ -175,7 +176,7 @@ export class Plot {
     const image = picture(drawn, rows, columns, step);
     context.imageSmoothingEnabled = false;
     context.drawImage(image, x, y, image.width * step * cell, image.height * step * cell);
-    if (cell >= ROOMY && grid.bin === 1) this.#numbers(context, rows, columns);
+    if (cell >= ROOMY && drawn.grid.bin === 1) this.#numbers(context, rows, columns);
     drawn.over?.(context, this);
     context.restore();
     context.strokeStyle = ink("line-strong");

@@ -85,11 +85,7 @@ class TextView {
   /** Writes the text. @param {Side} side */
   #lay(side) {
     this.side = side;
-    this.tokens = side.tokens.plain.map((plain, token) => {
-      const special = side.tokens.special[token] || plain === "";
-      const text = special ? short(side.tokens.label[token]) : plain.replace(CONTROLS, visible);
-      return make("span", { class: special ? "piece special" : "piece", "data-token": token, "data-axis": "key" }, text);
-    });
+    this.tokens = side.tokens.plain.map((_, token) => piece(side, token));
     this.levels = new Int16Array(this.tokens.length);
     this.text.replaceChildren(...this.tokens);
   }
@@ -167,6 +163,14 @@ class TextView {
     const [query, key] = state.from === "query" ? [chosen, unit] : [unit, chosen];
     tooltip.show(event, [["query", named(units, query)], ["key", named(units, key)], ["weight", told(look, unit, state, keep)]]);
   }
+}
+
+/** A token as it reads: a special one by its name, the rest of a split character as a thin mark. @param {Side} side @param {number} token */
+function piece({ tokens }, token) {
+  const plain = tokens.plain[token];
+  const kind = tokens.special[token] ? "piece special" : plain ? "piece" : "piece rest";
+  const text = tokens.special[token] ? short(tokens.label[token]) : plain.replace(CONTROLS, visible);
+  return make("span", { class: kind, "data-token": token, "data-axis": "key" }, text);
 }
 
 /** @param {Event} event @returns {number|null} */

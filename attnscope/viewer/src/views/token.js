@@ -1,6 +1,7 @@
 /** Which head looks from a query at a key: the mass of each head on the chosen keys, and the heads in its order. */
 import { latest, make } from "../canvas.js";
 import { css, inkOn, sequential } from "../colours.js";
+import { massOn } from "../data.js";
 import { HeadGrid, goTo } from "../headgrid.js";
 import { roleChip } from "../roles.js";
 import { colourScale, digits } from "../scales.js";
@@ -48,6 +49,8 @@ class TokenView {
       resized: () => this.#paint(),
     });
     this.asked = "";
+    /** @type {[number, number][]} */
+    this.keys = [[0, 1]];
   }
 
   /** @param {State} state */
@@ -57,7 +60,10 @@ class TokenView {
       this.grid.show(side);
       this.#groups();
     }
-    this.query.render(side, this.page.query(state), null);
+    const query = this.page.query(state);
+    this.query.render(side, [[query, query + 1]]);
+    for (const button of this.groups.children)
+      if (button.matches("button")) button.setAttribute("aria-pressed", String(button.textContent === state.group));
     const { view, at, head, heads, theme, log, pin, from, over, metric, ...asked } = state;
     const question = JSON.stringify(asked);
     this.grid.select(state);
@@ -68,22 +74,12 @@ class TokenView {
 
   /** Keys that the command named. */
   #groups() {
-    const { defined, asked } = this.page.data;
-    const groups = Object.entries(defined).map(([name, { positions }]) => ({ name, positions }));
-    if (asked.key) groups.unshift({ name: asked.key.text, positions: asked.key.positions });
-    const buttons = groups.filter(({ positions }) => positions.length).map(({ name, positions }) =>
-      make("button", { type: "button", class: "token key", onclick: () => this.#choose(positions) }, name),
-    );
-    this.groups.hidden = !buttons.length;
+    const buttons = Object.entries(this.page.groups).map(([group, [key]]) => {
+      const onclick = () => this.store.set({ key, keyEnd: null, group });
+      return make("button", { type: "button", class: "token key", "data-group": group, onclick }, group);
+    });
+    this.groups.hidden = !buttons.length || this.page.shown(this.store.state) > 0;
     this.groups.replaceChildren(make("span", { class: "muted" }, "asked for"), ...buttons);
-  }
-
-  /** @param {number[]} positions the span that they begin with */
-  #choose(positions) {
-    const start = positions[0];
-    let stop = start + 1;
-    while (positions.includes(stop)) stop++;
-    this.store.set({ key: start, keyEnd: stop > start + 1 ? stop : null });
   }
 
   /** Reads layer after layer, so that what is there is shown. @param {State} state */
@@ -93,7 +89,7 @@ class TokenView {
     const shown = page.shown(state);
     const side = page.sides[shown];
     const query = page.query(state);
-    const keys = page.keys(state) ?? (await mostSeen(page, shown, query, state));
+    const keys = page.places(state) ?? (await mostSeen(page, shown, query, state));
     if (!mine()) return;
     /** @type {Map<string, Answer>} */
     const answers = new Map();
@@ -116,18 +112,26 @@ class TokenView {
     const { state } = this.store;
     const side = this.page.side(state);
     const { label } = side.tokens;
-    const keys = this.keys ?? [0, 1];
+    const { keys } = this;
     const query = this.page.query(state);
-    this.key.render(side, keys[0], keys[1]);
+    this.key.render(side, keys);
     this.title.replaceChildren(
-      "Which head looks from ", make("span", { class: "token query" }, named(label, [query, query + 1])),
-      " at ", make("span", { class: "token key" }, named(label, keys)), "?",
+      "Which head looks from ",
+      make("span", { class: "token query" }, named(label, [[query, query + 1]])),
+      " at ",
+      make("span", { class: "token key" }, named(label, keys)),
+      "?",
     );
-    const chosen = state.key === null ? "No key is chosen: this is the one that most heads look at, but for the first token and itself. " : "";
+    const chosen =
+      state.key === null
+        ? "No key is chosen: this is the one that most heads look at, but for the first token and itself. "
+        : "";
     const some = [...this.answers.values()].some(({ whole }) => !whole);
     const least = some ? "Only the strongest keys of each query are known: a head gives at least this. " : "";
-    const later = keys[0] > query ? "The key comes after the query: no head can see it." : "";
-    this.note.textContent = chosen + least + later;
+    const later = keys[0][0] > query ? "The key comes after the query: no head can see it." : "";
+    const none = this.answers.size && ![...this.answers.values()].some(({ mass }) => mass > 0) && !later;
+    this.note.textContent =
+      chosen + least + later + (none ? "No head gives these keys a weight that the page holds." : "");
     this.note.hidden = !this.note.textContent;
     this.#paint();
     this.#rank(side);
@@ -136,24 +140,34 @@ class TokenView {
   #paint() {
     const ramp = sequential();
     const answers = [...this.answers.values()];
-    const most = Math.max(1e-6, ...answers.map(({ mass }) => mass));
+    const most = Math.max(0, ...answers.map(({ mass }) => mass)) || 1;
     for (const { at, head } of this.grid.side?.heads ?? []) {
       const answer = this.answers.get(`${at}.${head}`);
       const t = answer ? answer.mass / most : 0;
-      this.grid.fill({ at, head }, answer ? css(ramp, t) : "transparent", answer ? answer.mass.toFixed(2) : "", inkOn(ramp, t));
+      this.grid.fill(
+        { at, head },
+        answer ? css(ramp, t) : "transparent",
+        answer && (answer.whole || answer.mass) ? answer.mass.toFixed(2) : "",
+        inkOn(ramp, t),
+      );
     }
     const uniform = [...new Set(answers.map((answer) => digits(answer.uniform)))];
     this.legend.replaceChildren(
       colourScale(0, most),
       make("span", {}, "mass on the chosen keys"),
-      make("span", {}, `uniform attention ${uniform.length > 3 ? `${uniform[0]} … ${uniform.at(-1)}` : uniform.join(", ")}`),
+      make(
+        "span",
+        {},
+        `uniform attention ${uniform.length > 3 ? `${uniform[0]} … ${uniform.at(-1)}` : uniform.join(", ")}`,
+      ),
     );
   }
 
   /** @param {Side} side */
   #rank(side) {
     const { at, head } = this.store.state;
-    const answers = [...this.answers.values()].sort((a, b) => b.mass - b.uniform - (a.mass - a.uniform)).slice(0, RANKED);
+    const known = [...this.answers.values()].filter(({ whole, mass }) => whole || mass > 0);
+    const answers = known.sort((a, b) => b.mass - b.uniform - (a.mass - a.uniform)).slice(0, RANKED);
     const rows = answers.map((answer) => {
       const name = make("button", { type: "button", class: "plain" }, side.name(answer.at, answer.head));
       const bar = make("i", { class: "bar" });
@@ -177,7 +191,9 @@ class TokenView {
       const name = /** @type {Element} */ (event.target).closest("tr")?.dataset.head?.split(".").map(Number);
       if (name) goTo(this.store, { at: name[0], head: name[1] }, event);
     });
-    this.ranked.replaceChildren(make("table", { class: "heads" }, make("thead", {}, make("tr", {}, ...headings)), body));
+    this.ranked.replaceChildren(
+      make("table", { class: "heads" }, make("thead", {}, make("tr", {}, ...headings)), body),
+    );
   }
 
   /** @param {Name} name @returns {(string|[string, string])[]} */
@@ -190,8 +206,12 @@ class TokenView {
     if (!answer) return [...lines, "the page holds no weights in tokens of this head"];
     const { label } = side.tokens;
     const query = this.page.query(this.store.state);
-    lines.push(`${named(label, [query, query + 1])} → ${named(label, this.keys ?? [0, 1])}`);
-    return [...lines, ["mass", (answer.whole ? "" : "≥ ") + answer.mass.toFixed(6)], ["uniform", answer.uniform.toFixed(6)]];
+    lines.push(`${named(label, [[query, query + 1]])} → ${named(label, this.keys)}`);
+    return [
+      ...lines,
+      ["mass", (answer.whole ? "" : "≥ ") + answer.mass.toFixed(6)],
+      ["uniform", answer.uniform.toFixed(6)],
+    ];
   }
 
   destroy() {
@@ -200,26 +220,20 @@ class TokenView {
   }
 }
 
-/** @param {Look} look @param {[number, number]} keys */
-function massOn({ weights, units }, keys) {
-  const [start, stop] = units.widen(keys);
-  return weights.subarray(units.of[start], units.of[stop - 1] + 1).reduce((sum, weight) => sum + weight, 0);
-}
-
 /**
  * @param {Page} page @param {number} side @param {number} query @param {State} state
- * @returns {Promise<[number, number]>} the tokens that receive most from the query over all heads, without key 0 and itself
+ * @returns {Promise<[number, number][]>} what receives most from the query, without key 0 and itself
  */
 async function mostSeen(page, side, query, state) {
   const look = await page.look(side, { ...state, from: "query", over: "all" }, query);
-  if (!look) return [0, 1];
+  if (!look) return [[0, 1]];
   const { weights, units } = look;
   const own = units.of[query];
   let best = -1;
   weights.forEach((weight, unit) => {
     if (unit !== units.of[0] && unit !== own && (best < 0 || weight > weights[best])) best = unit;
   });
-  return units.range(Math.max(0, best));
+  return [units.range(Math.max(0, best))];
 }
 
 /** @type {import("../types.js").Mount} */

@@ -1,0 +1,131 @@
+/**
+ * One text read by one model: its tokens, heads and what the page holds of their weights.
+ *
+ * @typedef {import("./types.js").SideData} SideData
+ * @typedef {import("./types.js").State} State
+ * @typedef {import("./weights.js").Blobs} Blobs
+ */
+import { Units, kept } from "./units.js";
+import { Strongest, WeightMap } from "./weights.js";
+
+const RESTS = 0.3; // mean mass above which a head rests on a key, as in attnscope/measure/roles.py
+
+/** One text read by one model. */
+export class Side {
+  /** @param {SideData} data @param {Blobs} blobs */
+  constructor(data, blobs) {
+    this.data = data;
+    this.blobs = blobs;
+    this.tokens = data.tokens;
+    this.count = data.tokens.label.length;
+    this.layers = data.layers;
+    this.heads = data.heads;
+    this.metrics = data.metrics;
+    this.maps = new Map(data.maps.map((entry) => [`${entry.at}.${entry.head}`, entry]));
+    this.indices = new Map(data.heads.map(({ at, head }, index) => [`${at}.${head}`, index]));
+    this.related = new Map(data.relations?.heads.map(({ at, head }, index) => [`${at}.${head}`, index]));
+    this.tokenUnits = Units.tokens(data.tokens.label);
+    this.wordUnits = data.words.length ? Units.spans(data.words, data.tokens.label) : this.tokenUnits;
+    /** @type {Map<string, Promise<WeightMap>>} */
+    this.opened = new Map();
+    /** @type {Map<string, Promise<Strongest>>} */
+    this.strongest = new Map();
+  }
+
+  /** @param {number} at @param {number} head @returns {string} as in `L27H3` */
+  name(at, head) {
+    return `L${this.layers[at]?.layer ?? at}H${head}`;
+  }
+
+  /** @param {number} at @param {number} head */
+  headAt(at, head) {
+    return this.heads[this.indices.get(`${at}.${head}`) ?? -1];
+  }
+
+  /** @param {number} at @param {number} head what the page holds of a head */
+  holds(at, head) {
+    const map = this.maps.get(`${at}.${head}`);
+    if (map?.bin === 1) return "weights";
+    if (this.related.has(`${at}.${head}`)) return "strongest";
+    return map ? "bins" : "nothing";
+  }
+
+  /** @param {boolean} words */
+  units(words) {
+    return words ? this.wordUnits : this.tokenUnits;
+  }
+
+  /** @param {number} at @param {number} head @returns {number} what the head rests on: its top key, else key 0 */
+  sink(at, head) {
+    const one = this.headAt(at, head);
+    return one?.top_key !== null && (one?.top_key_mass ?? 0) > RESTS ? /** @type {number} */ (one?.top_key ?? 0) : 0;
+  }
+
+  /** @param {number} at @returns {Promise<Int32Array|null>} the first key that each query sees, null: key 0 */
+  async first(at) {
+    const where = this.data.first?.[at];
+    return where ? new Int32Array(await this.blobs.get(where.blob), where.offset, this.count) : null;
+  }
+
+  /** @param {number} at @param {number} head @returns {Promise<WeightMap|null>} null where the page has none */
+  map(at, head) {
+    const name = `${at}.${head}`;
+    const entry = this.maps.get(name);
+    if (!entry) return Promise.resolve(null);
+    return once(this.opened, name, async () => {
+      const [buffer, first] = await Promise.all([this.blobs.get(entry.blob), this.first(at)]);
+      return new WeightMap(entry, buffer, first, this.count);
+    });
+  }
+
+  /** @param {number} at @param {number} head @returns {Promise<Strongest|null>} */
+  relations(at, head) {
+    const name = `${at}.${head}`;
+    const index = this.related.get(name);
+    const kept = this.data.relations;
+    if (!kept || index === undefined) return Promise.resolve(null);
+    return once(this.strongest, name, async () => {
+      const buffer = await this.blobs.get(kept.blob);
+      const size = this.count * kept.k;
+      const all = kept.heads.length;
+      const keys = new Uint32Array(buffer, kept.offset + 4 * index * size, size);
+      const stored = new Uint16Array(buffer, kept.offset + 4 * all * size + 2 * index * size, size);
+      return new Strongest(keys, stored, kept.scale, this.count);
+    });
+  }
+
+  /**
+   * Weights in tokens: the whole map, else the strongest keys.
+   *
+   * @param {number} at @param {number} head @returns {Promise<WeightMap|Strongest|null>}
+   */
+  async weights(at, head) {
+    return this.maps.get(`${at}.${head}`)?.bin === 1 ? this.map(at, head) : this.relations(at, head);
+  }
+
+  /** @param {number} at @param {number} head @param {number} query @returns {Promise<Float32Array|null>} (tokens,) */
+  async row(at, head, query) {
+    return (await this.weights(at, head))?.row(query) ?? null;
+  }
+
+  /** @returns {Promise<Float32Array|null>} (heads * tokens,): mean mass that each token receives of each head */
+  async received() {
+    const where = this.data.received;
+    return where && this.blobs.floats(where, this.heads.length * this.count);
+  }
+
+  /** @param {number} at @param {number} head @param {State} state @returns {Uint8Array} (tokens,): 1 for kept keys */
+  keep(at, head, state) {
+    return kept(this.data, state, this.sink(at, head));
+  }
+}
+
+/**
+ * @template K, V
+ * @param {Map<K, V>} known @param {K} name @param {() => V} make
+ */
+export function once(known, name, make) {
+  let value = known.get(name);
+  if (value === undefined) known.set(name, (value = make()));
+  return value;
+}

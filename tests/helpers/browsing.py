@@ -1,0 +1,131 @@
+"""A page opened in Chromium, and what it did that a page must not do: asked for something, complained, ran a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from attnscope.shown import visible
+
+Sight = tuple[int, int]
+DESKTOP, PHONE = (1280, 860), (390, 800)
+PATIENCE, PAUSE = 20_000, 20  # ms: other tests may be running
+VIEWS = ("model", "metrics", "head", "matrix", "text", "token", "steps")
+
+
+class Visit:
+    """One open page. wrong: what it must not have done, in words."""
+
+    def __init__(self, context: Any, path: Path, state: str) -> None:
+        self.wrong: list[str] = []
+        self.page = context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
+        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        self.page.on("dialog", self._dialog)
+        self.page.on("websocket", lambda socket: self.wrong.append(f"socket: {socket.url}"))
+        self.page.route("**/*", self._request)
+        self.file = path.resolve().as_uri()
+        self.page.goto(f"{self.file}#{state}")
+
+    def _request(self, route: Any) -> None:
+        if route.request.url.partition("#")[0] == self.file:
+            route.continue_()
+        else:
+            self.wrong.append(f"request: {route.request.url}")
+            route.abort()
+
+    def _dialog(self, dialog: Any) -> None:
+        self.wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    @property
+    def state(self) -> dict[str, str]:
+        """What stands after #."""
+        fragment = self.page.evaluate("location.hash.slice(1)")
+        return {name: values[0] for name, values in parse_qs(fragment).items()}
+
+    def until(self, expression: str, argument: object = None) -> None:
+        """Wait until this holds; `wait_for_function` would need eval, which the page's policy forbids."""
+        for _ in range(PATIENCE // PAUSE):
+            if self.page.evaluate(expression, argument):
+                return
+            self.page.wait_for_timeout(PAUSE)
+        raise AssertionError(f"never: {expression} of {argument}, the page is at {self.state}")
+
+    def settled(self, **state: object) -> None:
+        """Wait until the address says this; None for what it leaves out."""
+        wanted = {name: None if value is None else str(value) for name, value in state.items()}
+        says = "(new URLSearchParams(location.hash.slice(1)))"
+        self.until(
+            f"wanted => {{ const said = {says}; return Object.keys(wanted).every(k => said.get(k) === wanted[k]) }}",
+            wanted,
+        )
+
+    def go(self, **state: object) -> None:
+        """Follow a link to this state of the page."""
+        self.page.evaluate("hash => { location.hash = hash }", "&".join(f"{k}={v}" for k, v in state.items()))
+
+    def view(self, name: str) -> Any:
+        """The panel of a view."""
+        return self.page.locator(f"section[data-view={name}]")
+
+    def tip(self, holding: str) -> str:
+        """What stands beside the pointer, once it holds this."""
+        box = self.page.locator("[data-role=tooltip]").filter(has_text=holding)
+        box.wait_for(state="visible")
+        return box.inner_text()
+
+    def token(self, view: str, token: int, axis: str) -> Any:
+        """A token in a view."""
+        return self.view(view).locator(f'[data-token="{token}"][data-axis={axis}]').first
+
+    def hover(self, token: Any) -> None:
+        """Point at a token, after it was brought into the window: scrolling hides what stands beside the pointer."""
+        token.scroll_into_view_if_needed()
+        self.page.wait_for_timeout(PAUSE)
+        token.hover()
+
+    def cell(self, row: int, column: int, plot: int = 0) -> tuple[float, float]:
+        """Where a cell of the visible map is in the window."""
+        canvas = self.page.locator("section:not([hidden]) .top-canvas").nth(plot)
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        left, top, size = map(float, canvas.get_attribute("data-cells").split())
+        return box["x"] + left + (column + 0.5) * size, box["y"] + top + (row + 0.5) * size
+
+    def frames(self, selector: str | None, steps: int) -> int:
+        """Scroll from top to end in so many steps; how many frames were drawn meanwhile."""
+        return self.page.evaluate(
+            """async ([selector, steps]) => {
+              const box = selector ? document.querySelector(selector) : document.scrollingElement;
+              let frames = 0;
+              for (let step = 1; step <= steps; step++) {
+                box.scrollTop = (box.scrollHeight - box.clientHeight) * step / steps;
+                await new Promise((drawn) => requestAnimationFrame(() => drawn(frames++)));
+              }
+              return frames;
+            }""",
+            [selector, steps],
+        )
+
+
+def spelled(text: str) -> str:
+    """As the page's text reads: line breaks and tabs stay, other signs without a shape are written out."""
+    return "".join(char if char in "\n\t" else visible(char) for char in text)
+
+
+@contextmanager
+def visiting(browser: Any, path: Path, state: str = "", size: Sight = DESKTOP, theme: str = "light") -> Iterator[Visit]:
+    """A page at a state, in a browser without a network; AssertionError at the end for anything that it did wrong."""
+    width, height = size
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme, offline=True)
+    try:
+        visit = Visit(context, path, state)
+        yield visit
+        assert not visit.wrong, visit.wrong
+    finally:
+        context.close()

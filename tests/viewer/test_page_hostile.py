@@ -1,0 +1,87 @@
+"""Text that somebody else wrote stays text: prompts that would be markup, script or steering, each in a browser."""
+
+from dataclasses import replace
+
+import pytest
+
+import attnscope
+from attnscope.shown import visible
+from attnscope.text.prompt import Prompt
+from helpers.browsing import VIEWS, spelled, visiting
+from helpers.command_line import call
+
+RUN = "window.ran = 1; alert(1)"
+HOSTILE = {
+    "script": f"<script>{RUN}</script>",
+    "closed script": f"</script><script>{RUN}</script>",
+    "closed style": f"</style><script>{RUN}</script><style>",
+    "comment": f"<!-- <script> --!> <img src=x onerror='{RUN}'>",
+    "quotes": f"""' onfocus='{RUN}' autofocus=" onload="{RUN}" `${{alert(1)}}` \\u003cscript>""",
+    "link": f'<a href="javascript:{RUN}">a</a> &lt;script&gt; &amp;#60; ]]> <?xml',
+    "directions": "a \u202e txt.exe \u202d b \u2066 c \u2069 \u200f d",
+    "controls": "a\x00b\x1b[2Jc\x07d\r\ne\x7f\u2028f\u2029g\ufeffh",
+    "long": "x" * 100_000,
+}
+
+
+@pytest.fixture(scope="module")
+def seen(demo):
+    """Some observation, whose tokens are then called something else."""
+    return attnscope.capture(demo, "the financial bank is located on river bank near the old town and a river")
+
+
+def called(seen, tokens: list[str]) -> Prompt:
+    """The same prompt, of other words: each token is one hostile text, whole, as no tokenizer would cut it."""
+    texts = ["<s>", *tokens, *("plain" for _ in range(len(seen.prompt) - len(tokens) - 1))]
+    labels = tuple(visible(text.replace(" ", "·")) for text in texts)
+    return replace(seen.prompt, text="".join(texts), tokens=tuple(texts), plain=("", *texts[1:]), labels=labels)
+
+
+def ran_nothing(visit) -> bool:
+    scripts = visit.page.evaluate("[...document.scripts].filter((one) => one.isConnected && !one.type).length")
+    return visit.page.evaluate("window.ran === undefined") and scripts == 1
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text):
+    prompt = called(seen, [text, "b"])
+    page = replace(seen, queries=prompt, keys=prompt).with_facts(model={"name": text}).page()
+    path = page.save(tmp_path / "page.html")
+    with visiting(browser, path) as visit:
+        for view in VIEWS[:-1]:
+            visit.go(view=view, at=1, head=2, query=1, key=1)
+            visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
+            assert ran_nothing(visit)
+        token = visit.view("text").locator('[data-token="1"]').first
+        assert token.text_content() == spelled(text)
+        visit.go(view="head", at=1, head=2)
+        visit.token("head", 1, "query").hover()
+        assert "looks at" in visit.tip("looks at")
+        assert visit.page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
+        assert ran_nothing(visit)
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name != "long"])
+def test_a_hostile_prompt_opens(browser, tmp_path, name):
+    path = tmp_path / "page.html"
+    text = HOSTILE[name].replace("\x00", "")  # no command line takes it; the test above does
+    assert call("view", "--text", text, "-o", str(path)).code == 0
+    with visiting(browser, path, "view=text") as visit:
+        pieces = visit.view("text").locator(".piece")
+        pieces.first.wait_for()
+        shown = "".join(pieces.all_text_contents()[1:])
+        assert shown.replace(" ", "") == spelled(text).replace(" ", "")
+        visit.page.keyboard.press("/")
+        visit.page.get_by_role("dialog", name="Find a token").locator("input").fill("script")
+        visit.page.get_by_role("button", name="Close").click()
+        visit.page.keyboard.press("?")  # says the command, with the prompt in it
+        visit.page.get_by_role("dialog", name="Keys and help").wait_for()
+        assert ran_nothing(visit)
+
+
+def test_a_hostile_address_chooses_nothing(browser, seen, tmp_path):
+    path = seen.page().save(tmp_path / "page.html")
+    for state in ("view=<script>&at=-1&head=99", "at=1e9&query=NaN&key=99999&heads=9.9,x", "%00%ff&least=2&theme=<b>"):
+        with visiting(browser, path, state) as visit:
+            visit.page.locator("[role=tab][aria-selected=true]").wait_for()
+            assert ran_nothing(visit)

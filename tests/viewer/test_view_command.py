@@ -1,0 +1,250 @@
+"""`attnscope view`: from the shell to a file, of a text, two texts, two models, a run, its tables."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnscope
+from helpers.command_line import HANGS, SENTENCE, call, tree
+from helpers.folders import saved
+from helpers.forks import shim
+from helpers.pages import Read, read
+
+ROOT = Path(attnscope.__file__).parents[1]
+SWAPPED = "the river bank is located on financial bank"
+
+
+def viewed(tmp_path: Path, *arguments: str) -> tuple[Read, str]:
+    """The page of a command that works, and what was said."""
+    out = tmp_path / "page.html"
+    result = call("view", *arguments, "-o", str(out))
+    assert (result.code, result.out) == (0, b""), result.err
+    return read(out), result.err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """The folder of a run."""
+    folder = tmp_path_factory.mktemp("run") / "bank"
+    assert call("heads", "--text", SENTENCE, "--top-k", "3", "--top", "1", "--out", str(folder), "-q").code == 0
+    return folder
+
+
+def weights_of(folder: Path) -> dict[tuple[int, int, int, int], float]:
+    with open(folder / "relations.csv", newline="", encoding="utf-8") as stream:
+        rows = csv.DictReader(stream)
+        return {
+            (*(int(row[name]) for name in ("layer", "head", "query", "key")),): float(row["weight"]) for row in rows
+        }
+
+
+def test_a_page_of_a_text(tmp_path):
+    page, talk = viewed(tmp_path, "--text", SENTENCE, "--query", "last", "--key", "8", "--define", "it=bank")
+    assert page.said["format"] == "attnscope/page/1"
+    assert SENTENCE in page.said["title"]
+    assert page.said["asked"] == {
+        "query": {"text": "last", "positions": [8]},
+        "key": {"text": "8", "positions": [8]},
+    }
+    assert page.said["defined"] == {"it": {"positions": [3, 8]}}
+    assert page.said["command"].startswith("attnscope view ")
+    assert page.said["open"].startswith("view=token&")
+    assert "&query=8&key=8" in page.said["open"]
+    assert "wrote " in talk
+    assert (page.said["aligned"], page.said["left_out"]) == (None, [])
+
+
+def test_where_it_opens(tmp_path):
+    assert viewed(tmp_path, SENTENCE)[0].said["open"].startswith("view=model&at=")
+    assert viewed(tmp_path, SENTENCE, "--select", "L1H4,3")[0].said["open"] == "view=head&at=1&head=4"
+    assert viewed(tmp_path, SENTENCE, "--query", "last", "--key", "bank")[0].said["open"].endswith("&query=8&key=3")
+
+
+def test_to_stdout_comes_the_page_alone():
+    result = call("view", SENTENCE, "-o", "-", "-q")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(b"<!doctype html>")
+    assert len(Read(result.out).maps()) == 24
+
+
+@pytest.mark.parametrize("engine", ["eager", "fused"])
+def test_the_pages_weights_are_those_of_the_relations(tmp_path, engine):
+    folder = tmp_path / "all"
+    listed = ("relations", "--text", SENTENCE, "--top-k", "all", "--engine", engine)
+    assert call(*listed, "--out", str(folder), "-q").code == 0
+    page, _ = viewed(tmp_path, "--text", SENTENCE, "--engine", engine, "--precision", "16")
+    maps, expected = page.maps(), weights_of(folder)
+    assert len(expected) == 24 * 45
+    for (layer, head, query, key), weight in expected.items():
+        assert maps[layer, head][query, key] == pytest.approx(weight, abs=0.6 / 65535)  # half a step, and rounding
+
+
+def test_two_texts_beside_each_other(tmp_path):
+    page, _ = viewed(tmp_path, "--text", SENTENCE, "--compare-text", SWAPPED)
+    one, other = page.said["sides"]
+    assert (one["text"], other["text"]) == (f"<s>{SENTENCE}", f"<s>{SWAPPED}")
+    assert page.said["aligned"] == [[place, place] for place in range(9)]
+    assert page.maps(0).keys() == page.maps(1).keys()
+    assert not np.allclose(page.maps(0)[1, 4], page.maps(1)[1, 4], atol=0.01)
+    assert f"{SENTENCE}” | demo: “{SWAPPED}" in page.said["title"]
+
+
+def test_two_models_beside_each_other(tmp_path):
+    other = saved(tmp_path / "other", vocab_size=2000)
+    page, talk = viewed(tmp_path, "--text", SENTENCE, "--compare-model", str(other))
+    assert [side["model"]["layers"] for side in page.said["sides"]] == [4, 4]
+    assert [len(side["heads"]) for side in page.said["sides"]] == [24, 16]
+    assert page.said["aligned"][0] == [0, 0]
+    assert talk.count("engine eager") == 2
+
+
+def test_a_runs_folder_is_read_again_with_its_model(tmp_path, run):
+    page, talk = viewed(tmp_path, str(run))
+    again, _ = viewed(tmp_path, "--from", str(run / "manifest.json"))
+    assert page.said["sides"] == again.said["sides"]
+    assert len(page.maps()) == 24
+    assert talk.startswith(f"repeats {run / 'manifest.json'}\n")
+    beside, talk = viewed(tmp_path, str(run), "--precision", "16", "--compare-text", SWAPPED)
+    assert len(beside.said["sides"]) == 2
+    assert "TEXT" not in talk.splitlines()[0]
+
+
+def test_the_tables_of_a_run_make_a_page_without_its_model(tmp_path, run, monkeypatch):
+    monkeypatch.setattr("attnscope.model.loading.load", None)
+    page, talk = viewed(tmp_path, str(run), "--from-tables")
+    [side] = page.said["sides"]
+    assert "there are no maps of 24 of 24 heads, with the 3 strongest keys of every query" in talk
+    assert (side["maps"], side["steps"], page.said["open"]) == ([], None, "view=metrics&at=2&head=1")
+    with open(run / "heads.csv", newline="", encoding="utf-8") as stream:
+        rows = {(int(row["layer"]), int(row["head"])): row for row in csv.DictReader(stream)}
+    ids = [metric["id"] for metric in side["metrics"]]
+    for one in side["heads"]:
+        row = rows[side["layers"][one["at"]]["layer"], one["head"]]
+        assert one["role"] == row["role"]
+        assert one["scores"] == pytest.approx([float(row[name]) for name in ids], rel=1e-6)
+    found = {
+        (at, head, query, int(key)): weight
+        for (at, head), (keys, weights) in page.relations().items()
+        for query in range(9)
+        for key, weight in zip(keys[query], weights[query], strict=True)
+        if key >= 0
+    }
+    expected = weights_of(run)
+    assert found == pytest.approx(expected, abs=0.51 / 65535)
+
+
+def test_tables_with_every_key_make_maps(tmp_path):
+    folder = tmp_path / "all"
+    assert call("relations", "--text", SENTENCE, "--top-k", "all", "--out", str(folder), "-q").code == 0
+    page, _ = viewed(tmp_path, str(folder), "--from-tables")
+    maps = page.maps()
+    assert len(maps) == 24
+    for (layer, head, query, key), weight in weights_of(folder).items():
+        assert maps[layer, head][query, key] == pytest.approx(weight, abs=0.51 / 65535)
+
+
+def test_what_is_left_out_is_said_on_stderr_and_in_the_page(tmp_path):
+    long = " ".join([SENTENCE, SWAPPED] * 24)
+    page, talk = viewed(tmp_path, long, "--max-mb", "0.2", "--select", "2.1")
+    assert [entry["bin"] for entry in page.said["sides"][0]["maps"]].count(1) == 1
+    assert len(page.said["left_out"]) == 2
+    for sentence in page.said["left_out"]:
+        assert sentence in talk
+    assert "the maps of 23 of 24 heads are in bins of" in talk
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((SENTENCE,), "nowhere to write the page; name a file with --out FILE, or - for stdout"),
+        ((SENTENCE, "-o", "{folder}"), "is no name of a file; name one: "),
+        ((SENTENCE, "-o", "{folder}/page"), "is no name of a file; name one: "),
+        ((SENTENCE, "-o", "/dev/null/page.html"), "cannot write to /dev/null"),
+        ((SENTENCE, "-o", "x.html", "--precision", "12"), "--precision takes 8 or 16 bits; 12 came"),
+        ((SENTENCE, "-o", "x.html", "--max-mb", "0"), "'--max-mb'"),
+        ((SENTENCE, "-o", "x.html", "--max-mb", "nan"), "--max-mb"),
+        ((SENTENCE, "-o", "x.html", "--select", "9"), "'9' names layer 9"),
+        ((SENTENCE, "-o", "x.html", "--compare-text", "a", "--compare-model", "demo"), "were both given"),
+        ((SENTENCE, "-o", "x.html", "--from-tables"), "--from-tables is about a run; name its folder"),
+        (("-o", "x.html", "--from", "{folder}/manifest.json"), "cannot be read"),
+        ((SENTENCE, "-o", "x.html", "--key", "zebra"), "zebra"),
+    ],
+)
+def test_what_cannot_be_meant(tmp_path, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    before = tree(tmp_path)
+    result = call("view", *(one.format(folder=tmp_path) for one in arguments))
+    assert result.code in (2, 4)
+    assert result.out == b""
+    assert says in result.err
+    assert tree(tmp_path) == before
+
+
+DAMAGE = {
+    "a number is a word": ("relations.csv", "0,0,0,1,", "0,0,0,one,"),
+    "a query is not there": ("relations.csv", "0,0,0,1,", "0,0,0,99,"),
+    "a head is empty": ("relations.csv", "0,0,0,1,", "0,,0,1,"),
+    "a column is gone": ("relations.csv", "query,", "quary,"),
+    "a score is a word": ("heads.csv", "2,1,0,-,", "2,one,0,-,"),
+    "not text": ("heads.csv", "layer", "\0layer"),
+}
+
+
+@pytest.mark.parametrize(("name", "old", "new"), DAMAGE.values(), ids=DAMAGE)
+def test_damaged_tables_are_refused_in_one_line(tmp_path, run, name, old, new):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for file in ("manifest.json", "heads.csv", "relations.csv"):
+        (folder / file).write_bytes((run / file).read_bytes())
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new, 1))
+    result = call("view", str(folder), "--from-tables", "-o", str(tmp_path / "x.html"))
+    assert (result.code, result.out, result.err.count("\n")) == (2, b"", 2)  # "repeats ...", and the error
+    assert f"{folder / name} is damaged, or of another kind; leave out --from-tables" in result.err
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_run_without_tables_and_one_of_kv_heads_are_refused(tmp_path, run):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
+    result = call("view", str(empty), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
+    assert (result.code, "has no table of heads or relations" in result.err) == (2, True)
+    assert call("heads", SENTENCE, "--by", "kv", "--out", str(tmp_path / "kv"), "-q").code == 0
+    result = call("view", str(tmp_path / "kv"), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
+    assert (result.code, "of means over kv heads" in result.err) == (2, True)
+
+
+def test_scores_that_are_no_numbers_are_null(tmp_path, run):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
+    lines = (run / "heads.csv").read_text().splitlines()
+    cells = lines[1].split(",")
+    cells[-1], cells[-2] = "nan", "inf"
+    (folder / "heads.csv").write_text("\n".join([lines[0], ",".join(cells)]) + "\n")
+    page, _ = viewed(tmp_path, str(folder), "--from-tables")
+    [head] = page.said["sides"][0]["heads"]
+    assert head["scores"][-2:] == [None, None]
+    assert json.loads(json.dumps(page.said))
+
+
+def test_the_commands_of_the_document_run(tmp_path):
+    """As they stand, one after the other: the last read what one before them wrote."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = re.findall(r"^    (attnscope .*)$", (ROOT / "docs" / "view.md").read_text(encoding="utf-8"), re.MULTILINE)
+    environment = os.environ | {"PATH": f"{shim()}{os.pathsep}{os.environ['PATH']}"}
+    for line in lines:
+        command = ["bash", "-c", line]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGS)
+        assert done.returncode == 0, done.stderr
+    pages = {path.name: read(path) for path in tmp_path.glob("*.html")}
+    assert len(pages) == len(lines) - 1
+    assert len(pages["tables.html"].maps()) == len(pages["cat.html"].maps()) == 24
