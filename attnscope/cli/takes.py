@@ -26,10 +26,11 @@ def takes(*groups: type, file: tuple[type, ...] = ()) -> Callable[[Callable[...,
 
     def give(run: Callable[..., int]) -> Callable[..., int]:
         def command(context: typer.Context, **given: Any) -> int:
-            if given.get("from_") is not None:
-                from attnscope.cli.repeat import repeated
+            if "from_" in given:
+                from attnscope.cli.repeat import named_run, repeated
 
-                given |= repeated(context, groups)
+                given |= named_run(context)
+                given |= repeated(context, groups) if given["from_"] is not None else {}
             if given.get("config") is not None:
                 given |= configured(context, groups, keys)
             return run(*(build(group, given) for group in groups))
