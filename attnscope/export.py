@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.drawing import FIGURES, Advance, Drawing, save_rollout
 from attnscope.errors import UsageError
@@ -37,6 +37,8 @@ def export(
     style: Style = Style(),
     sort: str | None = None,
     min_weight: float | None = None,
+    over: Literal["heads"] | None = None,
+    other_keys: bool = False,
     top_k: int | None = None,
     keys: bool = False,
     spreadsheet: bool = False,
@@ -50,10 +52,11 @@ def export(
     figures: kinds of FIGURES; those of maps only where maps were kept. heads: names of those drawn one by one (`L1H4`),
     without them those of the view, or the first 20 in the order of `sort`. sort: a metric by which heads.csv is
     ordered, mass where keys were chosen, else focus. min_weight, top_k: which relations and shares of a rollout are
-    listed. keys: whether to list what every token receives. spreadsheet: cells that a spreadsheet would run as a
-    formula begin with an apostrophe. options: what the manifest says was asked for. force: write over the run of
-    another text, model or options. workers: processes that draw heads, None for as many as pay. advance: told after
-    every picture. Raises UsageError for a folder that cannot be written, or that holds another run.
+    listed. over, other_keys: see `Observation.relations`. keys: whether to list what every token receives. spreadsheet:
+    cells that a spreadsheet would run as a formula begin with an apostrophe. options: what the manifest says was asked
+    for. force: write over the run of another text, model or options. workers: processes that draw heads, None for as
+    many as pay. advance: told after every picture. Raises UsageError for a folder that cannot be written, or that holds
+    another run.
 
         >>> export(seen, "runs/bank", figures=("overview",), style=Style(scale="log"))
     """
@@ -64,6 +67,7 @@ def export(
     names = drawn_heads(seen, sort) if heads is None else list(heads)
     one_by_one = names if seen.maps and "heads" in figures else []
     asked = {"figures": figures, "heads": one_by_one, "sort": sort, "min_weight": min_weight, "top_k": top_k}
+    asked |= {"over": over, "other_keys": other_keys or None}
     asked |= {"group": seen.group, "weights": seen.view.weights, "keys": keys, "spreadsheet": spreadsheet}
     asked |= {name: found.expression for name, found in named(seen.chosen).items()}
     asked |= {name: value for name, value in asdict(style).items() if name != "about"}
@@ -73,7 +77,8 @@ def export(
         if seen.columns.scores:
             written.append(save(seen.table(sort), made / "heads.csv", spreadsheet=spreadsheet))
         if seen.kept_keys is not None:
-            written.append(save(seen.relations(min_weight), made / "relations.csv", spreadsheet=spreadsheet))
+            related = seen.relations(min_weight, over, other_keys)
+            written.append(save(related, made / "relations.csv", spreadsheet=spreadsheet))
         if keys:
             written.append(save(seen.key_table(), made / "keys.csv", spreadsheet=spreadsheet))
         if seen.rollout is not None:

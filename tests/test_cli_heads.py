@@ -232,6 +232,74 @@ def test_relations_of_kv_heads_are_means(weights):
         assert float(row["weight"]) == pytest.approx(mean, abs=1e-6)
 
 
+EITHER_ENGINE = pytest.mark.parametrize("engine", ["eager", "fused"])
+
+
+@EITHER_ENGINE
+@pytest.mark.parametrize(
+    ("asked", "queries", "keys"),
+    [
+        (("--query", "last"), [8], range(9)),
+        (("--key", "bank"), range(9), [3, 8]),
+        (("--query", "-2", "--key", "bank"), [7], [3]),
+        (("--query", "first"), [0], [0]),
+    ],
+    ids=str,
+)
+def test_only_the_tokens_that_are_asked_about_are_listed(weights, tmp_path, engine, asked, queries, keys):
+    flags = ("--engine", engine, "--top-k", "all", "--out", str(tmp_path))
+    out = ran("relations", "--text", SENTENCE, *asked, *flags)
+    found = {tuple(int(row[name]) for name in ("layer", "head", "query", "key")): row["weight"] for row in table(out)}
+    expected = {
+        (layer, head, query, key): float(matrix[head, query, key])
+        for layer, matrix in weights.items()
+        for head in range(6)
+        for query in queries
+        for key in keys
+        if key <= query
+    }
+    assert {place: float(weight) for place, weight in found.items()} == pytest.approx(expected, abs=1e-5)
+    assert len(table(out)) == len(expected)
+    assert (tmp_path / "relations.csv").read_bytes() == out
+    options = json.loads((tmp_path / "manifest.json").read_text())["options"]
+    said = dict(zip(asked[::2], asked[1::2], strict=True))
+    assert (options["query"], options["key"]) == (said.get("--query"), said.get("--key"))
+
+
+@EITHER_ENGINE
+def test_the_strongest_of_the_chosen_keys_need_not_be_a_row_s_strongest(weights, engine):
+    rows = table(ran("relations", "--text", SENTENCE, "--key", "bank", "--top-k", "1", "--engine", engine))
+    assert {row["key_token"] for row in rows} == {" bank"}
+    for row in rows:
+        layer, head, query = (int(row[name]) for name in ("layer", "head", "query"))
+        largest = max(float(weights[layer][head, query, key]) for key in (3, 8) if key <= query)
+        assert float(row["weight"]) == pytest.approx(largest, abs=1e-5)
+    assert len(rows) == 24 * 6  # of every query from the first bank on
+
+
+def test_over_heads_the_strongest_come_first(tmp_path):
+    asked = ("relations", "--text", SENTENCE, "--query", "last")
+    out = ran(*asked, "--over", "heads", "--out", str(tmp_path))
+    rows, by_head = table(out), table(ran(*asked, "--over", "none"))
+    assert ran(*asked) == ran(*asked, "--over", "none")
+    assert rows == sorted(by_head, key=lambda row: -float(row["weight"]))  # which keeps the order of equal ones
+    assert rows != by_head
+    assert list(rows[0]) == RELATION
+    assert (tmp_path / "relations.csv").read_bytes() == out
+    others = [row for row in rows if row["key"] not in ("0", row["query"])]
+    assert table(ran(*asked, "--over", "heads", "--other-keys")) == others != rows
+    scores = table(ran(*asked, "--over", "heads", "--weights", "scores"))
+    assert scores == sorted(scores, key=lambda row: -float(row["score"]))
+
+
+def test_words_are_ranked_and_left_out_as_words():
+    asked = ("relations", "--text", "an internationalisation of counterrevolutionaries", "--group", "words")
+    every = table(ran(*asked, "--over", "heads", "--top-k", "all"))
+    others = table(ran(*asked, "--over", "heads", "--top-k", "all", "--other-keys"))
+    assert others == [row for row in every if row["key"] not in ("0", row["query"])]
+    assert {row["query_token"].strip() for row in others} == {"internationalisation", "of", "counterrevolutionaries"}
+
+
 def test_scores_are_the_logits_behind_the_weights(weights):
     rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all", "--weights", "scores", "--select", "3.1"))
     assert [*rows[0]][-1] == "score"

@@ -144,6 +144,48 @@ def test_a_terminal_gets_a_table_that_fits(command, columns):
         assert all(re.match(r"\s*\d+\s", line) and re.search(r"\d\.\d{4}\s*$", line) for line in body)
 
 
+def related(*flags, columns=200):
+    """What `relations` shows on a terminal: (query, key) and weight of every row, and what is said."""
+    result = call("relations", "--text", SENTENCE, *flags, columns=columns)
+    assert result.code == 0, result.err
+    lines = [line.split() for line in CODES.sub("", result.out.decode()).splitlines()]
+    body = [cells for cells in lines if cells and cells[0].isdigit()]
+    return [((int(cells[3]), int(cells[5])), float(cells[-1])) for cells in body], result.err
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_terminal_has_the_strongest_relations_without_those_that_every_token_has(columns):
+    found, said = related(columns=columns)
+    assert len(found) == 40
+    assert [weight for _, weight in found] == sorted((weight for _, weight in found), reverse=True)
+    assert all(key not in (0, query) for (query, key), _ in found)
+    every = rows(call("relations", "--text", SENTENCE, "-q").out)[1:]
+    others = [float(row[-1]) for row in every if row[5] not in ("0", row[3])]
+    assert [weight for _, weight in found] == pytest.approx(sorted(others, reverse=True)[:40], abs=1e-4)
+    assert f"40 of {len(others)} rows; --top N shows more" in said
+    left_out = len(every) - len(others)
+    assert said.endswith(
+        f"{left_out} rows of key 0 and of what a token gives itself are left out; --all-keys lists them\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--all-keys", "--top", "1"), {(0, 0)}),
+        (("--query", "first"), {(0, 0)}),
+        (("--query", "last", "--key", "first"), {(8, 0)}),
+        (("--query", "last", "--key", "last"), {(8, 8)}),
+        (("--over", "none", "--top", "1"), {(0, 0)}),
+    ],
+    ids=str,
+)
+def test_what_is_asked_for_is_not_left_out_on_a_terminal(flags, expected):
+    found, said = related(*flags)
+    assert {place for place, _ in found} == expected
+    assert "left out" not in said
+
+
 def test_a_real_terminal_has_a_table_and_progress_bars_that_go_away():
     code, shown = on_terminal(["heads", "--text", SENTENCE], 100, fork=False)
     assert code == 0

@@ -70,7 +70,7 @@ def test_no_name_is_spelled_twice():
                 spelled += [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
     long = {name for name in spelled if name.startswith("--")}
     assert len(spelled) == len(set(spelled))
-    assert long == {"--version", "--annotate/--no-annotate", "--from"}
+    assert long == {"--version", "--annotate/--no-annotate", "--all-keys/--other-keys", "--from"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

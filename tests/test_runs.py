@@ -355,6 +355,58 @@ def test_characters_that_do_not_fit_are_refused_and_missing_ones_found(demo, tmp
         prompt_of(manifest, tmp_path)
 
 
+@pytest.mark.parametrize("command", ["heads", "relations", "keys", "rollout"])
+def test_a_folder_in_the_place_of_the_text_is_the_run_in_it(tmp_path, command):
+    run = tmp_path / "a run"
+    assert call("heads", "--ids", "-", "--by", "kv", "-s", "1", "-o", str(run), "-q", stdin=b"0 423 1919").code == 0
+    expected = call(command, "--from", str(run / "manifest.json"))
+    assert (expected.code, bool(expected.out)) == (0, True)
+    assert expected.err.splitlines()[0] == f"repeats {run / 'manifest.json'}"
+    assert call(command, str(run)) == call(command, f"{run}/") == call(command, "--from", str(run)) == expected
+
+
+def test_what_is_given_beside_a_folder_wins(tmp_path):
+    assert call("heads", STORY, "--top-k", "2", "-o", str(tmp_path / "a"), "-q").code == 0
+    run, manifest = str(tmp_path / "a"), tmp_path / "a" / "manifest.json"
+    result = call("relations", run, "--query", "last", "--top-k", "1")
+    assert result.err.splitlines()[0] == f"repeats {manifest}; given beside it: --query, --top-k"
+    assert result.out == call("relations", STORY, "--query", "last", "--top-k", "1", "-q").out
+    result = call("relations", run, "--text", CAT)
+    assert result.err.splitlines()[0] == f"repeats {manifest}; given beside it: --text"
+    assert result.out == call("relations", CAT, "--top-k", "2", "-q").out
+    (tmp_path / "run.yaml").write_text(f"text: {CAT}\n")  # which stands behind what the command line names
+    result = call("relations", run, "--config", str(tmp_path / "run.yaml"), "-q")
+    assert result.out == call("relations", STORY, "--top-k", "2", "-q").out
+
+
+def test_the_pictures_of_a_run_that_drew_none(tmp_path):
+    run, drawn = tmp_path / "a", tmp_path / "b"
+    assert call("relations", STORY, "-s", "1.0", "-o", str(run), "-q").code == 0
+    assert call("heatmap", str(run), "-o", str(drawn), "-q").code == 0
+    assert "heads/L01H00.png" in listed(drawn)
+    assert call("heatmap", str(run), "-o", str(run), "-q").code == 2  # two runs, one folder
+
+
+def test_folders_that_are_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "broken"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text("{}")
+    for arguments, says in (
+        (("heads", "empty"), "TEXT is the name of a folder, empty, in which no manifest.json lies; name the"),
+        (("relations", "empty", "--query", "last"), "or --text empty reads the name"),
+        (("heads", "broken"), "broken/manifest.json is no manifest of attnscope, or damaged"),
+        (("heads", "--from", "empty"), "empty/manifest.json cannot be read: No such file or directory"),
+        (("heads", "broken", "--from", "empty"), "two runs were named, broken and empty; name one of them"),
+        (("parity", "broken"), "TEXT is the name of a folder, broken; --text broken reads the name"),
+        (("explain", "broken", "--head", "0.0"), "TEXT is the name of a folder, broken"),
+    ):
+        result = call(*arguments)
+        assert (result.code, result.out, result.err.count("\n")) == (2, b"", 1), result.err
+        assert says in result.err
+    assert call("heads", "--text", "empty", "-q").code == 0
+
+
 def test_from_names_a_manifest(tmp_path):
     result = call("heads", "--from", str(tmp_path / "absent.json"))
     assert (result.code, result.err.count("\n")) == (2, 1)

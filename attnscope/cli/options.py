@@ -108,6 +108,8 @@ class OneText(Tokens):
                 f"TEXT is the name of a file, {self.given}",
                 f"--file {self.given} reads it, --text {self.given} reads the name",
             )
+        if self.given and os.path.isdir(self.given):
+            raise UsageError(f"TEXT is the name of a folder, {self.given}", f"--text {self.given} reads the name")
 
     @property
     def _places(self) -> dict[str, str | None]:
@@ -157,9 +159,10 @@ class TextRun(EngineChoice, ModelText):
     """One text through one model, or a run that was written down."""
 
     panel = "Text"
+    given: Annotated[str | None, Argument(help="The text, in quotes, or a run's folder; - reads stdin.")] = None
     from_: Annotated[
         Path | None,
-        Option("--from", help="Repeat the run of a manifest.json; options given beside it win.", metavar="MANIFEST"),
+        Option("--from", help="Repeat a run: its manifest.json or folder; options given beside it win.", metavar="RUN"),
         UNRECORDED,
     ] = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     'attnscope relations --text "the cat sat on the mat" --select last --top-k 3',
+    'attnscope relations --text "the cat sat on the mat" --query last --over heads --other-keys | head -5',
+    'attnscope relations --text "the cat sat on the mat" --key cat --top-k all --engine fused',
     'echo "the bank by the river" | attnscope relations --text - --group words --min-weight 0.2 --format jsonl',
 )
 
@@ -32,14 +34,41 @@ class Listing(Results):
     out: Annotated[Path | None, Option(help="Write relations.csv and manifest.json here.")] = None
 
 
-@takes(TextRun, Entries, Question, Top, Listing, Relations, file=GROUPS)
-def relations(
-    asked: TextRun, entries: Entries, question: Question, top: Top, printing: Listing, listed: Relations
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Ranked(Relations):
+    """Which keys of a query are listed, and in which order."""
+
+    over: Annotated[
+        Literal["heads", "none"] | None,
+        Option(help="heads: one table, strongest first; none: head by head (default: none, on a terminal heads)."),
+    ] = None
+    all_keys: Annotated[
+        bool | None,
+        Option(
+            "--all-keys/--other-keys",
+            help="With or without key 0 and each query's own (default: with; ranked on a terminal without).",
+        ),
+    ] = None
+
+    def written(self) -> dict[str, Any]:
+        """What relations a file or a pipe gets."""
+        over = "heads" if self.over == "heads" else None
+        return {"min_weight": self.min_weight, "over": over, "other_keys": self.all_keys is False}
+
+    def shown(self) -> dict[str, Any]:
+        """What relations a person sees: unless they say else, strongest first, without key 0 and each query's own."""
+        if self.over == "none":
+            return self.written()
+        return self.written() | {"over": "heads", "other_keys": not self.all_keys}
+
+
+@takes(TextRun, Entries, Question, Top, Listing, Ranked, file=GROUPS)
+def relations(asked: TextRun, entries: Entries, question: Question, top: Top, printing: Listing, listed: Ranked) -> int:
     """Which token looks at which: the strongest keys of every query.
 
-    Of every head, or of those of --select. On a terminal the first --top rows are shown; in a pipe all of them are
-    printed as csv.
+    Of every head, or of those of --select; of every token, or of those of --query and --key. On a terminal the --top
+    strongest of all heads are shown, without key 0 and what a token gives itself; in a pipe all rows are printed as
+    csv, head by head.
     """
     entries.check(listed.group)
     format = output.wanted_format(printing.format)
@@ -50,12 +79,16 @@ def relations(
     kept |= question.asks()
     options = recorded(asked, entries, question, top, printing, listed)
     seen = observe_text(asked, entries, printing, options, metrics=(), **kept)
-    table = seen.relations(listed.min_weight)
     if printing.out:
-        how = {"min_weight": listed.min_weight, "spreadsheet": printing.spreadsheet}
-        export_text(seen, printing, options, figures=(), **how)
+        export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
+    how = listed.shown() if format == "table" else listed.written()
+    table = seen.relations(**how)
     output.emit(table, format, lambda: rendered(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)
+    if format == "table":
+        left_out = len(seen.relation_numbers(listed.min_weight)["weight"]) - len(table)
+        said = f"{left_out} rows of key 0 and of what a token gives itself are left out; --all-keys lists them"
+        output.talk(said, printing.quiet or not left_out)
     return report_checks(seen, printing.quiet)
 
 

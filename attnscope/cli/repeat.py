@@ -1,7 +1,8 @@
-"""`--from MANIFEST`: the options and the text of a run that was written down."""
+"""`--from MANIFEST`, or a run's folder as TEXT: the options and the text of a run that was written down."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,30 @@ if TYPE_CHECKING:
     import typer
 
     from attnscope.text.prompt import Prompt
+
+
+def named_run(context: typer.Context) -> dict[str, Any]:
+    """The options, by field, that a folder stands for, as TEXT or in --from: the manifest of the run in it.
+
+    Raises UsageError for a folder as TEXT that holds no run.
+    """
+    from attnscope.manifest import NAME
+
+    given, path = context.params["given"], context.params["from_"]
+    named: dict[str, Any] = {}
+    if given and os.path.isdir(given):
+        named = {"given": None, "from_": Path(given, NAME)}
+        if path is not None:
+            raise UsageError(f"two runs were named, {given} and {path}", "name one of them")
+        if not named["from_"].exists():
+            raise UsageError(
+                f"TEXT is the name of a folder, {given}, in which no {NAME} lies",
+                f"name the folder of a run, or --text {given} reads the name",
+            )
+    elif path is not None and path.is_dir():
+        named = {"from_": path / NAME}
+    context.params.update(named)
+    return named
 
 
 def repeated(context: typer.Context, groups: tuple[type, ...]) -> dict[str, Any]:
@@ -36,7 +61,8 @@ def repeated(context: typer.Context, groups: tuple[type, ...]) -> dict[str, Any]
     for name, option in found.items():
         check_value(path, name, _written(said[name], Key.of(option)), Key.of(option))
     given = [name for name in found if flagged(context, name)]
-    texts = ["TEXT" if name == "given" else f"--{name}" for name in TEXTS if flagged(context, name)]
+    beside_it = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
+    texts = ["TEXT" if name == "given" else f"--{name}" for name in beside_it]
     changes = [f"--{found[name].spelled}" for name in given if context.params[name] != _value(found[name], said[name])]
     beside = f"; given beside it: {', '.join([*texts, *changes])}"
     output.talk(f"repeats {path}{beside if texts or changes else ''}", context.params["quiet"])

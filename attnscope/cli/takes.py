@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,18 +12,6 @@ from attnscope.cli.config import configured, keys_of
 from attnscope.cli.groups import build, for_typer
 
 CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-
-
-def from_folder(context: typer.Context) -> dict[str, Any]:
-    """`attnscope view runs/bank` is `attnscope view --from runs/bank/manifest.json`."""
-    folder = context.params.get("given")
-    if not folder or "\0" in folder or not os.path.isfile(manifest := os.path.join(folder, "manifest.json")):
-        return {}
-    found = {"given": None, "from_": Path(manifest)}
-    if (unset := context.get_parameter_source("from_")) is not None:
-        context.set_parameter_source("given", unset)  # no text was given beside the run
-    context.params |= found
-    return found
 
 
 def takes(*groups: type, file: tuple[type, ...] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -40,12 +26,11 @@ def takes(*groups: type, file: tuple[type, ...] = ()) -> Callable[[Callable[...,
 
     def give(run: Callable[..., int]) -> Callable[..., int]:
         def command(context: typer.Context, **given: Any) -> int:
-            if given.get("from_", ...) is None:
-                given |= from_folder(context)
-            if given.get("from_") is not None:
-                from attnscope.cli.repeat import repeated
+            if "from_" in given:
+                from attnscope.cli.repeat import named_run, repeated
 
-                given |= repeated(context, groups)
+                given |= named_run(context)
+                given |= repeated(context, groups) if given["from_"] is not None else {}
             if given.get("config") is not None:
                 given |= configured(context, groups, keys)
             return run(*(build(group, given) for group in groups))
