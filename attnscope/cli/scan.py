@@ -110,6 +110,7 @@ def _shown(atlas: Atlas, asked: str | None) -> list[Finding]:
 def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTable:
     """The heads, those with a role first, then by effect: the probe's score, its nulls, and the effect's interval."""
     first, sheet = shown[0], output.sheet()
+    copying = _copying(atlas, first)
     heads = len(atlas.heads)
     for title in ("head", "roles"):
         sheet.add_column(title, no_wrap=True)
@@ -117,7 +118,8 @@ def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTab
     for one in shown:
         sheet.add_column(output.one_line(one.contrast.against), justify="right", no_wrap=True)
     sheet.add_column(f"effect [95 %, all {heads}]", no_wrap=True)
-    sheet.add_column("p", justify="right", no_wrap=True)
+    for title in ("p", *(["copying"] if copying else [])):
+        sheet.add_column(title, justify="right", no_wrap=True)
     effect = first.effects
     order = sorted(
         range(heads), key=lambda place: (not atlas.roles[atlas.heads[place]], -_or_least(float(effect.effect[place])))
@@ -131,8 +133,15 @@ def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTab
             *(_number(one.effects.null[place]) for one in shown),
             f"{_signed(effect.effect[place])} [{_number(effect.low_all[place])}, {_number(effect.high_all[place])}]",
             _p(effect.p[place]),
+            *([_number(copying.effects.score[place])] if copying else []),
         )
     return sheet
+
+
+def _copying(atlas: Atlas, shown: Finding) -> Finding | None:
+    """What belongs beside induction: a head that finds the place may still not write what stands there."""
+    found = [one for one in atlas.findings if one.contrast.probe == "copying"]
+    return found[0] if found and shown.contrast.probe.startswith("induction") else None
 
 
 def _or_least(value: float) -> float:
