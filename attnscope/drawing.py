@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import UsageError
-from attnscope.figures import About, Maps, Panel, Style, save_head_maps, save_layers, save_metrics, save_overview
+from attnscope.figures import About, Maps, Panel, Part, Style, save_head_maps, save_layers, save_metrics, save_overview
 from attnscope.figures.style import count
 from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey
@@ -26,7 +26,7 @@ from attnscope.measure.roles import NEEDED_ROWS, RESTS, ROLES
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
-    from attnscope.observation import Observation
+    from attnscope.observation import LayerMaps, Observation
     from attnscope.text.prompt import Prompt, Span
 
 FIGURES = ("overview", "layers", "heads", "metrics")
@@ -133,9 +133,14 @@ def about(seen: Observation) -> About:
     model = " ".join(str(seen.facts.get("model", {}).get("name", "")).split())
     text = " ".join(seen.prompt.text.split())
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
-    said = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1].rstrip() + "…"
+    said = shortened(text, LONGEST_TEXT)
     line = ", ".join(filter(None, (short, f"“{said}”", f"{len(seen.prompt)} tokens")))
     return About(visible(line), visible(model), seen.prompt.sha256)
+
+
+def shortened(text: str, letters: int) -> str:
+    """A text's beginning, where it is longer than so many letters."""
+    return text if len(text) <= letters else text[: letters - 1].rstrip() + "…"
 
 
 def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]:
@@ -187,8 +192,9 @@ def layer_maps(seen: Observation) -> list[Maps]:
     if found is None:
         raise UsageError("this observation kept no maps", "ask with Request(maps=...)")
     rule = "sum over keys, mean over queries" if found.rule == "sum" else "largest entry"
-    starts_Q, starts_K = first_tokens(found.rows), first_tokens(found.columns)
-    turns = {turn.start // found.bin_size for turn in seen.prompt.turns} - {0}
+    starts_Q, starts_K = tuple(found.rows.starts), tuple(found.columns.starts)
+    part = _part(seen, found)
+    turns = {turn.start // found.bin_size for turn in seen.prompt.turns if not part} - {0}
     sinks = {key: _sinks(seen, key, found.heads[key]) for key in found.values}
     elsewhere = any(key for layer in sinks.values() for key, _ in layer)  # all maps of a text have the same columns
     return [
@@ -199,7 +205,7 @@ def layer_maps(seen: Observation) -> list[Maps]:
             labels_Q=tuple(seen.prompt.labels[start] for start in starts_Q),
             labels_K=tuple(seen.prompt.labels[start] for start in starts_K),
             bin_size=found.bin_size,
-            bin_rule=rule if found.bin_size > 1 else "",
+            bin_rule=rule if max(found.rows.size, found.columns.size) > 1 else "",
             kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
             by_kv=by_kv,
             quantity="logit" if seen.view.weights == "scores" else "weight",
@@ -208,6 +214,8 @@ def layer_maps(seen: Observation) -> list[Maps]:
             turns=tuple(sorted(turns)),
             key0=tuple(found.key0[key].tolist()) if key in found.key0 else (),
             sinks=sinks[key] if elsewhere else (),
+            part=part,
+            roles=tuple(seen.columns.role[_places(seen, key, found.heads[key])].tolist()),
         )
         for key, values in found.values.items()
     ]
@@ -215,10 +223,26 @@ def layer_maps(seen: Observation) -> list[Maps]:
 
 def _sinks(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[tuple[int, float], ...]:
     """What each of a layer's heads rests on, and its mean mass: its top key, or key 0 where it rests on none."""
-    columns = seen.columns
-    places = np.flatnonzero((columns.layer == key.layer) & (columns.kind == key.kind))[list(heads)]
-    mass = columns.top_key_mass[places]
-    return tuple(zip(np.where(mass > RESTS, columns.top_key[places], 0).tolist(), mass.tolist(), strict=True))
+    places, queries = _places(seen, key, heads), seen.chosen.query
+    rests = RESTS if queries is None or len(queries.positions) >= NEEDED_ROWS else math.inf  # few rows tell no sink
+    mass = seen.columns.top_key_mass[places]
+    return tuple(zip(np.where(mass > rests, seen.columns.top_key[places], 0).tolist(), mass.tolist(), strict=True))
+
+
+def _places(seen: Observation, key: LayerKey, heads: Sequence[int]) -> np.ndarray:
+    """Where some heads of a layer stand in the columns."""
+    return np.flatnonzero((seen.columns.layer == key.layer) & (seen.columns.kind == key.kind))[list(heads)]
+
+
+def _part(seen: Observation, maps: LayerMaps) -> Part | None:
+    """Which tokens were asked about, where not all of them were."""
+    named = {"queries": seen.chosen.query, "keys": seen.chosen.key}
+    said = [
+        f"{side} “{shortened(found.expression, LONGEST_NAME)}” ({len(found.positions)} of {len(seen.prompt)})"
+        for side, found in named.items()
+        if found
+    ]
+    return Part(visible(", ".join(said)), tuple(maps.rows.tokens), tuple(maps.columns.tokens)) if said else None
 
 
 def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style: Style) -> list[tuple[Path, Maps, int]]:
@@ -230,11 +254,6 @@ def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style:
         for index, head in enumerate(maps.heads)
         if f"L{maps.layer}{mark}{head}" in wanted
     ]
-
-
-def first_tokens(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The position of the first token in each of several runs of tokens."""
-    return tuple(np.cumsum([0, *sizes[:-1]]).tolist())
 
 
 def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:

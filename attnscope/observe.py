@@ -61,7 +61,8 @@ class Request:
     (None: all), of `group`s if given. maps: the heads to draw ("all", "kept" or None), binned by `bin_rule` to at most
     `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. rollout: the units
     whose attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. query, key: the tokens that are asked
-    about, as `text/tokens.py` reads them, with the groups of `define`; None for all.
+    about, as `text/tokens.py` reads them, with the groups of `define`, and the part of the maps that is kept; None for
+    all.
 
         >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
     """
@@ -208,7 +209,8 @@ def _texts(prompts: Sequence[Prompt], device: str) -> Texts:
     return Texts(torch.tensor(ids, device=device), torch.tensor([len(prompt) for prompt in prompts], device=device))
 
 
-def _probes(prompts: Sequence[Prompt], request: Request) -> dict[str, Probe]:
+def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
+    prompts, chosen = [one.prompt for one in asked], asked[0].chosen
     probes: dict[str, Probe] = {
         "scores": HeadScores(request.metrics),
         "relation": TopRelation(request.key_zero),
@@ -219,7 +221,15 @@ def _probes(prompts: Sequence[Prompt], request: Request) -> dict[str, Probe]:
         probes["keys"] = TopKeys(request.top_k, request.view, groups)
     if request.maps:
         view = request.view if request.maps == "kept" else replace(request.view, heads=None)
-        probes["maps"] = Maps(len(prompts[0]), view, request.bin_rule, request.split_sink, request.map_side)
+        probes["maps"] = Maps(
+            len(prompts[0]),
+            view,
+            request.bin_rule,
+            request.split_sink,
+            request.map_side,
+            chosen.query.positions if chosen.query else None,
+            chosen.key.positions if chosen.key else None,
+        )
     if request.weights:
         probes["weights"] = Weights(request.view)
     if request.rollout:
@@ -253,7 +263,7 @@ class _Reading:
         self.texts, geometry = _texts(prompts, loaded.device), loaded.geometry
         self.layers = {layer.index: layer for layer in geometry.attention_layers}
         self.all_layers = [layer.index for layer in geometry.layers]
-        self.probes = _probes(prompts, request)
+        self.probes = _probes(asked, request)
         self.kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.probes}
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
 

@@ -24,6 +24,7 @@ from attnscope.figures.mosaic import (
     TITLE_SIZE,
     Mosaic,
     add_bar,
+    draw_gaps,
     draw_mosaic,
     draw_strips,
     make_mosaic,
@@ -31,7 +32,7 @@ from attnscope.figures.mosaic import (
     relative,
 )
 from attnscope.figures.raster import press_image
-from attnscope.figures.style import Maps, Style, bin_note, cut_off, split_sink
+from attnscope.figures.style import Maps, Style, alone, bin_note, split_sink
 from attnscope.figures.writer import Reused, drawing, save_figure, save_pixels
 
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
@@ -97,6 +98,7 @@ class LayerFigure:
         self.image = draw_mosaic(self.ax, self.mosaic, tiles, limits, style, cmap_of(style, maps.quantity))
         if sink_HQ is not None:
             draw_strips(self.ax, self.mosaic, _grid(sink_HQ, *self.grid), maps.quantity)
+        self.gaps = draw_gaps(self.ax, self.mosaic, self.grid, rest, cell)
         for head in range(heads):
             self._name(head, _panel_title(maps, (rest, sink_HQ), head, style))
         _token_ticks(self.ax, self.mosaic, rest, self.grid, cell)
@@ -113,9 +115,9 @@ class LayerFigure:
 
     def _values(self, maps: Maps) -> tuple[Limits, np.ndarray]:
         """The picture's scale, and what is drawn on it (H x Q x K)."""
-        rest, cut = split_sink(maps, self.style)[0], cut_off([maps], self.style)
-        limits = find_limits([rest.values_HQK], self.style, maps.quantity, cut_off=cut)
-        return limits, relative(rest, self.style, cut_off=cut) if self.style.per_head_scale else rest.values_HQK
+        rest, first = split_sink(maps, self.style)[0], alone([maps], self.style)
+        limits = find_limits([rest.values_HQK], self.style, maps.quantity, alone=first)
+        return limits, relative(rest, self.style, alone=first) if self.style.per_head_scale else rest.values_HQK
 
     def _name(self, head: int, name: str) -> None:
         down, right = self.mosaic.corner(*divmod(head, self.grid[1]))
@@ -143,11 +145,11 @@ class LayerFigure:
         """The picture, height x width x 3: words once, then the colours of every cell."""
         if self.reused is None:
             self.figure.set_dpi(self.style.dpi)
-            self.reused = Reused(self.figure, [self.bar.ax, self.words.title], self.ax.images)
+            self.reused = Reused(self.figure, [self.bar.ax, self.words.title], [*self.ax.images, self.gaps])
         pixels = self.reused.pixels()
-        if all(press_image(pixels, image) for image in self.ax.images):
+        if all(press_image(pixels, image) for image in self.ax.images) and self.gaps.press(pixels):
             return pixels
-        self.reused = Reused(self.figure, [*self.ax.images, self.bar.ax, self.words.title])
+        self.reused = Reused(self.figure, [*self.ax.images, self.gaps, self.bar.ax, self.words.title])
         return self.reused.pixels()
 
 
@@ -190,10 +192,10 @@ def _panel_title(maps: Maps, split: tuple[Maps, np.ndarray | None], head: int, s
     name = f"kv {maps.heads[head]}" if maps.by_kv else f"H{maps.heads[head]}"
     if maps.kv_heads and not maps.by_kv:
         name += f" (kv {maps.kv_heads[head]})"
-    if sink_HQ is not None:
+    if sink_HQ is not None and maps.column(maps.sink(head)[0]) is not None:
         name += f" · {_named(maps, head)}{sink_mean(maps, head, sink_HQ[head], values_QK)}"
     if style.per_head_scale:
-        limits = find_limits([values_QK], style, maps.quantity, cut_off=cut_off([maps], style))
+        limits = find_limits([values_QK], style, maps.quantity, alone=alone([maps], style))
         name += f", max {limits.high:.2g}"
     return name
 
@@ -201,9 +203,10 @@ def _panel_title(maps: Maps, split: tuple[Maps, np.ndarray | None], head: int, s
 def _named(maps: Maps, head: int) -> str:
     """`.(9) `, the sink of a head that does not rest on key 0."""
     key, _ = maps.sink(head)
-    if not key:
+    column = maps.column(key)
+    if not key or column is None:
         return ""
-    return f"key {key} " if maps.bin_size > 1 else f"{shown_label(maps.labels_K[key])}({key}) "
+    return f"key {key} " if maps.bin_size > 1 else f"{shown_label(maps.labels_K[column])}({key}) "
 
 
 def _strip_note(maps: Maps) -> str:
@@ -215,17 +218,19 @@ def _strip_note(maps: Maps) -> str:
 
 def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: int) -> None:
     """Token labels at the left of each row of maps and below the maps of the lowest row."""
-    size = layout.label_size(cell)
-    step = layout.label_step(cell, layout.line_px(size))
+    size = layout.label_size(cell * min(mosaic.tall, mosaic.wide))
+    step_Q, step_K = (layout.label_step(cell * longer, layout.line_px(size)) for longer in (mosaic.tall, mosaic.wide))
     rows, columns = grid
-    cells, labels = maps.axis_Q.marks(step)
+    cells, labels = maps.axis_Q.marks(step_Q)
     tops = [mosaic.corner(row, 0)[0] for row in range(rows)]
     shown = [shown_label(label) for label in labels]
-    ax.set_yticks([top + query + 0.5 for top in tops for query in cells], shown * rows, fontsize=size)
-    cells, labels = maps.axis_K.marks(step)
+    places = [top + (query + 0.5) * mosaic.tall for top in tops for query in cells]
+    ax.set_yticks(places, shown * rows, fontsize=size)
+    cells, labels = maps.axis_K.marks(step_K)
     lowest = len(maps.heads) - (rows - 1) * columns
     lefts = [mosaic.corner(0, column)[1] for column in range(lowest)]
     shown = [shown_label(label) for label in labels]
-    ax.set_xticks([left + key + 0.5 for left in lefts for key in cells], shown * lowest, fontsize=size, rotation=90)
-    ax.set_ylabel(layout.axis_name(maps.axes[0], step), fontsize=layout.NAME_SIZE)
-    ax.set_xlabel(layout.axis_name(maps.axes[1], step), fontsize=layout.NAME_SIZE)
+    places = [left + (key + 0.5) * mosaic.wide for left in lefts for key in cells]
+    ax.set_xticks(places, shown * lowest, fontsize=size, rotation=90)
+    ax.set_ylabel(layout.axis_name(maps.axes[0], step_Q), fontsize=layout.NAME_SIZE)
+    ax.set_xlabel(layout.axis_name(maps.axes[1], step_K), fontsize=layout.NAME_SIZE)
