@@ -21,7 +21,7 @@ from attnscope.figures import About, Maps, Panel, Part, Style, save_head_maps, s
 from attnscope.figures.style import count
 from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey
-from attnscope.measure.metrics import METRICS, Metric
+from attnscope.measure.metrics import KNOWN, Metric
 from attnscope.measure.roles import NEEDED_ROWS, RESTS, ROLES
 from attnscope.shown import visible
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt, Span
 
 FIGURES = ("overview", "layers", "heads", "metrics")
-FIRST = ("focus", "previous_token", "induction", "duplicate_token", "sink", "entropy")  # of the metrics' panels
+FIRST = ("mass", "focus", "previous_token", "induction", "duplicate_token", "sink", "entropy")  # of the metrics' panels
 LONGEST_TEXT, LONGEST_NAME = 60, 40  # letters of a text and of a model's name at the foot of a figure
 MOST_UNIFORM = 3  # kinds of layer whose uniform value is marked
 Advance = Callable[[int], None]
@@ -153,7 +153,7 @@ def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]
         if len(order):
             values = np.full((len(layers), int(number.max()) + 1), np.nan)
             values[np.searchsorted(layers, layer), number] = columns.scores[name].value[order]
-            panels.append(_panel(seen, METRICS[name], values, columns.scores[name].null[order], layers))
+            panels.append(_panel(seen, KNOWN[name], values, columns.scores[name].null[order], layers))
     return tuple(layers.tolist()), tuple(panels)
 
 

@@ -24,7 +24,7 @@ from attnscope.tables import save
 if TYPE_CHECKING:
     from attnscope.observation import Observation
 
-MOST_HEADS, RANKED_BY = 20, "focus"  # how many are drawn one by one where nobody says which, and by what
+MOST_HEADS = 20  # how many are drawn one by one where nobody says which
 
 
 def export(
@@ -48,18 +48,18 @@ def export(
 
     figures: kinds of FIGURES; those of maps only where maps were kept. heads: names of those drawn one by one (`L1H4`),
     without them those of the view, or the first 20 in the order of `sort`. sort: a metric by which heads.csv is
-    ordered, focus unless given. min_weight, top_k: which relations and shares of a rollout are listed. keys: whether to
-    list what every token receives. spreadsheet: cells that a spreadsheet would run as a formula begin with an
-    apostrophe. options: what the manifest says was asked for. force: write over the run of another text, model or
-    options. workers: processes that draw heads, None for as many as pay. advance: told after every picture. Raises
-    UsageError for a folder that cannot be written, or that holds another run.
+    ordered, mass where keys were chosen, else focus. min_weight, top_k: which relations and shares of a rollout are
+    listed. keys: whether to list what every token receives. spreadsheet: cells that a spreadsheet would run as a
+    formula begin with an apostrophe. options: what the manifest says was asked for. force: write over the run of
+    another text, model or options. workers: processes that draw heads, None for as many as pay. advance: told after
+    every picture. Raises UsageError for a folder that cannot be written, or that holds another run.
 
         >>> export(seen, "runs/bank", figures=("overview",), style=Style(scale="log"))
     """
     for kind in figures:
         if kind not in FIGURES:
             raise UsageError(f"there is no figure {kind!r}", f"the figures are {', '.join(FIGURES)}")
-    sort = sort or (RANKED_BY if RANKED_BY in seen.columns.scores else None)
+    sort = sort or seen.ranked_by
     names = drawn_heads(seen, sort) if heads is None else list(heads)
     one_by_one = names if seen.maps and "heads" in figures else []
     asked = {"figures": figures, "heads": one_by_one, "sort": sort, "min_weight": min_weight, "top_k": top_k}

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ def _short(value: Any) -> str:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _is_whole(prompt: Prompt) -> bool:
@@ -205,5 +206,17 @@ def _is_whole(prompt: Prompt) -> bool:
         and len(prompt.ids) > 0
         and all(type(column) is tuple and len(column) == len(prompt.ids) for column in columns.values())
         and all(type(one) is kinds[name] for name, column in columns.items() for one in column)
+        and _in_order(prompt.characters, len(prompt.ids), len(prompt.text))
         and all(0 <= turn.start <= turn.stop <= len(prompt.ids) and type(turn.name) is str for turn in prompt.turns)
+    )
+
+
+def _in_order(characters: Any, tokens: int, most: int) -> bool:
+    """Whether they are what `Prompt.characters` may be: a range of the text for each token, running forward."""
+    return (
+        type(characters) is tuple
+        and len(characters) == tokens
+        and all(type(one) is tuple and list(map(type, one)) == [int, int] for one in characters)
+        and all(0 <= start <= stop <= most for start, stop in characters)
+        and all(before[0] <= now[0] and before[1] <= now[1] for before, now in pairwise(characters))
     )

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from attnscope.errors import UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
-from attnscope.measure.metrics import COLUMNS, METRICS, order_of
+from attnscope.measure.metrics import COLUMNS, KNOWN, MASS, order_of
 from attnscope.measure.roles import NONE, RESTS
 from attnscope.tables import as_table, flags, numbers, texts_at, words
 from attnscope.text.tokens import Chosen
@@ -86,7 +86,10 @@ class Relation:
 
 @dataclass(frozen=True)
 class Head:
-    """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null."""
+    """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null.
+
+    uniform: the `mass` that uniform attention would have, None where no keys were chosen.
+    """
 
     layer: int
     head: int | None
@@ -98,6 +101,12 @@ class Head:
     near_uniform: bool | None = None
     top_key: int = 0
     top_key_mass: float = float("nan")
+    uniform: float | None = None
+
+    @property
+    def mass(self) -> float | None:
+        """What the chosen queries give the chosen keys; NaN where none sees one, None where no keys were chosen."""
+        return self.score.get("mass")
 
     @property
     def name(self) -> str:
@@ -143,7 +152,8 @@ class Observation:
     support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
     mean mass that each token receives as a key, over the kept heads (T,). weights: {layer: (H, Q, K) fp32 on the CPU},
     where they were asked for. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the
-    tokens that were asked about.
+    tokens that were asked about; scores, supports and what tokens receive are then of the chosen queries, and
+    `columns.scores["mass"]` is there where keys were chosen.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -178,13 +188,24 @@ class Observation:
         return [self._head(place) for place in range(len(self.columns.layer))]
 
     def kept_heads(self, sort: str | None = None) -> list[Head]:
-        """The heads that the view keeps, in the model's order, or largest score first; with `-entropy` the smallest."""
+        """The heads that the view keeps, in the model's order, or largest score first; with `-entropy` the smallest.
+
+        By `mass` those come first whose mass is furthest above that of uniform attention.
+        """
         return [self.heads[place] for place in self._order(sort)]
 
+    @property
+    def ranked_by(self) -> str | None:
+        """What heads are sorted by where nobody says: mass where keys were chosen, else focus; None without either."""
+        return next((name for name in (MASS.id, "focus") if name in self.columns.scores), None)
+
     def table(self, sort: str | None = None) -> pa.Table:
-        """The kept heads: which, role, top key, then a column per metric; in the order of `kept_heads`."""
+        """The kept heads: which, role, top key, then a column per metric; in the order of `kept_heads`.
+
+        Where keys were chosen the last columns are mass and uniform, what uniform attention would give them.
+        """
         columns, order = self.columns, self._order(sort)
-        head = columns.head[order]
+        head, mass = columns.head[order], columns.scores.get(MASS.id)
         return as_table(
             {
                 "layer": columns.layer[order],
@@ -196,6 +217,7 @@ class Observation:
                 "top_key_token": texts_at(self.prompt.tokens, columns.top_key[order]),
                 "top_key_mass": columns.top_key_mass[order],
                 **{name: score.value[order].astype(np.float32) for name, score in columns.scores.items()},
+                **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
             }
         )
 
@@ -342,9 +364,9 @@ class Observation:
         """The strongest heads as a table, and the overview where maps were kept."""
         from attnscope.drawing import overview_picture
 
-        heads = self.kept_heads("focus" if "focus" in self.columns.scores else None)[:SHOWN_HEADS]
-        names = list(self.columns.scores)[:8]
-        head_row = "".join(f"<th>{html.escape(METRICS[name].short)}</th>" for name in names)
+        heads, scores = self.kept_heads(self.ranked_by)[:SHOWN_HEADS], self.columns.scores
+        names = sorted(scores, key=lambda name: name != MASS.id)[:8]
+        head_row = "".join(f"<th>{html.escape(KNOWN[name].short)}</th>" for name in names)
         rows = "".join(
             f"<tr><td>{head.name}</td><td>{html.escape(head.role)}</td>"
             + "".join(f"<td>{head.score[name]:.2f}</td>" for name in names)
@@ -359,6 +381,7 @@ class Observation:
         columns = self.columns
         weight = float(columns.relation_weight[place])
         relation = Relation(int(columns.relation_query[place]), int(columns.relation_key[place]), weight)
+        mass = columns.scores.get(MASS.id)
         return Head(
             int(columns.layer[place]),
             None if columns.head[place] < 0 else int(columns.head[place]),
@@ -370,6 +393,7 @@ class Observation:
             columns.near_uniform[place],
             int(columns.top_key[place]),
             float(columns.top_key_mass[place]),
+            float(mass.null[place]) if mass else None,
         )
 
     def _order(self, sort: str | None) -> np.ndarray:
@@ -381,7 +405,8 @@ class Observation:
         if name in COLUMNS:
             score = getattr(self.columns, name)[kept]
         elif name in self.columns.scores:
-            score = self.columns.scores[name].value[kept]
+            found = self.columns.scores[name]
+            score = (found.value - found.null if name == MASS.id else found.value)[kept]
         else:
             raise UsageError(f"this observation did not measure {name}", f"it has {', '.join(self.columns.scores)}")
         return kept[np.lexsort((np.nan_to_num(score) * (1 if ascending else -1), np.isnan(score)))]

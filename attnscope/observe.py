@@ -20,7 +20,7 @@ import torch
 
 from attnscope.errors import InputError, UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
-from attnscope.measure.metrics import METRICS, Texts
+from attnscope.measure.metrics import MASS, METRICS, Texts
 from attnscope.measure.probes import (
     MAP_SIDE,
     HeadScores,
@@ -45,7 +45,7 @@ from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
 from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
-from attnscope.text.tokens import Chosen, choose
+from attnscope.text.tokens import Chosen, Found, choose
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -203,16 +203,33 @@ def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> d
     }
 
 
-def _texts(prompts: Sequence[Prompt], device: str) -> Texts:
+def _texts(asked: Sequence[Asked], device: str) -> Texts:
+    prompts = [one.prompt for one in asked]
     longest = max(len(prompt) for prompt in prompts)
     ids = [list(prompt.ids) + [prompt.ids[-1]] * (longest - len(prompt)) for prompt in prompts]
-    return Texts(torch.tensor(ids, device=device), torch.tensor([len(prompt) for prompt in prompts], device=device))
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    query_BT = _marked([one.chosen.query for one in asked], longest, default=True)
+    key_BT = _marked([one.chosen.key for one in asked], longest, default=False)
+    return Texts(torch.tensor(ids), lengths, query_BT, key_BT).to(torch.device(device))
+
+
+def _marked(found: Sequence[Found | None], longest: int, default: bool) -> torch.Tensor | None:
+    """True on each text's named tokens, (B, T); `default` in a text that names none, None where none does."""
+    if not any(found):
+        return None
+    marked_BT = torch.full((len(found), longest), default)
+    for row, one in enumerate(found):
+        if one is not None:
+            marked_BT[row] = False
+            marked_BT[row, list(one.positions)] = True
+    return marked_BT
 
 
 def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
     prompts, chosen = [one.prompt for one in asked], asked[0].chosen
+    mass = (MASS.id,) if any(one.chosen.key for one in asked) else ()
     probes: dict[str, Probe] = {
-        "scores": HeadScores(request.metrics),
+        "scores": HeadScores((*request.metrics, *mass)),
         "relation": TopRelation(request.key_zero),
         "top_key": TopKey(request.view),
     }
@@ -259,8 +276,7 @@ class _Reading:
     ) -> None:
         self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
         self.request, self.check, self.advance = request, check, advance
-        prompts = self.prompts
-        self.texts, geometry = _texts(prompts, loaded.device), loaded.geometry
+        self.texts, geometry = _texts(asked, loaded.device), loaded.geometry
         self.layers = {layer.index: layer for layer in geometry.attention_layers}
         self.all_layers = [layer.index for layer in geometry.layers]
         self.probes = _probes(asked, request)

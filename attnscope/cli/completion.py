@@ -25,9 +25,9 @@ def offer(*known: str) -> Callable[[], list[str]]:
 
 def metrics() -> list[tuple[str, str]]:
     """The metrics, each with its title."""
-    from attnscope.measure.metrics import METRICS
+    from attnscope.measure.metrics import KNOWN
 
-    return [(one.id, one.title) for one in METRICS.values()]
+    return [(one.id, one.title) for one in KNOWN.values()]
 
 
 def models() -> list[str]:

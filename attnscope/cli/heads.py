@@ -12,9 +12,11 @@ from attnscope.cli.completion import metrics
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.options import Drawing, Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
+from attnscope.errors import UsageError
 
 EXAMPLES = (
     'attnscope heads --text "the financial bank is located on river bank" --out runs/bank',
+    'attnscope heads --text "Mary saw John, and John gave Mary a book" --query last --key Mary --top 5',
     "attnscope heads --file README.md --truncate right --sort induction --top 5",
 )
 
@@ -24,20 +26,30 @@ class Ranking(Top):
     """In which order the heads stand, and how many are printed."""
 
     sort: Annotated[
-        str,
+        str | None,
         Option(
-            help="Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first.",
+            help="Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first (default: focus; "
+            "with --key mass).",
             metavar="METRIC",
             autocompletion=metrics,
         ),
-    ] = "focus"
+    ] = None
     ascending: Annotated[bool, Option(help="Smallest first.")] = False
     top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20
 
-    @property
-    def order(self) -> str:
+    def by(self, question: Question) -> str:
+        """The metric as it was given, or what it is where none was. Raises UsageError for one that is not measured."""
+        from attnscope.measure.metrics import MASS, order_of
+
+        sort = self.sort or ("focus" if question.key is None else MASS.id)
+        if order_of(sort)[0] == MASS.id and question.key is None:
+            raise UsageError("--sort mass is about the mass on named keys", "name them with --key")
+        return sort
+
+    def order(self, question: Question) -> str:
         """The metric, with a minus where the smallest come first."""
-        return f"-{self.sort.removeprefix('-')}" if self.ascending else self.sort
+        sort = self.by(question)
+        return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
 GROUPS = (TextRun, Entries, Question, Ranking, Results, Relations, Drawing)
@@ -56,18 +68,17 @@ def heads(
     """What every head does with a text, as a ranked table.
 
     On a terminal the heads are ranked by --sort; in a pipe all heads are printed as csv. With --out, relations,
-    heatmaps and a manifest are written too.
+    heatmaps and a manifest are written too. With --key, each head's mass on those tokens; with --query, everything is
+    of those tokens' rows alone.
     """
-    from attnscope.measure.metrics import order_of
-
     entries.check(relations.group, drawing.scale)
-    order_of(ranking.sort)
+    order = ranking.order(question)
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.heads_table import legend, missing_support, rendered
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    options = recorded(asked, entries, question, ranking, printing, relations, drawing)
+    options = recorded(asked, entries, question, ranking, printing, relations, drawing) | {"sort": ranking.by(question)}
     seen = observe_text(
         asked,
         entries,
@@ -80,14 +91,14 @@ def heads(
         **question.asks(),
         **drawing.maps(),
     )
-    shown = seen.kept_heads(ranking.order)[: ranking.top]
+    shown = seen.kept_heads(order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
         style = drawing.style(spelled("heads", asked, entries, question, ranking, printing, relations, drawing))
-        how = {"sort": ranking.order, "min_weight": relations.min_weight, "style": style}
+        how = {"sort": order, "min_weight": relations.min_weight, "style": style}
         export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how)
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
-    output.emit(seen.table(ranking.order), format, lambda: rendered(seen, shown, ranking.order), printing.spreadsheet)
+    output.emit(seen.table(order), format, lambda: rendered(seen, shown, order), printing.spreadsheet)
     if format == "table":
         output.talk(legend(shown), printing.quiet)
         say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)

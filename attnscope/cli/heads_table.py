@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnscope.cli import output
-from attnscope.measure.metrics import COLUMNS, METRICS, order_of
-from attnscope.measure.roles import unsupported
+from attnscope.measure.metrics import COLUMNS, KNOWN, MASS, METRICS, order_of
+from attnscope.measure.roles import NEEDED_ROWS, unsupported
 from attnscope.selection import spelled
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ KEPT_FIRST = (
     *("focus", "previous_token", "induction", "sink", "entropy", "top_key_mass", "duplicate_token", "self"),
     *("distance", "effective_keys", "confidence", "local_mass_32", "entropy_normalised", "off_token_mass"),
 )
+UNIFORM = "uniform"  # the column beside the mass on named keys
 LONGEST_TOKEN = 16
 LEAST_RELATION = 24  # characters that the strongest relation keeps where metrics could take them
 
@@ -75,15 +76,22 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
 
 def legend(shown: Sequence[Head]) -> str:
     """One line that says what the table's words mean."""
+    masses = [head.mass for head in shown if head.mass is not None]
+    mass = "mass: what the queries give the keys, sorts by how far above uniform; " * bool(masses)
+    none = "mass -: no query sees one of the keys; " * any(map(math.isnan, masses))
     marked = "unif ≈: nearly uniform; " * any(head.near_uniform for head in shown)
-    return f"uniform: attention spread uniformly; {marked}role -: not shown by this text; relation: without key 0"
+    ends = "uniform: attention spread uniformly", f"{marked}role -: not shown by this text", "relation: without key 0"
+    return f"{none or mass}{'; '.join(ends)}"
 
 
 def missing_support(seen: Observation) -> list[str]:
     """Why heads have no role, where the text is too short or repeats too little to show it in some layers."""
+    asked = seen.chosen.query
+    if asked and len(asked.positions) < NEEDED_ROWS:
+        return [f"no roles: they take the rows of at least {NEEDED_ROWS} queries; named: {len(asked.positions)}"]
     where: dict[str, list[tuple[int, str]]] = {}
     for key, support in seen.support.items():
-        for line in unsupported(support):
+        for line in unsupported(support, "this text has" if asked is None else "these queries have"):
             where.setdefault(line, []).append((key.layer, seen.visible[key]))
     return [
         f"no role without support{_in_layers(places) * (len(places) < len(seen.support))}: {line}"
@@ -111,27 +119,36 @@ def _which(seen: Observation, shown: Sequence[Head], kinds: Sequence[str]) -> li
 def _scores(
     seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, dict[str, float]]], sort: str, room: int
 ) -> list[Column]:
-    """The metrics for which there is room, and in any case the one that sorts."""
+    """The metrics for which there is room; in any case the one that sorts, and what was asked for."""
     sorted_by, _ = order_of(sort)
-    order = [name for name in dict.fromkeys((*KEPT_FIRST, *METRICS)) if name in METRICS or name in COLUMNS]
+    asked = [MASS.id, UNIFORM] if MASS.id in seen.columns.scores else []
+    order = [*asked, *(name for name in dict.fromkeys((*KEPT_FIRST, *METRICS)) if name in METRICS or name in COLUMNS)]
     found: dict[str, Column] = {}
-    for name in sorted(order, key=lambda name: name != sorted_by):
-        if name in METRICS:
-            cells = [_number(scores[name]) for scores in (*(head.score for head in shown), *(one for _, one in null))]
-        else:
-            cells = [*(f"{_token(seen, head.top_key)} {head.top_key_mass:.2f}" for head in shown), *("" for _ in null)]
-        column = Column(METRICS[name].short if name in METRICS else COLUMNS[name], cells)
+    for name in sorted(order, key=lambda name: name not in (*asked, sorted_by)):
+        column = _score(seen, shown, null, name)
         width = column.width + 2 * (name == sorted_by)
-        if width <= room or name == sorted_by:
+        if width <= room or name in (*asked, sorted_by):
             found[name] = column
             room -= width
     return [found[name] for name in order if name in found]
 
 
+def _score(seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, dict[str, float]]], name: str) -> Column:
+    """A metric of the heads and of uniform attention; the key that receives most; or the mass that uniform gives."""
+    if name in KNOWN:
+        cells = [_number(scores[name]) for scores in (*(head.score for head in shown), *(one for _, one in null))]
+        return Column(KNOWN[name].short, cells)
+    blank = [""] * len(null)
+    if name == UNIFORM:
+        return Column(UNIFORM, [*(_number(head.uniform) for head in shown if head.uniform is not None), *blank])
+    cells = [f"{_token(seen, head.top_key)} {head.top_key_mass:.2f}" for head in shown]
+    return Column(COLUMNS[name], [*cells, *blank])
+
+
 def _marked(title: str, sort: str) -> str:
     """The heading, with an arrow where the heads are sorted by it."""
     name, ascending = order_of(sort)
-    sorts = {**{metric.id: metric.short for metric in METRICS.values()}, **COLUMNS, "layer": "head"}[name]
+    sorts = {**{metric.id: metric.short for metric in KNOWN.values()}, **COLUMNS, "layer": "head"}[name]
     return f"{title} {'▴' if ascending else '▾'}" if title == sorts else title
 
 

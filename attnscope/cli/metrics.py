@@ -34,10 +34,10 @@ def metrics(asked: Asked, printing: Format) -> int:
 
     Of a metric: its formula, rows, unit, range and source.
     """
-    from attnscope.measure.metrics import METRICS, ROWS, known
+    from attnscope.measure.metrics import KNOWN, ROWS, known
     from attnscope.tables import as_table
 
-    chosen = [METRICS[name] for name in (known([asked.id]) if asked.id else METRICS)]
+    chosen = [KNOWN[name] for name in (known([asked.id]) if asked.id else KNOWN)]
     fields = ("id", "short", "formula", "unit", "range", "source", "reading")
     columns = {field: [getattr(metric, field) for metric in chosen] for field in fields}
     columns["rows"] = [ROWS[metric.rows][0] for metric in chosen]

@@ -195,10 +195,14 @@ class Question(Query):
     ] = None
 
     def asks(self) -> dict[str, Any]:
-        """The fields of `Request` that say which tokens are meant."""
-        from attnscope.text.tokens import defined
+        """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
+        from attnscope.text.tokens import check, defined
 
-        return {"query": self.query, "key": self.key, "define": defined(self.define or ())}
+        groups = defined(self.define or ())
+        for expression in (self.query, self.key):
+            if expression is not None:
+                check(expression, groups)
+        return {"query": self.query, "key": self.key, "define": groups}
 
 
 @dataclass(frozen=True, kw_only=True)

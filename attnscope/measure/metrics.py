@@ -10,15 +10,17 @@ Shapes: B text, H head, Q query, K key. A is the weight matrix, n the tokens, v_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from attnscope.attention.questions import (
     Back,
     Distance,
     Entropy,
     EqualLabels,
+    Features,
     Key,
     MaxWeight,
     Question,
@@ -33,14 +35,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.attention.operator import AttentionOperator
+    from attnscope.attention.visibility import Visibility
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What the metrics know of a batch of texts: token ids (B, T) and how many of them are text."""
+    """What the metrics know of a batch of texts: token ids (B, T) and how many of them are text.
+
+    query_BT, key_BT: True on the queries that metrics are means over, and on the keys that `mass` is of; None for all
+    queries, and where no keys were named.
+    """
 
     ids_BT: Tensor
     length_B: Tensor
+    query_BT: Tensor | None = None
+    key_BT: Tensor | None = None
+    _seen: WeakKeyDictionary[Visibility, Tensor] = field(default_factory=WeakKeyDictionary, compare=False, repr=False)
 
     @cached_property
     def real_BT(self) -> Tensor:
@@ -50,9 +60,28 @@ class Texts:
         return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) < self.length_B[:, None]
 
     @cached_property
+    def asked_BT(self) -> Tensor:
+        """True where a token is text and, where queries were named, one of them."""
+        return self.real_BT if self.query_BT is None else self.real_BT & self.query_BT
+
+    @cached_property
     def mean_BT(self) -> Tensor:
-        """What makes a sum over queries the mean over a text's own: 1 / its length, 0 for padding."""
-        return self.real_BT / self.length_B[:, None]
+        """What makes a sum over queries the mean over those that are asked: 1 / how many, 0 for the others."""
+        return self.asked_BT / self.asked_BT.sum(1, keepdim=True)
+
+    @cached_property
+    def keys(self) -> Features:
+        """The question for the mass on the named keys, (B, H, Q, 1)."""
+        assert self.key_BT is not None
+        return Features(self.key_BT[..., None].float())
+
+    def sees_key_BHQ(self, visible: Visibility) -> Tensor:
+        """True where a query sees one of the named keys, (B, H or 1, Q); layers that share a mask share it."""
+        from attnscope.attention.uniform import UniformAttention
+
+        if visible not in self._seen:
+            self._seen[visible] = UniformAttention(visible).ask(self.keys)[..., 0] > 0
+        return self._seen[visible]
 
     @cached_property
     def first_BT(self) -> Tensor:
@@ -82,7 +111,10 @@ class Texts:
 
     def to(self, device: torch.device) -> Texts:
         """The same texts on another device."""
-        return self if self.ids_BT.device == device else Texts(self.ids_BT.to(device), self.length_B.to(device))
+        if self.ids_BT.device == device:
+            return self
+        parts = (self.ids_BT, self.length_B, self.query_BT, self.key_BT)
+        return Texts(*(None if part is None else part.to(device) for part in parts))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +159,7 @@ ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
         "rows that see at least 2 keys and have an equal token at least 3 tokens earlier",
         lambda P, texts: (_visible(P) >= 2) & texts.repeated(3)[:, None],
     ),
+    "sees_key": ("rows that see one of the named keys", lambda P, texts: texts.sees_key_BHQ(P.visible).to(P.device)),
 }
 
 METRICS: Mapping[str, Metric] = {
@@ -296,22 +329,36 @@ METRICS: Mapping[str, Metric] = {
         ),
     )
 }
+MASS = Metric(
+    id="mass",
+    short="mass",
+    title="mass on the named keys",
+    formula="mean of sum over the named keys j of A[i,j]",
+    unit="share of a row",
+    range="0 to 1",
+    source="attnscope",
+    reading="what the named queries give the named keys; ranks by how far that is above uniform attention",
+    rows="sees_key",
+    asks=lambda texts: (texts.keys,),
+    value=lambda P, mass: mass[..., 0],
+)
+KNOWN = {**METRICS, MASS.id: MASS}  # METRICS are measured in any case, mass where keys are named
 
 
 def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
     """What these metrics ask of a layer; texts on the layer's device."""
-    return [question for name in ids for question in METRICS[name].asks(texts)]
+    return [question for name in ids for question in KNOWN[name].asks(texts)]
 
 
 def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
-    metric = METRICS[name]
+    metric = KNOWN[name]
     return metric.value(P, *(answers[question] for question in metric.asks(texts)))
 
 
 def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
     """Which rows count for metrics of a kind, a key of ROWS; boolean, broadcastable to (B, H, Q)."""
-    return ROWS[kind][1](P, texts) & texts.real_BT[:, None]
+    return ROWS[kind][1](P, texts) & texts.asked_BT[:, None]
 
 
 def means(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], ids: Sequence[str]) -> dict[str, Tensor]:
@@ -320,7 +367,7 @@ def means(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], i
 
     scores: dict[str, Tensor] = {}
     for kind in ROWS:
-        names = [name for name in ids if METRICS[name].rows == kind]
+        names = [name for name in ids if KNOWN[name].rows == kind]
         if names:
             rows = counted_rows(P, texts, kind)
             values = torch.stack(torch.broadcast_tensors(*(row_values(P, texts, answers, name) for name in names)))
@@ -341,9 +388,10 @@ def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str,
 def support(P: AttentionOperator, texts: Texts) -> dict[str, Tensor]:
     """How many rows stand behind each kind of metric, {rows: (B, H or 1)}; `beyond_32` rows see more than 32 keys."""
     texts = texts.to(P.device)
-    rows = {name: rule(P, texts) for name, (_, rule) in ROWS.items()}
-    rows["beyond_32"] = _visible(P) > 32
-    return {name: (rows_BHQ & texts.real_BT[:, None]).sum(-1) for name, rows_BHQ in rows.items()}
+    kinds = [kind for kind in ROWS if kind != MASS.rows or texts.key_BT is not None]
+    rows = {kind: counted_rows(P, texts, kind) for kind in kinds}
+    rows["beyond_32"] = (_visible(P) > 32) & texts.asked_BT[:, None]
+    return {kind: rows_BHQ.sum(-1) for kind, rows_BHQ in rows.items()}
 
 
 COLUMNS = {"layer": "layer", "top_key_mass": "top key"}  # of heads, which order them too, and their short names
@@ -351,16 +399,18 @@ COLUMNS = {"layer": "layer", "top_key_mass": "top key"}  # of heads, which order
 
 def known(ids: Sequence[str]) -> list[str]:
     """The metrics of these ids or short names, by id. Raises UsageError that names the nearest."""
-    return [_named(name, {metric.id: metric.short for metric in METRICS.values()}) for name in ids]
+    return [_named(name, {metric.id: metric.short for metric in KNOWN.values()}) for name in ids]
 
 
 def order_of(sort: str) -> tuple[str, bool]:
     """The metric or column that heads are sorted by, and whether its smallest come first: for `-entropy`, and `layer`.
 
+    By `mass` they are sorted by how far it is above uniform attention.
+
     >>> order_of("-prev")
     ('previous_token', True)
     """
-    name = _named(sort.removeprefix("-"), {metric.id: metric.short for metric in METRICS.values()} | COLUMNS)
+    name = _named(sort.removeprefix("-"), {metric.id: metric.short for metric in KNOWN.values()} | COLUMNS)
     return name, name == "layer" or sort.startswith("-")
 
 

@@ -154,7 +154,10 @@ class Relation(NamedTuple):
 
 @dataclass(frozen=True)
 class TopRelation:
-    """Each head's strongest relation: the largest A[i,j] - 1/v_i over i >= 1 and j >= 1 (j >= 0 with `key_zero`)."""
+    """Each head's strongest relation: the largest A[i,j] - 1/v_i over i >= 1 and j >= 1 (j >= 0 with `key_zero`).
+
+    Of the named queries, where some are.
+    """
 
     key_zero: bool = False
 
@@ -165,7 +168,7 @@ class TopRelation:
         [asked] = self.asks(layer)
         weight_BHQ1, key_BHQ1 = answers[asked]
         excess_BHQ = weight_BHQ1[..., 0] - 1 / layer.P.visible.counts_BHQ.to(layer.P.device).clamp_min(1)
-        excess_BHQ = excess_BHQ.masked_fill(~layer.texts.real_BT[:, None], torch.nan)
+        excess_BHQ = excess_BHQ.masked_fill(~layer.texts.asked_BT[:, None], torch.nan)
         excess_BHQ[..., 0] = torch.nan
         best = excess_BHQ.nan_to_num(-torch.inf).max(-1, keepdim=True)
         weight_BH = weight_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
@@ -188,7 +191,7 @@ class KeyMass(NamedTuple):
 
 @dataclass(frozen=True)
 class TopKey:
-    """What keys receive: sum over i of A[i,j] / n, for key 0 the `sink` of a head."""
+    """What keys receive: sum over the n queries i that are asked of A[i,j] / n, for key 0 the `sink` of a head."""
 
     view: View = View()
 

@@ -119,8 +119,8 @@ def near_uniform(score: Mapping[str, np.ndarray], support: Mapping[str, np.ndarr
     return marks
 
 
-def unsupported(support: Mapping[str, int]) -> list[str]:
-    """One sentence per role that this text cannot show, for the person who wonders."""
+def unsupported(support: Mapping[str, int], who_has: str = "this text has") -> list[str]:
+    """One sentence per role that these rows cannot show, for the person who wonders."""
     kinds = {
         "two_keys": "tokens that see at least two",
         "repeats": "tokens that came up before",
@@ -133,6 +133,6 @@ def unsupported(support: Mapping[str, int]) -> list[str]:
         if support[role.rows] < role.needed:
             short.setdefault((role.rows, role.needed), []).append(role.name)
     return [
-        f"{', '.join(names)}: {needed} {kinds[rows]} needed, this text has {support[rows]}"
+        f"{', '.join(names)}: {needed} {kinds[rows]} needed, {who_has} {support[rows]}"
         for (rows, needed), names in short.items()
     ]

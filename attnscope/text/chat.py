@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attnscope.errors import InputError
+from attnscope.text.characters import Characters
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message]], str | None]  # None where the template refuses
@@ -105,42 +106,21 @@ def _by_marks(render: Render, messages: Sequence[Message], text: str) -> Bounds:
     return []
 
 
-def token_turns(
-    spans: Sequence[tuple[int, int] | None], plain: Sequence[str], text: str, bounds: Bounds
-) -> list[int | None]:
+def token_turns(characters: Characters, bounds: Bounds) -> list[int | None]:
     """For each token the number of its turn, the one that holds its last character; None for tokens of no turn.
 
-    >>> token_turns([(0, 2), (2, 4)], ["ab", "cd"], "abcd", [(0, 2, "user"), (2, 4, "assistant")])
+    >>> token_turns(((0, 2), (2, 4)), [(0, 2, "user"), (2, 4, "assistant")])
     [0, 1]
     """
-    if not bounds:
-        return [None] * len(spans)
-    ends = [span[1] - 1 if span and span[0] < span[1] else None for span in spans]
-    if all(span is None for span in spans):
-        ends = _located(plain, text)
     turns: list[int | None] = []
     turn = 0
-    for end in ends:
-        while end is not None and turn < len(bounds) - 1 and end >= bounds[turn + 1][0]:
+    for start, stop in characters:
+        while start < stop and turn < len(bounds) - 1 and stop > bounds[turn + 1][0]:
             turn += 1
-        inside = end is not None and bounds[turn][0] <= end < bounds[turn][1]
+        inside = start < stop and bounds[turn][0] < stop <= bounds[turn][1]
         # A token without characters of its own is where the one before it was.
-        turns.append(turn if inside else turns[-1] if end is None and turns else None)
+        turns.append(turn if inside else turns[-1] if start == stop and turns else None)
     return turns
-
-
-def _located(plain: Sequence[str], text: str) -> list[int | None]:
-    """Where each token's last character stands in the text; nowhere at all if the tokens don't say what it says."""
-    ends: list[int | None] = []
-    at = 0
-    for word in (token.strip() for token in plain):
-        while word and at < len(text) and not text.startswith(word, at) and text[at].isspace():
-            at += 1
-        if not text.startswith(word, at):
-            return [None] * len(plain)
-        at += len(word)
-        ends.append(at - 1 if word else None)
-    return ends
 
 
 def turn_ranges(turns: Sequence[int | None]) -> list[tuple[int, int, int]]:

@@ -19,6 +19,8 @@ from attnscope import shown
 
 Style = Literal["byte", "metaspace", "wordpiece", "suffix", "joiner", "plain"]
 
+Said = tuple[str, str, tuple[int, int] | None]  # exact, plain, and which characters of its run, where that is known
+
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "⇤"}
 
@@ -44,12 +46,14 @@ class Reading:
     """What one token stands for.
 
     `exact` is for tables, `label` for pictures. `plain` joins up to the text: a character that is split over several
-    tokens stands at its first, and a space that no token holds stands before the next.
+    tokens stands at its first, and a space that no token holds stands before the next. `span` is the characters of the
+    text that the token holds a part of, None where the tokenizer doesn't tell.
     """
 
     exact: str
     label: str
     plain: str
+    span: tuple[int, int] | None = None
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -160,11 +164,12 @@ def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[Reading]:
             first, last = ends[0]
         else:
             first, last = (min(a for a, _ in ends), max(b for _, b in ends)) if ends else (reached, reached)
-        pairs = _read_run(run, text, text[first:last])
+        read = _read_run(run, text, text[first:last])
         space = first > reached and any(map(str.isspace, text[reached:first]))
-        for place, (piece, (exact, plain)) in enumerate(zip(run, pairs, strict=True)):
+        for place, (piece, (exact, plain, part)) in enumerate(zip(run, read, strict=True)):
             gap = (piece.gap or (space and place == 0)) and not plain[:1].isspace()
-            readings.append(Reading(exact, _label(piece, exact), " " + plain if gap else plain))
+            span = (first + part[0], first + part[1]) if piece.span and part else piece.span
+            readings.append(Reading(exact, _label(piece, exact), " " + plain if gap else plain, span))
             if piece.span and piece.span[1] > last:  # an empty span says where it is: behind the space trimmed from it
                 last = piece.span[1]
         reached = max(reached, last)
@@ -188,13 +193,13 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
     return pairwise([*cuts, len(pieces)]) if pieces else iter(())
 
 
-def _read_run(run: Sequence[Piece], text: str, source: str) -> list[tuple[str, str]]:
-    """(exact, plain) of each token of a run; `source` is the part of the text that the run covers."""
+def _read_run(run: Sequence[Piece], text: str, source: str) -> list[Said]:
+    """What each token of a run says; `source` is the part of the text that the run covers."""
     if run[0].special:
-        return [(run[0].name, run[0].name)]
+        return [(run[0].name, run[0].name, None)]
     if len(run) == 1 and source:
         shown = _with_lead(run[0], text)
-        return [(shown, shown)]
+        return [(shown, shown, None)]
     return _read_bytes([piece.data for piece in run], source)
 
 
@@ -213,18 +218,21 @@ def _with_lead(piece: Piece, text: str) -> str:
     return (before if before.isspace() else lead) + shown
 
 
-def _read_bytes(datas: Sequence[bytes], source: str) -> list[tuple[str, str]]:
+def _read_bytes(datas: Sequence[bytes], source: str) -> list[Said]:
     exact, plain = [""] * len(datas), [""] * len(datas)
     chars = list(_characters(datas))
-    if chars and chars[0][0] == " " and len(source) == len(chars) - 1:
-        source = " " + source
+    added = bool(chars) and chars[0][0] == " " and len(source) == len(chars) - 1
+    source = " " * added + source
     # The bytes are the normalised text; where it has one character for each of the source's, the source is shown.
-    written = source if len(source) == len(chars) else [char for char, _ in chars]
-    for char, (_, owners) in zip(written, chars, strict=True):
+    aligned = len(source) == len(chars)
+    held: list[list[int]] = [[] for _ in datas]
+    for place, (char, (_, owners)) in enumerate(zip(source if aligned else [c for c, _ in chars], chars, strict=True)):
         plain[owners[0]] += char
         for number, owner in enumerate(owners, start=1):
             exact[owner] += char if len(owners) == 1 else f"{char}·{number}/{len(owners)}"
-    return list(zip(exact, plain, strict=True))
+            held[owner].append(place - added)
+    parts = [(max(places[0], 0), places[-1] + 1) if aligned and places else None for places in held]
+    return list(zip(exact, plain, parts, strict=True))
 
 
 def _characters(datas: Sequence[bytes]) -> Iterator[tuple[str, list[int]]]:

@@ -8,8 +8,18 @@ from typing import Any, Literal
 
 from attnscope.apart import Apart, Where
 from attnscope.errors import InputError, UsageError
+from attnscope.text.characters import Characters, in_order, located
 from attnscope.text.chat import Bounds, Message, Render, read_messages, token_turns, turn_bounds, turn_ranges
-from attnscope.text.labels import BYTE_TOKEN, Piece, byte_name, piece_bytes, piece_gap, piece_style, read_pieces
+from attnscope.text.labels import (
+    BYTE_TOKEN,
+    Piece,
+    Reading,
+    byte_name,
+    piece_bytes,
+    piece_gap,
+    piece_style,
+    read_pieces,
+)
 from attnscope.text.spans import sentence_ranges, word_ranges
 
 
@@ -32,7 +42,7 @@ class Prompt:
     `labels` are the same for pictures, with visible spaces, and a token unknown to the model is marked (`日<unk>`).
     `words` and `sentences` cover every token once, cut by `plain`, the text that each token shows; `turns` are the
     messages of a chat, without the begin token and without a system prompt that the template adds of its own. `removed`
-    tokens were cut off.
+    tokens were cut off. `characters` are those of `text` that each token holds, or holds a part of, as [start, stop).
     """
 
     text: str
@@ -43,6 +53,13 @@ class Prompt:
     plain: tuple[str, ...] = field(repr=False)
     turns: tuple[Span, ...]
     removed: int = 0
+    characters: Characters = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        if (
+            not self.characters
+        ):  # made of what tokens say, by a tokenizer that doesn't tell or before we wrote them down
+            object.__setattr__(self, "characters", located(self.plain, self.tokens[: len(self.plain)], self.text))
 
     @cached_property
     def words(self) -> tuple[Span, ...]:
@@ -188,8 +205,8 @@ def _prompt(
 ) -> Prompt:
     pieces = _pieces(tokenizer, ids, text or "", offsets)
     readings = read_pieces(pieces, text or "")
-    spans = [piece.span for piece in pieces]
-    turns = token_turns(spans, [reading.plain for reading in readings], text or "", bounds)
+    characters = _held(readings, text) if text else ()
+    turns = token_turns(characters, bounds) if bounds else [None] * len(ids)
     if ids[0] == getattr(tokenizer, "bos_token_id", None):
         turns[0] = None
     exact, plain = [readings[place].exact for place in kept], [readings[place].plain for place in kept]
@@ -203,7 +220,15 @@ def _prompt(
         plain=tuple(plain),
         turns=tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turn_ranges([turns[i] for i in kept])),
         removed=len(ids) - len(kept),
+        characters=tuple(characters[place] for place in kept) if text else (),
     )
+
+
+def _held(readings: Sequence[Reading], text: str) -> Characters:
+    spans = [reading.span for reading in readings if reading.span is not None]
+    if len(spans) == len(readings):
+        return in_order(spans)
+    return located([reading.plain for reading in readings], [reading.exact for reading in readings], text)
 
 
 def _named(ranges: Sequence[tuple[int, int]], plain: Sequence[str], exact: Sequence[str]) -> tuple[Span, ...]:

@@ -71,6 +71,24 @@ def sentence_ranges(texts: Sequence[str], special: Sequence[bool]) -> list[tuple
     return _closed(starts, texts, special)
 
 
+def ends_between(text: str, at: int) -> bool:
+    """Whether a word may end before character `at`: not inside letters and digits, nor before what only modifies.
+
+    >>> [at for at in range(10) if ends_between("to store", at)]
+    [0, 2, 3, 8, 9]
+    """
+    before, after = text[max(0, at - TAIL) : at], text[at : at + 1]
+    if not before or not after:
+        return True
+    if _extends(before, after):
+        return False
+    return not (_in_word(before[-1]) and _in_word(after)) or _spaceless(before[-1]) or _spaceless(after)
+
+
+def _in_word(char: str) -> bool:
+    return char.isalnum() or char == "_" or unicodedata.category(char).startswith("M")
+
+
 def _fresh(place: int, special: Sequence[bool]) -> bool:
     return place == 0 or special[place] or special[place - 1]
 

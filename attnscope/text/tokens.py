@@ -1,20 +1,33 @@
-"""Which tokens are meant: `8`, `-1`, `3:7`, `last`, `bank#2`, joined by commas.
+"""Which tokens are meant: an expression (`expressions`) and a Prompt -> positions."""
 
-find(prompt, "bank#2").positions     # (8,)
-"""
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import pairwise
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
+from attnscope import shown
 from attnscope.errors import InputError, UsageError
+from attnscope.text.expressions import KEYWORDS, Part, check, compiled, defined, parse
+from attnscope.text.labels import visible
 from attnscope.text.prompt import Prompt
+from attnscope.text.spans import ends_between
+
+__all__ = ["Chosen", "Found", "check", "choose", "defined", "described", "find"]
+
+Place = tuple[int, ...]
+SECONDS = 2.0  # for all matches of one regular expression
+SPACES = {"\n": "↵", "\t": "⇥", "\r": "⇤"}
+MOST, LONG = 8, 32  # places in a header, characters of each
+ROOM = 360  # characters of a message for tokens with their numbers
+MOST_COMPARED = 2000  # words of a text
+ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
 class Found:
-    """The tokens that an expression means: their positions, ascending, each once; notes: what a person should know."""
+    """The tokens that an expression means in one prompt, ascending, and what a person should be told of them."""
 
     expression: str
     positions: tuple[int, ...]
@@ -41,30 +54,210 @@ def choose(prompt: Prompt, query: str | None = None, key: str | None = None, def
 
 
 def find(prompt: Prompt, expression: str, defined: Mapping[str, str] = {}) -> Found:
-    """The tokens that an expression means. Raises InputError where it means none, with the tokens and their numbers."""
-    words = {"first": "0", "last": "-1"}
-    wanted = words.get(expression, defined.get(expression, expression))
-    if wanted.lstrip("-").isdigit():
-        found = [range(len(prompt))[int(wanted)]]
-    else:
-        found = [place for place, text in enumerate(prompt.plain) if text.strip() == wanted]
-    if not found:
-        tokens = ", ".join(f"{place} {label}" for place, label in enumerate(prompt.labels))
-        raise InputError(f"{expression!r} stands nowhere in the text", f"its tokens are {tokens}")
-    return Found(expression, tuple(found))
+    """The tokens that an expression means. defined: its groups, by name.
+
+    Raises UsageError for an expression that cannot be read, and InputError, which shows the tokens with their numbers,
+    where a part of it, or all of it, names none.
+
+        >>> find(prompt, "bank#2,last").positions
+        (8,)
+    """
+    check(expression, defined)
+    search = _Search(prompt, defined)
+    chosen = {at for place in search.places(expression) for at in place}
+    if not chosen:
+        raise search.nothing(f"nothing is left of {expression!r}")
+    return Found(expression, tuple(sorted(chosen)), tuple(search.notes))
 
 
-def defined(pairs: Sequence[str]) -> dict[str, str]:
-    """`["subject=Mary"]` -> {"subject": "Mary"}. Raises UsageError for a pair without a name or a meaning."""
-    found = {}
-    for pair in pairs:
-        name, _, meaning = pair.partition("=")
-        if not name or not meaning:
-            raise UsageError(f"--define takes NAME=TOKENS; {pair!r} came", "write --define subject=Mary")
-        found[name] = meaning
-    return found
+@dataclass
+class _Search:
+    """One expression over one prompt; a group that is named twice is found once."""
+
+    prompt: Prompt
+    groups: Mapping[str, str]
+    notes: list[str] = field(default_factory=list)
+    known: dict[str, list[Place]] = field(default_factory=dict)
+
+    def places(self, expression: str) -> list[Place]:
+        """The places of every part in order, without the tokens that a part with `^` takes away."""
+        parts = parse(expression)
+        away = {at for part in parts if part.away for place in self.of(part) for at in place}
+        named = [place for part in parts if not part.away for place in self.of(part)]
+        if all(part.away for part in parts):
+            named = self._each(range(len(self.prompt)))
+        return [left for place in named if (left := tuple(at for at in place if at not in away))]
+
+    def of(self, part: Part) -> list[Place]:
+        """The places of one part, all of them or the one that `#` asks for."""
+        found = self._all_of(part)
+        if not found and not (part.away and part.value == "special"):  # nothing to take away is as good
+            raise self._unmatched(part)
+        if part.place is None:
+            return found
+        if abs(part.place) > len(found):
+            many = f"are {len(found)} places" if len(found) > 1 else "is 1 place"
+            raise self.nothing(f"{part.written!r} asks for place {part.place}, and there {many}", found[-1][0])
+        return [found[part.place - (part.place > 0)]]
+
+    def _all_of(self, part: Part) -> list[Place]:
+        if part.kind == "text":
+            return self._text(part.value)
+        if part.kind == "pattern":
+            return self._matches(part.value)
+        if part.kind == "name":
+            return self._name(part)
+        return self._each(self._positions(part))
+
+    def _positions(self, part: Part) -> Iterable[int]:
+        every = range(len(self.prompt))
+        if part.kind == "slice":
+            start, stop = (int(number) if number else None for number in part.value.split(":"))
+            return every[start:stop]
+        first, _, last = part.value.partition("-") if part.kind == "range" else (part.value, "", "")
+        low, high = int(first), int(last or first)
+        if high < low:
+            raise UsageError(f"the range {part.value!r} runs backwards", f"write {high}-{low}")
+        for number in (low, high):
+            if not -len(every) <= number < len(every):
+                raise self.nothing(f"there is no token {number} of {len(every)}", 0 if number < 0 else len(every) - 1)
+        return every[low : high + 1] if part.kind == "range" else [every[low]]
+
+    def _name(self, part: Part) -> list[Place]:
+        prompt, word = self.prompt, part.value
+        if word in KEYWORDS:
+            special = [at for at, is_special in enumerate(prompt.special) if is_special]
+            return self._each({"first": [0], "last": [len(prompt) - 1], "special": special}[word])
+        if word in self.groups:
+            if word not in self.known:
+                self.known[word] = self.places(self.groups[word])
+            return self.known[word]
+        if not word.strip("*"):
+            return self._each(range(len(prompt)))
+        roles = {turn.name for turn in prompt.turns}
+        if roles and word in {*roles, *ROLES}:
+            return [tuple(range(turn.start, turn.stop)) for turn in prompt.turns if turn.name == word]
+        return self._glob(word) if "*" in word else self._text(word)
+
+    def _text(self, text: str) -> list[Place]:
+        """Where the text stands as whole words; where it never does, parts of words. Special tokens by their names."""
+        at = [found.start() for found in re.finditer(f"(?={re.escape(text)})", self.said)]
+        spans = [(start, start + len(text)) for start in at]
+        if not (places := self._touched(spans, self._whole)) and (places := self._touched(spans)):
+            self.notes.append(f"{shown.brief(text)} stands in no whole word: parts of words were taken")
+        return sorted(places + self._unwritten(text))
+
+    def _unwritten(self, name: str) -> list[Place]:
+        """The special tokens of a name that the tokenizer added, and no character stands for."""
+        prompt = self.prompt
+        return self._each(
+            at
+            for at, (special, (start, stop)) in enumerate(zip(prompt.special, prompt.characters, strict=True))
+            if special and start == stop and prompt.tokens[at] == name
+        )
+
+    def _glob(self, word: str) -> list[Place]:
+        pattern = r"[\w\p{M}]*".join(map(re.escape, re.split(r"\*+", word)))
+        return self._touched(self._spans(pattern), self._whole)
+
+    def _matches(self, pattern: str) -> list[Place]:
+        return self._touched(self._spans(pattern))
+
+    def _spans(self, pattern: str) -> list[tuple[int, int]]:
+        try:
+            return [found.span() for found in compiled(pattern).finditer(self.said, timeout=SECONDS)]
+        except (TimeoutError, MemoryError):
+            raise UsageError(f"/{pattern}/ takes too long on this text", "write one that repeats less") from None
+
+    @property
+    def said(self) -> str:
+        return self.prompt.text
+
+    def _whole(self, start: int, stop: int) -> bool:
+        return ends_between(self.said, start) and ends_between(self.said, stop)
+
+    def _touched(
+        self, spans: Iterable[tuple[int, int]], wanted: Callable[[int, int], bool] = lambda start, stop: True
+    ) -> list[Place]:
+        """The tokens that characters touch; a special token only as a whole."""
+        characters, special = self.prompt.characters, self.prompt.special
+        starts, stops = [start for start, _ in characters], [stop for _, stop in characters]
+        found: dict[Place, None] = {}
+        for start, stop in spans:
+            if start == stop or not wanted(start, stop):
+                continue
+            near = range(bisect_right(stops, start), bisect_left(starts, stop))
+            place = tuple(at for at in near if starts[at] < stops[at])
+            if place and not any(special[at] and (starts[at] < start or stops[at] > stop) for at in place):
+                found[place] = None
+        return list(found)
+
+    def _unmatched(self, part: Part) -> InputError:
+        roles = list(dict.fromkeys(turn.name for turn in self.prompt.turns))
+        if part.kind in ("slice", "range"):
+            return self.nothing(f"{part.value!r} names no token of {len(self.prompt)}")
+        if part.kind == "name" and part.value == "special":
+            return self.nothing("the text has no special token")
+        if part.kind == "name" and part.value in self.groups:
+            return self.nothing(f"nothing is left of the group {part.value!r}")
+        if part.kind == "name" and roles and part.value in ROLES:
+            return self.nothing(f"the chat has turns of {', '.join(roles)}, and none of {part.value}")
+        if part.kind != "pattern" and self.prompt.removed and part.value in self.said:
+            return self.nothing(f"{shown.brief(part.value)} stands only in what was cut off")
+        wanted = f"/{part.value}/" if part.kind == "pattern" else shown.brief(part.value)
+        return self.nothing(f"{wanted} is not in the text", _near(self.prompt, part.value))
+
+    def nothing(self, message: str, near: int = 0) -> InputError:
+        """The error that shows the tokens with their numbers, of a long text those around one."""
+        return InputError(message, f"the tokens are {_listed(self.prompt, near)}")
+
+    @staticmethod
+    def _each(positions: Iterable[int]) -> list[Place]:
+        return [(at,) for at in positions]
 
 
 def described(prompt: Prompt, found: Found) -> str:
-    """The tokens for a header: `bank(2), bank(8)`."""
-    return ", ".join(f"{prompt.labels[place].strip('·')}({place})" for place in found.positions)
+    """The tokens that were found, for a header: `bank(2), bank(8)`; neighbours together, `river bank(7-8)`.
+
+    >>> described(prompt, find(prompt, "bank"))
+    'bank(2), bank(8)'
+    """
+    runs = [[found.positions[0]]]
+    for before, at in pairwise(found.positions):
+        if at == before + 1:
+            runs[-1].append(at)
+        else:
+            runs.append([at])
+    said = [_run(prompt, run[0], run[-1]) for run in runs[:MOST]]
+    return ", ".join(said) + (f" and {len(runs) - MOST} more" if len(runs) > MOST else "")
+
+
+def _run(prompt: Prompt, first: int, last: int) -> str:
+    said = "".join(prompt.plain[first : last + 1]).strip()
+    number = f"({first})" if first == last else f"({first}-{last})"
+    return _short(shown.visible(said, SPACES) if said else visible(prompt.tokens[first])) + number
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONG else f"{text[: LONG - 9]}…{text[-8:]}"
+
+
+def _near(prompt: Prompt, wanted: str) -> int:
+    """The token whose word is most like what was wanted; the first where none is."""
+    words: dict[str, int] = {}
+    for word in prompt.words:
+        words.setdefault(word.name.casefold()[:LONG], word.start)
+    like = get_close_matches(wanted.casefold()[:LONG], list(words)[:MOST_COMPARED], 1)
+    return words[like[0]] if like else 0
+
+
+def _listed(prompt: Prompt, near: int) -> str:
+    """The tokens with their numbers, as many as fit a message, from a few before the one that matters."""
+    entries, start = [f"{at} {_short(label)}" for at, label in enumerate(prompt.labels)], near
+    while start and sum(map(len, entries[start - 1 : near])) < ROOM // 3:
+        start -= 1
+    stop, room = start, ROOM
+    while stop < len(entries) and (room := room - len(entries[stop]) - 2) > 0:
+        stop += 1
+    said = ", ".join(entries[start:stop])
+    return f"{'… ' * (start > 0)}{said}{' …' * (stop < len(entries))} ({len(entries)} tokens)"

@@ -1,0 +1,151 @@
+"""The grammar in which tokens are named: what an expression is made of, before any text is known.
+
+| write | and it names |
+|---|---|
+| `8`, `-1` | a position; from the end |
+| `3:7`, `:3`, `-2:` | positions 3 to 6, as Python slices |
+| `3-7` | positions 3 to 7, as in `--select` |
+| `first`, `last` | the first token, the last |
+| `special` | every special token |
+| `bank` | every place where the text stands, as whole words; else parts of words, with a note |
+| `bank*`, `*ing` | words that begin so, or end so |
+| `/b.nk/` | every match of a regular expression |
+| `bank#2`, `bank#-1` | the second place of these, the last |
+| `"3-7"`, `"#2"`, `"a, b"` | the text itself, where it looks like grammar; `\\n` is a newline |
+| `user`, `assistant#2` | with `--chat`: every turn of the user, the second of the assistant |
+| `subject` | what `--define subject=Mary` says |
+| `bank,last` | both |
+| `^special`, `2:,^bank` | all but these; the ones before without these |
+
+Words mean in this order: positions, `first`, `last` and `special`, groups, turns, text.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from attnscope.errors import UsageError
+
+Kind = Literal["number", "slice", "range", "name", "text", "pattern"]
+_NUMBER = r"[0-9]{1,18}"
+_PART = re.compile(
+    rf"""\s*(?P<away>\^?)\s*
+    (?:"(?P<text>(?:[^"\\]|\\.)*)"|/(?P<pattern>(?:[^/\\]|\\.)+)/|(?P<name>[^,]*?))
+    (?:\#(?P<place>-?{_NUMBER}))?\s*(?P<more>,|\Z)""",
+    re.VERBOSE | re.DOTALL,
+)
+_SHAPES: dict[Kind, re.Pattern[str]] = {
+    "number": re.compile(rf"-?{_NUMBER}"),
+    "slice": re.compile(rf"(-?{_NUMBER})?:(-?{_NUMBER})?"),
+    "range": re.compile(rf"({_NUMBER})-({_NUMBER})"),
+}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
+_GROUP = re.compile(r"[^\W\d]\w*")
+KEYWORDS = ("first", "last", "special")
+LONGEST, MOST_REPEATS = 1000, 10_000  # of a pattern: `regex` unrolls what is repeated a counted number of times
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of an expression: what it is, the word or text behind it, and which of its places is meant."""
+
+    written: str
+    kind: Kind
+    value: str
+    place: int | None = None
+    away: bool = False
+
+
+@lru_cache(maxsize=256)
+def parse(expression: str) -> tuple[Part, ...]:
+    """The parts of an expression. Raises UsageError for what cannot be read.
+
+    >>> [part.kind for part in parse('3:7,^"#2",bank#2')]
+    ['slice', 'text', 'name']
+    """
+    parts: list[Part] = []
+    at, more = 0, True
+    while more:
+        found = _PART.match(expression, at)
+        assert found is not None  # the plain word takes whatever stands there
+        parts.append(_part(found, expression))
+        at, more = found.end(), found["more"] == ","
+    return tuple(parts)
+
+
+def defined(pairs: Sequence[str]) -> dict[str, str]:
+    """The groups that `--define NAME=EXPRESSION` gives, each of which may name the others, but not itself.
+
+    >>> defined(["subject=Mary", "rest=^subject"])
+    {'subject': 'Mary', 'rest': '^subject'}
+    """
+    groups: dict[str, str] = {}
+    for pair in pairs:
+        name, sign, expression = (piece.strip() for piece in pair.partition("="))
+        if not (sign and _GROUP.fullmatch(name)):
+            raise UsageError(f"a group is a name and what it means, got {pair!r}", "write {define=subject=Mary}")
+        if name in KEYWORDS:
+            raise UsageError(f"{name!r} means tokens already", "choose another name for {define}")
+        if name in groups:
+            raise UsageError(f"the group {name!r} is defined twice", "join both with a comma")
+        groups[name] = expression
+    for name in groups:
+        check(name, groups)
+    return groups
+
+
+def check(expression: str, groups: Mapping[str, str] = {}, within: tuple[str, ...] = ()) -> None:
+    """Raise UsageError for what no text could make right: syntax, a regular expression, groups in a circle."""
+    for part in parse(expression):
+        if part.kind == "pattern":
+            compiled(part.value)
+        if part.kind == "name" and part.value in groups:
+            if part.value in within:
+                way = " -> ".join((*within[within.index(part.value) :], part.value))
+                raise UsageError(f"the group {part.value!r} is made of itself: {way}", "define it by other words")
+            check(groups[part.value], groups, (*within, part.value))
+
+
+@lru_cache(maxsize=256)
+def compiled(pattern: str) -> Any:
+    """The regular expression, of the library `regex`, whose matches can be given a deadline."""
+    import regex
+
+    repeats = 1
+    for count in re.findall(r"(?<=[{,])\s*\d+(?=\s*[,}])", pattern):
+        repeats *= max(int(count[-9:]), 1)
+    if len(pattern) > LONGEST or repeats > MOST_REPEATS:
+        raise UsageError(
+            f"/{pattern}/ is too long or repeats too often",
+            f"write at most {LONGEST} characters, and counts whose product is at most {MOST_REPEATS}",
+        )
+    try:
+        return regex.compile(pattern)
+    except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
+        raise UsageError(f"/{pattern}/ is no regular expression: {error}", 'write a text in quotes: "/a/"') from None
+
+
+def _part(found: re.Match[str], expression: str) -> Part:
+    written, place, away = found[0].rstrip(",").strip(), found["place"], bool(found["away"])
+    number = None if place is None else int(place)
+    if number == 0:
+        raise UsageError(f"{written!r} asks for place 0", "the first place is #1, the last #-1")
+    if found["pattern"] is not None:
+        return Part(written, "pattern", found["pattern"], number, away)
+    if found["text"] is not None:
+        value = re.sub(r"\\(.)", lambda sign: _ESCAPES.get(sign[1], sign[0]), found["text"], flags=re.DOTALL)
+        return Part(written, "text", _not_empty(value, written, expression), number, away)
+    word = _not_empty(found["name"].strip(), written, expression)
+    if word[0] == '"' or (word[0] == "/" and word.count("/") == 1):
+        raise UsageError(f"{word!r} is not closed", f"end it with {word[0]}, or write it in quotes")
+    kind = next((kind for kind, shape in _SHAPES.items() if shape.fullmatch(word)), None)
+    return Part(written, kind or "name", word, number, away)
+
+
+def _not_empty(value: str, written: str, expression: str) -> str:
+    if not value:
+        what = f"{written!r} names no text" if written else f"a part of {expression!r} is empty"
+        raise UsageError(what, 'write bank, 3 or last; in quotes, "#2", what looks like grammar')
+    return value

@@ -1,0 +1,188 @@
+"""Asking about tokens: every number against Python loops over output_attentions, on both engines.
+
+Shapes: L layer, H head, Q query, K key.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.measure.probes import View
+from attnscope.model.loading import LoadedModel
+from attnscope.observation import Observation
+from attnscope.observe import Request, observe
+from attnscope.seam.engines import ENGINES
+from attnscope.text.prompt import Prompt
+from attnscope.text.tokens import Chosen, Found
+from helpers.parity_models import as_loaded, roused_model
+
+# Plain, a window, sink logits, chunks, a mask that differs from head to head, a bias by distance.
+FAMILIES = ["llama", "mistral", "gpt_oss", "llama4_text", "doge", "bloom"]
+EITHER_ENGINE = pytest.mark.parametrize("engine", ENGINES)
+
+
+def prompt_of(tokens: int, seed: int = 0) -> Prompt:
+    """A text whose words are its ids, with repetitions."""
+    ids = torch.randint(6, 20, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
+    words = tuple(f"w{one}" for one in ids)
+    plain = (words[0], *(f" {word}" for word in words[1:]))
+    return Prompt(" ".join(words), tuple(ids), words, words, (False,) * len(words), plain, ())
+
+
+def chosen_of(query: Sequence[int] | None = None, key: Sequence[int] | None = None) -> Chosen:
+    return Chosen(*(None if one is None else Found("these", tuple(one)) for one in (query, key)))
+
+
+def attentions(loaded: LoadedModel, prompt: Prompt) -> np.ndarray:
+    """The plain model's own weights, (L, H, Q, K)."""
+    with torch.no_grad():
+        layers = loaded.model(torch.tensor([prompt.ids]), output_attentions=True, use_cache=False).attentions
+    return torch.stack(layers)[:, 0].double().numpy()
+
+
+def mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else math.nan
+
+
+def mass_by_loops(row_QK: np.ndarray, queries: Iterable[int], keys: Sequence[int]) -> tuple[float, float]:
+    """The mass of one head, and what uniform attention over the same keys would have; every visible key has weight."""
+    masses, uniform = [], []
+    for query in queries:
+        seen = [key for key in range(row_QK.shape[1]) if row_QK[query, key] > 0]
+        named = [key for key in keys if key in seen]
+        if named:
+            masses.append(sum(row_QK[query, key] for key in named))
+            uniform.append(len(named) / len(seen))
+    return mean(masses), mean(uniform)
+
+
+def seen_by(engine: str, loaded: LoadedModel, prompt: Prompt, chosen: Chosen, **wanted: object) -> Observation:
+    return observe(loaded, [prompt], Request(**wanted), engine=ENGINES[engine], chosen=[chosen])[0]
+
+
+def assert_mass(seen: Observation, weights_LHQK: np.ndarray, queries: Iterable[int], keys: Sequence[int]) -> None:
+    """Of every head, mass and uniform are what the loops find."""
+    found = [(head.mass, head.uniform) for head in seen.heads]
+    expected = [mass_by_loops(matrix, list(queries), keys) for layer in weights_LHQK for matrix in layer]
+    np.testing.assert_allclose(np.array(found, float), np.array(expected), atol=2e-6, rtol=0)
+
+
+QUESTIONS = [([39], [3, 4, 30]), ([5, 20, 39], [12]), (None, [0, 17]), ([2], [2]), ([3, 4], [30])]
+
+
+@EITHER_ENGINE
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("query", "key"), QUESTIONS)
+def test_mass_is_the_mean_of_sums_over_the_chosen_keys_that_a_query_sees(
+    engine: str, family: str, query: list[int] | None, key: list[int]
+) -> None:
+    loaded, prompt = as_loaded(roused_model(family)), prompt_of(40)
+    seen = seen_by(engine, loaded, prompt, chosen_of(query, key))
+    assert_mass(seen, attentions(loaded, prompt), range(40) if query is None else query, key)
+
+
+def test_a_wrong_mass_is_noticed() -> None:
+    loaded, prompt = as_loaded(roused_model("mistral")), prompt_of(40)
+    seen = seen_by("eager", loaded, prompt, chosen_of([5, 37], [3, 30]))
+    with pytest.raises(AssertionError):
+        assert_mass(seen, attentions(loaded, prompt), [5, 36], [3, 30])
+
+
+@EITHER_ENGINE
+def test_a_query_that_sees_no_chosen_key_does_not_count_and_without_one_mass_is_null(engine: str) -> None:
+    loaded, prompt = as_loaded(roused_model("llama")), prompt_of(40)
+    beside = seen_by(engine, loaded, prompt, chosen_of([3, 39], [30]))
+    alone = seen_by(engine, loaded, prompt, chosen_of([39], [30]))
+    assert [head.mass for head in beside.heads] == [head.mass for head in alone.heads]
+    assert {layer["sees_key"] for layer in beside.support.values()} == {1}
+    none = seen_by(engine, loaded, prompt, chosen_of([3], [30]))
+    assert all(math.isnan(head.mass) and math.isnan(head.uniform) for head in none.heads)
+    assert none.table("mass").select(["mass", "uniform"]).to_pylist() == [{"mass": None, "uniform": None}] * 16
+    assert not math.isnan(none.heads[0].score["entropy"])
+
+
+@EITHER_ENGINE
+def test_a_sink_logits_share_is_lost(engine: str) -> None:
+    loaded, prompt = as_loaded(roused_model("gpt_oss")), prompt_of(40)
+    seen = seen_by(engine, loaded, prompt, chosen_of([39], range(40)))
+    lost = [1 - head.score["off_token_mass"] for head in seen.heads]
+    assert [head.mass for head in seen.heads] == pytest.approx(lost, abs=1e-6)
+    assert max(lost) < 0.995
+    assert [head.uniform for head in seen.heads] == pytest.approx([1.0] * 16)
+
+
+@EITHER_ENGINE
+@pytest.mark.parametrize("family", ["llama", "doge"])
+def test_kv_heads_have_the_mean_mass_of_their_heads(engine: str, family: str) -> None:
+    loaded, prompt = as_loaded(roused_model(family)), prompt_of(40)
+    seen = seen_by(engine, loaded, prompt, chosen_of([20, 39], [3, 11]), view=View(by_kv=True))
+    weights = attentions(loaded, prompt)
+    expected = [[mass_by_loops(matrix, [20, 39], [3, 11])[0] for matrix in layer] for layer in weights]
+    grouped = np.array(expected).reshape(len(weights), len(seen.heads) // len(weights), -1).mean(-1)
+    assert [head.mass for head in seen.heads] == pytest.approx(grouped.ravel().tolist(), abs=2e-6, nan_ok=True)
+
+
+# The other numbers are means over the chosen queries.
+
+
+@EITHER_ENGINE
+def test_metrics_are_means_over_the_chosen_queries(engine: str) -> None:
+    loaded, prompt, queries = as_loaded(roused_model("llama")), prompt_of(40), [7, 21, 39]
+    seen = seen_by(engine, loaded, prompt, chosen_of(queries))
+    weights = attentions(loaded, prompt)
+    for head in seen.heads:
+        matrix = weights[head.layer, head.head]
+        assert head.mass is head.uniform is None
+        assert head.score["sink"] == pytest.approx(mean(matrix[i, 0] for i in queries), abs=2e-6)
+        assert head.score["previous_token"] == pytest.approx(mean(matrix[i, i - 1] for i in queries), abs=2e-6)
+        assert head.score["confidence"] == pytest.approx(mean(matrix[i].max() for i in queries), abs=2e-6)
+        entropies = [-sum(a * math.log(a) for a in matrix[i] if a > 0) for i in queries]
+        assert head.score["entropy"] == pytest.approx(mean(entropies), abs=1e-5)
+        assert head.top_key_mass == pytest.approx(matrix[queries].mean(0).max(), abs=2e-6)
+        assert head.top_key == matrix[queries].mean(0).argmax()
+        excess = {(i, j): matrix[i, j] - 1 / (i + 1) for i in queries for j in range(1, i + 1)}
+        assert (head.strongest.query, head.strongest.key) == max(excess, key=excess.get)
+    np.testing.assert_allclose(seen.received, weights[..., queries, :].mean((0, 1, 2)), atol=2e-6)
+
+
+def test_roles_are_not_shown_by_few_queries() -> None:
+    loaded, prompt = as_loaded(roused_model("llama")), prompt_of(80)
+    seen = seen_by("eager", loaded, prompt, chosen_of([79], [3]))
+    assert {head.role for head in seen.heads} == {"-"}
+    assert {head.near_uniform for head in seen.heads} == {None}
+    assert {layer["two_keys"] for layer in seen.support.values()} == {1}
+    every = seen_by("eager", loaded, prompt, chosen_of(range(80)))
+    plain = seen_by("eager", loaded, prompt, Chosen())
+    assert [head.role for head in every.heads] == [head.role for head in plain.heads]
+    assert every.table().equals(plain.table())
+
+
+# Ranking.
+
+
+def test_heads_rank_by_how_far_mass_is_above_uniform() -> None:
+    loaded, prompt = as_loaded(roused_model("mistral", sliding_window=8)), prompt_of(40)
+    seen = seen_by("eager", loaded, prompt, chosen_of([39], [35, 36]))
+    assert seen.ranked_by == "mass"
+    above = [head.mass - head.uniform for head in seen.kept_heads("mass")]
+    assert above == sorted(above, reverse=True)
+    assert seen.kept_heads("-mass") == seen.kept_heads("mass")[::-1]
+    assert seen.table("mass").column_names[-2:] == ["mass", "uniform"]
+
+
+def test_texts_of_one_pass_have_the_mass_that_they_have_alone() -> None:
+    loaded = as_loaded(roused_model("llama"))
+    prompts = [prompt_of(length, seed) for seed, length in enumerate((9, 40, 23))]
+    chosen = [chosen_of([8], [1, 2]), chosen_of([39, 4], [3]), chosen_of(None, [22])]
+    for engine in ENGINES:
+        together = observe(loaded, prompts, Request(), engine=ENGINES[engine], chosen=chosen)
+        for prompt, asked, seen in zip(prompts, chosen, together, strict=True):
+            alone = seen_by(engine, loaded, prompt, asked)
+            for name, score in alone.columns.scores.items():
+                found = seen.columns.scores[name]
+                np.testing.assert_allclose(found.value, score.value, atol=1e-5, rtol=0, err_msg=name)
+                np.testing.assert_allclose(found.null, score.null, atol=1e-6, rtol=0, err_msg=name)
