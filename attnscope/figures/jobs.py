@@ -12,7 +12,7 @@ import numpy as np
 
 from attnscope.figures.colours import Limits, find_limits, seen
 from attnscope.figures.fonts import shown_label
-from attnscope.figures.style import Axis, Maps, Quantity, Style, alone, bin_note, head_title, split_sink
+from attnscope.figures.style import Axis, Maps, Quantity, Style, alone, bin_note, head_title, printed, split_sink
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,3 @@ def column_mean(sink_Q: np.ndarray, values_QK: np.ndarray) -> float:
     """The mean of a column over the queries that see another key too; NaN without any."""
     rows = sink_Q[np.isfinite(sink_Q) & np.isfinite(values_QK).any(-1)]
     return float(rows.mean(dtype=np.float64)) if rows.size else math.nan
-
-
-def printed(mean: float) -> str:
-    """Two decimals, or a dash where there is no mean."""
-    return "–" if math.isnan(mean) else f"{mean:.2f}".replace("-", "−")

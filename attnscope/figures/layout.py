@@ -24,7 +24,7 @@ MAP_PX = 840
 WORDS_PX = 440  # room for the words above and below a small map
 LETTER = 0.55  # of the font size: what a letter of a line is reckoned at, a little more than the average
 FOOT_GAP = 8
-SIGN, SIGN_GAP = "■", 6  # of a legend
+SIGN, SIGN_GAP, ENTRY_GAP = "■", 5, 10  # of a legend
 LINE = 1.2  # from line to line of a note, in lines
 LARGEST_CELL, SMALLEST_CELL = 72, 1
 SMALLEST_LABEL = 7.0  # points
@@ -206,7 +206,8 @@ class Words:
             for sign in line:
                 for text in sign:
                     put_words(figure, text, right, down)
-                    right += _width([text])
+                    right += extent([text])[0] + SIGN_GAP
+                right += ENTRY_GAP
             down += LINE * line_px(NOTE_SIZE)
         put_words(figure, self.foot, left, figure.bbox.height - edge - self.heights()[1] + FOOT_GAP)
 
@@ -217,8 +218,8 @@ def _height(text: Text) -> float:
 
 
 def _width(texts: Sequence[Text]) -> float:
-    """Pixels that texts take side by side, with a gap behind each."""
-    return sum(extent([text])[0] + SIGN_GAP for text in texts)
+    """Pixels that a sign and its name take side by side, with a gap behind each."""
+    return sum(extent([text])[0] + SIGN_GAP for text in texts) + ENTRY_GAP
 
 
 def wrapped(text: str, room: float, points: float) -> str:

@@ -121,15 +121,18 @@ class Mosaic:
         )
 
 
-def make_mosaic(queries: int, keys: int, gap_px: tuple[int, int], cell: int, *, strip: bool) -> Mosaic:
+def make_mosaic(queries: int, keys: int, gap_px: tuple[int, int], cell: int, *, strip: bool, least: int = 0) -> Mosaic:
     """A mosaic whose gaps (down, right) are at least so many pixels wide at so many pixels per cell.
 
-    Where a map has far more cells on one side, those of the other are longer.
+    least: pixels from the left of a tile to the next. Where a map has far more cells on one side, those of the other
+    are longer.
     """
     gap_down, gap_right = (max(1, -(-gap // cell)) for gap in gap_px)
     wide = max(1, round(max(queries, keys) / STRIP_SHARE)) if strip else 0
     longer = (max(1, keys // (SLENDER * queries)), max(1, queries // (SLENDER * keys)))
-    return Mosaic(queries, keys, gap_down, gap_right, wide, max(1, wide // 2) if strip else 0, *longer)
+    beside = wide + max(1, wide // 2) if strip else 0
+    gap_right = max(gap_right, -(-least // cell) - beside - keys * longer[1])
+    return Mosaic(queries, keys, gap_down, gap_right, wide, beside - wide, *longer)
 
 
 def relative(maps: Maps, style: Style, *, alone: int | None) -> np.ndarray:
@@ -204,15 +207,20 @@ def add_bar(bar_ax: Axes, image: AxesImage, limits: Limits, style: Style, quanti
     return bar
 
 
-def place_mosaic(figure: Figure, ax: Axes, bar: Colorbar, size: tuple[int, int], words: layout.Words) -> None:
-    """Put image (size: width and height in pixels), colour bar and words on a figure just large enough."""
+def place_mosaic(
+    figure: Figure, ax: Axes, bar: Colorbar, size: tuple[int, int], words: layout.Words, beyond: int = 0
+) -> None:
+    """Put image (size: width and height in pixels), colour bar and words on a figure just large enough.
+
+    beyond: pixels that titles reach beyond the image.
+    """
     numbered_above = ax.xaxis.get_label_position() == "top"
     both = bool(ax.yaxis.get_tick_params()["labelright"])
     labels, numbers = (
         layout.extent(ax.get_yticklabels())[0],
         layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, GAP)[1],
     )
-    gap = BAR_GAP + (labels + 4 if both else 0)
+    gap = BAR_GAP + beyond + (labels + 4 if both else 0)
     bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), GAP)[0]
     plan = layout.Frame(
         left=round(EDGE + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0]),

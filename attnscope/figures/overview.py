@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from attnscope.figures import layout
 from attnscope.figures.colours import cmap_of, find_limits
 from attnscope.figures.fonts import fonts_for
-from attnscope.figures.jobs import column_mean, foot, printed, sink_name, sink_note
+from attnscope.figures.jobs import column_mean, foot, sink_name, sink_note
 from attnscope.figures.mosaic import (
     FRAME_PX,
     HEAD_SIZE,
@@ -29,7 +29,7 @@ from attnscope.figures.mosaic import (
     relative,
 )
 from attnscope.figures.raster import Boxes
-from attnscope.figures.style import ROLE_COLOURS, Maps, Style, alone, bin_note, count, split_sink
+from attnscope.figures.style import ROLE_COLOURS, Maps, Style, alone, bin_note, count, printed, split_sink
 from attnscope.figures.writer import drawing, save_figure
 
 SCREEN_PX, GAP_PX = 1800, 8  # a gap holds the frames of two neighbours

@@ -91,6 +91,7 @@ class Boxes(PolyCollection):
         self.panel = ax
         corners = boxes[:, [[0, 1], [2, 1], [2, 3], [0, 3]]]
         super().__init__(list(corners), facecolors=list(colours), linewidths=0, antialiaseds=False, zorder=1)
+        self.set_clip_on(False)  # a frame may stand outside
         ax.add_collection(self, autolim=False)
 
     def press(self, pixels: np.ndarray) -> bool:

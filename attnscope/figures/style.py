@@ -138,7 +138,8 @@ class Maps:
     rows at which a turn of a chat begins. `key0`: each head's mean mass on key 0, where its column is binned and does
     not tell. `sinks`: the key that each head rests on and its mean mass over all queries, where not all rest on key 0;
     the columns then stay, so that all heads have the same. `part`: which tokens rows and columns stand for, where they
-    are some of the text's. `roles`: each head's, where they are known.
+    are some of the text's. `roles`: each head's, where they are known. `titles`, `name`: of each head and of the
+    picture, where they are not of one layer.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -164,6 +165,8 @@ class Maps:
     sinks: tuple[tuple[int, float], ...] = ()
     part: Part | None = None
     roles: tuple[str, ...] = ()
+    titles: tuple[str, ...] = ()
+    name: str = ""
 
     def __post_init__(self) -> None:
         expected = (len(self.heads), len(self.labels_Q), len(self.labels_K))
@@ -252,7 +255,8 @@ class Panel:
     """One metric of all heads as it is drawn: values_LH, NaN for none, on a scale from `low` to `high`.
 
     name and unit stand above it. uniform: what uniform attention would score, one number per kind of layer. few_L: the
-    layers in which a text has fewer rows than a role needs to stand on; support: why, in words.
+    layers in which a text has fewer rows than a role needs to stand on; support: why, in words. quantity: what a colour
+    map is chosen by. first: row and column of the heads that are numbered, in their order.
     """
 
     name: str
@@ -263,6 +267,8 @@ class Panel:
     uniform: tuple[float, ...] = ()
     few_L: tuple[bool, ...] = ()
     support: str = ""
+    quantity: Quantity = "weight"
+    first: tuple[tuple[int, int], ...] = ()
 
 
 def head_title(maps: Maps, index: int) -> str:
@@ -275,6 +281,11 @@ def head_title(maps: Maps, index: int) -> str:
 def count(number: int, what: str) -> str:
     """`1 head`, `6 heads`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def printed(mean: float) -> str:
+    """Two decimals, or a dash where there is no mean."""
+    return "–" if math.isnan(mean) else f"{mean:.2f}".replace("-", "−")
 
 
 def bin_note(maps: Maps) -> str:
