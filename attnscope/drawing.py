@@ -6,6 +6,7 @@ Shapes: L layer, H head, Q query, K key, G unit of a rollout.
 from __future__ import annotations
 
 import html
+import math
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,22 +17,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import UsageError
-from attnscope.figures import About, Maps, Panel, Style, save_head_maps, save_layers, save_metrics, save_overview
-from attnscope.figures.style import count
+from attnscope.figures import (
+    About,
+    Maps,
+    Panel,
+    Part,
+    Style,
+    save_head_maps,
+    save_layer,
+    save_layers,
+    save_metrics,
+    save_overview,
+)
+from attnscope.figures.style import printed
 from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey
-from attnscope.measure.metrics import KNOWN, Metric, ends
-from attnscope.measure.roles import NEEDED_ROWS, RESTS, ROLES
+from attnscope.measure.metrics import KNOWN, order_of
+from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
+from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, score_panels, shortened
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
-    from attnscope.observation import Observation
+    from attnscope.observation import Head, LayerMaps, Observation
     from attnscope.text.prompt import Prompt, Span
 
-FIGURES = ("overview", "layers", "heads", "metrics")
-FIRST = ("mass", "focus", "previous_token", "induction", "duplicate_token", "sink", "entropy")  # of the metrics' panels
-LONGEST_TEXT, LONGEST_NAME = 60, 40  # letters of a text and of a model's name at the foot of a figure
-MOST_UNIFORM = 3  # kinds of layer whose uniform value is marked
+FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top")  # of every run; where they are named
+LONGEST_TEXT = 60  # letters at the foot of a figure
 Advance = Callable[[int], None]
 
 
@@ -60,7 +71,8 @@ class Picture:
 class Drawing:
     """One text's pictures before they are drawn, without torch: maps, heads to draw one by one, panels of metrics.
 
-    layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of.
+    layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of. mass: panels
+    of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer.
     """
 
     maps: tuple[Maps, ...]
@@ -68,13 +80,26 @@ class Drawing:
     layers: tuple[int, ...]
     panels: tuple[Panel, ...]
     about: About = About()
+    mass: tuple[tuple[Panel, ...], str] = ((), "")
+    sheet: Maps | None = None
 
     @classmethod
-    def of(cls, seen: Observation, heads: Sequence[str] | None = None) -> Drawing:
-        """What there is to draw of an observation; heads: names of those drawn one by one, None for all kept."""
+    def of(
+        cls,
+        seen: Observation,
+        heads: Sequence[str] | None = None,
+        sort: str | None = None,
+        top: int | None = None,
+    ) -> Drawing:
+        """What there is to draw of an observation; heads: names of those drawn one by one, None for all kept.
+
+        sort, top: which heads stand on a sheet.
+        """
         names = [head.name for head in seen.kept_heads()] if heads is None else heads
-        layers, panels = score_panels(seen)
-        return cls(tuple(layer_maps(seen)) if seen.maps else (), tuple(names), layers, panels, about(seen))
+        (layers, panels), maps = score_panels(seen), tuple(layer_maps(seen)) if seen.maps else ()
+        return cls(
+            maps, tuple(names), layers, panels, about(seen), mass_panels(seen), head_sheet(seen, maps, sort, top)
+        )
 
     def draw(
         self,
@@ -99,6 +124,12 @@ class Drawing:
         if "metrics" in kinds and self.panels:
             labels = [f"L{layer}" for layer in self.layers]
             written.append(save_metrics(folder / f"metrics.{style.image}", self.panels, style, layer_labels=labels))
+        if "mass" in kinds and self.mass[0]:
+            labels, (panels, note) = [f"L{layer}" for layer in self.layers], self.mass
+            said = {"title": "Mass on the named keys", "note": note}
+            written.append(save_metrics(folder / f"mass.{style.image}", panels, style, layer_labels=labels, **said))
+        if "top" in kinds and self.sheet:
+            written.append(save_layer(folder / f"top.{style.image}", self.sheet, style))
         return written
 
     def pictures(self, kinds: Sequence[str] = FIGURES) -> int:
@@ -132,48 +163,49 @@ def about(seen: Observation) -> About:
     model = " ".join(str(seen.facts.get("model", {}).get("name", "")).split())
     text = " ".join(seen.prompt.text.split())
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
-    said = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1].rstrip() + "…"
+    said = shortened(text, LONGEST_TEXT)
     line = ", ".join(filter(None, (short, f"“{said}”", f"{len(seen.prompt)} tokens")))
     return About(visible(line), visible(model), seen.prompt.sha256)
 
 
-def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]:
-    """The layers with a kept head, and a panel per metric, (L, H) of the kept heads, NaN elsewhere."""
-    columns, order = seen.columns, np.flatnonzero(seen.columns.kept)
-    layer, number = columns.layer[order], np.where(columns.head[order] < 0, columns.kv_head[order], columns.head[order])
-    layers = np.unique(layer)
-    panels = []
-    for name in sorted(columns.scores, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
-        if len(order):
-            values = np.full((len(layers), int(number.max()) + 1), np.nan)
-            values[np.searchsorted(layers, layer), number] = columns.scores[name].value[order]
-            panels.append(_panel(seen, KNOWN[name], values, columns.scores[name].null[order], layers))
-    return tuple(layers.tolist()), tuple(panels)
-
-
-def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarray, layers: np.ndarray) -> Panel:
-    """A metric on its whole range, with what uniform attention scores and how many rows stand behind it."""
-    role = next((one for one in ROLES if metric.id.startswith(one.name.replace("-", "_"))), None)
-    kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
-    rows = [seen.support[layer][kind] for layer in layers.tolist()]
-    low, high = ends(metric, len(seen.prompt)) or _ends(values)
-    uniform = np.unique(null[np.isfinite(null)].round(2))
-    return Panel(
-        name=metric.title,
-        values_LH=values,
-        low=low,
-        high=high,
-        unit=metric.unit,
-        uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
-        few_L=tuple(count < needed for count in rows),
-        support=f"{count(min(rows), 'row')}, {needed} needed" if min(rows) < needed else "",
+def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: int | None) -> Maps | None:
+    """The first heads in an order side by side, with role and score in their titles."""
+    there = {name: (one, index) for one in maps for index, name in enumerate(_names(one))}
+    heads = [head for head in seen.kept_heads(sort)[:top] if head.name in there]
+    if not heads:
+        return None
+    chosen = [there[head.name] for head in heads]
+    name = order_of(sort)[0] if sort else ""
+    return replace(
+        chosen[0][0],
+        heads=tuple(range(len(chosen))),
+        values_HQK=np.stack([one.values_HQK[index] for one, index in chosen]),
+        kv_heads=(),
+        key0=tuple(one.key0[index] for one, index in chosen if one.key0),
+        sinks=tuple(one.sinks[index] for one, index in chosen if one.sinks),
+        roles=tuple(head.role for head in heads),
+        titles=tuple(_caption(head, name) for head in heads),
+        name=f"First {len(heads)} of {len(seen.heads)} heads" + (f" by {KNOWN[name].title}" if name in KNOWN else ""),
     )
 
 
-def _ends(values: np.ndarray) -> tuple[float, float]:
-    """The least and the largest of the values, for a metric whose range is open."""
-    finite = values[np.isfinite(values)]
-    return (float(finite.min()), float(finite.max())) if finite.size and np.ptp(finite) else (0.0, 1.0)
+def _names(maps: Maps) -> list[str]:
+    return [f"L{maps.layer}{'KV' if maps.by_kv else 'H'}{head}" for head in maps.heads]
+
+
+def _caption(head: Head, name: str) -> str:
+    """`L3H0 induction, focus 0.61`."""
+    score = f"{KNOWN[name].short} {printed(head.score[name])}" if name in head.score else ""
+    return ", ".join(filter(None, (" ".join((head.name, head.role)) if head.role != NONE else head.name, score)))
+
+
+def check_kinds(kinds: Sequence[str], seen: Observation) -> None:
+    """Raise UsageError for a figure that does not exist, or that an observation has nothing for."""
+    for kind in kinds:
+        if kind not in (*FIGURES, *ASKED_FOR):
+            raise UsageError(f"there is no figure {kind!r}", f"the figures are {', '.join((*FIGURES, *ASKED_FOR))}")
+    if "mass" in kinds and seen.chosen.key is None:
+        raise UsageError("the figure mass shows the mass on named keys", "name them with {key}")
 
 
 def layer_maps(seen: Observation) -> list[Maps]:
@@ -182,8 +214,9 @@ def layer_maps(seen: Observation) -> list[Maps]:
     if found is None:
         raise UsageError("this observation kept no maps", "ask with Request(maps=...)")
     rule = "sum over keys, mean over queries" if found.rule == "sum" else "largest entry"
-    starts_Q, starts_K = first_tokens(found.rows), first_tokens(found.columns)
-    turns = {turn.start // found.bin_size for turn in seen.prompt.turns} - {0}
+    starts_Q, starts_K = tuple(found.rows.starts), tuple(found.columns.starts)
+    part = _part(seen, found)
+    turns = {turn.start // found.bin_size for turn in seen.prompt.turns if not part} - {0}
     sinks = {key: _sinks(seen, key, found.heads[key]) for key in found.values}
     elsewhere = any(key for layer in sinks.values() for key, _ in layer)  # all maps of a text have the same columns
     return [
@@ -194,7 +227,7 @@ def layer_maps(seen: Observation) -> list[Maps]:
             labels_Q=tuple(seen.prompt.labels[start] for start in starts_Q),
             labels_K=tuple(seen.prompt.labels[start] for start in starts_K),
             bin_size=found.bin_size,
-            bin_rule=rule if found.bin_size > 1 else "",
+            bin_rule=rule if max(found.rows.size, found.columns.size) > 1 else "",
             kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
             by_kv=by_kv,
             quantity="logit" if seen.view.weights == "scores" else "weight",
@@ -203,6 +236,8 @@ def layer_maps(seen: Observation) -> list[Maps]:
             turns=tuple(sorted(turns)),
             key0=tuple(found.key0[key].tolist()) if key in found.key0 else (),
             sinks=sinks[key] if elsewhere else (),
+            part=part,
+            roles=tuple(seen.columns.role[_places(seen, key, found.heads[key])].tolist()),
         )
         for key, values in found.values.items()
     ]
@@ -210,10 +245,21 @@ def layer_maps(seen: Observation) -> list[Maps]:
 
 def _sinks(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[tuple[int, float], ...]:
     """What each of a layer's heads rests on, and its mean mass: its top key, or key 0 where it rests on none."""
-    columns = seen.columns
-    places = np.flatnonzero((columns.layer == key.layer) & (columns.kind == key.kind))[list(heads)]
-    mass = columns.top_key_mass[places]
-    return tuple(zip(np.where(mass > RESTS, columns.top_key[places], 0).tolist(), mass.tolist(), strict=True))
+    places, queries = _places(seen, key, heads), seen.chosen.query
+    rests = RESTS if queries is None or len(queries.positions) >= NEEDED_ROWS else math.inf  # few rows tell no sink
+    mass = seen.columns.top_key_mass[places]
+    return tuple(zip(np.where(mass > rests, seen.columns.top_key[places], 0).tolist(), mass.tolist(), strict=True))
+
+
+def _places(seen: Observation, key: LayerKey, heads: Sequence[int]) -> np.ndarray:
+    """Where some heads of a layer stand in the columns."""
+    return np.flatnonzero((seen.columns.layer == key.layer) & (seen.columns.kind == key.kind))[list(heads)]
+
+
+def _part(seen: Observation, maps: LayerMaps) -> Part | None:
+    """Which tokens were asked about, where not all of them were."""
+    words = chosen_words(seen)
+    return Part(words, tuple(maps.rows.tokens), tuple(maps.columns.tokens)) if words else None
 
 
 def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style: Style) -> list[tuple[Path, Maps, int]]:
@@ -225,11 +271,6 @@ def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style:
         for index, head in enumerate(maps.heads)
         if f"L{maps.layer}{mark}{head}" in wanted
     ]
-
-
-def first_tokens(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The position of the first token in each of several runs of tokens."""
-    return tuple(np.cumsum([0, *sizes[:-1]]).tolist())
 
 
 def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:

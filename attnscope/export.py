@@ -13,8 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.drawing import FIGURES, Advance, Drawing, save_rollout
-from attnscope.errors import UsageError
+from attnscope.drawing import FIGURES, Advance, Drawing, check_kinds, save_rollout
 from attnscope.figures import Style
 from attnscope.files import jsonable, save_json
 from attnscope.manifest import NAME, about, check, taken
@@ -40,6 +39,8 @@ def export(
     over: Literal["heads"] | None = None,
     other_keys: bool = False,
     top_k: int | None = None,
+    top: int | None = MOST_HEADS,
+    tables: bool = True,
     keys: bool = False,
     spreadsheet: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -49,20 +50,19 @@ def export(
 ) -> list[Path]:
     """Write what an observation kept: tables, figures, and last manifest.json; returns the paths.
 
-    figures: kinds of FIGURES; those of maps only where maps were kept. heads: names of those drawn one by one (`L1H4`),
-    without them those of the view, or the first 20 in the order of `sort`. sort: a metric by which heads.csv is
-    ordered, mass where keys were chosen, else focus. min_weight, top_k: which relations and shares of a rollout are
-    listed. over, other_keys: see `Observation.relations`. keys: whether to list what every token receives. spreadsheet:
-    cells that a spreadsheet would run as a formula begin with an apostrophe. options: what the manifest says was asked
-    for. force: write over the run of another text, model or options. workers: processes that draw heads, None for as
-    many as pay. advance: told after every picture. Raises UsageError for a folder that cannot be written, or that holds
-    another run.
+    figures: kinds of FIGURES, `mass` where keys were chosen, and `top`, a sheet of the first `top` heads in the order
+    of `sort`; those of maps only where maps were kept. heads: names of those drawn one by one (`L1H4`), without them
+    those of the view, or the first 20 in the order of `sort`. sort: a metric by which heads.csv is ordered, mass where
+    keys were chosen, else focus. min_weight, top_k: which relations and shares of a rollout are listed. over,
+    other_keys: see `Observation.relations`. tables: whether heads and relations are listed. keys: whether to list what
+    every token receives. spreadsheet: cells that a spreadsheet would run as a formula begin with an apostrophe.
+    options: what the manifest says was asked for. force: write over the run of another text, model or options. workers:
+    processes that draw heads, None for as many as pay. advance: told after every picture. Raises UsageError for a
+    folder that cannot be written, or that holds another run.
 
         >>> export(seen, "runs/bank", figures=("overview",), style=Style(scale="log"))
     """
-    for kind in figures:
-        if kind not in FIGURES:
-            raise UsageError(f"there is no figure {kind!r}", f"the figures are {', '.join(FIGURES)}")
+    check_kinds(figures, seen)
     sort = sort or seen.ranked_by
     names = drawn_heads(seen, sort) if heads is None else list(heads)
     one_by_one = names if seen.maps and "heads" in figures else []
@@ -74,9 +74,9 @@ def export(
     said, made, written = manifest(seen, options or {}, asked), Path(folder), list[Path]()
     check(made, said, force)
     with taken(made, said) as files:
-        if seen.columns.scores:
+        if seen.columns.scores and tables:
             written.append(save(seen.table(sort), made / "heads.csv", spreadsheet=spreadsheet))
-        if seen.kept_keys is not None:
+        if seen.kept_keys is not None and tables:
             related = seen.relations(min_weight, over, other_keys)
             written.append(save(related, made / "relations.csv", spreadsheet=spreadsheet))
         if keys:
@@ -86,7 +86,7 @@ def export(
             written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))
             written.append(save_rollout(seen, made, style))
         if figures:
-            written += Drawing.of(seen, names).draw(made, figures, style, workers, advance)
+            written += Drawing.of(seen, names, sort, top).draw(made, figures, style, workers, advance)
         hashes = {path.relative_to(made).as_posix(): _sha256(path) for path in sorted(written)}
         files.update(hashes)
         return [*written, save_json({**said, "files": hashes}, made / NAME)]

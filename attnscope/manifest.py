@@ -28,7 +28,7 @@ NAME, MARK = "manifest.json", "unfinished.json"
 AROUND = frozenset({"out", "file", "ids", "offline", "trust_remote_code", "allow_pickle"})
 OURS = re.compile(
     r"(heads|relations|keys|rollout)\.csv|(manifest|unfinished)\.json"
-    r"|(overview|metrics|rollout|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
+    r"|(overview|metrics|mass|top|rollout|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )
 HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a file that is not whole yet

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from attnscope.drawing import Picture
     from attnscope.measure.operands import KeptOperands
-    from attnscope.measure.probes import KeptKeys, KeptMap, Maps, View
+    from attnscope.measure.probes import Cells, KeptKeys, KeptMap, Maps, View
     from attnscope.measure.rollout import Rollout
     from attnscope.seam.call import CaptureReport
     from attnscope.text.prompt import Prompt
@@ -120,15 +120,14 @@ class Head:
 class LayerMaps:
     """What can be drawn: values[layer] is (H, rows, columns) float32, NaN where nothing is visible; heads[layer] (H,).
 
-    rows, columns: how many tokens each row and column stands for. rule: "sum" over keys and mean over queries, or
-    "max". key0: the mean mass on key 0 where it was split off binned weights, (H,).
+    rows, columns: the queries and the keys, and how many of them each row and column stands for. rule: "sum" over keys
+    and mean over queries, or "max". key0: the mean mass on key 0 where it was split off binned weights, (H,).
     """
 
     values: PerLayer[np.ndarray]
     heads: PerLayer[Sequence[int]]
-    rows: Sequence[int]
-    columns: Sequence[int]
-    bin_size: int
+    rows: Cells
+    columns: Cells
     rule: str
     key0: PerLayer[np.ndarray] = field(default_factory=PerLayer)
 
@@ -138,7 +137,12 @@ class LayerMaps:
         values = PerLayer({key: one.values for key, one in kept.items()})
         heads = PerLayer({key: one.heads for key, one in kept.items()})
         key0 = PerLayer({key: one.key0 for key, one in kept.items() if one.key0 is not None})
-        return cls(values, heads, probe.rows, probe.columns, probe.bin_size, probe.rule, key0)
+        return cls(values, heads, probe.rows, probe.columns, probe.rule, key0)
+
+    @property
+    def bin_size(self) -> int:
+        """How many keys a column stands for."""
+        return self.columns.size
 
 
 @dataclass(frozen=True, repr=False)

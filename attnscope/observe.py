@@ -63,7 +63,7 @@ class Request:
     `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. operands: keep q,
     k and v as they were multiplied. Both are of the view's heads, or of {layer: heads}. rollout: the units whose
     attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. query, key: the tokens that are asked about, as
-    `text/tokens.py` reads them, with the groups of `define`; None for all.
+    `text/tokens.py` reads them, with the groups of `define`, and the part of the maps that is kept; None for all.
 
         >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
     """
@@ -232,7 +232,7 @@ def _marked(found: Sequence[Found | None], longest: int, default: bool) -> torch
 
 
 def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
-    prompts = [one.prompt for one in asked]
+    prompts, chosen = [one.prompt for one in asked], asked[0].chosen
     mass = (MASS.id,) if any(one.chosen.key for one in asked) else ()
     probes: dict[str, Probe] = {
         "scores": HeadScores((*request.metrics, *mass)),
@@ -243,7 +243,15 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
         probes["keys"] = _keys_probe(asked, request)
     if request.maps:
         view = request.view if request.maps == "kept" else replace(request.view, heads=None)
-        probes["maps"] = Maps(len(prompts[0]), view, request.bin_rule, request.split_sink, request.map_side)
+        probes["maps"] = Maps(
+            len(prompts[0]),
+            view,
+            request.bin_rule,
+            request.split_sink,
+            request.map_side,
+            chosen.query.positions if chosen.query else None,
+            chosen.key.positions if chosen.key else None,
+        )
     if request.weights:
         probes["weights"] = Weights(request.view_of(request.weights))
     if request.operands:

@@ -11,11 +11,13 @@ from attnscope.cli.batch_ray import address
 from attnscope.cli.config import Key
 from attnscope.cli.groups import fill, held
 from attnscope.cli.options import (
+    FIGURES,
     FIRST,
     HELD,
     EngineName,
     Heads,
     Image,
+    Kinds,
     Loading,
     Printing,
     Question,
@@ -23,6 +25,7 @@ from attnscope.cli.options import (
     Relations,
     Spreadsheet,
     Tokens,
+    names,
 )
 from attnscope.errors import UsageError
 
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput, Job
 
 TABLES = ("heads", "relations")
-FIGURES = ("overview", "layers", "heads", "metrics")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ class Questions(Question):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Image, Heads, Relations, Spreadsheet, Printing):
+class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
     """What is written of every text."""
 
     panel = "Dataset"
@@ -204,12 +206,3 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         )
         made = {"load": self.load_options(), "request": request, "output": output}
         return fill(Job, self, **made, shard_bytes=self.shard_size * 2**20)
-
-
-def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, ...]:
-    """The parts of a comma-joined option, each known, in the order of `known`."""
-    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
-    for part in parts:
-        if part not in known:
-            raise UsageError(f"{option} knows {', '.join(known)}; {part!r} came", "see --help")
-    return tuple(name for name in known if name in parts)

@@ -72,7 +72,9 @@ def heads(
     of those tokens' rows alone.
     """
     entries.check(relations.group, drawing.scale)
-    order = ranking.order(question)
+    order, kinds = ranking.order(question), drawing.kinds(question)
+    if kinds and not printing.out:
+        raise UsageError("--figures are files", "name a folder with --out DIR")
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.heads_table import legend, missing_support, rendered
@@ -97,8 +99,9 @@ def heads(
         usual = ranking.by(question) == Ranking().by(question)  # a manifest says it outright, a picture never
         told = replace(ranking, sort=None) if usual else ranking
         style = drawing.style(spelled("heads", asked, entries, question, told, printing, relations, drawing))
-        how = {"sort": order, "min_weight": relations.min_weight, "style": style}
-        export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how)
+        how = {"sort": order, "min_weight": relations.min_weight, "style": style, "top": ranking.top}
+        drawn = {} if kinds is None else {"figures": kinds}
+        export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how, **drawn)
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     output.emit(seen.table(order), format, lambda: rendered(seen, shown, order), printing.spreadsheet)
     if format == "table":

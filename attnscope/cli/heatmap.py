@@ -13,8 +13,8 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.groups import recorded, spelled
-from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Config, Drawing, Entries, Exporting, Question, TextRun
+from attnscope.cli.heads import GROUPS, Ranking
+from attnscope.cli.options import FIGURES, Config, Drawing, Entries, Exporting, Question, TextRun
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.shown import visible
@@ -22,6 +22,8 @@ from attnscope.shown import visible
 EXAMPLES = (
     'attnscope heatmap --text "the cat sat on the mat" --select last --out runs/cat',
     'attnscope heatmap --text "the cat sat on the mat" --scale log --sink mask --image svg --out runs/cat',
+    'attnscope heatmap --text "Mary saw John, and John gave Mary a book" --query last --key Mary '
+    "--figures overview,mass,top --out runs/mary",
 )
 
 
@@ -37,23 +39,30 @@ class Pictures(Config, Exporting):
         super().__post_init__()
 
 
-@takes(TextRun, Entries, Question, Pictures, Drawing, file=GROUPS)
-def heatmap(asked: TextRun, entries: Entries, question: Question, pictures: Pictures, drawing: Drawing) -> int:
-    """The attention of a text, drawn: overview, layers, heads.
+@takes(TextRun, Entries, Question, Ranking, Pictures, Drawing, file=GROUPS)
+def heatmap(
+    asked: TextRun, entries: Entries, question: Question, ranking: Ranking, pictures: Pictures, drawing: Drawing
+) -> int:
+    """The attention of a text, drawn: overview, layers, heads; with --query and --key their part of it.
 
     The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select.
     """
     entries.check(scale=drawing.scale)
+    order, kinds = ranking.order(question), drawing.kinds(question) or FIGURES[:-1]
 
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    options = recorded(asked, entries, question, pictures, drawing)
-    seen = observe_text(asked, entries, pictures, options, metrics=(), maps="all", **question.asks(), **drawing.maps())
+    groups = (asked, entries, question, ranking, pictures, drawing)
+    options = recorded(*groups) | {"sort": ranking.by(question)}
+    measured = {} if {"overview", "metrics", "top"} & set(kinds) else {"metrics": ()}
+    seen = observe_text(asked, entries, pictures, options, maps="all", **measured, **question.asks(), **drawing.maps())
     names = [head.name for head in seen.kept_heads()] if entries.select else []
-    style = drawing.style(spelled("heatmap", asked, entries, question, pictures, drawing))
-    written = export_text(seen, pictures, options, heads=names, style=style)
+    how = {"figures": kinds, "sort": order if measured == {} else None, "top": ranking.top, "tables": False}
+    written = export_text(seen, pictures, options, heads=names, style=drawing.style(spelled("heatmap", *groups)), **how)
     _print(written[:-1])  # without the manifest
-    output.talk("heads are drawn one by one with --select", pictures.quiet or entries.select is not None)
+    output.talk(
+        "heads are drawn one by one with --select", pictures.quiet or entries.select is not None or "heads" not in kinds
+    )
     return report_checks(seen, pictures.quiet)
 
 

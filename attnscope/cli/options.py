@@ -30,6 +30,7 @@ PANELS = (
     *("Options", "Corpus", "Text", "Question", "Page", "Attention", "Relations", "Dataset", "Files"),
     *("Figures", "Engine", "Model", "Ray", "Messages"),
 )
+FIGURES = ("overview", "layers", "heads", "metrics")  # of every run with --out
 FIRST, HELD, UNRECORDED = Mark.FIRST, Mark.HELD, Mark.UNRECORDED
 
 
@@ -373,8 +374,43 @@ class Map(Look):
     ] = None
 
 
+def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, ...]:
+    """The parts of a comma-joined option, each known, in the order of `known`."""
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for part in parts:
+        if part not in known:
+            raise UsageError(f"{option} knows {', '.join(known)}; {part!r} came", "see --help")
+    return tuple(name for name in known if name in parts)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Drawing(Map):
+class Kinds:
+    """Which figures are drawn."""
+
+    panel = "Figures"
+    figures: Annotated[
+        str | None,
+        Option(
+            help="overview, layers, heads, metrics, mass (on --key), top (the first --top heads); by commas.",
+            metavar="KINDS",
+        ),
+        HELD,
+    ] = None
+
+    def kinds(self, question: Question) -> tuple[str, ...] | None:
+        """The kinds that were named, None where none were. Raises UsageError for one that cannot be drawn."""
+        if self.figures is None:
+            return None
+        found = names(self.figures, (*FIGURES, "mass", "top"), "--figures")
+        if not found:
+            raise UsageError("--figures names no figure", "write --figures overview")
+        if "mass" in found and question.key is None:
+            raise UsageError("--figures mass shows the mass on named keys", "name them with --key")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Kinds, Map):
     """How many heatmaps are drawn."""
 
     per_head_scale: Annotated[bool, Option(help="One colour scale per head, not per figure.")] = False

@@ -1,13 +1,13 @@
 """Matrices -> seaborn figures. Numpy arrays in, files out: no model and no torch here.
 
-`About`, `Style`, `Maps` and `Panel` are light; what draws loads matplotlib, and seaborn, only when it is first asked
-for.
+`About`, `Style`, `Maps`, `Part` and `Panel` are light; what draws loads matplotlib, and seaborn, only when it is first
+asked for.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from attnscope.figures.style import About, Maps, Panel, Style
+from attnscope.figures.style import About, Maps, Panel, Part, Style
 
 if TYPE_CHECKING:
     from attnscope.figures.heads import save_head_maps
@@ -19,6 +19,7 @@ __all__ = [
     "About",
     "Maps",
     "Panel",
+    "Part",
     "Style",
     "save_head_maps",
     "save_layer",

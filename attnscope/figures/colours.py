@@ -36,14 +36,14 @@ class Limits:
 
 
 def find_limits(
-    values: Iterable[np.ndarray], style: Style, quantity: Quantity = "weight", *, cut_off: bool = False
+    values: Iterable[np.ndarray], style: Style, quantity: Quantity = "weight", *, alone: int | None = None
 ) -> Limits:
     """One scale for all the arrays (... x queries x keys).
 
-    Rows with one visible key (none where key 0 is `cut_off`) are 1 whatever the head does, and would set every scale:
-    they are left out and take the top colour. Logits reach equally far to both sides of 0; weights start at 0, or on a
-    log scale at the style's floor, without one at the power of ten below the least weight, 1e-6 at the lowest. Raises
-    UsageError for a log or square-root scale on logits, which are logarithms.
+    Rows with one visible key (where more are visible than are drawn, the first `alone`) are 1 whatever the head does,
+    and would set every scale: they are left out and take the top colour. Logits reach equally far to both sides of 0;
+    weights start at 0, or on a log scale at the style's floor, without one at the power of ten below the least weight,
+    1e-6 at the lowest. Raises UsageError for a log or square-root scale on logits, which are logarithms.
     """
     if quantity == "logit" and style.scale != "linear":
         raise UsageError(
@@ -56,7 +56,7 @@ def find_limits(
     if quantity == "logit":
         reach = float(np.abs(everything).max()) or 0.5
         return Limits(-reach, reach)
-    telling = np.concatenate([_rows_seeing(array, 1 if cut_off else 2) for array in arrays])
+    telling = np.concatenate([_telling(array, alone) for array in arrays])
     high = float(telling.max()) if telling.size and telling.max() > 0 else float(everything.max()) or 1.0
     if 0.9 <= high <= 1:
         high = 1.0  # the end of the scale that a reader expects
@@ -64,8 +64,12 @@ def find_limits(
     return Limits(low, high, below=bool((everything < low).any()), above=bool((everything > high).any()))
 
 
-def _rows_seeing(array: np.ndarray, least_keys: int) -> np.ndarray:
-    return array[np.isfinite(array) & (seen(array).sum(-1, keepdims=True) >= least_keys)]
+def _telling(array: np.ndarray, alone: int | None) -> np.ndarray:
+    """The values of the rows that set a scale."""
+    if alone is not None:
+        array = array[..., alone:, :]
+        return array[np.isfinite(array)]
+    return array[np.isfinite(array) & (seen(array).sum(-1, keepdims=True) >= 2)]
 
 
 def seen(values: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnscope.figures.colours import Limits, find_limits, seen
 from attnscope.figures.fonts import shown_label
-from attnscope.figures.style import Axis, Maps, Quantity, Style, bin_note, cut_off, head_title, split_sink
+from attnscope.figures.style import Axis, Maps, Quantity, Style, alone, bin_note, head_title, printed, split_sink
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ def prepare_heads(
     split_of = {place: split_sink(maps, style) for place, maps in layers.items()}  # once, for it may copy
     split = [split_of[id(maps)] for _, maps, _ in jobs]
     values = [rest.values_HQK[index] for (rest, _), (_, _, index) in zip(split, jobs, strict=True)]
-    cut = cut_off(layers.values(), style)
-    shared = find_limits(values, style, quantity, cut_off=cut)
-    alone = style.per_head_scale or quantity == "logit"  # logits of different heads have no common measure
+    first = alone(layers.values(), style)
+    shared = find_limits(values, style, quantity, alone=first)
+    own_scale = style.per_head_scale or quantity == "logit"  # logits of different heads have no common measure
     heads = []
     for (path, maps, index), (rest, sink_HQ), values_QK in zip(jobs, split, values, strict=True):
         sink_Q = None if sink_HQ is None else sink_HQ[index]
-        own = find_limits([values_QK], style, quantity, cut_off=cut) if alone else shared
+        own = find_limits([values_QK], style, quantity, alone=first) if own_scale else shared
         heads.append(
             Head(
                 path=path,
@@ -108,6 +108,8 @@ def _axis_sink(maps: Maps) -> Axis:
 def _taken_note(maps: Maps, index: int, sink_Q: np.ndarray | None, values_QK: np.ndarray) -> str:
     if sink_Q is None:
         return ""
+    if maps.column(maps.sink(index)[0]) is None:
+        return f"its sink, key {maps.sink(index)[0]}, is not among these"
     name, mean, (key, mass) = sink_name(maps, index), sink_mean(maps, index, sink_Q, values_QK), maps.sink(index)
     among = name.startswith("keys") and not math.isnan(mass)
     return sink_note(maps, name, f"{mean} on key {key}" if among else mean)
@@ -123,7 +125,7 @@ def sink_note(maps: Maps, name: str, mean: str) -> str:
 def sink_name(maps: Maps, index: int = 0) -> str:
     """What is taken out of a head: `key 9 (.)`, or the bin where its sink has no column of its own."""
     key, _ = maps.sink(index)
-    column = maps.column(key)
+    column = maps.column(key) or 0
     label, starts = maps.labels_K[column], maps.starts_K[column : column + 2]
     if maps.bin_size == 1 or starts == (key, key + 1):
         return f"key {key} ({shown_label(label)})"
@@ -142,8 +144,3 @@ def column_mean(sink_Q: np.ndarray, values_QK: np.ndarray) -> float:
     """The mean of a column over the queries that see another key too; NaN without any."""
     rows = sink_Q[np.isfinite(sink_Q) & np.isfinite(values_QK).any(-1)]
     return float(rows.mean(dtype=np.float64)) if rows.size else math.nan
-
-
-def printed(mean: float) -> str:
-    """Two decimals, or a dash where there is no mean."""
-    return "–" if math.isnan(mean) else f"{mean:.2f}".replace("-", "−")

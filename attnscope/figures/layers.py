@@ -24,6 +24,7 @@ from attnscope.figures.mosaic import (
     TITLE_SIZE,
     Mosaic,
     add_bar,
+    draw_gaps,
     draw_mosaic,
     draw_strips,
     make_mosaic,
@@ -31,10 +32,11 @@ from attnscope.figures.mosaic import (
     relative,
 )
 from attnscope.figures.raster import press_image
-from attnscope.figures.style import Maps, Style, bin_note, cut_off, split_sink
-from attnscope.figures.writer import Reused, drawing, save_figure, save_pixels
+from attnscope.figures.style import Maps, Style, alone, bin_note, split_sink
+from attnscope.figures.writer import Reused, drawing, px, save_figure, save_pixels
 
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
+TITLE_GAP, HEAD_GAP = 6, 30  # pixels between two titles, and above a map
 
 
 def save_layer(path: Path, maps: Maps, style: Style) -> Path:
@@ -86,10 +88,15 @@ class LayerFigure:
         self.reused: Reused | None = None
         rest, sink_HQ = split_sink(maps, style)
         heads, queries, keys = rest.values_HQK.shape
-        columns = grid_columns(heads, maps.kv_heads)
+        titles = [_panel_title(maps, (rest, sink_HQ), head, style) for head in range(heads)]
+        titled = math.ceil(max(map(len, titles)) * layout.LETTER * HEAD_SIZE / px(1)) + TITLE_GAP
+        shape = max(titled, keys * LARGEST_CELL) / (queries * LARGEST_CELL + HEAD_GAP) if maps.part else 1.0
+        columns = grid_columns(heads, maps.kv_heads, shape)
+        if style.inches is not None:
+            columns = max(1, min(columns, int(room // titled)))
         self.grid = math.ceil(heads / columns), columns
         cell = _cell(max(queries, keys), room / columns, room)
-        self.mosaic = make_mosaic(queries, keys, (30, 18), cell, strip=sink_HQ is not None)
+        self.mosaic = make_mosaic(queries, keys, (HEAD_GAP, 18), cell, strip=sink_HQ is not None, least=titled)
         self.figure = layout.new_figure()
         self.ax, bar_ax = layout.new_panel(self.figure)
         limits, values_HQK = self._values(maps)
@@ -97,14 +104,16 @@ class LayerFigure:
         self.image = draw_mosaic(self.ax, self.mosaic, tiles, limits, style, cmap_of(style, maps.quantity))
         if sink_HQ is not None:
             draw_strips(self.ax, self.mosaic, _grid(sink_HQ, *self.grid), maps.quantity)
+        self.gaps = draw_gaps(self.ax, self.mosaic, self.grid, rest, cell)
         for head in range(heads):
-            self._name(head, _panel_title(maps, (rest, sink_HQ), head, style))
+            self._name(head, titles[head])
         _token_ticks(self.ax, self.mosaic, rest, self.grid, cell)
         self.bar = add_bar(bar_ax, self.image, limits, style, maps.quantity)
         notes = "; ".join(filter(None, (bin_note(maps), "" if sink_HQ is None else _strip_note(maps))))
-        texts = (style.headed(f"Layer {maps.layer}"), notes, foot(replace(maps, turns=()), style))
+        texts = (style.headed(_picture_name(maps)), notes, foot(replace(maps, turns=()), style))
         self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
-        place_mosaic(self.figure, self.ax, self.bar, self.mosaic.pixels(*self.grid, cell), self.words)
+        beyond = max(0, titled - TITLE_GAP - self.mosaic.shape[1] * cell)  # of the titles of the last column
+        place_mosaic(self.figure, self.ax, self.bar, self.mosaic.pixels(*self.grid, cell), self.words, beyond)
 
     @classmethod
     def of(cls, maps: Maps, style: Style) -> LayerFigure:
@@ -113,9 +122,9 @@ class LayerFigure:
 
     def _values(self, maps: Maps) -> tuple[Limits, np.ndarray]:
         """The picture's scale, and what is drawn on it (H x Q x K)."""
-        rest, cut = split_sink(maps, self.style)[0], cut_off([maps], self.style)
-        limits = find_limits([rest.values_HQK], self.style, maps.quantity, cut_off=cut)
-        return limits, relative(rest, self.style, cut_off=cut) if self.style.per_head_scale else rest.values_HQK
+        rest, first = split_sink(maps, self.style)[0], alone([maps], self.style)
+        limits = find_limits([rest.values_HQK], self.style, maps.quantity, alone=first)
+        return limits, relative(rest, self.style, alone=first) if self.style.per_head_scale else rest.values_HQK
 
     def _name(self, head: int, name: str) -> None:
         down, right = self.mosaic.corner(*divmod(head, self.grid[1]))
@@ -124,7 +133,7 @@ class LayerFigure:
 
     def show(self, maps: Maps) -> None:
         """The values, the scale and the title of another layer of the same kind."""
-        self.words.set_title(self.style.headed(f"Layer {maps.layer}"))
+        self.words.set_title(self.style.headed(_picture_name(maps)))
         if self.style.per_head_scale:
             return
         limits, values_HQK = self._values(maps)
@@ -143,11 +152,11 @@ class LayerFigure:
         """The picture, height x width x 3: words once, then the colours of every cell."""
         if self.reused is None:
             self.figure.set_dpi(self.style.dpi)
-            self.reused = Reused(self.figure, [self.bar.ax, self.words.title], self.ax.images)
+            self.reused = Reused(self.figure, [self.bar.ax, self.words.title], [*self.ax.images, self.gaps])
         pixels = self.reused.pixels()
-        if all(press_image(pixels, image) for image in self.ax.images):
+        if all(press_image(pixels, image) for image in self.ax.images) and self.gaps.press(pixels):
             return pixels
-        self.reused = Reused(self.figure, [*self.ax.images, self.bar.ax, self.words.title])
+        self.reused = Reused(self.figure, [*self.ax.images, self.gaps, self.bar.ax, self.words.title])
         return self.reused.pixels()
 
 
@@ -162,18 +171,18 @@ def _cell(longest: int, panel: float, room: float) -> int:
     return max(1, fits, -(-LEAST_PANEL_PX // longest) if room == LAYER_PX else 1)
 
 
-def grid_columns(heads: int, kv_heads: Sequence[int]) -> int:
+def grid_columns(heads: int, kv_heads: Sequence[int], shape: float = 1.0) -> int:
     """How many heads stand side by side: whole groups of a kv head, or whole parts of one, and no row cut short.
 
-    Where no such grid is nearly square (5 heads), the last row is short.
+    Where no such grid is nearly square (5 heads), the last row is short. shape: how wide a map is for its height.
     """
     groups = Counter(kv_heads).values()
     size = max(groups) if len(set(groups)) == 1 else 1
     whole = [wide for wide in range(1, heads + 1) if heads % wide == 0 and (wide % size == 0 or size % wide == 0)]
-    best = max(whole, key=lambda wide: (-abs(math.log(wide * wide / heads)), wide))
-    if max(best * best, heads) <= 4 * min(best * best, heads):
+    best = max(whole, key=lambda wide: (-abs(math.log(wide * wide * shape / heads)), wide))
+    if max(best * best * shape, heads) <= 4 * min(best * best * shape, heads):
         return best
-    return math.ceil(math.sqrt(1.5 * heads))
+    return min(heads, math.ceil(math.sqrt(1.5 * heads / shape)))
 
 
 def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -188,22 +197,29 @@ def _panel_title(maps: Maps, split: tuple[Maps, np.ndarray | None], head: int, s
     rest, sink_HQ = split
     values_QK = rest.values_HQK[head]
     name = f"kv {maps.heads[head]}" if maps.by_kv else f"H{maps.heads[head]}"
-    if maps.kv_heads and not maps.by_kv:
+    if maps.titles:
+        name = maps.titles[head]
+    elif maps.kv_heads and not maps.by_kv:
         name += f" (kv {maps.kv_heads[head]})"
-    if sink_HQ is not None:
+    if sink_HQ is not None and maps.column(maps.sink(head)[0]) is not None:
         name += f" · {_named(maps, head)}{sink_mean(maps, head, sink_HQ[head], values_QK)}"
     if style.per_head_scale:
-        limits = find_limits([values_QK], style, maps.quantity, cut_off=cut_off([maps], style))
+        limits = find_limits([values_QK], style, maps.quantity, alone=alone([maps], style))
         name += f", max {limits.high:.2g}"
     return name
+
+
+def _picture_name(maps: Maps) -> str:
+    return maps.name or f"Layer {maps.layer}"
 
 
 def _named(maps: Maps, head: int) -> str:
     """`.(9) `, the sink of a head that does not rest on key 0."""
     key, _ = maps.sink(head)
-    if not key:
+    column = maps.column(key)
+    if not key or column is None:
         return ""
-    return f"key {key} " if maps.bin_size > 1 else f"{shown_label(maps.labels_K[key])}({key}) "
+    return f"key {key} " if maps.bin_size > 1 else f"{shown_label(maps.labels_K[column])}({key}) "
 
 
 def _strip_note(maps: Maps) -> str:
@@ -215,17 +231,19 @@ def _strip_note(maps: Maps) -> str:
 
 def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: int) -> None:
     """Token labels at the left of each row of maps and below the maps of the lowest row."""
-    size = layout.label_size(cell)
-    step = layout.label_step(cell, layout.line_px(size))
+    size = layout.label_size(cell * min(mosaic.tall, mosaic.wide))
+    step_Q, step_K = (layout.label_step(cell * longer, layout.line_px(size)) for longer in (mosaic.tall, mosaic.wide))
     rows, columns = grid
-    cells, labels = maps.axis_Q.marks(step)
+    cells, labels = maps.axis_Q.marks(step_Q)
     tops = [mosaic.corner(row, 0)[0] for row in range(rows)]
     shown = [shown_label(label) for label in labels]
-    ax.set_yticks([top + query + 0.5 for top in tops for query in cells], shown * rows, fontsize=size)
-    cells, labels = maps.axis_K.marks(step)
+    places = [top + (query + 0.5) * mosaic.tall for top in tops for query in cells]
+    ax.set_yticks(places, shown * rows, fontsize=size)
+    cells, labels = maps.axis_K.marks(step_K)
     lowest = len(maps.heads) - (rows - 1) * columns
     lefts = [mosaic.corner(0, column)[1] for column in range(lowest)]
     shown = [shown_label(label) for label in labels]
-    ax.set_xticks([left + key + 0.5 for left in lefts for key in cells], shown * lowest, fontsize=size, rotation=90)
-    ax.set_ylabel(layout.axis_name(maps.axes[0], step), fontsize=layout.NAME_SIZE)
-    ax.set_xlabel(layout.axis_name(maps.axes[1], step), fontsize=layout.NAME_SIZE)
+    places = [left + (key + 0.5) * mosaic.wide for left in lefts for key in cells]
+    ax.set_xticks(places, shown * lowest, fontsize=size, rotation=90)
+    ax.set_ylabel(layout.axis_name(maps.axes[0], step_Q), fontsize=layout.NAME_SIZE)
+    ax.set_xlabel(layout.axis_name(maps.axes[1], step_K), fontsize=layout.NAME_SIZE)

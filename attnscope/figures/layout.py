@@ -24,6 +24,7 @@ MAP_PX = 840
 WORDS_PX = 440  # room for the words above and below a small map
 LETTER = 0.55  # of the font size: what a letter of a line is reckoned at, a little more than the average
 FOOT_GAP = 8
+SIGN, SIGN_GAP, ENTRY_GAP = "■", 5, 10  # of a legend
 LINE = 1.2  # from line to line of a note, in lines
 LARGEST_CELL, SMALLEST_CELL = 72, 1
 SMALLEST_LABEL = 7.0  # points
@@ -138,7 +139,15 @@ class Frame:
 class Words:
     """Title and notes above the panels of a figure, its foot below them; wrapped, so that they never widen it."""
 
-    def __init__(self, figure: Figure, texts: tuple[str, str, Sequence[str]], size: float, style: Style) -> None:
+    def __init__(
+        self,
+        figure: Figure,
+        texts: tuple[str, str, Sequence[str]],
+        size: float,
+        style: Style,
+        legend: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """texts: title, note, and the lines of the foot. legend: names and their colours, in a line below the note."""
         title, note, foot = texts
         self.room = math.inf
         self.least = min(WORDS_PX, (style.inches or math.inf) * DPI - 40)  # pixels, beside a small map
@@ -147,6 +156,11 @@ class Words:
             figure.text(0, 0, text, fontsize=NOTE_SIZE, color=NOTE_COLOUR, va="top", linespacing=LINE)
             for text in (note, "\n".join(map(shown_text, foot)))
         )
+        signs = [((SIGN, colour), (name, NOTE_COLOUR)) for name, colour in legend]
+        self.legend = [
+            [figure.text(0, 0, text, fontsize=NOTE_SIZE, color=colour, va="top") for text, colour in sign]
+            for sign in signs
+        ]
 
     def set_title(self, text: str) -> None:
         """Another title, as wide as there is room for."""
@@ -167,18 +181,45 @@ class Words:
     def heights(self) -> tuple[float, float]:
         """Pixels that the words take above the panels, and below them."""
         title, note, foot = map(_height, (self.title, self.note, self.foot))
-        return title + note + 4, foot + (FOOT_GAP if foot else 0)
+        legend = LINE * line_px(NOTE_SIZE) * len(self._legend_lines())
+        return title + note + legend + 4, foot + (FOOT_GAP if foot else 0)
+
+    def _legend_lines(self) -> list[list[list[Text]]]:
+        """The signs and names of the legend, in lines that fit."""
+        lines: list[list[list[Text]]] = []
+        room = 0.0
+        for sign in self.legend:
+            room -= _width(sign)
+            if room < 0:
+                lines.append([])
+                room = self.room - _width(sign)
+            lines[-1].append(sign)
+        return lines
 
     def put(self, figure: Figure, left: float, edge: float) -> None:
         """In place, `edge` from the upper and the lower border."""
         put_words(figure, self.title, left, edge)
         put_words(figure, self.note, left, edge + _height(self.title))
+        down = edge + _height(self.title) + _height(self.note)
+        for line in self._legend_lines():
+            right = left
+            for sign in line:
+                for text in sign:
+                    put_words(figure, text, right, down)
+                    right += extent([text])[0] + SIGN_GAP
+                right += ENTRY_GAP
+            down += LINE * line_px(NOTE_SIZE)
         put_words(figure, self.foot, left, figure.bbox.height - edge - self.heights()[1] + FOOT_GAP)
 
 
 def _height(text: Text) -> float:
     lines = text.get_text().count("\n") + 1 if text.get_text() else 0
     return LINE * line_px(float(text.get_fontsize())) * lines
+
+
+def _width(texts: Sequence[Text]) -> float:
+    """Pixels that a sign and its name take side by side, with a gap behind each."""
+    return sum(extent([text])[0] + SIGN_GAP for text in texts) + ENTRY_GAP
 
 
 def wrapped(text: str, room: float, points: float) -> str:

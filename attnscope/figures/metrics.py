@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from attnscope.figures import layout
-from attnscope.figures.colours import BLANK, CMAPS, DARK_INK, Limits, find_cmap, label_colourbar
+from attnscope.figures.colours import BLANK, DARK_INK, Limits, cmap_of, ink_on, label_colourbar
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.style import DPI, Panel, Style, count
 from attnscope.figures.writer import drawing, px, save_figure
@@ -21,14 +21,24 @@ PANEL_PX, LEAST_PANEL_PX, LARGEST_CELL, LEAST_CELL = 340, 170, 34, 5
 MOST_COLUMNS = 3  # so that the six metrics that matter first fill the first two rows
 ALL_COLUMNS_PX = MOST_COLUMNS * PANEL_PX
 COLUMN_PX = 260  # a panel with its names and its bar, at the least
+LEAST_NUMBERED = 15  # pixels of a cell
 SAME = 1e-6  # float32 noise of a metric that is the same for every head
 
 
-def save_metrics(path: Path, panels: Sequence[Panel], style: Style, *, layer_labels: Sequence[str | int]) -> Path:
+def save_metrics(
+    path: Path,
+    panels: Sequence[Panel],
+    style: Style,
+    *,
+    layer_labels: Sequence[str | int],
+    title: str = "",
+    note: str = "",
+) -> Path:
     """Write one layer x head panel per metric, each on its own fixed scale, with uniform attention marked beside it.
 
     NaN cells are hatched grey, layers with too few rows for a role are hatched over their colours; metrics that are
-    the same for every head are named in a line. Raises ValueError when a metric's shape differs from the labels or its
+    the same for every head are named in a line. title, note: what stands above the panels instead. Raises ValueError
+    when a metric's shape differs from the labels or its
     neighbours', UsageError for an unknown colour map or a folder that cannot be written.
 
         save_metrics(Path("metrics.png"), [Panel("sink", sink_LH, 0, 1)], Style(), layer_labels=range(28))
@@ -37,20 +47,24 @@ def save_metrics(path: Path, panels: Sequence[Panel], style: Style, *, layer_lab
     shapes = {np.shape(panel.values_LH) for panel in panels}
     if len(shapes) != 1 or next(iter(shapes))[0] != len(labels):
         raise ValueError(f"expected metrics of one shape with {len(labels)} layers, got {sorted(shapes)}")
-    with drawing(fonts_for([style.title, style.about.line, "▸"])):
-        return save_figure(metrics_figure(panels, style, labels), path, style)
+    with drawing(fonts_for([style.title, style.about.line, note, "▸"])):
+        return save_figure(metrics_figure(panels, style, labels, title, note), path, style)
 
 
-def metrics_figure(panels: Sequence[Panel], style: Style, labels: Sequence[str]) -> Figure:
+def metrics_figure(
+    panels: Sequence[Panel], style: Style, labels: Sequence[str], title: str = "", note: str = ""
+) -> Figure:
     """The picture of all metrics; to be called within `writer.drawing`."""
 
     def build(room: float) -> Figure:
-        return _metrics_figure(panels, style, labels, room)
+        return _metrics_figure(panels, style, labels, room, (title, note))
 
     return layout.fitted(build, ALL_COLUMNS_PX, style, lambda figure: figure)
 
 
-def _metrics_figure(panels: Sequence[Panel], style: Style, labels: Sequence[str], room: float) -> Figure:
+def _metrics_figure(
+    panels: Sequence[Panel], style: Style, labels: Sequence[str], room: float, said: tuple[str, str]
+) -> Figure:
     shown = [panel for panel in panels if _varies(panel)] or list(panels)
     layers, heads = panels[0].values_LH.shape
     columns = min(len(shown), MOST_COLUMNS if style.inches is None else max(1, int(style.inches * DPI / COLUMN_PX)))
@@ -63,6 +77,7 @@ def _metrics_figure(panels: Sequence[Panel], style: Style, labels: Sequence[str]
         _draw(ax, bar_ax, panel, style)
         _ticks(ax, labels, (wide / heads, high / layers))
         _head(ax, panel)
+        _number(ax, panel, cell)
     plan = layout.Frame(
         left=EDGE + NAME_ROOM,
         top=TITLE_ROOM,
@@ -75,8 +90,9 @@ def _metrics_figure(panels: Sequence[Panel], style: Style, labels: Sequence[str]
         pitch=(NAME_ROOM + wide + BAR_GAP + BAR_PX + BAR_ROOM, TITLE_ROOM + high + MARK_ROOM),
     )
     there = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
-    title = style.headed(f"Metrics of {count(there, 'head')} in {count(layers, 'layer')}")
-    words = layout.Words(figure, (title, _note(panels, shown), _foot(shown, style)), HEADING_SIZE, style)
+    title = style.headed(said[0] or f"Metrics of {count(there, 'head')} in {count(layers, 'layer')}")
+    note = said[1] or _note(panels, shown)
+    words = layout.Words(figure, (title, note, _foot(shown, style)), HEADING_SIZE, style)
     layout.frame(figure, pairs, plan, words, plan.left)
     return figure
 
@@ -110,7 +126,7 @@ def _draw(ax: Axes, bar_ax: Axes, panel: Panel, style: Style) -> None:
     layers, heads = panel.values_LH.shape
     image = ax.imshow(
         np.ma.masked_invalid(panel.values_LH),
-        cmap=find_cmap(style.cmap or CMAPS["weight"]),
+        cmap=cmap_of(style, panel.quantity),
         vmin=panel.low,
         vmax=panel.high,
         extent=(-0.5, heads - 0.5, layers - 0.5, -0.5),
@@ -127,6 +143,17 @@ def _draw(ax: Axes, bar_ax: Axes, panel: Panel, style: Style) -> None:
     for value in panel.uniform:
         pointer = bar_ax.text(-0.05, value, "▸", fontsize=TITLE_SIZE, ha="right", va="center_baseline")
         pointer.set_transform(bar_ax.get_yaxis_transform())
+
+
+def _number(ax: Axes, panel: Panel, cell: float) -> None:
+    """A frame around the first heads, and their numbers where a cell has room for one."""
+    image = ax.images[0]
+    for number, (row, column) in enumerate(panel.first, start=1):
+        ink = str(ink_on(np.asarray(image.cmap(image.norm(panel.values_LH[row, column])))))
+        corner = column - 0.5, row - 0.5
+        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#ffffff", linewidth=px(2), clip_on=False))
+        if cell >= LEAST_NUMBERED:
+            ax.text(column, row, str(number), color=ink, fontsize=MARK_SIZE, ha="center", va="center_baseline")
 
 
 def _head(ax: Axes, panel: Panel) -> None:

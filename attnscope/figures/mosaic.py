@@ -3,6 +3,7 @@
 One axes per head is what makes the notebook way slow. R tile row, C tile column, Q query, K key.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,17 +27,24 @@ from attnscope.figures.colours import (
     quantity_name,
     sink_limits,
 )
+from attnscope.figures.raster import Boxes
 from attnscope.figures.style import TAKEN, Maps, Quantity, Style
 
 TITLE_SIZE, HEAD_SIZE = 14.0, 9.0
 EDGE, GAP = 16, 14
 BAR_GAP, BAR_PX, LEAST_BAR_PX, LONGEST_BAR_PX = 18, 14, 180, 420
+SLENDER = 6  # a map is no more than so many times as long as it is wide
+LINE_PX, LINE_LEAST, FRAME_PX = 2, 6, 3
+PAPER = "#ffffff"
 STRIP_SHARE = 12  # a sink strip is a twelfth of a map wide, and half that far from it
 
 
 @dataclass(frozen=True)
 class Mosaic:
-    """Tiles of one shape on a grid, counted in cells; `strip` cells at a tile's left hold the sink and a gap."""
+    """Tiles of one shape on a grid, counted in cells; `strip` cells at a tile's left hold the sink and a gap.
+
+    tall, wide: how many cells a query and a key take.
+    """
 
     queries: int
     keys: int
@@ -44,16 +52,24 @@ class Mosaic:
     gap_right: int
     strip: int = 0
     strip_gap: int = 0
+    tall: int = 1
+    wide: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of a tile's map, in cells."""
+        return self.queries * self.tall, self.keys * self.wide
 
     def corner(self, row: int, column: int) -> tuple[int, int]:
         """Row and column of the first cell of a tile's map."""
-        wide = self.strip + self.strip_gap + self.keys + self.gap_right
-        return row * (self.queries + self.gap_down), column * wide + self.strip + self.strip_gap
+        high, wide = self.shape
+        pitch = self.strip + self.strip_gap + wide + self.gap_right
+        return row * (high + self.gap_down), column * pitch + self.strip + self.strip_gap
 
     def size(self, rows: int, columns: int) -> tuple[int, int]:
         """Rows and columns of the whole array, in cells."""
         down, right = self.corner(rows - 1, columns - 1)
-        return down + self.queries, right + self.keys
+        return down + self.shape[0], right + self.shape[1]
 
     def pixels(self, rows: int, columns: int, cell: int) -> tuple[int, int]:
         """Width and height of the whole array in pixels."""
@@ -63,37 +79,67 @@ class Mosaic:
     def assemble(self, tiles_RCQK: np.ndarray) -> np.ndarray:
         """Tiles (R x C x Q x K) -> one array, NaN between them."""
         rows, columns = tiles_RCQK.shape[:2]
+        tiles, (high, wide) = tiles_RCQK.repeat(self.tall, -2).repeat(self.wide, -1), self.shape
         array = np.full(self.size(rows, columns), np.nan)
         for row, column in np.ndindex(rows, columns):
             down, right = self.corner(row, column)
-            array[down : down + self.queries, right : right + self.keys] = tiles_RCQK[row, column]
+            array[down : down + high, right : right + wide] = tiles[row, column]
         return array
 
     def assemble_strips(self, sinks_RCQ: np.ndarray) -> np.ndarray:
         """The sinks' columns (R x C x Q) -> an array of the same size, NaN but for the strips."""
         rows, columns = sinks_RCQ.shape[:2]
+        sinks, high = sinks_RCQ.repeat(self.tall, -1), self.shape[0]
         array = np.full(self.size(rows, columns), np.nan)
         for row, column in np.ndindex(rows, columns):
             down, right = self.corner(row, column)
             start = right - self.strip_gap - self.strip
-            array[down : down + self.queries, start : start + self.strip] = sinks_RCQ[row, column][:, None]
+            array[down : down + high, start : start + self.strip] = sinks[row, column][:, None]
         return array
 
+    def gaps(self, grid: tuple[int, int], gaps: tuple[Sequence[int], Sequence[int]], line: float) -> np.ndarray:
+        """Boxes of thin lines (n x 4: left, top, right, bottom) before so many rows and columns of every map."""
+        (rows, columns), (high, _), half = grid, self.shape, line / 2
+        tops, lefts = [self.corner(row, 0)[0] for row in range(rows)], [self.corner(0, c)[1] for c in range(columns)]
+        ys = [top + row * self.tall for top in tops for row in gaps[0]]
+        xs = [(left + key * self.wide, top) for top in tops for left in lefts for key in gaps[1]]
+        across = [(0, y - half, self.size(*grid)[1], y + half) for y in ys]
+        down = [(x - half, top, x + half, top + high) for x, top in xs]
+        return np.array([*across, *down], float).reshape(-1, 4)
 
-def make_mosaic(queries: int, keys: int, gap_px: tuple[int, int], cell: int, *, strip: bool) -> Mosaic:
-    """A mosaic whose gaps (down, right) are at least so many pixels wide at so many pixels per cell."""
+    def frame(self, row: int, column: int, line: float) -> np.ndarray:
+        """The four sides (4 x 4: left, top, right, bottom) of a frame around a tile."""
+        (top, left), (high, wide) = self.corner(row, column), self.shape
+        x0, x1, y0, y1 = left - self.strip_gap - self.strip, left + wide, top, top + high
+        return np.array(
+            [
+                (x0 - line, y0 - line, x1 + line, y0),
+                (x0 - line, y1, x1 + line, y1 + line),
+                (x0 - line, y0, x0, y1),
+                (x1, y0, x1 + line, y1),
+            ]
+        )
+
+
+def make_mosaic(queries: int, keys: int, gap_px: tuple[int, int], cell: int, *, strip: bool, least: int = 0) -> Mosaic:
+    """A mosaic whose gaps (down, right) are at least so many pixels wide at so many pixels per cell.
+
+    least: pixels from the left of a tile to the next. Where a map has far more cells on one side, those of the other
+    are longer.
+    """
     gap_down, gap_right = (max(1, -(-gap // cell)) for gap in gap_px)
-    if not strip:
-        return Mosaic(queries, keys, gap_down, gap_right)
-    wide = max(1, round(max(queries, keys) / STRIP_SHARE))
-    return Mosaic(queries, keys, gap_down, gap_right, wide, max(1, wide // 2))
+    wide = max(1, round(max(queries, keys) / STRIP_SHARE)) if strip else 0
+    longer = (max(1, keys // (SLENDER * queries)), max(1, queries // (SLENDER * keys)))
+    beside = wide + max(1, wide // 2) if strip else 0
+    gap_right = max(gap_right, -(-least // cell) - beside - keys * longer[1])
+    return Mosaic(queries, keys, gap_down, gap_right, wide, beside - wide, *longer)
 
 
-def relative(maps: Maps, style: Style, *, cut_off: bool) -> np.ndarray:
+def relative(maps: Maps, style: Style, *, alone: int | None) -> np.ndarray:
     """Each head's values (H x Q x K) as a share (0 to 1) of its own colour scale, for `per_head_scale`."""
     shares = np.full(maps.values_HQK.shape, np.nan)
     for head, values_QK in enumerate(maps.values_HQK):
-        limits = find_limits([values_QK], style, maps.quantity, cut_off=cut_off)
+        limits = find_limits([values_QK], style, maps.quantity, alone=alone)
         shares[head] = make_norm(limits, style)(drawable(values_QK, limits, style)).filled(np.nan)
     return np.where(maps.values_HQK == TAKEN, TAKEN, shares)
 
@@ -140,6 +186,13 @@ def draw_strips(ax: Axes, mosaic: Mosaic, sinks_RCQ: np.ndarray, quantity: Quant
     )
 
 
+def draw_gaps(ax: Axes, mosaic: Mosaic, grid: tuple[int, int], maps: Maps, cell: int) -> Boxes:
+    """A thin white line wherever tokens are left out between two rows or two columns."""
+    gaps = (maps.axis_Q.gaps, maps.axis_K.gaps) if cell >= LINE_LEAST else ((), ())
+    boxes = mosaic.gaps(grid, gaps, LINE_PX / cell)
+    return Boxes(ax, boxes, [PAPER] * len(boxes))
+
+
 def add_bar(bar_ax: Axes, image: AxesImage, limits: Limits, style: Style, quantity: Quantity) -> Colorbar:
     """The colour bar of a mosaic."""
     figure = cast(Figure, bar_ax.get_figure())
@@ -154,15 +207,20 @@ def add_bar(bar_ax: Axes, image: AxesImage, limits: Limits, style: Style, quanti
     return bar
 
 
-def place_mosaic(figure: Figure, ax: Axes, bar: Colorbar, size: tuple[int, int], words: layout.Words) -> None:
-    """Put image (size: width and height in pixels), colour bar and words on a figure just large enough."""
+def place_mosaic(
+    figure: Figure, ax: Axes, bar: Colorbar, size: tuple[int, int], words: layout.Words, beyond: int = 0
+) -> None:
+    """Put image (size: width and height in pixels), colour bar and words on a figure just large enough.
+
+    beyond: pixels that titles reach beyond the image.
+    """
     numbered_above = ax.xaxis.get_label_position() == "top"
     both = bool(ax.yaxis.get_tick_params()["labelright"])
     labels, numbers = (
         layout.extent(ax.get_yticklabels())[0],
         layout.axis_room(ax.get_xticklabels(), layout.NAME_SIZE, GAP)[1],
     )
-    gap = BAR_GAP + (labels + 4 if both else 0)
+    gap = BAR_GAP + beyond + (labels + 4 if both else 0)
     bar_words = layout.axis_room(bar.ax.get_yticklabels(), float(bar.ax.yaxis.label.get_fontsize()), GAP)[0]
     plan = layout.Frame(
         left=round(EDGE + layout.axis_room(ax.get_yticklabels(), layout.NAME_SIZE, GAP)[0]),

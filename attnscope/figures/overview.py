@@ -14,22 +14,25 @@ from matplotlib.figure import Figure
 from attnscope.figures import layout
 from attnscope.figures.colours import cmap_of, find_limits
 from attnscope.figures.fonts import fonts_for
-from attnscope.figures.jobs import column_mean, foot, printed, sink_name, sink_note
+from attnscope.figures.jobs import column_mean, foot, sink_name, sink_note
 from attnscope.figures.mosaic import (
+    FRAME_PX,
     HEAD_SIZE,
     TITLE_SIZE,
     Mosaic,
     add_bar,
+    draw_gaps,
     draw_mosaic,
     draw_strips,
     make_mosaic,
     place_mosaic,
     relative,
 )
-from attnscope.figures.style import Maps, Style, bin_note, count, cut_off, split_sink
+from attnscope.figures.raster import Boxes
+from attnscope.figures.style import ROLE_COLOURS, Maps, Style, alone, bin_note, count, printed, split_sink
 from attnscope.figures.writer import drawing, save_figure
 
-SCREEN_PX = 1800
+SCREEN_PX, GAP_PX = 1800, 8  # a gap holds the frames of two neighbours
 OVERVIEW_PX, LEAST_THUMB_PX, LARGEST_THUMB_PX, LARGEST_THUMB_CELL = 1680, 40, 150, 16
 
 
@@ -60,31 +63,59 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     split = [split_sink(maps, style) for maps in layers]
     removed = split[0][1] is not None
     quantity = layers[0].quantity
-    cut = cut_off(layers, style)
-    limits = find_limits([rest.values_HQK for rest, _ in split], style, quantity, cut_off=cut)
+    first = alone(layers, style)
+    limits = find_limits([rest.values_HQK for rest, _ in split], style, quantity, alone=first)
     numbers = sorted({head for maps in layers for head in maps.heads})
     least = LEAST_THUMB_PX if room == OVERVIEW_PX else 1
     thumb = max(least, min(LARGEST_THUMB_PX, int(room // len(numbers))))
-    pool = -(-max(split[0][0].values_HQK.shape[1:]) // thumb)
-    tiles_LHQK = np.stack([_thumbnails(rest, numbers, pool, style, cut) for rest, _ in split])
+    pool = _pool(len(split[0][0].labels_Q), len(split[0][0].labels_K), thumb)
+    tiles_LHQK = np.stack([_thumbnails(rest, numbers, pool, style, first) for rest, _ in split])
     queries, keys = tiles_LHQK.shape[2:]
     cell = max(1, min(LARGEST_THUMB_CELL, thumb // max(queries, keys)))
-    mosaic = make_mosaic(queries, keys, (5, 5), cell, strip=removed)
+    mosaic = make_mosaic(queries, keys, (GAP_PX, GAP_PX), cell, strip=removed)
 
     figure = layout.new_figure()
     ax, bar_ax = layout.new_panel(figure)
     image = draw_mosaic(ax, mosaic, tiles_LHQK, limits, style, cmap_of(style, quantity))
     if removed:
-        draw_strips(ax, mosaic, np.stack([_strips(rest, sink, numbers, pool) for rest, sink in split]), quantity)
+        draw_strips(ax, mosaic, np.stack([_strips(rest, sink, numbers, pool[0]) for rest, sink in split]), quantity)
+    grid = len(layers), len(numbers)
+    if pool == (1, 1):
+        draw_gaps(ax, mosaic, grid, split[0][0], cell)
+    roles = _frames(ax, mosaic, layers, numbers, cell)
     _number_ticks(ax, mosaic, layers, numbers, cell)
-    squares = f"each cell the greatest of {pool} x {pool}" if pool > 1 else ""
+    squares = f"each cell the greatest of {pool[0]} x {pool[1]}" if max(pool) > 1 else ""
     notes = "; ".join(filter(None, (subtitle, bin_note(layers[0]), squares, _removed_note(split, layers[0]))))
     bar = add_bar(bar_ax, image, limits, style, quantity)
     title = f"{count(len(layers), 'layer')} × {count(len(numbers), 'kv head' if layers[0].by_kv else 'head')}"
-    below = foot(replace(layers[0], kv_heads=(), sinks=layers[0].sinks if pool == 1 else ()), style, tokens=False)
-    words = layout.Words(figure, (style.headed(title), notes, below), TITLE_SIZE, style)
-    place_mosaic(figure, ax, bar, mosaic.pixels(len(layers), len(numbers), cell), words)
+    below = foot(replace(layers[0], kv_heads=(), sinks=layers[0].sinks if max(pool) == 1 else ()), style, tokens=False)
+    words = layout.Words(figure, (style.headed(title), notes, below), TITLE_SIZE, style, roles)
+    place_mosaic(figure, ax, bar, mosaic.pixels(*grid, cell), words)
     return figure
+
+
+def _pool(queries: int, keys: int, thumb: int) -> tuple[int, int]:
+    """How many queries and keys a cell of a thumbnail stands for: of one number, unless one side is far longer."""
+    if max(queries, keys) <= 2 * min(queries, keys):
+        queries = keys = max(queries, keys)
+    return -(-queries // thumb), -(-keys // thumb)
+
+
+def _frames(
+    ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: int
+) -> list[tuple[str, str]]:
+    """A frame around every head that has a role; the roles that there are, and their colours."""
+    found = [
+        (role, mosaic.frame(row, numbers.index(head), FRAME_PX / cell))
+        for row, maps in enumerate(layers)
+        for head, role in zip(maps.heads, maps.roles, strict=False)
+        if role in ROLE_COLOURS
+    ]
+    if found:
+        colours = [ROLE_COLOURS[role] for role, sides in found for _ in sides]
+        Boxes(ax, np.concatenate([sides for _, sides in found]), colours)
+    there = {role for role, _ in found}
+    return [(role, colour) for role, colour in ROLE_COLOURS.items() if role in there]
 
 
 def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps) -> str:
@@ -99,10 +130,12 @@ def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps) -
     return sink_note(maps, sink_name(maps), printed(mean))
 
 
-def _thumbnails(maps: Maps, numbers: Sequence[int], pool: int, style: Style, cut: bool) -> np.ndarray:
+def _thumbnails(
+    maps: Maps, numbers: Sequence[int], pool: tuple[int, int], style: Style, first: int | None
+) -> np.ndarray:
     """A layer's maps in the columns of their heads, made smaller; NaN for a head that the layer has not."""
-    values_HQK = relative(maps, style, cut_off=cut) if style.per_head_scale else maps.values_HQK
-    small = pooled(values_HQK, pool, pool) if pool > 1 else values_HQK
+    values_HQK = relative(maps, style, alone=first) if style.per_head_scale else maps.values_HQK
+    small = pooled(values_HQK, *pool) if max(pool) > 1 else values_HQK
     tiles = np.full((len(numbers), *small.shape[1:]), np.nan)
     tiles[[numbers.index(head) for head in maps.heads]] = small
     return tiles
@@ -128,10 +161,11 @@ def pooled(values_HQK: np.ndarray, queries: int, keys: int) -> np.ndarray:
 
 def _number_ticks(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Sequence[int], cell: int) -> None:
     """Layer numbers at the left, head numbers above; on all sides of a picture that no screen holds."""
-    middles = [mosaic.corner(row, 0)[0] + mosaic.queries / 2 for row in range(len(layers))]
+    high, wide = mosaic.shape
+    middles = [mosaic.corner(row, 0)[0] + high / 2 for row in range(len(layers))]
     ax.set_yticks(middles, [str(maps.layer) for maps in layers], fontsize=HEAD_SIZE)
-    centres = [mosaic.corner(0, column)[1] + mosaic.keys / 2 for column in range(len(numbers))]
-    step = layout.label_step(mosaic.keys * cell, layout.line_px(HEAD_SIZE) * 0.6 * len(str(numbers[-1])))
+    centres = [mosaic.corner(0, column)[1] + wide / 2 for column in range(len(numbers))]
+    step = layout.label_step(wide * cell, layout.line_px(HEAD_SIZE) * 0.6 * len(str(numbers[-1])))
     ax.set_xticks(centres[::step], [str(head) for head in numbers[::step]], fontsize=HEAD_SIZE)
     large = max(mosaic.pixels(len(layers), len(numbers), cell)) > SCREEN_PX
     ax.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=large, labelright=large)

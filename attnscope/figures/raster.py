@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.image import AxesImage
 from matplotlib.text import Text
@@ -80,6 +81,29 @@ def press_image(pixels: np.ndarray, image: AxesImage) -> bool:
     spot = pixels[round(top) : round(top) + len(colours), round(left) : round(left) + colours.shape[1]]
     np.copyto(spot, colours[..., :3], where=colours[..., 3:] > 0)
     return True
+
+
+class Boxes(PolyCollection):
+    """Rectangles over the cells of an image (n x 4: left, top, right, bottom, in cells), a colour each."""
+
+    def __init__(self, ax: Axes, boxes: np.ndarray, colours: Sequence[str]) -> None:
+        self.boxes, self.colours = boxes, np.rint([[255 * part for part in to_rgb(colour)] for colour in colours])
+        self.panel = ax
+        corners = boxes[:, [[0, 1], [2, 1], [2, 3], [0, 3]]]
+        super().__init__(list(corners), facecolors=list(colours), linewidths=0, antialiaseds=False, zorder=1)
+        self.set_clip_on(False)  # a frame may stand outside
+        ax.add_collection(self, autolim=False)
+
+    def press(self, pixels: np.ndarray) -> bool:
+        """Paint them into the picture; False, and nothing painted, where their sides are not whole pixels."""
+        corners = self.panel.transData.transform(self.boxes.reshape(-1, 2))
+        corners[:, 1] = len(pixels) - corners[:, 1]
+        whole = np.rint(corners).astype(int).reshape(-1, 4)
+        if not np.allclose(corners.reshape(-1, 4), whole, atol=1e-6):
+            return False
+        for (left, top, right, bottom), colour in zip(whole.tolist(), self.colours, strict=True):
+            pixels[top:bottom, left:right] = colour
+        return True
 
 
 def encode_png(pixels: np.ndarray, dpi: int, facts: Mapping[str, str] = {}) -> bytes:

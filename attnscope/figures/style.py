@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
 from attnscope.errors import UsageError
@@ -22,6 +23,15 @@ MOST_ANNOTATED = 12  # tokens; numbers in more cells than that are too small to 
 DPI = 120
 HIGHEST_DPI = 1200
 TAKEN = math.inf  # stands where a query sees a key that the style took out
+# After Okabe and Ito: kept apart by colour-blind readers, on white and beside viridis.
+ROLE_COLOURS = {
+    "induction": "#0072b2",
+    "previous-token": "#e69f00",
+    "duplicate-token": "#009e73",
+    "sink": "#cc79a7",
+    "self": "#56b4e9",
+    "local": "#d55e00",
+}
 WIDTHS = {"column": 3.25, "page": 6.75}  # inches: a column, and both, of the two-column styles of most venues
 LEAST_WIDTH, MOST_WIDTH = 1.0, 60.0
 
@@ -108,6 +118,15 @@ class Style:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Some of a text's tokens: which a map's rows and columns stand for, and in words."""
+
+    words: str
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Maps:
     """One layer's matrices as they will be drawn.
 
@@ -118,7 +137,9 @@ class Maps:
     the values are: attention weights, logits (before the softmax), or shares of a token (a rollout's). `turns`: the
     rows at which a turn of a chat begins. `key0`: each head's mean mass on key 0, where its column is binned and does
     not tell. `sinks`: the key that each head rests on and its mean mass over all queries, where not all rest on key 0;
-    the columns then stay, so that all heads have the same.
+    the columns then stay, so that all heads have the same. `part`: which tokens rows and columns stand for, where they
+    are some of the text's. `roles`: each head's, where they are known. `titles`, `name`: of each head and of the
+    picture, where they are not of one layer.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -142,6 +163,10 @@ class Maps:
     turns: tuple[int, ...] = ()
     key0: tuple[float, ...] = ()
     sinks: tuple[tuple[int, float], ...] = ()
+    part: Part | None = None
+    roles: tuple[str, ...] = ()
+    titles: tuple[str, ...] = ()
+    name: str = ""
 
     def __post_init__(self) -> None:
         expected = (len(self.heads), len(self.labels_Q), len(self.labels_K))
@@ -159,8 +184,10 @@ class Maps:
             mass = self.key0[index] if self.key0 else math.nan
         return key, math.nan if self.quantity == "logit" else mass
 
-    def column(self, key: int) -> int:
-        """The column that holds a key."""
+    def column(self, key: int) -> int | None:
+        """The column that holds a key, None where it is not drawn."""
+        if self.part and key not in self.part.keys:
+            return None
         return bisect_right(self.starts_K, key) - 1 if self.starts_K else key // self.bin_size
 
     @property
@@ -169,24 +196,44 @@ class Maps:
         return max(len(self.labels_Q), len(self.labels_K))
 
     @property
+    def bin_queries(self) -> int:
+        """How many queries a row stands for."""
+        if self.part is None:
+            return self.bin_size
+        queries, (_, *later) = self.part.queries, self.starts_Q
+        return queries.index(later[0]) if later else len(queries)
+
+    @property
     def axis_Q(self) -> Axis:
         """What stands beside the rows."""
-        return Axis(self.axes[0], self.labels_Q, self.starts_Q, self.bin_size > 1)
+        part = self.part.queries if self.part else ()
+        return Axis(self.axes[0], self.labels_Q, self.starts_Q, self.bin_queries > 1, part)
 
     @property
     def axis_K(self) -> Axis:
         """What stands below the columns."""
-        return Axis(self.axes[1], self.labels_K, self.starts_K, self.bin_size > 1)
+        return Axis(self.axes[1], self.labels_K, self.starts_K, self.bin_size > 1, self.part.keys if self.part else ())
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One side of a map: its name, a label per cell, and the position of each cell's first token, if known."""
+    """One side of a map: its name, a label per cell, and the position of each cell's first token, if known.
+
+    part: the tokens that the cells stand for, where they are some of the text's.
+    """
 
     name: str
     labels: tuple[str, ...]
     starts: tuple[int, ...] = ()
     binned: bool = False
+    part: tuple[int, ...] = ()
+
+    @property
+    def gaps(self) -> list[int]:
+        """The cells before which tokens are left out."""
+        before = {later: earlier for earlier, later in pairwise(self.part)}
+        cells = [cell for cell, start in enumerate(self.starts) if before.get(start, start - 1) != start - 1]
+        return [cell for cell in cells if cell]
 
     def marks(self, step: int) -> tuple[list[int], list[str]]:
         """The cells that are labelled, every `step`th, and what stands there: `·the`, or `35 ·the` among unlabelled.
@@ -197,8 +244,8 @@ class Axis:
         first = step * bool(skipped) if self.binned else -skipped % step
         if self.binned and self.starts[:2] == (0, 1):  # key 0 in a column of its own, before the rest of its bin
             first = step + 1
-        cells = list(range(first, len(self.labels), step)) or [0]
-        if not self.starts or (step == 1 and not self.binned):
+        cells = list(range(0 if self.part else first, len(self.labels), step)) or [0]
+        if not self.starts or (step == 1 and not self.binned and not self.part):
             return cells, [self.labels[cell] for cell in cells]
         return cells, [f"{self.starts[cell]} {self.labels[cell]}" for cell in cells]
 
@@ -208,7 +255,8 @@ class Panel:
     """One metric of all heads as it is drawn: values_LH, NaN for none, on a scale from `low` to `high`.
 
     name and unit stand above it. uniform: what uniform attention would score, one number per kind of layer. few_L: the
-    layers in which a text has fewer rows than a role needs to stand on; support: why, in words.
+    layers in which a text has fewer rows than a role needs to stand on; support: why, in words. quantity: what a colour
+    map is chosen by. first: row and column of the heads that are numbered, in their order.
     """
 
     name: str
@@ -219,6 +267,8 @@ class Panel:
     uniform: tuple[float, ...] = ()
     few_L: tuple[bool, ...] = ()
     support: str = ""
+    quantity: Quantity = "weight"
+    first: tuple[tuple[int, int], ...] = ()
 
 
 def head_title(maps: Maps, index: int) -> str:
@@ -233,29 +283,43 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
+def printed(mean: float) -> str:
+    """Two decimals, or a dash where there is no mean."""
+    return "–" if math.isnan(mean) else f"{mean:.2f}".replace("-", "−")
+
+
 def bin_note(maps: Maps) -> str:
-    """What one cell stands for, or nothing when it is one query and one key."""
+    """Which tokens are drawn, and what one cell stands for, or nothing when it is one query and one key of all."""
     rule = f": {maps.bin_rule}" if maps.bin_rule else ""
-    return f"{maps.bin_size} x {maps.bin_size} tokens a cell{rule}" if maps.bin_size > 1 else ""
+    binned = f"{maps.bin_queries} x {maps.bin_size} tokens a cell{rule}" if maps.bin_queries * maps.bin_size > 1 else ""
+    return "; ".join(filter(None, (maps.part.words if maps.part else "", binned)))
 
 
 def split_sink(maps: Maps, style: Style) -> tuple[Maps, np.ndarray | None]:
     """The maps to draw, and the column (heads x queries) of each head's sink where the style takes it out of them.
 
-    Where all rest on key 0 its column is gone; else each head's is TAKEN wherever it has a value.
+    Where all rest on key 0 its column is gone; else each head's is TAKEN wherever it has a value. NaN where a head's
+    is not drawn; nothing is taken out of a part without key 0 where all rest on it.
     """
-    if style.sink == "keep" or len(maps.labels_K) < 2:
+    if style.sink == "keep" or len(maps.labels_K) < 2 or (not maps.sinks and maps.column(0) is None):
         return maps, None
     if maps.sinks:
-        values_HQK = maps.values_HQK.copy()
-        own = list(range(len(maps.heads))), slice(None), [maps.column(key) for key, _ in maps.sinks]
-        sink_HQ = maps.values_HQK[own]
-        values_HQK[own] = abs(sink_HQ) + TAKEN  # NaN stays NaN
+        values_HQK, sink_HQ = maps.values_HQK.copy(), maps.values_HQK[:, :, 0] * math.nan
+        for head, (key, _) in enumerate(maps.sinks):
+            if (column := maps.column(key)) is not None:
+                sink_HQ[head] = maps.values_HQK[head, :, column]
+                values_HQK[head, :, column] = abs(sink_HQ[head]) + TAKEN  # NaN stays NaN
         return replace(maps, values_HQK=values_HQK), sink_HQ
     rest = replace(maps, values_HQK=maps.values_HQK[:, :, 1:], labels_K=maps.labels_K[1:], starts_K=maps.starts_K[1:])
     return rest, maps.values_HQK[:, :, 0]
 
 
-def cut_off(maps: Iterable[Maps], style: Style) -> bool:
-    """Whether maps are drawn without a column for key 0."""
-    return style.sink == "mask" and not any(one.sinks for one in maps)
+def alone(layers: Iterable[Maps], style: Style) -> int | None:
+    """How many of the first rows see one key whatever a head does, and set no scale; None: those drawn with one key.
+
+    In a part a row may see more than is drawn of it; without its column key 0 is drawn nowhere.
+    """
+    layers = list(layers)
+    if layers and layers[0].part:
+        return int(layers[0].part.queries[0] == 0)
+    return 0 if style.sink == "mask" and not any(maps.sinks for maps in layers) else None

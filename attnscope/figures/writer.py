@@ -15,7 +15,7 @@ from PIL import Image
 
 from attnscope import files
 from attnscope.figures.fonts import Fonts, register
-from attnscope.figures.raster import encode_png, press_image
+from attnscope.figures.raster import Boxes, encode_png, press_image
 from attnscope.figures.style import DPI, About, Style
 
 # no dates, no random ids: two runs write the same bytes
@@ -125,14 +125,16 @@ class Reused:
 
 def _painted(figure: Figure) -> np.ndarray:
     """The figure drawn. Matplotlib colours every pixel of a large image; we colour its cells, and repeat them."""
-    images = [image for ax in figure.axes if not ax.patches for image in ax.images]  # patches lie over images
-    for image in images:
-        image.set_visible(False)
+    panels = [ax for ax in figure.axes if not ax.patches]  # patches lie over images
+    images = [image for ax in panels for image in ax.images]
+    boxes = [one for ax in panels for one in ax.collections if isinstance(one, Boxes)]
+    for artist in (*images, *boxes):
+        artist.set_visible(False)
     figure.canvas.draw()
     pixels = drawn_pixels(figure)
-    by_hand = [press_image(pixels, image) for image in images]
-    for image in images:
-        image.set_visible(True)
+    by_hand = [press_image(pixels, image) for image in images] + [one.press(pixels) for one in boxes]
+    for artist in (*images, *boxes):
+        artist.set_visible(True)
     if all(by_hand):
         return pixels
     figure.canvas.draw()

@@ -1,0 +1,125 @@
+"""An observation's scores as layer x head panels, and in words the tokens that it was asked about.
+
+Shapes: L layer, H head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnscope.figures import Panel
+from attnscope.figures.style import count, printed
+from attnscope.measure.metrics import KNOWN, MASS, Metric, ends
+from attnscope.measure.roles import NEEDED_ROWS, ROLES
+from attnscope.shown import visible
+
+if TYPE_CHECKING:
+    from attnscope.observation import Observation
+
+FIRST = ("mass", "focus", "previous_token", "induction", "duplicate_token", "sink", "entropy")  # of the metrics' panels
+LONGEST_NAME = 40  # letters of a model's name, and of an expression
+MOST_UNIFORM = 3  # kinds of layer whose uniform value is marked
+NUMBERED = 5  # heads of the picture of their mass
+
+
+def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]:
+    """The layers with a kept head, and a panel per metric, (L, H) of the kept heads, NaN elsewhere."""
+    columns, order = seen.columns, np.flatnonzero(seen.columns.kept)
+    layers, panels = np.unique(columns.layer[order]), []
+    for name in sorted(columns.scores, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+        if len(order):
+            values = _by_layer(seen, columns.scores[name].value)
+            panels.append(_panel(seen, KNOWN[name], values, columns.scores[name].null[order], layers))
+    return tuple(layers.tolist()), tuple(panels)
+
+
+def _by_layer(seen: Observation, values: np.ndarray) -> np.ndarray:
+    """A value of all heads as (L, H) of the kept ones, NaN elsewhere."""
+    order = np.flatnonzero(seen.columns.kept)
+    rows, number = _places(seen)
+    values_LH = np.full((rows.max() + 1, number.max() + 1), np.nan)
+    values_LH[rows, number] = values[order]
+    return values_LH
+
+
+def _places(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of each kept head in a panel."""
+    columns, order = seen.columns, np.flatnonzero(seen.columns.kept)
+    number = np.where(columns.head[order] < 0, columns.kv_head[order], columns.head[order])
+    return np.unique(columns.layer[order], return_inverse=True)[1], number
+
+
+def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
+    """The mass on the named keys, and, where uniform attention differs from head to head, how far it is above it.
+
+    With a note: which tokens, and the heads furthest above uniform attention, which are numbered. Nothing without keys.
+    """
+    mass, order = seen.columns.scores.get(MASS.id), np.flatnonzero(seen.columns.kept)
+    if mass is None or not np.isfinite(mass.value[order]).any():
+        return (), ""
+    layers, above = np.unique(seen.columns.layer[order]).tolist(), mass.value - mass.null
+    best = [head for head in seen.kept_heads(MASS.id)[:NUMBERED] if math.isfinite(head.score[MASS.id])]
+    first = tuple((layers.index(head.layer), head.kv_head if head.head is None else head.head) for head in best)
+    high, uniform = float(np.nanmax(mass.value[order])) or 1.0, np.unique(mass.null[order].round(3))
+    uniform = uniform[np.isfinite(uniform)]
+    panels = [
+        Panel(
+            name="mass",
+            values_LH=_by_layer(seen, mass.value),
+            low=0.0,
+            high=1.0 if high >= 0.9 else high,
+            unit=MASS.unit,
+            uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
+            first=first,
+        )
+    ]
+    if len(uniform) > 1:  # elsewhere the second picture is the first with another zero
+        reach, values_LH = float(np.nanmax(abs(above[order]))), _by_layer(seen, above)
+        panels.append(Panel("mass − uniform", values_LH, -reach, reach, MASS.unit, quantity="logit", first=first))
+    said = ", ".join(f"{n} {head.name} {printed(head.score[MASS.id])}" for n, head in enumerate(best, start=1))
+    return tuple(panels), f"{chosen_words(seen)}\nfurthest above uniform attention: {said}"
+
+
+def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarray, layers: np.ndarray) -> Panel:
+    """A metric on its whole range, with what uniform attention scores and how many rows stand behind it."""
+    role = next((one for one in ROLES if metric.id.startswith(one.name.replace("-", "_"))), None)
+    kind, needed = (role.rows, role.needed) if role else (metric.rows, NEEDED_ROWS)
+    rows = [seen.support[layer][kind] for layer in layers.tolist()]
+    low, high = ends(metric, len(seen.prompt)) or _ends(values)
+    uniform = np.unique(null[np.isfinite(null)].round(2))
+    return Panel(
+        name=metric.title,
+        values_LH=values,
+        low=low,
+        high=high,
+        unit=metric.unit,
+        uniform=tuple(uniform.tolist()) if len(uniform) <= MOST_UNIFORM else (),
+        few_L=tuple(count < needed for count in rows),
+        support=f"{count(min(rows), 'row')}, {needed} needed" if min(rows) < needed else "",
+    )
+
+
+def _ends(values: np.ndarray) -> tuple[float, float]:
+    """The least and the largest of the values, for a metric whose range is open."""
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size and np.ptp(finite) else (0.0, 1.0)
+
+
+def chosen_words(seen: Observation) -> str:
+    """`queries “bank” (2 of 9), keys “Mary” (1 of 9)`, nothing where no tokens were asked about."""
+    named = {"queries": seen.chosen.query, "keys": seen.chosen.key}
+    return visible(
+        ", ".join(
+            f"{side} “{shortened(found.expression, LONGEST_NAME)}” ({len(found.positions)} of {len(seen.prompt)})"
+            for side, found in named.items()
+            if found
+        )
+    )
+
+
+def shortened(text: str, letters: int) -> str:
+    """A text's beginning, where it is longer than so many letters."""
+    return text if len(text) <= letters else text[: letters - 1].rstrip() + "…"
