@@ -18,15 +18,16 @@ import numpy as np
 
 from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Style, save_head_maps, save_layers, save_metrics, save_overview
-from attnscope.figures.style import count
+from attnscope.figures.style import count, head_title
 from attnscope.files import write_whole
-from attnscope.measure.layers import LayerKey
+from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import METRICS, Metric
-from attnscope.measure.roles import NEEDED_ROWS, RESTS, ROLES
+from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS, ROLES
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
-    from attnscope.observation import Observation
+    from attnscope.figures.terminal import HeadMaps
+    from attnscope.observation import LayerMaps, Observation
     from attnscope.text.prompt import Prompt, Span
 
 FIGURES = ("overview", "layers", "heads", "metrics")
@@ -228,8 +229,67 @@ def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style:
         (folder / "heads" / f"L{maps.layer:02d}{mark}{head:02d}.{style.image}", maps, index)
         for maps in layers
         for index, head in enumerate(maps.heads)
-        if f"L{maps.layer}{mark}{head}" in wanted
+        if name_of(maps, index) in wanted
     ]
+
+
+def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: int) -> HeadMaps:
+    """The named heads, in that order, as a terminal draws them: at most so many rows of cells each."""
+    from attnscope.figures.jobs import prepare_heads
+    from attnscope.figures.terminal import HeadMaps
+
+    if seen.maps is not None:
+        seen = replace(seen, maps=coarser(seen.maps, side, style.sink == "mask"))
+    role = {head.name: head.role for head in seen.kept_heads() if head.role != NONE}
+    jobs = {
+        name_of(maps, index): (Path(), maps, index) for maps in layer_maps(seen) for index in range(len(maps.heads))
+    }
+
+    def title(maps: Maps, index: int) -> str:
+        return " ".join(filter(None, (head_title(maps, index), role.get(name_of(maps, index)))))
+
+    return HeadMaps(prepare_heads([jobs[name] for name in names], style, title), style)
+
+
+def coarser(maps: LayerMaps, side: int, key0_apart: bool) -> LayerMaps:
+    """The same with neighbouring cells put together, so that at most `side` rows are left; key 0 stays apart if asked.
+
+    As the probe bins tokens: sum over keys, mean over queries, or the largest entry.
+    """
+    from attnscope.figures.jobs import column_mean
+
+    step = -(-len(maps.rows) // side)
+    if step == 1:
+        return maps
+    rows = np.arange(0, len(maps.rows), step)
+    columns = rows + len(maps.columns) - len(maps.rows)  # where key 0 has a column of its own, the others come later
+    columns = np.concatenate([[0], np.maximum(columns, 1)]) if key0_apart else columns
+    tokens_Q1 = np.array(maps.rows)[:, None]
+
+    def together(values_HQK: np.ndarray) -> np.ndarray:
+        if maps.rule == "max":
+            return np.fmax.reduceat(np.fmax.reduceat(values_HQK, columns, -1), rows, -2)
+        summed = np.add.reduceat(np.nan_to_num(values_HQK) * tokens_Q1, rows, -2) / np.add.reduceat(tokens_Q1, rows)
+        seen = np.logical_or.reduceat(np.isfinite(values_HQK), rows, -2)
+        cells, there = np.add.reduceat(summed, columns, -1), np.logical_or.reduceat(seen, columns, -1)
+        return np.where(there, cells, np.nan).astype(np.float32)
+
+    key0 = maps.key0
+    if key0_apart and maps.bin_size == 1 and maps.rule == "sum":
+        key0 = PerLayer({k: np.array([column_mean(v[:, 0], v[:, 1:]) for v in one]) for k, one in maps.values.items()})
+    return replace(
+        maps,
+        values=PerLayer({key: together(values) for key, values in maps.values.items()}),
+        rows=np.add.reduceat(maps.rows, rows).tolist(),
+        columns=np.add.reduceat(maps.columns, columns).tolist(),
+        bin_size=maps.bin_size * step,
+        key0=key0,
+    )
+
+
+def name_of(maps: Maps, index: int) -> str:
+    """`L1H4`, or `L1KV2`, as `Head.name`."""
+    return f"L{maps.layer}{'KV' if maps.by_kv else 'H'}{maps.heads[index]}"
 
 
 def first_tokens(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from attnscope.cli import output
 from attnscope.cli.completion import metrics
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.options import Drawing, Entries, Question, Relations, Results, TextRun, Top
+from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
 
 EXAMPLES = (
@@ -40,7 +41,7 @@ class Ranking(Top):
         return f"-{self.sort.removeprefix('-')}" if self.ascending else self.sort
 
 
-GROUPS = (TextRun, Entries, Question, Ranking, Results, Relations, Drawing)
+GROUPS = (TextRun, Entries, Question, Ranking, Results, Relations, Drawing, Show)
 
 
 @takes(*GROUPS)
@@ -52,11 +53,12 @@ def heads(
     printing: Results,
     relations: Relations,
     drawing: Drawing,
+    showing: Show,
 ) -> int:
     """What every head does with a text, as a ranked table.
 
     On a terminal the heads are ranked by --sort; in a pipe all heads are printed as csv. With --out, relations,
-    heatmaps and a manifest are written too.
+    heatmaps and a manifest are written too. With --show heads are drawn below the table; in a pipe, on stderr.
     """
     from attnscope.measure.metrics import order_of
 
@@ -68,6 +70,7 @@ def heads(
     from attnscope.cli.single import export_text, observe_text, report_checks
 
     options = recorded(asked, entries, question, ranking, printing, relations, drawing)
+    style = drawing.style(spelled("heads", asked, entries, question, ranking, printing, relations, drawing))
     seen = observe_text(
         asked,
         entries,
@@ -76,14 +79,13 @@ def heads(
         relations=printing.out is not None,
         top_k=relations.keys_per_query,
         group=relations.group,
-        maps="all" if printing.out else None,
         **question.asks(),
         **drawing.maps(),
+        **({"maps": "all"} if printing.out else showing.maps(style, stream(only=False))),
     )
     shown = seen.kept_heads(ranking.order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        style = drawing.style(spelled("heads", asked, entries, question, ranking, printing, relations, drawing))
         how = {"sort": ranking.order, "min_weight": relations.min_weight, "style": style}
         export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how)
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
@@ -93,6 +95,8 @@ def heads(
         say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)
     for line in missing_support(seen):
         output.talk(line, printing.quiet)
+    if showing.show:
+        draw(seen, shown if entries.select else shown[:FEW], style, stream(only=False))
     return report_checks(seen, printing.quiet)
 
 

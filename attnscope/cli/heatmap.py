@@ -15,6 +15,7 @@ from attnscope.cli import output
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Config, Drawing, Entries, Exporting, Question, TextRun
+from attnscope.cli.show import Show, draw, first_heads, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.shown import visible
@@ -31,29 +32,32 @@ class Pictures(Config, Exporting):
 
     out: Annotated[Path | None, Option(help="Draw into this folder.")] = None
 
-    def __post_init__(self) -> None:
-        if self.out is None:
-            raise UsageError("nowhere to draw", "name a folder with --out DIR")
-        super().__post_init__()
 
-
-@takes(TextRun, Entries, Question, Pictures, Drawing, file=GROUPS)
-def heatmap(asked: TextRun, entries: Entries, question: Question, pictures: Pictures, drawing: Drawing) -> int:
+@takes(TextRun, Entries, Question, Pictures, Drawing, Show, file=GROUPS)
+def heatmap(
+    asked: TextRun, entries: Entries, question: Question, pictures: Pictures, drawing: Drawing, showing: Show
+) -> int:
     """The attention of a text, drawn: overview, layers, heads.
 
-    The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select.
+    The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select. With --show
+    they are drawn in the terminal, and --out may be left out; beside --out in a pipe they go to stderr.
     """
+    if pictures.out is None and not showing.show:
+        raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")
     entries.check(scale=drawing.scale)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    options = recorded(asked, entries, question, pictures, drawing)
-    seen = observe_text(asked, entries, pictures, options, metrics=(), maps="all", **question.asks(), **drawing.maps())
-    names = [head.name for head in seen.kept_heads()] if entries.select else []
-    style = drawing.style(spelled("heatmap", asked, entries, question, pictures, drawing))
-    written = export_text(seen, pictures, options, heads=names, style=style)
-    _print(written[:-1])  # without the manifest
-    output.talk("heads are drawn one by one with --select", pictures.quiet or entries.select is not None)
+    options, drawn = recorded(asked, entries, question, pictures, drawing), pictures.out is not None
+    style, to = drawing.style(spelled("heatmap", asked, entries, question, pictures, drawing)), stream(only=not drawn)
+    kept = {"metrics": (), "maps": "all"} if drawn else showing.maps(style, to)
+    seen = observe_text(asked, entries, pictures, options, **question.asks(), **drawing.maps(), **kept)
+    if drawn:
+        names = [head.name for head in seen.kept_heads()] if entries.select else []
+        _print(export_text(seen, pictures, options, heads=names, style=style)[:-1])  # without the manifest
+        output.talk("heads are drawn one by one with --select", pictures.quiet or entries.select is not None)
+    if showing.show:
+        draw(seen, seen.kept_heads() if entries.select else first_heads(seen), style, to)
     return report_checks(seen, pictures.quiet)
 
 
