@@ -22,6 +22,7 @@ from attnscope.model.libraries import versions
 from attnscope.tables import save
 
 if TYPE_CHECKING:
+    from attnscope.looks import Mean
     from attnscope.observation import Observation
 
 MOST_HEADS, RANKED_BY = 20, "focus"  # how many are drawn one by one where nobody says which, and by what
@@ -38,6 +39,7 @@ def export(
     min_weight: float | None = None,
     top_k: int | None = None,
     keys: bool = False,
+    per_token: Mean | None = None,
     spreadsheet: bool = False,
     options: Mapping[str, Any] | None = None,
     force: bool = False,
@@ -49,7 +51,8 @@ def export(
     figures: kinds of FIGURES; those of maps only where maps were kept. heads: names of those drawn one by one (`L1H4`),
     without them those of the view, or the first 20 in the order of `sort`. sort: a metric by which heads.csv is
     ordered, focus unless given. min_weight, top_k: which relations and shares of a rollout are listed. keys: whether to
-    list what every token receives. spreadsheet: cells that a spreadsheet would run as a formula begin with an
+    list what every token receives. per_token: over which heads the weights of every token are averaged, None to leave
+    them out. spreadsheet: cells that a spreadsheet would run as a formula begin with an
     apostrophe. options: what the manifest says was asked for. force: write over the run of another text, model or
     options. workers: processes that draw heads, None for as many as pay. advance: told after every picture. Raises
     UsageError for a folder that cannot be written, or that holds another run.
@@ -64,6 +67,7 @@ def export(
     one_by_one = names if seen.maps and "heads" in figures else []
     asked = {"figures": figures, "heads": one_by_one, "sort": sort, "min_weight": min_weight, "top_k": top_k}
     asked |= {"group": seen.group, "weights": seen.view.weights, "keys": keys, "spreadsheet": spreadsheet}
+    asked |= {"per_token": per_token} if per_token else {}
     asked |= {name: value for name, value in asdict(style).items() if name != "about"}
     said, made, written = manifest(seen, options or {}, asked), Path(folder), list[Path]()
     check(made, said, force)
@@ -74,6 +78,8 @@ def export(
             written.append(save(seen.relations(min_weight), made / "relations.csv", spreadsheet=spreadsheet))
         if keys:
             written.append(save(seen.key_table(), made / "keys.csv", spreadsheet=spreadsheet))
+        if per_token:
+            written.append(save(seen.token_table(per_token), made / "text.csv", spreadsheet=spreadsheet))
         if seen.rollout is not None:
             shares = seen.rollout.table(top_k, min_weight)
             written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))

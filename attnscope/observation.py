@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from attnscope.drawing import Picture
+    from attnscope.measure.per_token import TokenWeights
     from attnscope.measure.probes import KeptKeys, KeptMap, Maps, View
     from attnscope.measure.rollout import Rollout
     from attnscope.seam.call import CaptureReport
@@ -139,7 +140,7 @@ class Observation:
     support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
     mean mass that each token receives as a key, over the kept heads (T,). weights: {layer: (H, Q, K) fp32 on the CPU},
     where they were asked for. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the
-    tokens that were asked about.
+    tokens that were asked about. per_token: what every token has to do with them, where that was asked for.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -162,6 +163,7 @@ class Observation:
     rollout: Rollout | None = None
     kept_keys: PerLayer[KeptKeys] | None = None
     chosen: Chosen = Chosen()
+    per_token: PerLayer[TokenWeights] = field(default_factory=PerLayer)
 
     @property
     def prompt(self) -> Prompt:
@@ -215,6 +217,17 @@ class Observation:
                 "resting": words([", ".join(f"{head.name} {head.top_key_mass:.2f}" for head in heads) for heads in on]),
             }
         )
+
+    def token_table(self, mean: Literal["none", "layer", "all"] = "none") -> pa.Table:
+        """Every token's weight: a row per head and token, or per token of the heads' mean in a layer, or of all.
+
+        Columns layer, head, kv_head (null where several were averaged), position, token, weight, uniform. The weight is
+        what the chosen queries give the token on average, or, where keys alone were chosen, what it gives to them; null
+        where the mask hides it. Raises UsageError where it was not asked for.
+        """
+        from attnscope.looks import look_table
+
+        return look_table(self, mean)
 
     def uniform(self, layer: int | tuple[int, str]) -> dict[str, float]:
         """What uniform attention would score in a layer, by metric."""

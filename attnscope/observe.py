@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from attnscope.attention.questions import Features, Received
 from attnscope.errors import InputError, UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import METRICS, Texts
+from attnscope.measure.per_token import PerToken, TokenWeights
 from attnscope.measure.probes import (
     MAP_SIDE,
     HeadScores,
@@ -60,7 +62,8 @@ class Request:
     lets key 0 into a head's strongest relation. relations: whether to keep the `top_k` strongest keys of every query
     (None: all), of `group`s if given. maps: the heads to draw ("all", "kept" or None), binned by `bin_rule` to at most
     `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. rollout: the units
-    whose attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. query, key: the tokens that are asked
+    whose attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. per_token: keep what every token gets
+    from the chosen queries, or gives to the keys where keys alone are chosen. query, key: the tokens that are asked
     about, as `text/tokens.py` reads them, with the groups of `define`; None for all.
 
         >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
@@ -78,6 +81,7 @@ class Request:
     map_side: int = MAP_SIDE
     weights: bool = False
     rollout: Literal["bins", "tokens", "words", "sentences"] | None = None
+    per_token: bool = False
     query: str | None = None
     key: str | None = None
     define: Mapping[str, str] = field(default_factory=dict)
@@ -208,7 +212,8 @@ def _texts(prompts: Sequence[Prompt], device: str) -> Texts:
     return Texts(torch.tensor(ids, device=device), torch.tensor([len(prompt) for prompt in prompts], device=device))
 
 
-def _probes(prompts: Sequence[Prompt], request: Request) -> dict[str, Probe]:
+def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
+    prompts = [one.prompt for one in asked]
     probes: dict[str, Probe] = {
         "scores": HeadScores(request.metrics),
         "relation": TopRelation(request.key_zero),
@@ -224,7 +229,20 @@ def _probes(prompts: Sequence[Prompt], request: Request) -> dict[str, Probe]:
         probes["weights"] = Weights(request.view)
     if request.rollout:
         probes["rollout"] = RolloutProbe(_groups(prompts, request.rollout))
+    if request.per_token:
+        probes["per_token"] = PerToken(_towards(asked), request.view)
     return probes
+
+
+def _towards(asked: Sequence[Asked]) -> Received | Features:
+    """What is asked of every token: its mean weight as a key of the chosen queries, or its mass on the chosen keys."""
+    on_keys = all(one.chosen.query is None and one.chosen.key is not None for one in asked)
+    share_BT = torch.zeros(len(asked), max(len(one.prompt) for one in asked))
+    for row, (prompt, chosen) in enumerate(asked):
+        found = chosen.key if on_keys else chosen.query
+        positions = list(range(len(prompt)) if found is None else found.positions)
+        share_BT[row, positions] = 1.0 if on_keys else 1 / len(positions)
+    return Features(share_BT[..., None]) if on_keys else Received(share_BT)
 
 
 def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
@@ -253,7 +271,7 @@ class _Reading:
         self.texts, geometry = _texts(prompts, loaded.device), loaded.geometry
         self.layers = {layer.index: layer for layer in geometry.attention_layers}
         self.all_layers = [layer.index for layer in geometry.layers]
-        self.probes = _probes(prompts, request)
+        self.probes = _probes(asked, request)
         self.kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.probes}
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
 
@@ -311,6 +329,12 @@ class _Reading:
             weights=PerLayer(matrices),
             rollout=rollout,
             kept_keys=PerLayer(keys) if "keys" in self.probes else None,
+            per_token=PerLayer(
+                {
+                    key: TokenWeights(one.heads, one.weight[row, :, :count], one.uniform[row, :, :count])
+                    for key, one in self.kept.get("per_token", {}).items()
+                }
+            ),
             chosen=self.chosen[row],
         )
 
