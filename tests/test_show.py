@@ -152,11 +152,14 @@ def test_heads_stand_side_by_side_where_they_fit(attend):
 def test_the_sink_stands_in_a_strip_of_its_own(attend):
     matrix = attend(SENTENCE)[3, 0]
     plain = shown("--select", "3.0", "--sink", "mask", **PLAIN).splitlines()
-    assert "without key 0 (<s>), mean mass" in plain[1]
-    assert [line[15] for line in plain[2:11]] == [SHADES[min(int(weight * 5), 4)] for weight in matrix[:, 0]]
-    assert all(line[17:19] == "  " for line in plain[2:11])
-    rest = pixels(shown("--select", "3.0", "--sink", "mask", **COLOUR))[::2, 19::2]
-    assert [level(row[i - 1]) for i, row in enumerate(rest) if i] != [np.nan] * 8
+    assert plain[1].strip() == "without key 0 (<s>), mean mass"
+    assert plain[2].strip() == f"{matrix[1:, 0].mean():.2f} (grey strip, 0 to 1)"
+    assert [line[15] for line in plain[3:12]] == [SHADES[min(int(weight * 5), 4)] for weight in matrix[:, 0]]
+    assert all(line[17:19] == "  " for line in plain[3:12])
+    painted = pixels(shown("--select", "3.0", "--sink", "mask", **COLOUR))[::2, 15:]
+    strip, rest = painted[:, 0], painted[:, 4::2]
+    assert (strip == strip[:, :1]).all()
+    np.testing.assert_allclose((strip[:, 0] - 80) / 128, matrix[:, 0], atol=1 / 128)
     high = matrix[1:, 1:].max()
     found = [[level(colour) for colour in row[: len(matrix) - 1]] for row in rest]
     np.testing.assert_allclose(found, triangle(matrix)[:, 1:] / high, atol=1 / 255)

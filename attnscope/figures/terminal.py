@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ from rich.color import Color
 from rich.style import Style as Ink
 from rich.text import Text
 
-from attnscope.figures.colours import cmap_of, drawable, find_cmap, make_norm, quantity_name, sink_limits
+from attnscope.figures.colours import cmap_of, drawable, make_norm, quantity_name, sink_limits
 from attnscope.figures.jobs import Head
 from attnscope.figures.style import TAKEN, Axis, Style
 
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
 COLOURFUL = ("256", "truecolor")  # with fewer colours than a scale has steps, signs say more
 SHADES = "·░▒▓█"
 TAKEN_SIGN, TAKEN_GREY = "×", (128, 128, 128, 255)
+STRIP_GREYS = (80, 208)  # seen on a dark screen and on a light one
 LABELS = 14  # columns of the labels beside a map, at most
 GAP = 3  # columns between two maps
 LEAST_ACROSS = 64  # columns that a long text's map keeps where another could stand beside it
 MOST_LINES = 50
 WIDE_CELLS = 32  # tokens of a map whose cells are two pixels wide and high
 LABEL_LINES = 8  # of the labels below a map of few tokens
+LEAST_NOTE = 32  # columns of the lines between a title and its map
 TICK = 12  # columns from one label to the next below a map of many
 
 
@@ -87,8 +90,12 @@ class Panel:
         wide = not coloured or (len(head.axis_Q.labels) <= WIDE_CELLS and 2 * (len(head.axis_K.labels) + strip) <= room)
         size = 2 if wide else 1
         drawn = blocks(rgba_of(head, style), size) if coloured else shades(head, style)
-        above = [_cut(text, room, ink) for text, ink in ((head.title, "bold"), (head.note, "dim")) if text]
-        return cls(above, drawn, keys_below(head.axis_K, size, strip * size), queries_beside(head.axis_Q, 3 - size))
+        below = keys_below(head.axis_K, size, strip * size)
+        title = _cut(head.title, room, "bold")
+        across = max(title.cell_len, *(line.cell_len for line in (*drawn, *below)))
+        columns = max(1, min(room, max(across, LEAST_NOTE)))
+        notes = [_cut(line, columns, "dim") for line in wrap(head.note, columns)]
+        return cls([title, *notes], drawn, below, queries_beside(head.axis_Q, 3 - size))
 
     @property
     def width(self) -> int:
@@ -123,7 +130,8 @@ def rgba_of(head: Head, style: Style) -> np.ndarray:
         return cells_QK4
     limits = sink_limits(head.sink_Q, head.quantity)
     strip_Q1 = make_norm(limits, Style())(drawable(head.sink_Q[:, None], limits, Style()))
-    strip_Q14 = find_cmap("gray")(strip_Q1, bytes=True)
+    grey_Q11 = np.interp(np.ma.filled(strip_Q1, 0), (0, 1), STRIP_GREYS).astype(np.uint8)[..., None]
+    strip_Q14 = np.concatenate([grey_Q11.repeat(3, -1), 255 * ~np.ma.getmaskarray(strip_Q1)[..., None]], axis=-1)
     return np.concatenate([strip_Q14, np.zeros_like(strip_Q14), cells_QK4], axis=1)
 
 
@@ -185,8 +193,9 @@ def keys_below(axis: Axis, size: int, start: int) -> list[Text]:
         return [Text(" " * start + row) for row in rows]
     line, end = "", start + len(axis.labels) * size
     for cell, name in zip(*axis.marks(-(-TICK // size)), strict=True):
-        line = _padded(line, start + cell * size) + "╵"
-        line += _cut(name, min(TICK - 2, end - cell_len(line)), "").plain
+        shown = _cut(name, TICK - 2, "").plain
+        if not line or start + cell * size + 1 + cell_len(shown) <= end:
+            line = f"{_padded(line, start + cell * size)}╵{shown}"
     return [Text(line)]
 
 
