@@ -19,9 +19,9 @@ from rich.color import Color
 from rich.style import Style as Ink
 from rich.text import Text
 
-from attnscope.figures.colours import cmap_of, drawable, make_norm, quantity_name, sink_limits
+from attnscope.figures.colours import Limits, cmap_of, drawable, make_norm, quantity_name, sink_limits
 from attnscope.figures.jobs import Head
-from attnscope.figures.style import TAKEN, Axis, Style
+from attnscope.figures.style import TAKEN, Axis, Quantity, Style
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -123,13 +123,11 @@ def beside(panels: Sequence[Panel], labels: int) -> Iterator[Text]:
 
 def rgba_of(head: Head, style: Style) -> np.ndarray:
     """The colours of a map's cells, (Q, K, 4) bytes, without one where nothing is; a sink's strip and a gap before."""
-    shown_QK = drawable(np.where(head.values_QK == TAKEN, np.nan, head.values_QK), head.limits, style)
-    cells_QK4 = cmap_of(style, head.quantity)(make_norm(head.limits, style)(shown_QK), bytes=True)
+    cells_QK4 = cmap_of(style, head.quantity)(_levels(head.values_QK, head.limits, style), bytes=True)
     cells_QK4[head.values_QK == TAKEN] = TAKEN_GREY
     if head.sink_Q is None:
         return cells_QK4
-    limits = sink_limits(head.sink_Q, head.quantity)
-    strip_Q1 = make_norm(limits, Style())(drawable(head.sink_Q[:, None], limits, Style()))
+    strip_Q1 = _strip(head.sink_Q, head.quantity)
     grey_Q11 = np.interp(np.ma.filled(strip_Q1, 0), (0, 1), STRIP_GREYS).astype(np.uint8)[..., None]
     strip_Q14 = np.concatenate([grey_Q11.repeat(3, -1), 255 * ~np.ma.getmaskarray(strip_Q1)[..., None]], axis=-1)
     return np.concatenate([strip_Q14, np.zeros_like(strip_Q14), cells_QK4], axis=1)
@@ -160,14 +158,22 @@ def _block(top: tuple[int, ...], bottom: tuple[int, ...]) -> tuple[str, Ink]:
 
 def shades(head: Head, style: Style) -> list[Text]:
     """A line per query, two signs per key: the darker the more; blank where the query does not see the key."""
-    shown_QK = drawable(np.where(head.values_QK == TAKEN, np.nan, head.values_QK), head.limits, style)
-    signs_QK = _signs(make_norm(head.limits, style)(shown_QK))
+    signs_QK = _signs(_levels(head.values_QK, head.limits, style))
     signs_QK[head.values_QK == TAKEN] = TAKEN_SIGN
     if head.sink_Q is not None:
-        limits = sink_limits(head.sink_Q, head.quantity)
-        strip_Q1 = _signs(make_norm(limits, Style())(drawable(head.sink_Q[:, None], limits, Style())))
+        strip_Q1 = _signs(_strip(head.sink_Q, head.quantity))
         signs_QK = np.concatenate([strip_Q1, np.full_like(strip_Q1, " "), signs_QK], axis=1)
     return [Text("".join(sign * 2 for sign in row)) for row in signs_QK.tolist()]
+
+
+def _levels(values: np.ndarray, limits: Limits, style: Style) -> np.ma.MaskedArray:
+    """How far values are up a scale, from 0 to 1; masked where there is none, or where it was taken out."""
+    return make_norm(limits, style)(drawable(np.where(values == TAKEN, np.nan, values), limits, style))
+
+
+def _strip(sink_Q: np.ndarray, quantity: Quantity) -> np.ma.MaskedArray:
+    """The same for what was taken out of a head, (Q, 1), on the strip's own scale."""
+    return _levels(sink_Q[:, None], sink_limits(sink_Q, quantity), Style())
 
 
 def _signs(level: np.ma.MaskedArray) -> np.ndarray:
