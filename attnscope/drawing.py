@@ -29,15 +29,16 @@ from attnscope.figures import (
     save_metrics,
     save_overview,
 )
-from attnscope.figures.style import printed
+from attnscope.figures.style import head_title, printed
 from attnscope.files import write_whole
-from attnscope.measure.layers import LayerKey
+from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
 from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, score_panels, shortened
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
+    from attnscope.figures.terminal import HeadMaps
     from attnscope.observation import Head, LayerMaps, Observation
     from attnscope.text.prompt import Prompt, Span
 
@@ -268,9 +269,52 @@ def head_jobs(folder: Path, layers: Sequence[Maps], names: Sequence[str], style:
     return [
         (folder / "heads" / f"L{maps.layer:02d}{mark}{head:02d}.{style.image}", maps, index)
         for maps in layers
-        for index, head in enumerate(maps.heads)
-        if f"L{maps.layer}{mark}{head}" in wanted
+        for index, (head, name) in enumerate(zip(maps.heads, _names(maps), strict=True))
+        if name in wanted
     ]
+
+
+def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: int) -> HeadMaps:
+    """The named heads, in that order, as a terminal draws them: at most so many rows of cells each."""
+    from attnscope.figures.jobs import prepare_heads
+    from attnscope.figures.terminal import HeadMaps
+
+    if seen.maps is not None:
+        seen = replace(seen, maps=coarser(seen.maps, side, style.sink == "mask"))
+    role = {head.name: head.role for head in seen.kept_heads() if head.role != NONE}
+    jobs = {name: (Path(), maps, index) for maps in layer_maps(seen) for index, name in enumerate(_names(maps))}
+
+    def title(maps: Maps, index: int) -> str:
+        return " ".join(filter(None, (head_title(maps, index), role.get(_names(maps)[index]))))
+
+    return HeadMaps(prepare_heads([jobs[name] for name in names], style, title), style)
+
+
+def coarser(maps: LayerMaps, side: int, key0_apart: bool) -> LayerMaps:
+    """The same with neighbouring cells put together, so that at most `side` rows are left; key 0 stays apart if asked.
+
+    As the probe bins tokens: sum over keys, mean over queries, or the largest entry.
+    """
+    from attnscope.figures.jobs import column_mean
+
+    (rows, fewer_rows), (columns, fewer_columns) = maps.rows.coarser(side), maps.columns.coarser(side, key0_apart)
+    if (fewer_rows, fewer_columns) == (maps.rows, maps.columns):
+        return maps
+    tokens_Q1 = np.array(maps.rows.sizes)[:, None]
+
+    def together(values_HQK: np.ndarray) -> np.ndarray:
+        if maps.rule == "max":
+            return np.fmax.reduceat(np.fmax.reduceat(values_HQK, columns, -1), rows, -2)
+        summed = np.add.reduceat(np.nan_to_num(values_HQK) * tokens_Q1, rows, -2) / np.add.reduceat(tokens_Q1, rows)
+        seen = np.logical_or.reduceat(np.isfinite(values_HQK), rows, -2)
+        cells, there = np.add.reduceat(summed, columns, -1), np.logical_or.reduceat(seen, columns, -1)
+        return np.where(there, cells, np.nan).astype(np.float32)
+
+    key0 = maps.key0
+    if key0_apart and maps.bin_size == 1 and maps.rule == "sum" and maps.columns.tokens[0] == 0:
+        key0 = PerLayer({k: np.array([column_mean(v[:, 0], v[:, 1:]) for v in one]) for k, one in maps.values.items()})
+    values = PerLayer({key: together(values) for key, values in maps.values.items()})
+    return replace(maps, values=values, rows=fewer_rows, columns=fewer_columns, key0=key0)
 
 
 def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:

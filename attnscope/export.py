@@ -21,6 +21,7 @@ from attnscope.model.libraries import versions
 from attnscope.tables import save
 
 if TYPE_CHECKING:
+    from attnscope.looks import Mean
     from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen, Found
 
@@ -42,6 +43,7 @@ def export(
     top: int | None = MOST_HEADS,
     tables: bool = True,
     keys: bool = False,
+    per_token: Mean | None = None,
     spreadsheet: bool = False,
     options: Mapping[str, Any] | None = None,
     force: bool = False,
@@ -55,10 +57,11 @@ def export(
     those of the view, or the first 20 in the order of `sort`. sort: a metric by which heads.csv is ordered, mass where
     keys were chosen, else focus. min_weight, top_k: which relations and shares of a rollout are listed. over,
     other_keys: see `Observation.relations`. tables: whether heads and relations are listed. keys: whether to list what
-    every token receives. spreadsheet: cells that a spreadsheet would run as a formula begin with an apostrophe.
-    options: what the manifest says was asked for. force: write over the run of another text, model or options. workers:
-    processes that draw heads, None for as many as pay. advance: told after every picture. Raises UsageError for a
-    folder that cannot be written, or that holds another run.
+    every token receives. per_token: over which heads the weights of every token are averaged, None to leave them out.
+    spreadsheet: cells that a spreadsheet would run as a formula begin with an apostrophe. options: what the manifest
+    says was asked for. force: write over the run of another text, model or options. workers: processes that draw heads,
+    None for as many as pay. advance: told after every picture. Raises UsageError for a folder that cannot be written,
+    or that holds another run.
 
         >>> export(seen, "runs/bank", figures=("overview",), style=Style(scale="log"))
     """
@@ -70,6 +73,7 @@ def export(
     asked |= {"over": over, "other_keys": other_keys or None}
     asked |= {"group": seen.group, "weights": seen.view.weights, "keys": keys, "spreadsheet": spreadsheet}
     asked |= {name: found.expression for name, found in named(seen.chosen).items()}
+    asked |= {"per_token": per_token} if per_token else {}
     asked |= {name: value for name, value in asdict(style).items() if name != "about"}
     said, made, written = manifest(seen, options or {}, asked), Path(folder), list[Path]()
     check(made, said, force)
@@ -81,6 +85,8 @@ def export(
             written.append(save(related, made / "relations.csv", spreadsheet=spreadsheet))
         if keys:
             written.append(save(seen.key_table(), made / "keys.csv", spreadsheet=spreadsheet))
+        if per_token:
+            written.append(save(seen.token_table(per_token), made / "text.csv", spreadsheet=spreadsheet))
         if seen.rollout is not None:
             shares = seen.rollout.table(top_k, min_weight)
             written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))

@@ -27,7 +27,7 @@ NAME, MARK = "manifest.json", "unfinished.json"
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
 AROUND = frozenset({"out", "file", "ids", "offline", "trust_remote_code", "allow_pickle"})
 OURS = re.compile(
-    r"(heads|relations|keys|rollout)\.csv|(manifest|unfinished)\.json"
+    r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
     r"|(overview|metrics|mass|top|rollout|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from attnscope.drawing import Picture
     from attnscope.measure.operands import KeptOperands
+    from attnscope.measure.per_token import TokenWeights
     from attnscope.measure.probes import Cells, KeptKeys, KeptMap, Maps, View
     from attnscope.measure.rollout import Rollout
     from attnscope.seam.call import CaptureReport
@@ -156,7 +157,7 @@ class Observation:
     where they were asked for; weight_heads: {layer: their numbers}. operands: {layer: q, k and v of its heads},
     likewise. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the tokens that were
     asked about; scores, supports and what tokens receive are then of the chosen queries, and `columns.scores["mass"]`
-    is there where keys were chosen.
+    is there where keys were chosen. per_token: what every token has to do with them, where that was asked for.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -181,6 +182,7 @@ class Observation:
     rollout: Rollout | None = None
     kept_keys: PerLayer[KeptKeys] | None = None
     chosen: Chosen = Chosen()
+    per_token: PerLayer[TokenWeights] = field(default_factory=PerLayer)
 
     @property
     def prompt(self) -> Prompt:
@@ -246,6 +248,17 @@ class Observation:
                 "resting": words([", ".join(f"{head.name} {head.top_key_mass:.2f}" for head in heads) for heads in on]),
             }
         )
+
+    def token_table(self, mean: Literal["none", "layer", "all"] = "none") -> pa.Table:
+        """Every token's weight: a row per head and token, or per token of the heads' mean in a layer, or of all.
+
+        Columns layer, head, kv_head (null where several were averaged), position, token, weight, uniform. The weight is
+        what the chosen queries give the token on average, or, where keys alone were chosen, what it gives to them; null
+        where the mask hides it. Raises UsageError where it was not asked for.
+        """
+        from attnscope.looks import look_table
+
+        return look_table(self, mean)
 
     def uniform(self, layer: int | tuple[int, str]) -> dict[str, float]:
         """What uniform attention would score in a layer, by metric."""

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from attnscope.attention.questions import Features, Received
 from attnscope.errors import InputError, UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import MASS, METRICS, Texts
 from attnscope.measure.operands import KeptOperands, Operands
+from attnscope.measure.per_token import PerToken, TokenWeights
 from attnscope.measure.probes import (
     MAP_SIDE,
     ChosenKeys,
@@ -62,7 +64,8 @@ class Request:
     (None: all), of `group`s if given. maps: the heads to draw ("all", "kept" or None), binned by `bin_rule` to at most
     `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. operands: keep q,
     k and v as they were multiplied. Both are of the view's heads, or of {layer: heads}. rollout: the units whose
-    attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. query, key: the tokens that are asked about, as
+    attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. per_token: keep what every token gets from the
+    chosen queries, or gives to the keys where keys alone are chosen. query, key: the tokens that are asked about, as
     `text/tokens.py` reads them, with the groups of `define`, and the part of the maps that is kept; None for all.
 
         >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
@@ -81,6 +84,7 @@ class Request:
     weights: bool | Mapping[int, Sequence[int]] = False
     operands: bool | Mapping[int, Sequence[int]] = False
     rollout: Literal["bins", "tokens", "words", "sentences"] | None = None
+    per_token: bool = False
     query: str | None = None
     key: str | None = None
     define: Mapping[str, str] = field(default_factory=dict)
@@ -258,6 +262,8 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
         probes["operands"] = Operands(request.view_of(request.operands))
     if request.rollout:
         probes["rollout"] = RolloutProbe(_groups(prompts, request.rollout))
+    if request.per_token:
+        probes["per_token"] = PerToken(_towards(asked), request.view)
     return probes
 
 
@@ -275,6 +281,17 @@ def _keys_probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKey
     query = tuple(units(text, one.chosen.query) for text, one in enumerate(asked))
     key = tuple(units(text, one.chosen.key) for text, one in enumerate(asked))
     return ChosenKeys(request.top_k, query, key, request.view, groups_BT)
+
+
+def _towards(asked: Sequence[Asked]) -> Received | Features:
+    """What is asked of every token: its mean weight as a key of the chosen queries, or its mass on the chosen keys."""
+    on_keys = all(one.chosen.query is None and one.chosen.key is not None for one in asked)
+    share_BT = torch.zeros(len(asked), max(len(one.prompt) for one in asked))
+    for row, (prompt, chosen) in enumerate(asked):
+        found = chosen.key if on_keys else chosen.query
+        positions = list(range(len(prompt)) if found is None else found.positions)
+        share_BT[row, positions] = 1.0 if on_keys else 1 / len(positions)
+    return Features(share_BT[..., None]) if on_keys else Received(share_BT)
 
 
 def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
@@ -363,6 +380,12 @@ class _Reading:
             operands=PerLayer(operands),
             rollout=rollout,
             kept_keys=PerLayer(keys) if "keys" in self.probes else None,
+            per_token=PerLayer(
+                {
+                    key: TokenWeights(one.heads, one.weight[row, :, :count], one.uniform[row, :, :count])
+                    for key, one in self.kept.get("per_token", {}).items()
+                }
+            ),
             chosen=self.chosen[row],
         )
 

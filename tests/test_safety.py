@@ -154,6 +154,8 @@ def test_errors_show_no_controls_in_python_either() -> None:
         ("relations", "--group", "sentences"),
         ("relations", "--top-k", "1"),
         ("rollout",),
+        ("text", "--query", "last"),
+        ("heatmap", "--show", "--select", "1.0"),
         ("explain", "--head", "1.0"),
     ],
     ids=" ".join,

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "heads": (TEXT, "What every head does with a text, as a ranked table."),
     "relations": (TEXT, "Which token looks at which: the strongest keys of every query."),
     "keys": (TEXT, "What every token receives as a key, and which heads rest on it."),
+    "text": (TEXT, "The text itself, coloured by where chosen tokens look."),
     "heatmap": (TEXT, "The attention of a text, drawn: overview, layers, heads."),
     "view": (TEXT, "A text's attention as a page to hover over, in one HTML file."),
     "rollout": (TEXT, "Attention rolled out: which tokens each token came from."),

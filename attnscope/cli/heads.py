@@ -11,6 +11,7 @@ from attnscope.cli import output
 from attnscope.cli.completion import metrics
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.options import Drawing, Entries, Question, Relations, Results, TextRun, Top
+from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
@@ -52,7 +53,7 @@ class Ranking(Top):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
-GROUPS = (TextRun, Entries, Question, Ranking, Results, Relations, Drawing)
+GROUPS = (TextRun, Entries, Question, Ranking, Results, Relations, Drawing, Show)
 
 
 @takes(*GROUPS)
@@ -64,12 +65,13 @@ def heads(
     printing: Results,
     relations: Relations,
     drawing: Drawing,
+    showing: Show,
 ) -> int:
     """What every head does with a text, as a ranked table.
 
     On a terminal the heads are ranked by --sort; in a pipe all heads are printed as csv. With --out, relations,
-    heatmaps and a manifest are written too. With --key, each head's mass on those tokens; with --query, everything is
-    of those tokens' rows alone.
+    heatmaps and a manifest are written too. With --show heads are drawn below the table; in a pipe, on stderr. With
+    --key, each head's mass on those tokens; with --query, everything is of those tokens' rows alone.
     """
     entries.check(relations.group, drawing.scale)
     order, kinds = ranking.order(question), drawing.kinds(question)
@@ -81,6 +83,9 @@ def heads(
     from attnscope.cli.single import export_text, observe_text, report_checks
 
     options = recorded(asked, entries, question, ranking, printing, relations, drawing) | {"sort": ranking.by(question)}
+    usual = ranking.by(question) == Ranking().by(question)  # a manifest says it outright, a picture never
+    told = replace(ranking, sort=None) if usual else ranking
+    style = drawing.style(spelled("heads", asked, entries, question, told, printing, relations, drawing))
     seen = observe_text(
         asked,
         entries,
@@ -89,16 +94,13 @@ def heads(
         relations=printing.out is not None,
         top_k=relations.keys_per_query,
         group=relations.group,
-        maps="all" if printing.out else None,
         **question.asks(),
         **drawing.maps(),
+        **({"maps": "all"} if printing.out else showing.maps(style, stream(only=False))),
     )
     shown = seen.kept_heads(order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        usual = ranking.by(question) == Ranking().by(question)  # a manifest says it outright, a picture never
-        told = replace(ranking, sort=None) if usual else ranking
-        style = drawing.style(spelled("heads", asked, entries, question, told, printing, relations, drawing))
         how = {"sort": order, "min_weight": relations.min_weight, "style": style, "top": ranking.top}
         drawn = {} if kinds is None else {"figures": kinds}
         export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how, **drawn)
@@ -109,6 +111,8 @@ def heads(
         say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)
     for line in missing_support(seen):
         output.talk(line, printing.quiet)
+    if showing.show:
+        draw(seen, shown if entries.select else shown[:FEW], style, stream(only=False))
     return report_checks(seen, printing.quiet)
 
 

@@ -15,6 +15,7 @@ from attnscope.cli import output
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.heads import GROUPS, Ranking
 from attnscope.cli.options import FIGURES, Config, Drawing, Entries, Exporting, Question, TextRun
+from attnscope.cli.show import Show, draw, first_heads, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.shown import visible
@@ -33,36 +34,44 @@ class Pictures(Config, Exporting):
 
     out: Annotated[Path | None, Option(help="Draw into this folder.")] = None
 
-    def __post_init__(self) -> None:
-        if self.out is None:
-            raise UsageError("nowhere to draw", "name a folder with --out DIR")
-        super().__post_init__()
 
-
-@takes(TextRun, Entries, Question, Ranking, Pictures, Drawing, file=GROUPS)
+@takes(TextRun, Entries, Question, Ranking, Pictures, Drawing, Show, file=GROUPS)
 def heatmap(
-    asked: TextRun, entries: Entries, question: Question, ranking: Ranking, pictures: Pictures, drawing: Drawing
+    asked: TextRun,
+    entries: Entries,
+    question: Question,
+    ranking: Ranking,
+    pictures: Pictures,
+    drawing: Drawing,
+    showing: Show,
 ) -> int:
     """The attention of a text, drawn: overview, layers, heads; with --query and --key their part of it.
 
-    The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select.
+    The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select. With --show
+    they are drawn in the terminal, and --out may be left out; beside --out in a pipe they go to stderr.
     """
+    if pictures.out is None and not showing.show:
+        raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")
     entries.check(scale=drawing.scale)
     order, kinds = ranking.order(question), drawing.kinds(question) or FIGURES[:-1]
 
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    groups = (asked, entries, question, ranking, pictures, drawing)
+    groups, drawn = (asked, entries, question, ranking, pictures, drawing), pictures.out is not None
     options = recorded(*groups) | {"sort": ranking.by(question)}
-    measured = {} if {"overview", "metrics", "top"} & set(kinds) else {"metrics": ()}
-    seen = observe_text(asked, entries, pictures, options, maps="all", **measured, **question.asks(), **drawing.maps())
-    names = [head.name for head in seen.kept_heads()] if entries.select else []
-    how = {"figures": kinds, "sort": order if measured == {} else None, "top": ranking.top, "tables": False}
-    written = export_text(seen, pictures, options, heads=names, style=drawing.style(spelled("heatmap", *groups)), **how)
-    _print(written[:-1])  # without the manifest
-    output.talk(
-        "heads are drawn one by one with --select", pictures.quiet or entries.select is not None or "heads" not in kinds
-    )
+    style, to = drawing.style(spelled("heatmap", *groups)), stream(only=not drawn)
+    measured = not drawn or bool({"overview", "metrics", "top"} & set(kinds))
+    kept = {"maps": "all"} if drawn else showing.maps(style, to)
+    kept |= {} if measured else {"metrics": ()}
+    seen = observe_text(asked, entries, pictures, options, **question.asks(), **drawing.maps(), **kept)
+    if drawn:
+        names = [head.name for head in seen.kept_heads()] if entries.select else []
+        how = {"figures": kinds, "sort": order if measured else None, "top": ranking.top, "tables": False}
+        _print(export_text(seen, pictures, options, heads=names, style=style, **how)[:-1])  # without the manifest
+        named = entries.select is not None or "heads" not in kinds
+        output.talk("heads are drawn one by one with --select", pictures.quiet or named)
+    if showing.show:
+        draw(seen, seen.kept_heads() if entries.select else first_heads(seen), style, to)
     return report_checks(seen, pictures.quiet)
 
 

@@ -358,9 +358,10 @@ class Look(Image):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Map(Look):
-    """How a heatmap is drawn."""
+class Scale:
+    """How weights become colours."""
 
+    panel = "Figures"
     scale: Annotated[Literal["linear", "sqrt", "log"], Option(help="Colour scale.")] = "linear"
     floor: Annotated[
         float | None, Option(help="Where --scale log begins, e.g. 0.001 (default: the least weight).", metavar="WEIGHT")
@@ -369,6 +370,12 @@ class Map(Look):
         Literal["keep", "mask"] | None,
         Option(help="A head's sink (its top key, else key 0): keep it, or draw it as a strip (default: keep)."),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map(Scale, Look):
+    """How a heatmap is drawn."""
+
     annotate: Annotated[
         bool | None, Option("--annotate/--no-annotate", help="Numbers in the cells (default: up to 12 tokens).")
     ] = None

@@ -83,9 +83,9 @@ def tell(facts: Mapping[str, Any], format: str | None, picture: Callable[[], Ren
         show(picture())
 
 
-def show(renderable: RenderableType) -> None:
+def show(renderable: RenderableType, stream: Any = None) -> None:
     """Print something rich on stdout; in a pipe wide and without colour, unless COLUMNS and FORCE_COLOR say else."""
-    console(sys.stdout).print(_Visible(renderable))
+    console(stream or sys.stdout).print(_Visible(renderable))
 
 
 class _Visible:
@@ -114,7 +114,7 @@ def console(stream: Any) -> Console:
         file=stream,
         force_terminal=coloured,
         width=None if terminal else int(columns) if columns.isdecimal() and int(columns) else PIPE_WIDTH,
-        color_system=None if os.environ.get("NO_COLOR") or not coloured else "auto" if terminal else "standard",
+        color_system=None if os.environ.get("NO_COLOR") or not coloured else "auto" if terminal else "256",
         highlight=False,
         markup=False,
         emoji=False,

@@ -371,6 +371,20 @@ class Cells(NamedTuple):
         """The first token of each."""
         return [self.tokens[place] for place in accumulate(self.sizes[:-1], initial=0)]
 
+    def coarser(self, side: int, key0_apart: bool = False) -> tuple[np.ndarray, Cells]:
+        """At most about `side` of them, neighbours put together: where each begins among these, and what it is.
+
+        key0_apart: token 0 stays, or gets, one of its own.
+        """
+        step = max(1, -(-len(self.sizes) // side))
+        if step == 1:
+            return np.arange(len(self.sizes)), self
+        apart = key0_apart and self.tokens[0] == 0
+        own = int(apart and self.size > 1 and self.sizes[0] == 1)
+        starts = np.arange(0, len(self.sizes) - own, step) + own  # where rows begin, that is: the axes stay in step
+        starts = np.concatenate([[0], np.maximum(starts, 1)]) if apart else starts
+        return starts, Cells(self.tokens, np.add.reduceat(self.sizes, starts).tolist(), self.size * step)
+
     def groups(self, count: int) -> Tensor:
         """The number of the row or column that each of so many tokens is in, -1 for none."""
         groups_T = torch.full((count,), -1)

@@ -256,7 +256,7 @@ def rounded(values: np.ndarray) -> list[float | None]:
 
 def _square(maps: LayerMaps) -> bool:
     """Whether the cells are sums over keys and means over queries of as many tokens in rows as in columns."""
-    return list(maps.rows) == list(maps.columns) and (maps.rule == "sum" or maps.bin_size == 1)
+    return maps.rows == maps.columns and (maps.rule == "sum" or maps.bin_size == 1)
 
 
 def _steps_of(at: int, kept: KeptOperands, blobs: Blobs) -> Iterator[dict[str, Any]]:

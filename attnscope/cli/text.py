@@ -1,0 +1,136 @@
+"""`attnscope text`: the text itself, coloured by where chosen tokens look, or by who looks at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+from typer import Option
+
+from attnscope.cli import output
+from attnscope.cli.groups import fill, recorded
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import Heads, Question, Results, Scale, TextRun
+from attnscope.cli.takes import takes
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnscope.figures import Style
+    from attnscope.figures.prose import Prose
+    from attnscope.looks import Look
+    from attnscope.observation import Observation
+
+EXAMPLES = (
+    'attnscope text --text "the financial bank is located on river bank" --query last --select 1.4',
+    "attnscope text --file README.md --truncate right --key first --mean layer --format csv | head",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Results):
+    """The text to a terminal, its numbers to a pipe and to --out."""
+
+    out: Annotated[Path | None, Option(help="Write text.csv and manifest.json here.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """Whether heads stand alone."""
+
+    panel = "Attention"
+    mean: Annotated[
+        Literal["none", "layer", "all"] | None,
+        Option(help="Average the heads per layer, or all (default: all; none with --select)."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colours(Scale):
+    """How weights become colours."""
+
+    sink: Annotated[
+        Literal["keep", "mask"] | None,
+        Option(help="The heads' sink (their top key, else key 0): keep it, or leave it uncoloured (default: keep)."),
+    ] = None
+
+
+@takes(TextRun, Heads, Question, Mean, Listing, Colours, file=GROUPS)
+def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing: Listing, colours: Colours) -> int:
+    """The text itself, coloured by where chosen tokens look.
+
+    By the weight that each token gets from the --query tokens, on average over them (all tokens unless said); with
+    --key alone, by the mass that each token gives to those keys. On a terminal the text is printed, once per head of
+    --select; in a pipe its numbers as csv, a row per token.
+    """
+    if colours.sink == "mask" and question.key is not None and question.query is None:
+        raise UsageError("--sink is about keys, and --key alone colours queries", "leave out --sink, or add --query")
+    format = output.wanted_format(printing.format)
+
+    from attnscope.cli.options import Entries
+    from attnscope.cli.single import export_text, observe_text, report_checks
+    from attnscope.figures import Style
+    from attnscope.looks import looks
+
+    options = recorded(asked, chosen, question, mean, printing, colours)
+    entries = Entries(select=chosen.select, by=chosen.by)
+    seen = observe_text(asked, entries, printing, options, metrics=(), per_token=True, **question.asks())
+    over = mean.mean or ("none" if chosen.select else "all")
+    if printing.out:
+        export_text(seen, printing, options, figures=(), per_token=over, spreadsheet=printing.spreadsheet)
+    if format == "table":
+        from rich.console import Group
+
+        output.show(Group(*(prose(seen, look, fill(Style, colours)) for look in looks(seen, over))))
+    else:
+        output.emit(seen.token_table(over), format, lambda: "", printing.spreadsheet)
+    return report_checks(seen, printing.quiet)
+
+
+def prose(seen: Observation, look: Look, style: Style) -> Prose:
+    """The text of an observation, coloured as a head looks."""
+    from attnscope.figures.colours import find_limits
+    from attnscope.figures.prose import Prose
+
+    on_keys = seen.chosen.query is None and seen.chosen.key is not None
+    weight_T = look.weight_T.copy()
+    if style.sink == "mask":
+        weight_T[look.sink] = np.nan
+    telling_T = (
+        np.where(look.uniform_T > 1 - 1e-6, np.nan, weight_T) if on_keys else weight_T
+    )  # it could look nowhere else
+    limits = find_limits([telling_T[None] if np.isfinite(telling_T).any() else weight_T[None]], style)
+    marked = {place: name for name in ("key", "query") for place in positions(seen, name)}
+    return Prose(
+        seen.prompt.plain, weight_T, limits, style, marked, not on_keys, look.name, legend(seen, look, weight_T)
+    )
+
+
+def positions(seen: Observation, name: str) -> tuple[int, ...]:
+    """The tokens that were chosen as queries, or as keys."""
+    found = getattr(seen.chosen, name)
+    return () if found is None else found.positions
+
+
+def legend(seen: Observation, look: Look, shown_T: np.ndarray) -> str:
+    """What stands beside the scale: the largest weight, the sink's, that of the chosen keys, and what is marked."""
+    query, key = (positions(seen, name) for name in ("query", "key"))
+    weight_T, largest = np.nan_to_num(look.weight_T), int(np.nan_to_num(shown_T).argmax())
+    said = [f"largest {weight_T[largest]:.2f} {named(seen, largest)}"]
+    if query or not key:
+        left_out = " (left out)" * bool(np.isnan(shown_T[look.sink]))
+        said.append(f"sink {named(seen, look.sink)} {weight_T[look.sink]:.2f}{left_out}")
+        said += [f"keys {weight_T[list(key)].sum():.2f}"] * bool(key)
+    said += ["»query«"] * bool(query) + ["‹key›"] * bool(key)
+    return ", ".join(said)
+
+
+def named(seen: Observation, position: int) -> str:
+    """A token in a line: `bank(8)`."""
+    from rich.text import Text
+
+    label = seen.prompt.labels[position]
+    shown = Text(label.strip("·") or label)
+    shown.truncate(16, overflow="ellipsis")
+    return f"{shown.plain}({position})"

@@ -1,0 +1,257 @@
+"""Heads as a terminal shows them: maps in half blocks, two cells high; without colours in shades.
+
+Q query, K key, P pixel (one column wide, half a line high).
+
+    console.print(HeadMaps(heads, Style()))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.cells import cell_len
+from rich.color import Color
+from rich.style import Style as Ink
+from rich.text import Text
+
+from attnscope.figures.colours import Limits, cmap_of, drawable, make_norm, quantity_name, sink_limits
+from attnscope.figures.jobs import Head
+from attnscope.figures.style import TAKEN, Axis, Quantity, Style
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+
+COLOURFUL = ("256", "truecolor")  # with fewer colours than a scale has steps, signs say more
+SHADES = "·░▒▓█"
+TAKEN_SIGN, TAKEN_GREY = "×", (128, 128, 128, 255)
+STRIP_GREYS = (80, 208)  # seen on a dark screen and on a light one
+LABELS = 14  # columns of the labels beside a map, at most
+GAP = 3  # columns between two maps
+LEAST_ACROSS = 64  # columns that a long text's map keeps where another could stand beside it
+MOST_LINES = 50
+WIDE_CELLS = 32  # tokens of a map whose cells are two pixels wide and high
+LABEL_LINES = 8  # of the labels below a map of few tokens
+LEAST_NOTE = 32  # columns of the lines between a title and its map
+TICK = 12  # columns from one label to the next below a map of many
+
+
+def side(width: int, coloured: bool, style: Style) -> int:
+    """How many rows and columns of cells a map has room for on a screen so wide."""
+    room = width - _labels(width)
+    across = max(1, (room + GAP) // (LEAST_ACROSS + GAP))
+    cells = (room - GAP * (across - 1)) // across // (1 if coloured else 2)
+    strip = 3 if style.sink == "mask" else 0  # the sink's own column, a gap, and key 0 apart from the rest of its bin
+    return max(1, min(cells - strip, MOST_LINES * (2 if coloured else 1)))
+
+
+def _labels(width: int) -> int:
+    """Columns beside a map, the space before it with them."""
+    return min(LABELS, width // 4) + 1
+
+
+@dataclass(frozen=True)
+class HeadMaps:
+    """Several heads with the same axes, side by side where they fit, and the legend of their scale."""
+
+    heads: Sequence[Head]
+    style: Style = Style()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        width, coloured = options.max_width, console.color_system in COLOURFUL
+        room = width - _labels(width)
+        panels = [Panel.of(head, self.style, coloured, room) for head in self.heads]
+        across = max(1, (room + GAP) // (max(panel.width for panel in panels) + GAP))
+        for first in range(0, len(panels), across):
+            for line in beside(panels[first : first + across], _labels(width)):
+                line.truncate(width)
+                yield line
+            yield Text()
+        yield from legend(self.heads, self.style, coloured).wrap(console, width)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One head's lines: above its map, the map, below it; and what stands beside each of the map's lines."""
+
+    above: list[Text]
+    map: list[Text]
+    below: list[Text]
+    beside: list[str]
+
+    @classmethod
+    def of(cls, head: Head, style: Style, coloured: bool, room: int) -> Panel:
+        """The lines of a head; room: columns that there are for it."""
+        strip = 0 if head.sink_Q is None else 2
+        wide = not coloured or (len(head.axis_Q.labels) <= WIDE_CELLS and 2 * (len(head.axis_K.labels) + strip) <= room)
+        size = 2 if wide else 1
+        drawn = blocks(rgba_of(head, style), size) if coloured else shades(head, style)
+        below = keys_below(head.axis_K, size, strip * size)
+        title = _cut(head.title, room, "bold")
+        across = max(title.cell_len, *(line.cell_len for line in (*drawn, *below)))
+        columns = max(1, min(room, max(across, LEAST_NOTE)))
+        notes = [_cut(line, columns, "dim") for line in wrap(head.note, columns)]
+        return cls([title, *notes], drawn, below, queries_beside(head.axis_Q, 3 - size))
+
+    @property
+    def width(self) -> int:
+        """The columns that it takes."""
+        return max(line.cell_len for line in (*self.above, *self.map, *self.below))
+
+
+def beside(panels: Sequence[Panel], labels: int) -> Iterator[Text]:
+    """The lines of several panels in a row, labels of so many columns before the maps."""
+    width, first = max(panel.width for panel in panels), panels[0]
+    above, below = (max(len(getattr(panel, part)) for panel in panels) for part in ("above", "below"))
+    names = [*[""] * above, *first.beside, *[""] * below]
+    for row, name in enumerate(names):
+        line = _cut(name, labels - 1, "")
+        line.pad_left(labels - 1 - line.cell_len)
+        line.append(" ")
+        for place, panel in enumerate(panels):
+            lines = [*panel.above, *[Text()] * (above - len(panel.above)), *panel.map, *panel.below]
+            part = lines[row] if row < len(lines) else Text()
+            line.append_text(part)
+            if place < len(panels) - 1:
+                line.append(" " * (width + GAP - part.cell_len))
+        yield line
+
+
+def rgba_of(head: Head, style: Style) -> np.ndarray:
+    """The colours of a map's cells, (Q, K, 4) bytes, without one where nothing is; a sink's strip and a gap before."""
+    cells_QK4 = cmap_of(style, head.quantity)(_levels(head.values_QK, head.limits, style), bytes=True)
+    cells_QK4[head.values_QK == TAKEN] = TAKEN_GREY
+    if head.sink_Q is None:
+        return cells_QK4
+    strip_Q1 = _strip(head.sink_Q, head.quantity)
+    grey_Q11 = np.interp(np.ma.filled(strip_Q1, 0), (0, 1), STRIP_GREYS).astype(np.uint8)[..., None]
+    strip_Q14 = np.concatenate([grey_Q11.repeat(3, -1), 255 * ~np.ma.getmaskarray(strip_Q1)[..., None]], axis=-1)
+    return np.concatenate([strip_Q14, np.zeros_like(strip_Q14), cells_QK4], axis=1)
+
+
+def blocks(cells_QK4: np.ndarray, size: int) -> list[Text]:
+    """Cells of size x size pixels as lines of half blocks."""
+    pixels_PP4 = cells_QK4.repeat(size, 0).repeat(size, 1)
+    if len(pixels_PP4) % 2:
+        pixels_PP4 = np.concatenate([pixels_PP4, np.zeros_like(pixels_PP4[:1])])
+    lines = []
+    for top_P4, bottom_P4 in zip(pixels_PP4[::2].tolist(), pixels_PP4[1::2].tolist(), strict=True):
+        line = Text()
+        for pair, run in groupby(zip(map(tuple, top_P4), map(tuple, bottom_P4), strict=True)):
+            sign, ink = _block(*pair)
+            line.append(sign * len(list(run)), ink)
+        lines.append(line)
+    return lines
+
+
+def _block(top: tuple[int, ...], bottom: tuple[int, ...]) -> tuple[str, Ink]:
+    """A sign and its colours for two pixels, one above the other; what has no colour is the terminal's own."""
+    upper, lower = (Color.from_rgb(*pixel[:3]) if pixel[3] else None for pixel in (top, bottom))
+    if upper is None:
+        return (" ", Ink()) if lower is None else ("▄", Ink(color=lower))
+    return "▀", Ink(color=upper, bgcolor=lower)
+
+
+def shades(head: Head, style: Style) -> list[Text]:
+    """A line per query, two signs per key: the darker the more; blank where the query does not see the key."""
+    signs_QK = _signs(_levels(head.values_QK, head.limits, style))
+    signs_QK[head.values_QK == TAKEN] = TAKEN_SIGN
+    if head.sink_Q is not None:
+        strip_Q1 = _signs(_strip(head.sink_Q, head.quantity))
+        signs_QK = np.concatenate([strip_Q1, np.full_like(strip_Q1, " "), signs_QK], axis=1)
+    return [Text("".join(sign * 2 for sign in row)) for row in signs_QK.tolist()]
+
+
+def _levels(values: np.ndarray, limits: Limits, style: Style) -> np.ma.MaskedArray:
+    """How far values are up a scale, from 0 to 1; masked where there is none, or where it was taken out."""
+    return make_norm(limits, style)(drawable(np.where(values == TAKEN, np.nan, values), limits, style))
+
+
+def _strip(sink_Q: np.ndarray, quantity: Quantity) -> np.ma.MaskedArray:
+    """The same for what was taken out of a head, (Q, 1), on the strip's own scale."""
+    return _levels(sink_Q[:, None], sink_limits(sink_Q, quantity), Style())
+
+
+def _signs(level: np.ma.MaskedArray) -> np.ndarray:
+    """The sign of each level from 0 to 1."""
+    step = np.minimum((np.ma.filled(level, 0) * len(SHADES)).astype(int), len(SHADES) - 1)
+    return np.where(np.ma.getmaskarray(level), " ", np.array(list(SHADES))[step])
+
+
+def queries_beside(axis: Axis, per_line: int) -> list[str]:
+    """What stands beside each line of a map with so many queries per line."""
+    names = [""] * -(-len(axis.labels) // per_line)
+    for cell, name in zip(*axis.marks(per_line), strict=True):
+        names[cell // per_line] = name
+    return names
+
+
+def keys_below(axis: Axis, size: int, start: int) -> list[Text]:
+    """The labels below a map: of few tokens each one downwards, of many now and then, with their numbers."""
+    if size == 2 and not axis.binned and len(axis.labels) <= WIDE_CELLS:
+        names = [glyphs(label.strip("·") or label) for label in axis.labels]
+        high = min(LABEL_LINES, max(map(len, names)))
+        rows = ("".join(_padded(name[row] if row < len(name) else "", 2) for name in names) for row in range(high))
+        return [Text(" " * start + row) for row in rows]
+    line, end = "", start + len(axis.labels) * size
+    for cell, name in zip(*axis.marks(-(-TICK // size)), strict=True):
+        shown = _cut(name, TICK - 2, "").plain
+        if not line or start + cell * size + 1 + cell_len(shown) <= end:
+            line = f"{_padded(line, start + cell * size)}╵{shown}"
+    return [Text(line)]
+
+
+def glyphs(text: str) -> list[str]:
+    """What of a text takes columns, each with the marks that belong to it."""
+    found: list[str] = []
+    for char in text:
+        if found and (not cell_len(char) or found[-1].endswith("\u200d")):
+            found[-1] += char
+        else:
+            found.append(char)
+    return found
+
+
+def legend(heads: Sequence[Head], style: Style, coloured: bool) -> Text:
+    """The scale, what it is of, and what the other signs mean."""
+    head = heads[0]
+    shared = all(one.limits == head.limits for one in heads)
+    scale = Text.assemble(*(_ramp(head, style, shared) if coloured else _steps(head, style, shared)))
+    said = [quantity_name(head.quantity, style)]
+    said += ["blank: not visible to the query"] if any(np.isnan(one.values_QK).any() for one in heads) else []
+    if any((one.values_QK == TAKEN).any() for one in heads):
+        said.append(f"{'grey' if coloured else TAKEN_SIGN}: the sink, taken out")
+    return scale.append(f"  {'; '.join(said)}")
+
+
+def _ramp(head: Head, style: Style, shared: bool) -> Iterator[str | tuple[str, Ink]]:
+    """The colours from the least to the largest value."""
+    yield f"{head.limits.low:.2g} " if shared else "least "
+    for red, green, blue, _ in cmap_of(style, head.quantity)(np.linspace(0, 1, 16), bytes=True).tolist():
+        yield "█", Ink(color=Color.from_rgb(red, green, blue))
+    yield f" {head.limits.high:.2g}" if shared else " largest of each head"
+
+
+def _steps(head: Head, style: Style, shared: bool) -> Iterator[str]:
+    """The shades, each with the value at which the next begins."""
+    if not shared:
+        yield f"{SHADES[0]} least to {SHADES[-1]} largest of each head"
+        return
+    for step, sign in enumerate(SHADES[:-1], start=1):
+        yield f"{sign} to {make_norm(head.limits, style).inverse(step / len(SHADES)):.2g}  "
+    yield f"{SHADES[-1]} to {head.limits.high:.2g}"
+
+
+def _cut(text: str, columns: int, ink: str) -> Text:
+    """Text in a line of at most so many columns."""
+    line = Text(text, ink)
+    line.truncate(max(columns, 0), overflow="ellipsis" if columns > 1 else "crop")
+    return line
+
+
+def _padded(text: str, columns: int) -> str:
+    return text + " " * (columns - cell_len(text))

@@ -1,0 +1,106 @@
+"""Per head, or on average over several, what every token has to do with the tokens that were asked about.
+
+Shapes: H head, T token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from attnscope.errors import UsageError
+from attnscope.measure.roles import RESTS
+from attnscope.tables import as_table, numbers, texts_at
+
+if TYPE_CHECKING:
+    from attnscope.measure.layers import LayerKey
+    from attnscope.observation import Observation
+
+Mean = Literal["none", "layer", "all"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """One head, or the mean of several: every token's weight, and what uniform attention gives it, (T,), NaN if hidden.
+
+    layer, head, kv_head: None where several were averaged. sink: the key that most of the heads rest on.
+    """
+
+    name: str
+    layer: int | None
+    head: int | None
+    kv_head: int | None
+    weight_T: np.ndarray
+    uniform_T: np.ndarray
+    sink: int
+
+
+def looks(seen: Observation, mean: Mean = "none") -> list[Look]:
+    """The kept heads, one by one, or on average per layer, or over all. Raises UsageError where none was asked for."""
+    if not seen.per_token:
+        raise UsageError("this observation kept no weights per token", "ask with Request(per_token=True)")
+    found = [look for key in seen.per_token for look in _of_layer(seen, key)]
+    if mean == "none":
+        return found
+    if mean == "all":
+        return [_averaged(found, f"mean of {len(found)} heads", None)]
+    layers = sorted({look.layer for look in found if look.layer is not None})
+    per_layer = [[look for look in found if look.layer == layer] for layer in layers]
+    return [_averaged(one, f"L{one[0].layer}, mean of {len(one)} heads", one[0].layer) for one in per_layer]
+
+
+def look_table(seen: Observation, mean: Mean = "none") -> pa.Table:
+    """The looks as rows; see `Observation.token_table`."""
+    found, count = looks(seen, mean), len(seen.prompt)
+    position = np.tile(np.arange(count, dtype=np.int32), len(found))
+    which = {
+        name: np.repeat(
+            np.array([-1 if (one := getattr(look, name)) is None else one for look in found], np.int32), count
+        )
+        for name in ("layer", "head", "kv_head")
+    }
+    return as_table(
+        {
+            **{name: numbers(column, column < 0) for name, column in which.items()},
+            "position": position,
+            "token": texts_at(seen.prompt.tokens, position),
+            "weight": np.concatenate([look.weight_T for look in found]),
+            "uniform": np.concatenate([look.uniform_T for look in found]),
+        }
+    )
+
+
+def _of_layer(seen: Observation, key: LayerKey) -> list[Look]:
+    kept, columns, by_kv = seen.per_token[key], seen.columns, seen.view.by_kv
+    places = np.flatnonzero((columns.layer == key.layer) & (columns.kind == key.kind))[kept.heads]
+    sinks = np.where(columns.top_key_mass[places] > RESTS, columns.top_key[places], 0).tolist()
+    return [
+        Look(
+            seen.heads[place].name,
+            key.layer,
+            None if by_kv else head,
+            head if by_kv else int(seen.kv_head(key, head)),
+            kept.weight[row].numpy(),
+            kept.uniform[row].numpy(),
+            sinks[row],
+        )
+        for row, (place, head) in enumerate(zip(places.tolist(), kept.heads, strict=True))
+    ]
+
+
+def _averaged(found: list[Look], name: str, layer: int | None) -> Look:
+    """The mean; a token that some of the heads cannot see has nothing of theirs."""
+    sink = Counter(look.sink for look in found).most_common(1)[0][0]
+    weight_T, uniform_T = (_mean([getattr(look, part) for look in found]) for part in ("weight_T", "uniform_T"))
+    return Look(name, layer, None, None, weight_T, uniform_T, sink)
+
+
+def _mean(parts: list[np.ndarray]) -> np.ndarray:
+    part_HT = np.stack(parts)
+    return np.where(np.isnan(part_HT).all(0), np.nan, np.nan_to_num(part_HT).mean(0, dtype=np.float64)).astype(
+        np.float32
+    )

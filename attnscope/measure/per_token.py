@@ -1,0 +1,67 @@
+"""What each token of a text has to do with the tokens that are asked about: the text itself, to be coloured.
+
+Shapes: B text, H head (or kv head, where a view averages them), Q query, K key, T token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import Features, Question, Received
+from attnscope.attention.uniform import UniformAttention
+from attnscope.measure.probes import Answers, Layer, OfMasks, View
+
+HIDDEN = 1e-12  # below what uniform attention gives any token that is seen: 1 / (queries x keys)
+
+
+class TokenWeights(NamedTuple):
+    """Of a layer's kept heads (H numbers) every token's weight, and what uniform attention gives it, (B, H, T) each.
+
+    NaN where the mask hides all that is asked about from it, or it from them.
+    """
+
+    heads: list[int]
+    weight: Tensor
+    uniform: Tensor
+
+
+@dataclass
+class PerToken:
+    """Every token's weight, of each head: one question in the layer's pass, whose answer grows with the tokens alone.
+
+    Received: what the token gets as a key from the chosen queries, on average over them. Features of one column: the
+    mass that the token, as a query, gives to the chosen keys.
+    """
+
+    question: Received | Features
+    view: View = View()
+    _uniform: OfMasks[Tensor] = field(default_factory=WeakKeyDictionary)  # layers that share a mask share it
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [self.question] if self.view.kept(layer) else []
+
+    def keep(self, layer: Layer, answers: Answers) -> TokenWeights | None:
+        heads = self.view.kept(layer)
+        if not heads:
+            return None
+        weight_BHT, uniform_BHT = self._answer(answers[self.question]), self._null(layer)
+        if self.view.by_kv:
+            weight_BHT, uniform_BHT = layer.per_kv_head(weight_BHT), layer.per_kv_head(uniform_BHT)
+        weight_BHT, uniform_BHT = weight_BHT[:, heads], uniform_BHT[:, heads]
+        hidden_BHT = uniform_BHT < HIDDEN
+        return TokenWeights(heads, *(one.masked_fill(hidden_BHT, torch.nan).cpu() for one in (weight_BHT, uniform_BHT)))
+
+    def _answer(self, found: Tensor) -> Tensor:
+        return found[..., 0] if isinstance(self.question, Features) else found
+
+    def _null(self, layer: Layer) -> Tensor:
+        visible = layer.P.visible
+        if visible not in self._uniform:
+            self._uniform[visible] = self._answer(UniformAttention(visible).ask(self.question))
+        return self._uniform[visible].expand(layer.P.batch, layer.P.heads, -1).contiguous().to(layer.P.device)
