@@ -119,10 +119,11 @@ class ModelView {
     /** @type {(Thumb|null)[]} */
     const thumbs = [];
     for (const name of row.heads) {
-      thumbs.push(await this.#small(shown, name, state, pixels));
       await breathe();
       if (done !== this.done) return; // another look was asked for meanwhile
+      thumbs.push(await this.#small(shown, name, state, pixels));
     }
+    if (done !== this.done) return;
     const context = fit(row.canvas, ...this.grid.extent(row));
     context.imageSmoothingEnabled = false;
     context.lineWidth = 1;
