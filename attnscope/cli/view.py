@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from attnscope.viewer.plan import Plan
 
 EXAMPLES = (
-    'attnscope view --text "the financial bank is located on river bank" -o bank.html',
-    'attnscope view --text "Mary gave John a book" --compare-text "John gave Mary a book" -o swapped.html',
-    'attnscope heads "the cat sat on the mat" --out runs/cat > cat.csv && attnscope view runs/cat -o cat.html',
+    'attnscope view --text "the financial bank is located on river bank" --out bank.html',
+    'attnscope view --text "Mary gave John a book" --compare-text "John gave Mary a book" --out swapped.html',
+    'attnscope heads "the cat sat on the mat" --out runs/cat > cat.csv && attnscope view runs/cat --out cat.html',
 )
 STDOUT = Path("-")
 

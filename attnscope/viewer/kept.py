@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import UsageError
+from attnscope.files import jsonable
 from attnscope.manifest import NAME, prompt_of, read_manifest
 from attnscope.measure.metrics import METRICS
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
@@ -53,9 +54,9 @@ class KeptSide:
         heads = [self._head(place, layers.index(place[0]), ids) for place in places]
         return {
             "name": str(model.get("name")),
-            "model": {name: model.get(name) for name in ("name", "type", "revision", "layers")}
-            | {"dtype": self.manifest.get("dtype")},
-            "engine": self.manifest.get("engine"),
+            "model": jsonable({name: model.get(name) for name in ("name", "type", "revision", "layers")})
+            | {"dtype": str(self.manifest.get("dtype"))},
+            "engine": str(self.manifest.get("engine")),
             **said_of(self.prompt),
             "layers": [self._layer(layer, [one for one in heads if layers[one["at"]] == layer]) for layer in layers],
             "metrics": metrics_of(ids, len(self.prompt)),
@@ -79,6 +80,8 @@ class KeptSide:
             return {**self.said, "maps": [], "relations": None}
         heads = [{"at": one["at"], "head": one["head"]} for one in self.said["heads"]]
         weight_NTk, key_NTk = found
+        if wanted.rows is not None:  # too much for the page: fewer keys
+            weight_NTk, key_NTk = weight_NTk[..., : wanted.top_k], key_NTk[..., : wanted.top_k]
         if np.count_nonzero(~np.isnan(weight_NTk)) == len(heads) * len(self.prompt) * (len(self.prompt) + 1) // 2:
             maps_NTT = np.zeros((len(heads), len(self.prompt), len(self.prompt)), np.float32)
             head, query, nth = np.nonzero(~np.isnan(weight_NTk))
@@ -86,6 +89,8 @@ class KeptSide:
             entries = packed_maps(blobs, maps_NTT, wanted.bits)
             maps = [{**head, "bin": 1, "windowed": False, **one} for head, one in zip(heads, entries, strict=True)]
             return {**self.said, "maps": maps, "relations": None}
+        if not weight_NTk.size:
+            return {**self.said, "maps": [], "relations": None}
         keys, numbers, scale = strongest(weight_NTk, key_NTk)
         [place, _] = blobs.add(keys, numbers)
         related = {"k": weight_NTk.shape[-1], "heads": heads, "scale": scale, "bits": 16, **place}
@@ -104,9 +109,12 @@ class KeptSide:
         order = np.argsort(row, kind="stable")
         row, starts = row[order], np.searchsorted(row[order], row[order])
         nth = np.arange(len(row)) - starts  # of its query
+        if nth.max(initial=0) >= count:
+            raise self._damaged("relations.csv")
         shape = len(number) * count, int(nth.max(initial=0)) + 1
         weights, keys = np.full(shape, np.nan, np.float32), np.zeros(shape, np.int64)
-        weights[row, nth], keys[row, nth] = self.relations["weight"].to_numpy()[order], key[order]
+        weight = self.relations["weight"].to_numpy()[order]
+        weights[row, nth], keys[row, nth] = np.where(np.isfinite(weight) & (weight >= 0), weight, np.nan), key[order]
         return weights.reshape(len(number), count, -1), keys.reshape(len(number), count, -1)
 
     @cached_property
@@ -169,7 +177,7 @@ class KeptSide:
             parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=kinds)
             found = csv.read_csv(path, parse_options=parse, convert_options=convert)
             needed = {"layer", "head", "kv_head"} | ({"query", "key"} if name == "relations.csv" else set())
-            if not needed <= set(found.column_names) or any(found[one].null_count for one in needed):
+            if not needed <= set(found.column_names) or any(_missing(found[one]) for one in needed):
                 raise self._damaged(name)
         except (pa.ArrowException, OSError, UnicodeDecodeError):
             raise self._damaged(name) from None
@@ -177,6 +185,11 @@ class KeptSide:
 
     def _damaged(self, name: str) -> UsageError:
         return UsageError(f"{self.folder / name} is damaged, or of another kind", "leave out --from-tables")
+
+
+def _missing(column: pa.ChunkedArray) -> bool:
+    """Whether a place has no number in a column, or none that counts from 0."""
+    return bool(column.null_count) or bool((column.to_numpy() < 0).any())
 
 
 def _places_of(table: pa.Table) -> list[Place]:

@@ -190,6 +190,7 @@ DAMAGE = {
     "a number is a word": ("relations.csv", "0,0,0,1,", "0,0,0,one,"),
     "a query is not there": ("relations.csv", "0,0,0,1,", "0,0,0,99,"),
     "a head is empty": ("relations.csv", "0,0,0,1,", "0,,0,1,"),
+    "a query is below 0": ("relations.csv", "0,0,0,1,", "0,0,0,-1,"),
     "a column is gone": ("relations.csv", "query,", "quary,"),
     "a score is a word": ("heads.csv", "2,1,0,-,", "2,one,0,-,"),
     "not text": ("heads.csv", "layer", "\0layer"),
@@ -209,6 +210,23 @@ def test_damaged_tables_are_refused_in_one_line(tmp_path, run, name, old, new):
     assert (result.code, result.out, result.err.count("\n")) == (2, b"", 2)  # "repeats ...", and the error
     assert f"{folder / name} is damaged, or of another kind; leave out --from-tables" in result.err
     assert not (tmp_path / "x.html").exists()
+
+
+def test_tables_that_do_not_fit_lose_keys(tmp_path):
+    folder = tmp_path / "all"
+    text = " ".join([SENTENCE, SWAPPED] * 12)
+    assert call("relations", "--text", text, "--top-k", "all", "--out", str(folder), "-q").code == 0
+    page, talk = viewed(tmp_path, str(folder), "--from-tables", "--max-mb", "0.3")
+    kept = page.said["sides"][0]["relations"]
+    assert page.maps() == {}
+    assert kept["k"] < 10
+    assert f"with the {kept['k']} strongest keys" in talk
+    weights = weights_of(folder)
+    keys, found = page.relations()[2, 1]
+    for query in range(len(keys)):
+        row = [weights[2, 1, query, key] for key in range(query + 1)]
+        best = sorted(row, reverse=True)[: kept["k"]]
+        assert found[query][: len(best)] == pytest.approx(best, abs=0.6 / 65535)
 
 
 def test_a_run_without_tables_and_one_of_kv_heads_are_refused(tmp_path, run):

@@ -80,6 +80,15 @@ export function raster(rows, columns, colour) {
   return canvas;
 }
 
+let breathed = 0;
+
+/** Lets the page answer and paint between parts of long work, about once a frame. */
+export async function breathe() {
+  if (performance.now() - breathed < 12) return;
+  await new Promise((go) => setTimeout(go));
+  breathed = performance.now();
+}
+
 /** Runs an asynchronous drawing so that only the latest one gets to draw. */
 export function latest() {
   let count = 0;

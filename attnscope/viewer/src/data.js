@@ -254,7 +254,7 @@ function runs(positions) {
   return found;
 }
 
-/** @param {Look} look @param {[number, number][]} keys half-open ranges of tokens @returns {number} their units' mass */
+/** @param {Look} look @param {[number, number][]} keys @returns {number} their units' mass */
 export function massOn({ weights, units }, keys) {
   return units.among(keys).reduce((sum, unit) => sum + weights[unit], 0);
 }

@@ -7,6 +7,8 @@
  * @typedef {{size: number, values: Float32Array, max: number}} Thumb NaN where no key is visible
  */
 
+const WORDS_SHOW = 512; // rows, of more a word is less than a pixel
+
 /**
  * @param {Page} page @param {number} side @param {number} at @param {number} head @param {State} state
  * @param {number} size most pixels of a side
@@ -15,7 +17,7 @@
 export async function thumb(page, side, at, head, state, size) {
   const one = page.sides[side];
   const map = await one.map(at, head);
-  if (map && state.words && map.bin === 1) {
+  if (map && state.words && map.rows <= WORDS_SHOW) {
     const grid = await page.filteredMap(side, at, head, state);
     return grid && pool(grid, grid.rows, () => [0, grid.columns], { size, least: 0, keep: null });
   }

@@ -1,6 +1,6 @@
 /**
- * From q, k and v to the weights and the output of one query, in float64: equation 1 of Vaswani et al. 2017, with scale,
- * soft-cap, bias, mask and sink in the order of attnscope/reference/attention.py.
+ * From q, k and v to the weights and the output of one query, in float64: equation 1 of Vaswani et al. 2017, with
+ * scale, soft-cap, bias, mask and sink in the order of attnscope/reference/attention.py.
  *
  * @typedef {import("../types.js").StepsHead} StepsHead
  * @typedef {import("../data.js").Side} Side
@@ -27,7 +27,10 @@
 export async function opened(side, { dim, value_dim: valueDim, blob, offset, bias }) {
   const tokens = side.count;
   const sizes = [tokens * dim, tokens * dim, tokens * valueDim, bias ? tokens * tokens : 0];
-  const all = await side.blobs.floats({ blob, offset }, sizes.reduce((sum, size) => sum + size, 0));
+  const all = await side.blobs.floats(
+    { blob, offset },
+    sizes.reduce((sum, size) => sum + size, 0),
+  );
   let from = 0;
   const [q, k, v, added] = sizes.map((size) => all.subarray(from, (from += size)));
   return { q, k, v, bias: bias ? added : null };

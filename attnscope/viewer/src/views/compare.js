@@ -45,13 +45,25 @@ class CompareView {
     this.scales = this.plots.map(() => make("span", {}));
     this.note = make("p", { class: "note" });
     this.list = make("div", { class: "table-scroll", "data-role": "differences" });
-    const titles = [...page.sides.map((side, place) => `${this.names[place]}: ${side.data.name}, “${excerpt(side)}”`), "B − A"];
+    const titles = [
+      ...page.sides.map((side, place) => `${this.names[place]}: ${side.data.name}, “${excerpt(side)}”`),
+      "B − A",
+    ];
     const figures = this.plots.map((plot, place) =>
-      make("figure", { "data-side": place === DIFFERENCE ? "diff" : String(place) },
-        make("figcaption", {}, make("b", { class: "title" }, titles[place]), this.scales[place]), plot.element),
+      make(
+        "figure",
+        { "data-side": place === DIFFERENCE ? "diff" : String(place) },
+        make("figcaption", {}, make("b", { class: "title" }, titles[place]), this.scales[place]),
+        plot.element,
+      ),
     );
     element.classList.add("compare-view");
-    element.append(this.note, make("div", { class: "three" }, ...figures), make("h2", {}, "Heads by their largest difference"), this.list);
+    element.append(
+      this.note,
+      make("div", { class: "three" }, ...figures),
+      make("h2", {}, "Heads by their largest difference"),
+      this.list,
+    );
     this.unwatch = onResize(element, () => this.plots.forEach((plot) => plot.draw()));
   }
 
@@ -130,7 +142,11 @@ class CompareView {
     if (!cell || !grid) return tooltip.hide();
     /** @type {[string, string][]} */
     const values = [...this.names, "difference"].map((name, other) => [name, this.#value(other, cells[other])]);
-    tooltip.show(event, [["query", named(grid.rowUnits, cell[0])], ["key", named(grid.columnUnits, cell[1])], ...values]);
+    tooltip.show(event, [
+      ["query", named(grid.rowUnits, cell[0])],
+      ["key", named(grid.columnUnits, cell[1])],
+      ...values,
+    ]);
   }
 
   /** @param {number} place @param {Cell|null} cell */
@@ -149,17 +165,24 @@ class CompareView {
     const grid = this.grids[side];
     const [row, column] = this.#cell(side, { side: place, cell }) ?? [];
     if (!grid || row === undefined || column === undefined) return;
-    this.store.set({ side: side ? "1" : "0", query: grid.rowUnits.start[row], key: grid.columnUnits.start[column], keyEnd: null });
+    this.store.set({
+      side: side ? "1" : "0",
+      query: grid.rowUnits.start[row],
+      key: grid.columnUnits.start[column],
+      keyEnd: null,
+    });
   }
 
   #says() {
     const [a, b] = this.page.sides;
     if (this.grids.slice(0, 2).some((grid) => !grid)) return "This page holds no map of this head on both sides.";
-    if (!this.pairs.length) return "These maps are binned, or no token stands at the same characters: there is no difference to draw.";
+    if (!this.pairs.length)
+      return "These maps are binned, or no token stands at the same characters: there is no difference to draw.";
     const aligned = this.page.data.aligned?.length ?? 0;
     const alone = [a.count - aligned, b.count - aligned];
     if (!alone[0] && !alone[1]) return `All ${aligned} tokens stand at the same characters.`;
-    return `${aligned} tokens stand at the same characters; ${alone[0]} of ${this.names[0]} and ${alone[1]} of ${this.names[1]} do not, and are not in the difference.`;
+    const others = `${alone[0]} of A and ${alone[1]} of B do not, and are not in the difference`;
+    return `${aligned} tokens stand at the same characters; ${others}.`;
   }
 
   /** Lists the heads, as far as they are compared; again when a filter changes. @param {State} state */
@@ -188,14 +211,29 @@ class CompareView {
     const found = [...(this.found ?? [])].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, LISTED);
     const units = this.grids[DIFFERENCE]?.rowUnits;
     if (!units) return this.list.replaceChildren();
-    const head = make("tr", {}, ...["head", "difference", "query", "key"].map((name, place) => make("th", { class: place > 1 ? "words" : "" }, name)));
+    const head = make(
+      "tr",
+      {},
+      ...["head", "difference", "query", "key"].map((name, place) =>
+        make("th", { class: place > 1 ? "words" : "" }, name),
+      ),
+    );
     const rows = found.map(({ at, head, row, column, value }) => {
       const chosen = at === this.state.at && head === this.state.head;
-      const attributes = { "data-head": `${at}.${head}`, class: chosen ? "chosen" : "", onclick: () => this.#go(at, head, [row, column]) };
+      const attributes = {
+        "data-head": `${at}.${head}`,
+        class: chosen ? "chosen" : "",
+        onclick: () => this.#go(at, head, [row, column]),
+      };
       const colour = make("i", { class: "dot" });
       colour.style.backgroundColor = css(diverging(), 0.5 + value / 2);
-      return make("tr", attributes, make("td", {}, this.page.sides[0].name(at, head)), make("td", {}, colour, signed(value)),
-        ...[row, column].map((unit) => make("td", { class: "words" }, named(units, unit, 24))));
+      return make(
+        "tr",
+        attributes,
+        make("td", {}, this.page.sides[0].name(at, head)),
+        make("td", {}, colour, signed(value)),
+        ...[row, column].map((unit) => make("td", { class: "words" }, named(units, unit, 24))),
+      );
     });
     this.list.replaceChildren(make("table", { class: "numbers" }, make("thead", {}, head), make("tbody", {}, ...rows)));
   }

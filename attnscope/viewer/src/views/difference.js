@@ -1,10 +1,10 @@
 /**
- * The second side minus the first, between tokens that stand at the same characters.
+ * The second side minus the first, between tokens that stand at the same characters. Rows and columns count pairs.
  *
  * @typedef {import("../types.js").State} State
  * @typedef {import("../data.js").Page} Page
  * @typedef {[first: number, second: number]} Pair units of the two sides
- * @typedef {{at: number, head: number, row: number, column: number, value: number}} Largest of a head; row and column count pairs
+ * @typedef {{at: number, head: number, row: number, column: number, value: number}} Largest
  */
 import { Grid } from "../data.js";
 import { Units } from "../units.js";
@@ -25,7 +25,11 @@ export async function compared(page, at, head, state) {
 export function pairsOf(page, { rowUnits: a, bin }, { rowUnits: b, bin: other }) {
   const aligned = page.data.aligned ?? [];
   if (bin > 1 || other > 1) {
-    const same = bin === other && a.count === b.count && aligned.length === page.sides[0].count && aligned.every(([one, two]) => one === two);
+    const same =
+      bin === other &&
+      a.count === b.count &&
+      aligned.length === page.sides[0].count &&
+      aligned.every(([one, two]) => one === two);
     return same ? Array.from({ length: a.count }, (_, unit) => [unit, unit]) : [];
   }
   const across = page.across[0];
@@ -51,7 +55,11 @@ function minus(a, b, pairs) {
   return grid;
 }
 
-/** The largest difference of every head that both sides have, one after the other. @param {Page} page @param {State} state */
+/**
+ * The largest difference of every head that both sides have, one after the other.
+ *
+ * @param {Page} page @param {State} state
+ */
 export async function* largest(page, state) {
   const there = page.sides[1].indices;
   for (const { at, head } of page.sides[0].heads) {

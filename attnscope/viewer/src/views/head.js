@@ -7,17 +7,18 @@
  * @typedef {import("../data.js").Look} Look
  * @typedef {import("../data.js").Page} Page
  * @typedef {import("../units.js").Units} Units
- * @typedef {{axis: "query"|"key", unit: number}} Focus
+ * @typedef {import("./looks.js").Focus} Focus
  * @typedef {{at: number, head: number}} HeadName
  */
 import { fit, latest, make, onResize, tooltip } from "../canvas.js";
 import { intensity, several } from "../colours.js";
+import { bands, largest, line } from "./lines.js";
+import { Looks } from "./looks.js";
 import { lacking, named, ranking, short, strongest, told, unitOf } from "./parts.js";
 
 const ROW = 22; // CSS pixels of a token
 const TALL = 30; // of one of few
 const FEW = 20;
-const LABELS = 0.38; // of the width, on either side: as in views.css
 const BESIDE = 8; // rows that exist above and below the window
 const FAINTEST = 0.012; // a line that cannot be seen is not drawn
 const NEAREST = 5; // weights in a tooltip
@@ -47,7 +48,12 @@ class HeadView {
     this.note = make("p", { class: "note" });
     this.canvas = make("canvas", { class: "lines", "aria-hidden": true });
     this.rows = make("div", { class: "rows" });
-    this.scroller = make("div", { class: "scroller", tabindex: 0, "aria-label": "queries and keys" }, this.canvas, this.rows);
+    this.scroller = make(
+      "div",
+      { class: "scroller", tabindex: 0, "aria-label": "queries and keys" },
+      this.canvas,
+      this.rows,
+    );
     this.side = make("aside", { class: "beside" });
     element.classList.add("head-view");
     element.append(this.legend, this.note, make("div", { class: "with-beside" }, this.scroller, this.side));
@@ -160,7 +166,10 @@ class HeadView {
     if (this.hover !== hover) return;
     const title = {
       query: `${named(units, under.unit)} looks at`,
-      key: from === under ? `${named(units, under.unit)} is looked at by` : `${named(units, from.unit)} → ${named(units, under.unit)}`,
+      key:
+        from === under
+          ? `${named(units, under.unit)} is looked at by`
+          : `${named(units, from.unit)} → ${named(units, under.unit)}`,
     };
     tooltip.show(event, [title[under.axis], ...lines.flat()]);
   }
@@ -173,7 +182,11 @@ class HeadView {
       const dot = make("i", { class: "dot" });
       dot.style.backgroundColor = several(place);
       const name = make("span", { "data-head": `${at}.${head}` }, dot, side.name(at, head));
-      const close = { type: "button", "aria-label": `without ${side.name(at, head)}`, onclick: () => this.store.set({ heads: away }) };
+      const close = {
+        type: "button",
+        "aria-label": `without ${side.name(at, head)}`,
+        onclick: () => this.store.set({ heads: away }),
+      };
       return make("span", { class: "chip" }, name, place > 0 && make("button", close, "×"));
     });
     const add = (/** @type {Event} */ event) => {
@@ -185,7 +198,12 @@ class HeadView {
     const options = others.map(({ at, head, role }) =>
       make("option", { value: `${at}.${head}` }, `${side.name(at, head)}${role === "-" ? "" : ` ${role}`}`),
     );
-    const select = make("select", { "aria-label": "add a head", "data-role": "add-head", onchange: add }, make("option", {}, "+ head"), ...options);
+    const select = make(
+      "select",
+      { "aria-label": "add a head", "data-role": "add-head", onchange: add },
+      make("option", {}, "+ head"),
+      ...options,
+    );
     this.legend.replaceChildren(...chips, select);
   }
 
@@ -198,7 +216,8 @@ class HeadView {
     const unit = unitOf(this.units, query ?? key);
     const { scrollTop, clientHeight } = this.scroller;
     const top = unit * this.row;
-    if (unit >= 0 && (top < scrollTop || top + this.row > scrollTop + clientHeight)) this.scroller.scrollTop = top - clientHeight / 2;
+    if (unit >= 0 && (top < scrollTop || top + this.row > scrollTop + clientHeight))
+      this.scroller.scrollTop = top - clientHeight / 2;
   }
 
   /** @returns {[first: number, last: number]} the units that exist now, half-open */
@@ -220,7 +239,11 @@ class HeadView {
       heads.map(({ at, head }) => Promise.all(sources.map((source) => looks.get(at, head, source, state)))),
     );
     if (!still()) return;
-    this.#place(window_, focus, found.map((of) => (focus ? of[0] : null)));
+    this.#place(
+      window_,
+      focus,
+      found.map((of) => (focus ? of[0] : null)),
+    );
     this.#lines(sources, found);
     this.#beside(focus, found[0]?.[0] ?? null);
   }
@@ -263,7 +286,11 @@ class HeadView {
     const value = make("span", { class: "value" });
     const band = make("span", { class: "band" });
     const attributes = { class: `token ${axis}`, "data-token": token, "data-unit": unit, "data-axis": axis };
-    const row = make("div", attributes, ...(axis === "query" ? [value, band, number, label] : [label, number, band, value]));
+    const row = make(
+      "div",
+      attributes,
+      ...(axis === "query" ? [value, band, number, label] : [label, number, band, value]),
+    );
     row.style.top = `${unit * this.row}px`;
     this.rows.append(row);
     return row;
@@ -312,74 +339,5 @@ class HeadView {
   }
 }
 
-/** Looks of one state of the filters, each asked for once. */
-class Looks {
-  /** @param {Page} page */
-  constructor(page) {
-    this.page = page;
-    this.filters = "";
-    /** @type {Map<string, Promise<Look|null>>} */
-    this.known = new Map();
-  }
-
-  /** @param {number} at @param {number} head @param {Focus} focus @param {State} state @returns {Promise<Look|null>} */
-  get(at, head, { axis, unit }, state) {
-    const { sink, special, least, words, part } = state;
-    const shown = this.page.shown(state);
-    const filters = [sink, special, least, words, part, shown].join();
-    if (filters !== this.filters || this.known.size > MOST_LOOKS) this.known.clear();
-    this.filters = filters;
-    const name = [at, head, axis, unit].join();
-    let look = this.known.get(name);
-    if (!look) {
-      const units = this.page.side(state).units(words);
-      look = axis === "query"
-        ? this.page.filtered(shown, at, head, units.start[unit], state)
-        : this.page.filteredColumn(shown, at, head, units.range(unit), state);
-      this.known.set(name, look);
-    }
-    return look;
-  }
-}
-
-const MOST_LOOKS = 600; // rows of 4,000 tokens that are remembered
-
-/**
- * @param {CanvasRenderingContext2D} context @param {number} width of the view
- * @param {number} from @param {number} to heights @param {number} strong 0 to 1
- */
-function line(context, width, from, to, strong) {
-  const [left, right] = [LABELS * width, (1 - LABELS) * width];
-  context.globalAlpha = strong;
-  context.lineWidth = 0.75 + 2.25 * strong;
-  context.beginPath();
-  context.moveTo(left, from);
-  context.bezierCurveTo(width / 2, from, width / 2, to, right, to);
-  context.stroke();
-}
-
-/** The strongest line of one row is drawn in full. @param {(Look|null)[][]} found */
-function largest(found) {
-  let most = 0;
-  for (const look of found.flat()) look?.weights.forEach((weight) => (most = Math.max(most, weight)));
-  return most || 1;
-}
-
 /** @param {number} first @param {number} last half-open */
 const range = (first, last) => Array.from({ length: last - first }, (_, place) => first + place);
-
-/** A band for each head, one below the other, as long as its weight.
- *
- * @param {HTMLElement} band @param {number[]} weights @param {"query"|"key"} axis
- */
-function bands(band, weights, axis) {
-  const direction = axis === "key" ? "to right" : "to left";
-  const images = weights.map((weight, place) => {
-    const colour = `color-mix(in srgb, ${several(place)} 60%, transparent)`;
-    const percent = `${Math.min(100, 100 * (weight || 0)).toFixed(2)}%`;
-    return `linear-gradient(${direction}, ${colour} ${percent}, transparent ${percent})`;
-  });
-  band.style.backgroundImage = images.join(", ");
-  band.style.backgroundSize = `100% ${100 / Math.max(1, images.length)}%`;
-  band.style.backgroundPosition = images.map((_, place) => `0 ${(100 * place) / Math.max(1, images.length - 1)}%`).join(", ");
-}

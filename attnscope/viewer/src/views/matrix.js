@@ -89,7 +89,10 @@ class MatrixView {
     if (!row && !column) parts.push(make("p", { class: "hint" }, "Click a cell to choose its query and its key."));
     /** @param {string} title @param {import("../data.js").Look} look @param {"query"|"key"} axis */
     const add = (title, look, axis) =>
-      parts.push(make("h2", {}, title), ranking(look, axis, (token) => this.store.set({ [axis]: token, keyEnd: null }), LISTED));
+      parts.push(
+        make("h2", {}, title),
+        ranking(look, axis, (token) => this.store.set({ [axis]: token, keyEnd: null }), LISTED),
+      );
     if (row) add(`${named(tokenUnits, page.query(state))} looks at`, row, "key");
     if (column && keys) add(`${named(tokenUnits, keys[0])} is looked at by`, column, "query");
     this.beside.replaceChildren(...parts);
@@ -155,7 +158,11 @@ class MatrixView {
   /** @param {Relation} relation @returns {[string, string][]} */
   #ofTokens({ query, key, weight }) {
     const { tokenUnits } = this.page.side(this.state);
-    return [["query", named(tokenUnits, query)], ["key", named(tokenUnits, key)], ["weight", weight.toFixed(6)]];
+    return [
+      ["query", named(tokenUnits, query)],
+      ["key", named(tokenUnits, key)],
+      ["weight", weight.toFixed(6)],
+    ];
   }
 
   /** @param {Grid} grid @param {Cell} cell @returns {(string|[string, string])[]} */
@@ -179,8 +186,15 @@ class MatrixView {
     const { grid } = this;
     if (!grid) return;
     const bins = [grid.rowUnits.range(row), grid.columnUnits.range(column)];
-    const inside = this.relations.slice(...bins[0]).flat().filter(({ key }) => key >= bins[1][0] && key < bins[1][1]);
-    const best = inside.reduce((one, other) => (other.weight > one.weight ? other : one), { query: bins[0][0], key: bins[1][0], weight: 0 });
+    const inside = this.relations
+      .slice(...bins[0])
+      .flat()
+      .filter(({ key }) => key >= bins[1][0] && key < bins[1][1]);
+    const best = inside.reduce((one, other) => (other.weight > one.weight ? other : one), {
+      query: bins[0][0],
+      key: bins[1][0],
+      weight: 0,
+    });
     const { query, key } = this.#relation(event) ?? best;
     this.store.set({ query, key, keyEnd: null });
   }
@@ -193,6 +207,8 @@ class MatrixView {
 function relationsOf({ keys, stored, step, k, tokens }, keep, least) {
   return Array.from({ length: tokens }, (_, query) => {
     const places = Array.from({ length: k }, (_, place) => query * k + place).filter((place) => keep[keys[place]]);
-    return places.map((place) => ({ query, key: keys[place], weight: stored[place] * step })).filter(({ weight }) => weight >= least);
+    return places
+      .map((place) => ({ query, key: keys[place], weight: stored[place] * step }))
+      .filter(({ weight }) => weight >= least);
   });
 }

@@ -1,8 +1,9 @@
 /** Every head of every layer as a thumbnail of its map; one canvas for each layer, drawn when it comes into sight. */
-import { fit, make, raster } from "../canvas.js";
+import { breathe, fit, make, raster } from "../canvas.js";
 import { intensity, ink, pixel, roleColour, sequential } from "../colours.js";
 import { HeadGrid } from "../headgrid.js";
 import { roleChip } from "../roles.js";
+import { once } from "../side.js";
 import { thumb } from "../thumbs.js";
 import { digits } from "../scales.js";
 
@@ -12,6 +13,7 @@ import { digits } from "../scales.js";
  * @typedef {import("../types.js").Store} Store
  * @typedef {import("../headgrid.js").Row} Row
  * @typedef {import("../headgrid.js").Name} Name
+ * @typedef {import("../thumbs.js").Thumb} Thumb
  */
 
 const LEAST = innerWidth > 640 ? 44 : 34; // pixels of a thumbnail
@@ -28,6 +30,9 @@ class ModelView {
     /** @type {State|null} */
     this.state = null;
     this.drawn = "";
+    this.filters = "";
+    /** @type {Map<string, Promise<Thumb|null>>} */
+    this.thumbs = new Map();
     this.legend = make("div", { class: "legend" });
     element.append(this.legend);
     this.grid = new HeadGrid(element, store, {
@@ -111,8 +116,14 @@ class ModelView {
     done.add(row);
     const shown = this.page.shown(state);
     const pixels = Math.round((this.grid.width - 2) * Math.min(2, devicePixelRatio || 1));
-    const thumbs = await Promise.all(row.heads.map(({ at, head }) => thumb(this.page, shown, at, head, state, pixels)));
-    if (done !== this.done) return; // another look was asked for meanwhile
+    /** @type {(Thumb|null)[]} */
+    const thumbs = [];
+    for (const name of row.heads) {
+      await breathe();
+      if (done !== this.done) return; // another look was asked for meanwhile
+      thumbs.push(await this.#small(shown, name, state, pixels));
+    }
+    if (done !== this.done) return;
     const context = fit(row.canvas, ...this.grid.extent(row));
     context.imageSmoothingEnabled = false;
     context.lineWidth = 1;
@@ -124,7 +135,20 @@ class ModelView {
   }
 
   /**
-   * @param {CanvasRenderingContext2D} context @param {import("../thumbs.js").Thumb|null} small
+   * Kept while only colours change: a long text's map has millions of cells.
+   *
+   * @param {number} side @param {Name} name @param {State} state @param {number} size
+   */
+  #small(side, { at, head }, state, size) {
+    const { sink, special, least, words, part } = state;
+    const filters = [side, size, sink, special, least, words, part].join();
+    if (this.filters !== filters) this.thumbs.clear();
+    this.filters = filters;
+    return once(this.thumbs, `${at}.${head}`, () => thumb(this.page, side, at, head, state, size));
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context @param {Thumb|null} small
    * @param {[number, number]} corner @param {Name} name
    */
   #thumb(context, small, [x, y], name) {
@@ -137,7 +161,7 @@ class ModelView {
     context.fillRect(x, y + height - STRIPE, width, STRIPE);
   }
 
-  /** @param {import("../thumbs.js").Thumb} small */
+  /** @param {Thumb} small */
   #picture({ size, values, max }) {
     const ramp = sequential();
     const strength = intensity(max, this.state?.log ?? false, LOG_FLOOR);

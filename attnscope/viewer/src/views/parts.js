@@ -61,7 +61,11 @@ export function ranking(look, axis, choose, most = 10) {
     const attributes = { type: "button", "data-token": units.start[unit], "data-axis": axis };
     const value = make("b", {}, said(weights[unit], step));
     const name = make("span", { class: "name" }, named(units, unit, 24));
-    return make("li", {}, make("button", { ...attributes, onclick: () => choose(units.start[unit]) }, name, bar, value));
+    return make(
+      "li",
+      {},
+      make("button", { ...attributes, onclick: () => choose(units.start[unit]) }, name, bar, value),
+    );
   });
   return make("ol", { class: "ranking" }, ...rows);
 }
@@ -74,11 +78,15 @@ export function ranking(look, axis, choose, most = 10) {
  */
 export function choice(store, name, options) {
   const buttons = options.map(([value, text]) =>
-    make("button", {
-      type: "button",
-      [`data-${name}`]: String(value),
-      onclick: () => store.set(/** @type {Partial<State>} */ ({ [name]: value })),
-    }, text),
+    make(
+      "button",
+      {
+        type: "button",
+        [`data-${name}`]: String(value),
+        onclick: () => store.set(/** @type {Partial<State>} */ ({ [name]: value })),
+      },
+      text,
+    ),
   );
   return {
     element: make("div", { class: "choice", role: "group" }, ...buttons),
@@ -114,9 +122,11 @@ export function digits(value) {
 export function lacking(side, at, head) {
   const [name, held] = [side.name(at, head), side.holds(at, head)];
   if (held === "weights") return "";
-  if (held === "strongest") return `Of ${name} this page holds the ${side.data.relations?.k} strongest keys of each token.`;
+  if (held === "strongest")
+    return `Of ${name} this page holds the ${side.data.relations?.k} strongest keys of each token.`;
   const cells = held === "bins" ? "its map in bins alone" : "no weights";
-  return `Of ${name} this page holds ${cells}: make it with --select ${side.layers[at]?.layer}.${head} to see each token.`;
+  const select = `--select ${side.layers[at]?.layer}.${head}`;
+  return `Of ${name} this page holds ${cells}: make it with ${select} to see each token.`;
 }
 
 /** @param {string} kind class of the swatch @param {string} text */

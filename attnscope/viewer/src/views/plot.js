@@ -15,12 +15,13 @@
  */
 import { select } from "d3-selection";
 import { zoom, zoomIdentity } from "d3-zoom";
-import { fit, make, place, raster } from "../canvas.js";
+import { fit, make, place } from "../canvas.js";
 import { ink } from "../colours.js";
+import { hatched, line, picture, readable, ticks, written } from "./cells.js";
 import { short } from "./parts.js";
 
 const GUTTER = { left: 104, top: 92, right: 2, bottom: 2 };
-const LEAST = 300; // height of a map, where the window is low
+const LEAST = 420; // height of a map, where the window is low
 const FOOT = 56; // of the window, below the map
 const LARGEST = 56; // CSS pixels of a cell that is not zoomed
 const DEEPEST = 64; // of a cell that is
@@ -76,16 +77,25 @@ export class Plot {
     this.#crosshair();
   }
 
-  /** @param {number} x @param {number} y in CSS pixels of the canvas @returns {[row: number, column: number]} as fractions */
+  /**
+   * @param {number} x @param {number} y in CSS pixels of the canvas
+   * @returns {[row: number, column: number]} as fractions
+   */
   under(x, y) {
     const { transform, cell } = this;
-    return [((y - transform.y) / transform.k - GUTTER.top) / cell, ((x - transform.x) / transform.k - GUTTER.left) / cell];
+    return [
+      ((y - transform.y) / transform.k - GUTTER.top) / cell,
+      ((x - transform.x) / transform.k - GUTTER.left) / cell,
+    ];
   }
 
   /** @param {number} row @param {number} column @returns {[x: number, y: number]} */
   at(row, column) {
     const { transform, cell } = this;
-    return [transform.x + transform.k * (GUTTER.left + column * cell), transform.y + transform.k * (GUTTER.top + row * cell)];
+    return [
+      transform.x + transform.k * (GUTTER.left + column * cell),
+      transform.y + transform.k * (GUTTER.top + row * cell),
+    ];
   }
 
   #listen() {
@@ -125,7 +135,14 @@ export class Plot {
     const [x, y] = place(this.top, event);
     const [row, column] = this.under(x, y).map(Math.floor);
     const grid = this.drawn?.grid;
-    const inside = grid && x >= GUTTER.left && y >= GUTTER.top && row >= 0 && column >= 0 && row < grid.rows && column < grid.columns;
+    const inside =
+      grid &&
+      x >= GUTTER.left &&
+      y >= GUTTER.top &&
+      row >= 0 &&
+      column >= 0 &&
+      row < grid.rows &&
+      column < grid.columns;
     return inside ? [row, column] : null;
   }
 
@@ -139,13 +156,19 @@ export class Plot {
     this.size = { width: this.cell * grid.columns, height: this.cell * grid.rows };
     const { width, height } = this.size;
     /** @type {[[number, number], [number, number]]} */
-    const map = [[GUTTER.left, GUTTER.top], [GUTTER.left + width, GUTTER.top + height]];
-    this.zoom?.extent(map).translateExtent(map).scaleExtent([1, Math.max(1, DEEPEST / this.cell)]);
+    const map = [
+      [GUTTER.left, GUTTER.top],
+      [GUTTER.left + width, GUTTER.top + height],
+    ];
+    this.zoom
+      ?.extent(map)
+      .translateExtent(map)
+      .scaleExtent([1, Math.max(1, DEEPEST / this.cell)]);
     const context = fit(this.base, GUTTER.left + width + GUTTER.right, GUTTER.top + height + GUTTER.bottom);
     this.#cells(context);
     this.#labels(context);
     this.#crosshair();
-    this.top.dataset.cells = [...this.at(0, 0), this.cell * this.transform.k].join(" "); // where the first is, and how large
+    this.top.dataset.cells = [...this.at(0, 0), this.cell * this.transform.k].join(" "); // first cell, size
   }
 
   /** @returns {{rows: [number, number], columns: [number, number]}} the cells in sight, half-open */
@@ -204,7 +227,7 @@ export class Plot {
     const grid = /** @type {Drawn} */ (this.drawn).grid;
     const { rows, columns } = this.inSight();
     const cell = this.cell * this.transform.k;
-    const every = cell >= LEGIBLE ? 1 : ticks(LEGIBLE * 4 / cell);
+    const every = cell >= LEGIBLE ? 1 : ticks((LEGIBLE * 4) / cell);
     context.font = `${FONT}px ${ink("mono")}`;
     context.fillStyle = ink("muted");
     context.textBaseline = "middle";
@@ -318,59 +341,4 @@ export class Plot {
     context.fillText(short(label, LABEL), 4, 0, GUTTER.top - 22);
     context.restore();
   }
-}
-
-/**
- * The cells of a part of a map, the largest of each `step` x `step`: a strong cell does not fade where many share a pixel.
- *
- * @param {Drawn} drawn @param {[number, number]} rows @param {[number, number]} columns @param {number} step
- */
-function picture({ grid, paint }, rows, columns, step) {
-  const { values } = grid;
-  return raster(Math.ceil((rows[1] - rows[0]) / step), Math.ceil((columns[1] - columns[0]) / step), (row, column) => {
-    let best = NaN;
-    const [top, left] = [rows[0] + row * step, columns[0] + column * step];
-    for (let q = top; q < Math.min(top + step, grid.rows); q++)
-      for (let at = q * grid.columns + left; at < q * grid.columns + Math.min(left + step, grid.columns); at++)
-        if (!(Math.abs(best) >= Math.abs(values[at]))) best = Number.isNaN(values[at]) ? best : values[at];
-    return Number.isNaN(best) ? 0 : paint(best);
-  });
-}
-
-/** @param {CanvasRenderingContext2D} context @returns {CanvasPattern|string} diagonal lines on a panel */
-export function hatched(context) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 6;
-  const pen = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
-  pen.fillStyle = ink("panel");
-  pen.fillRect(0, 0, 6, 6);
-  pen.strokeStyle = ink("line");
-  for (const shift of [-6, 0, 6]) line(pen, [shift, 6], [shift + 6, 0]);
-  return context.createPattern(tile, "repeat") ?? ink("panel");
-}
-
-/** @param {CanvasRenderingContext2D} context @param {[number, number]} from @param {[number, number]} to */
-function line(context, from, to) {
-  context.beginPath();
-  context.moveTo(...from);
-  context.lineTo(...to);
-  context.stroke();
-}
-
-/** @param {number} value @param {number} decimals @returns {string} without a sign where it is rounded to 0 */
-function written(value, decimals) {
-  const text = value.toFixed(decimals);
-  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
-}
-
-/** @param {number} colour 0xAABBGGRR @returns {string} ink that is read on it */
-function readable(colour) {
-  const [r, g, b] = [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255].map((value) => (value / 255) ** 2.2);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.3 ? "#1a1c22" : "#ffffff";
-}
-
-/** @param {number} least @returns {number} 1, 2, 5, 10, 20, ...: the first that is not smaller */
-function ticks(least) {
-  const power = 10 ** Math.floor(Math.log10(least));
-  return power * (/** @type {number} */ ([1, 2, 5, 10].find((digit) => digit * power >= least)));
 }

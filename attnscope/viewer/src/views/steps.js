@@ -17,13 +17,13 @@
 import { latest, make, tooltip } from "../canvas.js";
 import { said } from "../data.js";
 import { length, opened, stepsOf } from "./arithmetic.js";
+import { divisor, general, number, numbers, total } from "./numbers.js";
 import { named, short } from "./parts.js";
 
 const FIRST = 4; // numbers shown of a vector
 const IN_COLUMN = 3; // and of one in a column beside others
 const MOST_KEYS = 12; // more than that: the strongest are shown
 const KEPT_KEYS = 10;
-const FIGURE_SPACE = "\u2007"; // as wide as a digit
 
 /** @type {Mount} */
 export function mount(element, page, store) {
@@ -70,10 +70,17 @@ export function mount(element, page, store) {
 function missing(side, state, store) {
   const there = side.data.steps?.heads ?? [];
   const says = `This page holds no q, k and v of ${side.name(state.at, state.head)}: `;
-  if (!there.length) return [make("p", { class: "note" }, `${says}a page of a short text does, and attnscope explain shows them.`)];
-  const buttons = there.slice(0, 12).map(({ at, head }) =>
-    make("button", { type: "button", "data-head": `${at}.${head}`, onclick: () => store.set({ at, head }) }, side.name(at, head)),
-  );
+  if (!there.length)
+    return [make("p", { class: "note" }, `${says}a page of a short text does, and attnscope explain shows them.`)];
+  const buttons = there
+    .slice(0, 12)
+    .map(({ at, head }) =>
+      make(
+        "button",
+        { type: "button", "data-head": `${at}.${head}`, onclick: () => store.set({ at, head }) },
+        side.name(at, head),
+      ),
+    );
   return [make("p", { class: "note" }, `${says}it does of`), make("div", { class: "legend" }, ...buttons)];
 }
 
@@ -103,7 +110,9 @@ class Explained {
     return [...parts, this.#mask(), this.#softmax(), this.#values()]
       .filter((part) => part !== false)
       .map(({ name, formula, why, body }, place) =>
-        make("section", { class: "step", "data-step": name },
+        make(
+          "section",
+          { class: "step", "data-step": name },
           make("h3", {}, `${place + 1}  ${name}`),
           make("code", {}, formula),
           make("p", {}, why),
@@ -122,7 +131,10 @@ class Explained {
       body: [
         this.#vector("q", q, query),
         this.#table([
-          { title: `k (first ${Math.min(IN_COLUMN, head.dim)} of ${head.dim})`, cell: (key) => numbers(k(key), IN_COLUMN) },
+          {
+            title: `k (first ${Math.min(IN_COLUMN, head.dim)} of ${head.dim})`,
+            cell: (key) => numbers(k(key), IN_COLUMN),
+          },
           { title: "q · k", cell: (key) => number(steps.raw[key]) },
         ]),
       ],
@@ -134,7 +146,8 @@ class Explained {
     const name = divisor(head.scale, head.dim);
     const root = Number(Math.sqrt(head.dim).toPrecision(4));
     const why = name.startsWith("/")
-      ? `A sum of ${head.dim} products spreads about √${head.dim} = ${root} times as far as one product; dividing by √d_k undoes that, so that the softmax is not decided by the width alone.`
+      ? `A sum of ${head.dim} products spreads about √${head.dim} = ${root} times as far as one product; ` +
+        "dividing by √d_k undoes that, so that the softmax is not decided by the width alone."
       : `This family multiplies by ${general(head.scale)} and not by 1 / √d_k = ${general(head.dim ** -0.5)}.`;
     const columns = [
       { title: "q · k", cell: (/** @type {number} */ key) => number(steps.raw[key]) },
@@ -188,19 +201,23 @@ class Explained {
 
   #softmax() {
     const { steps, head } = this;
-    const sink = head.sink === null
-      ? "; the largest logit is subtracted first, which changes nothing but keeps exp small"
-      : `; a sink logit of ${general(head.sink)} takes its share and gives nothing`;
+    const sink =
+      head.sink === null
+        ? "; the largest logit is subtracted first, which changes nothing but keeps exp small"
+        : `; a sink logit of ${general(head.sink)} takes its share and gives nothing`;
     return {
       name: "softmax",
       formula: "weight = exp(logit) / sum of exp(logit)",
       why: `Turns the logits of a query into weights between 0 and 1 that sum to 1${sink}.`,
       body: [
-        this.#table([
-          { title: "logit", cell: (key) => number(steps.logits[key]) },
-          { title: "exp(logit − largest)", cell: (key) => number(steps.exp[key]), sum: number(total(steps.exp)) },
-          { title: "weight", cell: (key) => number(steps.weights[key]), sum: number(total(steps.weights)) },
-        ], true),
+        this.#table(
+          [
+            { title: "logit", cell: (key) => number(steps.logits[key]) },
+            { title: "exp(logit − largest)", cell: (key) => number(steps.exp[key]), sum: number(total(steps.exp)) },
+            { title: "weight", cell: (key) => number(steps.weights[key]), sum: number(total(steps.weights)) },
+          ],
+          true,
+        ),
       ],
     };
   }
@@ -218,37 +235,83 @@ class Explained {
         this.#table([
           { title: "weight", cell: (key) => number(weights[key]), sum: number(total(weights)) },
           { title: `v (first ${first} of ${head.value_dim})`, cell: (key) => numbers(v(key), IN_COLUMN) },
-          { title: `weight × v (first ${first})`, cell: (key) => numbers(weighed(key), IN_COLUMN), sum: numbers(output, IN_COLUMN) },
+          {
+            title: `weight × v (first ${first})`,
+            cell: (key) => numbers(weighed(key), IN_COLUMN),
+            sum: numbers(output, IN_COLUMN),
+          },
         ]),
         this.#vector("output", output, query),
       ],
     };
   }
 
-  /** A vector of the query: first numbers, how many more, length. @param {string} name @param {Float64Array} values @param {number} token */
+  /**
+   * A vector of the query: first numbers, how many more, length.
+   *
+   * @param {string} name @param {Float64Array} values @param {number} token
+   */
   #vector(name, values, token) {
     const rest = values.length - FIRST;
     const cells = [name, numbers(values, FIRST), rest > 0 ? `… ${rest} more` : "", `length ${number(length(values))}`];
-    return make("p", { class: "vector", "data-vector": name }, `${cells[0]} of token ${named(this.units, token)}:  `, make("b", {}, cells[1]), ` ${cells[2]}   ${cells[3]}`);
+    return make(
+      "p",
+      { class: "vector", "data-vector": name },
+      `${cells[0]} of token ${named(this.units, token)}:  `,
+      make("b", {}, cells[1]),
+      ` ${cells[2]}   ${cells[3]}`,
+    );
   }
 
   /** A row for each key that is shown; what is not is counted. @param {Column[]} columns @param {boolean} [bars] */
   #table(columns, bars = false) {
     const { units, steps, keys, key: chosen } = this;
-    const head = make("tr", {}, make("th", {}, "key"), make("th", { class: "words" }, "token"), ...columns.map(({ title }) => make("th", {}, title)), bars && make("th", {}));
+    const head = make(
+      "tr",
+      {},
+      make("th", {}, "key"),
+      make("th", { class: "words" }, "token"),
+      ...columns.map(({ title }) => make("th", {}, title)),
+      bars && make("th", {}),
+    );
     const rows = keys.map((key) => {
       const bar = make("i", { class: "share" });
       bar.style.setProperty("--share", String(steps.weights[key]));
       const classes = [!steps.visible[key] && "unseen", key === chosen && "chosen"].filter(Boolean).join(" ");
-      return make("tr", { class: classes, "data-token": key, "data-axis": "key" }, make("td", {}, String(key)),
-        make("td", { class: "words" }, make("span", { class: "token key" }, short(units.label[key], 16))), ...columns.map(({ cell }) => make("td", {}, cell(key))),
-        bars && make("td", { class: "share-cell" }, bar));
+      return make(
+        "tr",
+        { class: classes, "data-token": key, "data-axis": "key" },
+        make("td", {}, String(key)),
+        make("td", { class: "words" }, make("span", { class: "token key" }, short(units.label[key], 16))),
+        ...columns.map(({ cell }) => make("td", {}, cell(key))),
+        bars && make("td", { class: "share-cell" }, bar),
+      );
     });
     const rest = steps.weights.length - keys.length;
-    if (rest) rows.push(make("tr", { class: "unseen" }, make("td", {}), make("td", { class: "words", colspan: columns.length + 1 }, this.#rest(rest))));
+    if (rest)
+      rows.push(
+        make(
+          "tr",
+          { class: "unseen" },
+          make("td", {}),
+          make("td", { class: "words", colspan: columns.length + 1 }, this.#rest(rest)),
+        ),
+      );
     if (columns.some(({ sum }) => sum))
-      rows.push(make("tr", { class: "sum" }, make("td", {}), make("td", { class: "words" }, "sum"), ...columns.map(({ sum }) => make("td", {}, sum ?? ""))));
-    return make("div", { class: "table-scroll" }, make("table", { class: "numbers" }, make("thead", {}, head), make("tbody", {}, ...rows)));
+      rows.push(
+        make(
+          "tr",
+          { class: "sum" },
+          make("td", {}),
+          make("td", { class: "words" }, "sum"),
+          ...columns.map(({ sum }) => make("td", {}, sum ?? "")),
+        ),
+      );
+    return make(
+      "div",
+      { class: "table-scroll" },
+      make("table", { class: "numbers" }, make("thead", {}, head), make("tbody", {}, ...rows)),
+    );
   }
 
   /** @param {number} rest @returns {string} */
@@ -260,51 +323,48 @@ class Explained {
 
   /** In short, and whether these weights are the map's. @param {import("../data.js").WeightMap|null} map */
   summary(map) {
-    const { steps, units } = this;
-    const best = [...steps.weights.keys()].sort((a, b) => steps.weights[b] - steps.weights[a]).slice(0, 3);
-    const most = best.filter((key) => steps.weights[key] >= 0.01).map((key) => `${short(units.label[key])} (${steps.weights[key].toFixed(2)})`);
-    const section = make("section", { class: "step" }, make("p", {}, `In short: ${short(units.label[steps.query])} gives most weight to ${most.join(", ")}.`));
-    if (!map || map.bin !== 1) return section;
-    const far = [...steps.weights].reduce((worst, weight, key) => Math.max(worst, Math.abs(weight - map.at(steps.query, key))), 0);
-    const equal = far <= map.step / 2 + TOLERANCE;
-    const numbers_ = `largest difference ${far.toExponential(1)}, half a step of the map ${(map.step / 2).toExponential(1)}`;
-    section.append(make("p", { class: equal ? "holds" : "fails", "data-role": "check" }, `${equal ? "✓ equal" : "✗ not equal"} to the map's weights: ${numbers_}`));
-    const { key } = this;
-    if (key !== null && steps.visible[key])
-      section.append(make("p", { "data-role": "key-check" }, `${named(units, key)}: computed ${steps.weights[key].toFixed(6)}, in the map ${said(map.at(steps.query, key), map.step)}`));
-    return section;
+    const { weights, query } = this.steps;
+    const { label } = this.units;
+    const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3);
+    const most = best
+      .filter((key) => weights[key] >= 0.01)
+      .map((key) => `${short(label[key])} (${weights[key].toFixed(2)})`);
+    const says = `In short: ${short(label[query])} gives most weight to ${most.join(", ")}.`;
+    return make("section", { class: "step" }, make("p", {}, says), ...(map?.bin === 1 ? this.#held(map) : []));
+  }
+
+  /** The weights beside the map's, and the chosen key's. @param {import("../data.js").WeightMap} map */
+  #held(map) {
+    const { key, units } = this;
+    const { weights, query, visible } = this.steps;
+    const half = map.step / 2;
+    const far = weights.reduce((worst, weight, one) => Math.max(worst, Math.abs(weight - map.at(query, one))), 0);
+    const equal = far <= half + TOLERANCE;
+    const check = { class: equal ? "holds" : "fails", "data-role": "check" };
+    const how = `largest difference ${number(far)}, half a step of the map ${number(half)}`;
+    const parts = [make("p", check, `${equal ? "✓ equal" : "✗ not equal"} to the map's weights: ${how}`)];
+    if (key === null || !visible[key]) return parts;
+    const both = `computed ${weights[key].toFixed(6)}, in the map ${said(map.at(query, key), map.step)}`;
+    return [...parts, make("p", {}, `${named(units, key)}: ${both}`)];
   }
 }
 
 const TOLERANCE = 1e-5; // the map's weights come from a float32 softmax
 
-/** The keys that are shown, in order: all, or the strongest, a hidden one and the chosen one. @param {Steps} steps @param {number} most @param {number|null} key */
+/**
+ * The keys that are shown, in order: all, or the strongest, a hidden one and the chosen one.
+ *
+ * @param {Steps} steps @param {number} most @param {number|null} key
+ */
 function kept({ weights, visible }, most, key) {
   const all = [...weights.keys()];
   if (all.length <= Math.max(MOST_KEYS, most)) return all;
-  const strongest = all.filter((one) => visible[one]).sort((a, b) => weights[b] - weights[a]).slice(0, most);
+  const strongest = all
+    .filter((one) => visible[one])
+    .sort((a, b) => weights[b] - weights[a])
+    .slice(0, most);
   const hidden = all.find((one) => !visible[one]);
-  return [...new Set([...strongest, ...(hidden === undefined ? [] : [hidden]), ...(key === null ? [] : [key])])].sort((a, b) => a - b);
-}
-
-/** @param {Float64Array} values */
-const total = (values) => values.reduce((sum, value) => sum + value, 0);
-
-/** @param {Float64Array} values @param {number} first @returns {string} its first numbers, with four decimals */
-const numbers = (values, first) => [...values.subarray(0, first)].map((value) => number(value).padStart(8, FIGURE_SPACE)).join("");
-
-/** Whole numbers as they are, others with four decimals, hidden logits as −∞. @param {number} value */
-export function number(value) {
-  if (value === -Infinity) return "−∞";
-  if (Number.isInteger(value) && Math.abs(value) < 1e4) return String(value).replace("-", "−");
-  const plain = Math.abs(value) >= 1e-3 && Math.abs(value) < 1e4;
-  return (plain ? value.toFixed(4) : value.toExponential(1)).replaceAll("-", "−");
-}
-
-/** @param {number} value */
-const general = (value) => String(Number(value.toPrecision(4))).replace("-", "−");
-
-/** How a scale is written: `/ √32` where it is 1 / √32, else `× 0.25`. @param {number} scale @param {number} width */
-export function divisor(scale, width) {
-  return Math.abs(scale * Math.sqrt(width) - 1) <= 1e-6 ? `/ √${width}` : `× ${general(scale)}`;
+  return [...new Set([...strongest, ...(hidden === undefined ? [] : [hidden]), ...(key === null ? [] : [key])])].sort(
+    (a, b) => a - b,
+  );
 }

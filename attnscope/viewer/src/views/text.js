@@ -13,7 +13,8 @@ import { intensity } from "../colours.js";
 import { choice, lacking, named, ranking, scaleBar, shade, short, told, unitOf } from "./parts.js";
 
 const LEVELS = 64; // colours that are told apart: a token whose colour stays is left alone
-const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+const CONTROLS =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
 /** @type {Mount} */
 export function mount(element, page, store) {
@@ -36,8 +37,15 @@ class TextView {
     /** @type {Look|null} */
     this.look = null;
     this.chosen = 0;
-    this.from = choice(store, "from", [["query", "where it looks"], ["key", "who looks at it"]]);
-    this.over = choice(store, "over", [["head", "this head"], ["layer", "mean of the layer"], ["all", "mean of all heads"]]);
+    this.from = choice(store, "from", [
+      ["query", "where it looks"],
+      ["key", "who looks at it"],
+    ]);
+    this.over = choice(store, "over", [
+      ["head", "this head"],
+      ["layer", "mean of the layer"],
+      ["all", "mean of all heads"],
+    ]);
     this.scale = make("span", {});
     this.note = make("p", { class: "note" });
     this.text = make("div", { class: "reading", "data-role": "text" });
@@ -76,7 +84,11 @@ class TextView {
     tooltip.hide();
   }
 
-  /** The token that is chosen: of queries the last where none is, of keys the one that the head rests on. @param {State} state */
+  /**
+   * The token that is chosen: of queries the last where none is, of keys the one that the head rests on.
+   *
+   * @param {State} state
+   */
   #token(state) {
     if (state.from === "query") return this.page.query(state);
     return state.key ?? this.page.side(state).sink(state.at, state.head);
@@ -118,17 +130,24 @@ class TextView {
     if (!side) return "";
     if (state.over === "head") return lacking(side, state.at, state.head);
     if (!look) return "This page holds no weights of these heads in tokens.";
-    return look.whole ? "" : "Of some heads this page holds only the strongest keys of each token: their means are lower bounds.";
+    return look.whole
+      ? ""
+      : "Of some heads this page holds only the strongest keys of each token: their means are lower bounds.";
   }
 
   #list() {
     const { look, state, units, chosen } = this;
-    const over = { head: this.side?.name(state.at, state.head) ?? "", layer: `layer ${this.side?.layers[state.at]?.layer}, mean`, all: "all heads, mean" };
+    const over = {
+      head: this.side?.name(state.at, state.head) ?? "",
+      layer: `layer ${this.side?.layers[state.at]?.layer}, mean`,
+      all: "all heads, mean",
+    };
     const says = state.from === "query" ? "looks at" : "is looked at by";
     const title = make("h2", {}, `${over[state.over]}: ${named(units, unitOf(units, chosen))} ${says}`);
     const other = state.from === "query" ? "key" : "query";
     const list = look ? ranking(look, other, (token) => this.store.set({ [other]: token })) : "";
-    const removed = look && look.removed > 0 ? make("p", { class: "hint" }, `taken out: ${look.removed.toFixed(6)}`) : "";
+    const removed =
+      look && look.removed > 0 ? make("p", { class: "hint" }, `taken out: ${look.removed.toFixed(6)}`) : "";
     this.beside.replaceChildren(title, list, removed);
   }
 
@@ -159,13 +178,24 @@ class TextView {
     const token = tokenOf(event);
     if (token === null || !look || !side) return tooltip.hide();
     const [unit, chosen] = [units.of[token], unitOf(units, this.chosen)];
-    const keep = state.from === "query" ? side.keep(state.at, state.head, state.over === "head" ? state : { ...state, sink: true }) : null;
+    const keep =
+      state.from === "query"
+        ? side.keep(state.at, state.head, state.over === "head" ? state : { ...state, sink: true })
+        : null;
     const [query, key] = state.from === "query" ? [chosen, unit] : [unit, chosen];
-    tooltip.show(event, [["query", named(units, query)], ["key", named(units, key)], ["weight", told(look, unit, state, keep)]]);
+    tooltip.show(event, [
+      ["query", named(units, query)],
+      ["key", named(units, key)],
+      ["weight", told(look, unit, state, keep)],
+    ]);
   }
 }
 
-/** A token as it reads: a special one by its name, the rest of a split character as a thin mark. @param {Side} side @param {number} token */
+/**
+ * A token as it reads: a special one by its name, the rest of a split character as a thin mark.
+ *
+ * @param {Side} side @param {number} token
+ */
 function piece({ tokens }, token) {
   const plain = tokens.plain[token];
   const kind = tokens.special[token] ? "piece special" : plain ? "piece" : "piece rest";
@@ -184,7 +214,7 @@ function largest({ weights }) {
   return weights.reduce((most, weight) => Math.max(most, weight), 0) || 1;
 }
 
-/** @param {string} character @returns {string} as Python's `shown.visible` writes what has no shape or turns the line */
+/** @param {string} character @returns {string} as Python's `shown.visible` writes what has no shape */
 function visible(character) {
   return `⟨${character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
