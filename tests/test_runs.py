@@ -340,6 +340,21 @@ def test_columns_that_do_not_fit_are_refused(demo, tmp_path, name, value):
         prompt_of(manifest, tmp_path)
 
 
+WRONG = ["ab", 7, ["a"], [None, None], [[], []], [[0, 3]], [[0, 3], [3]], [[0, 3], [3, 99]], [[2, 3], [0, 1]]]
+
+
+@pytest.mark.parametrize("value", [*WRONG, [[0, 3], [3, 2]], [[0, 3], [3, True]]])
+def test_characters_that_do_not_fit_are_refused_and_missing_ones_found(demo, tmp_path, value):
+    seen = attnscope.capture(demo, [0, 423])
+    seen.export(tmp_path, figures=())
+    manifest = said(tmp_path)
+    del manifest["prompt"]["characters"]  # as they were written before
+    assert prompt_of(manifest, tmp_path) == seen.prompt
+    manifest["prompt"]["characters"] = value
+    with pytest.raises(UsageError, match="does not say which tokens were read"):
+        prompt_of(manifest, tmp_path)
+
+
 def test_from_names_a_manifest(tmp_path):
     result = call("heads", "--from", str(tmp_path / "absent.json"))
     assert (result.code, result.err.count("\n")) == (2, 1)
