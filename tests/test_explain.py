@@ -528,8 +528,7 @@ def test_the_query_is_named_as_everywhere() -> None:
         ["--toy", "--scaling"],
         ["--toy", "--text", "a"],
         ["--toy", "--query", "4"],
-        ["--toy", "--query", "saw"],
-        ["--toy", "--query", "tree"],
+        ["--toy", "--query", "first"],
         ["--toy", "--head", "0.2"],
         ["--toy", "--head", "0"],
         ["--toy", "--out", "steps.txt"],
@@ -542,23 +541,6 @@ def test_what_cannot_be_meant_is_refused(arguments: list[str]) -> None:
     assert done.code == 2
     assert done.err.splitlines()[-1].startswith("attnscope: ")
     assert done.out == b""
-
-
-@pytest.mark.parametrize(
-    ("query", "position"), [("bank#2", 8), ("-2", 7), ("first", 0), ("financial", 2), ("/riv/", 7)]
-)
-def test_the_token_to_follow_is_named_in_the_grammar_of_the_other_commands(query: str, position: int) -> None:
-    done = call("explain", "--text", SENTENCE, "--head", "0.0", "--query", query)
-    assert json.loads(done.out.splitlines()[0])["query"] == position
-
-
-def test_several_tokens_are_refused_with_their_numbers() -> None:
-    done = call("explain", "--text", SENTENCE, "--head", "0.0", "--query", "bank")
-    assert done.err.splitlines()[-1] == (
-        "attnscope: --query bank names 2 tokens, expected one: bank(3), bank(8); write the number of one, --query 8"
-    )
-    assert done.code == 2
-    assert json.loads(call("explain", "--toy", "--query", "saw#2").out.splitlines()[0])["query"] == 3
 
 
 def test_out_names_a_folder_or_a_file(tmp_path: Path) -> None:

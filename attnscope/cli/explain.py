@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from attnscope.cli import output
 from attnscope.cli.options import Format, Image, ModelText, Query, Seed, Writing
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import UsageError
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from attnscope.explain import Explanation
     from attnscope.explain.scaling import Spread
-    from attnscope.text.prompt import Prompt
+    from attnscope.run import Run
 
 EXAMPLES = (
     'attnscope explain --text "the cat sat on the mat" --head L2H3 --query last --out runs/cat.png',
@@ -37,9 +38,7 @@ class Steps(Query, Seed):
     """What is explained."""
 
     head: Annotated[str | None, Option(help="The head: L2H3 or 2.3.", metavar="HEAD")] = None
-    query: Annotated[
-        str, Option(help="The token to follow: 5, last, bank#2 (`attnscope tokens -h`).", metavar="TOKEN")
-    ] = "last"
+    query: Annotated[str, Option(help="The token to follow: 5, last, bank#2 (`attnscope tokens -h`).")] = "last"
     toy: Annotated[bool, Option(help='"I saw a saw" with tiny numbers, without a model.')] = False
     scaling: Annotated[bool, Option(help="std(q·k) against d_k on random data, without a model.")] = False
     seed: Annotated[int, Option(help="Seed of --scaling's random data.")] = 0
@@ -94,15 +93,15 @@ def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
     """Explain one head of a model."""
     if steps.head is None:
         raise UsageError("no head was named", "name one with --head L2H3; `attnscope heads` lists them")
+
     from attnscope.cli.single import prepared, read_text
     from attnscope.text.tokens import check
 
     check(steps.query)
-
     text = read_text(asked, telling)
-    run = prepared(asked, telling, text)
+    run = prepared(asked, telling, text, query=steps.query)
+    position = one_token(run)
     layer, number = one_head(steps.head, run.loaded.geometry.heads_by_layer)
-    position = one_token(run.prompt, steps.query)
     from attnscope.explain import explain_head
 
     with output.progress("forward pass", None, telling.quiet):
@@ -112,17 +111,10 @@ def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
 
 def run_toy(telling: Telling, steps: Steps) -> int:
     """Explain the toy, every number of it."""
-    from attnscope.explain.toy import HEADS, TOKENS, explain_toy
-    from attnscope.text.prompt import Prompt
+    from attnscope.explain.toy import HEADS, explain_toy
 
     _, number = one_head(steps.head or "L0H0", {0: HEADS})
-    plain = (TOKENS[0], *(f" {token}" for token in TOKENS[1:]))
-    prompt = Prompt("".join(plain), tuple(range(len(TOKENS))), plain, TOKENS, (False,) * len(TOKENS), plain, ())
-    try:
-        position = one_token(prompt, steps.query)
-    except InputError as error:  # the text is ours: the option is wrong
-        raise UsageError(error.message, error.hint) from error
-    return finish(telling, explain_toy(number, position), whole=True)
+    return finish(telling, explain_toy(number, read_query(steps.query)), whole=True)
 
 
 def run_scaling(telling: Telling, seed: int) -> int:
@@ -199,19 +191,25 @@ def one_head(text: str, heads: dict[int, int]) -> tuple[int, int]:
     return found[0]
 
 
-def one_token(prompt: Prompt, query: str) -> int:
-    """The position of the token that is followed; UsageError unless it is exactly one, InputError where it is none."""
-    from attnscope.text.tokens import described, find
+def one_token(run: Run) -> int:
+    """The token that --query means; UsageError unless it is exactly one."""
+    from attnscope.text.tokens import described
 
-    found = find(prompt, query)
+    found = run.chosen.query
+    assert found is not None
     if len(found.positions) != 1:
-        raise UsageError(
-            f"--query {query} names {len(found.positions)} tokens, expected one: {described(prompt, found)}",
-            f"write the number of one, --query {found.positions[-1]}",
-        )
-    for note in found.notes:
-        output.talk(note, quiet=False)
+        said = f"--query {found.expression} means {described(run.prompt, found)}, expected one token"
+        raise UsageError(said, "write its position, or bank#2")
     return found.positions[0]
+
+
+def read_query(text: str) -> int:
+    """Of the toy: `last` is -1; UsageError for what is neither that nor a number."""
+    if text == "last":
+        return -1
+    if not re.fullmatch(r"[0-9]{1,12}", text):
+        raise UsageError(f"--query takes a position from 0, or last; {text!r} came", "write --query 5, or --query last")
+    return int(text)
 
 
 def check_picture(out: Path | None) -> None:

@@ -96,12 +96,16 @@ def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
         return load(asked.load_options())
 
 
-def prepared(asked: ModelText, writing: Writing, text: Text, select: str | None = None) -> Run:
+def prepared(
+    asked: ModelText, writing: Writing, text: Text, select: str | None = None, query: str | None = None
+) -> Run:
     """A text for the model's own eager attention, its header told."""
     loaded = load_model(asked, writing)
+    from attnscope.observe import Request
     from attnscope.run import prepare
 
-    run = prepare(loaded, text, engine="eager", select=select, chat=asked.chat, truncate=asked.truncate)
+    how: dict[str, Any] = {"select": select, "chat": asked.chat, "truncate": asked.truncate}
+    run = prepare(loaded, text, Request(query=query), engine="eager", **how)
     output.talk(header(run), writing.quiet)
     return run
 
