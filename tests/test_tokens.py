@@ -5,7 +5,8 @@ import time
 from functools import cache
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnscope.errors import InputError, UsageError
 from attnscope.model.loading import DEMO_FOLDER
@@ -157,6 +158,13 @@ TABLE = [
 ]
 
 
+def wordlevel(*words: str) -> PreTrainedTokenizerFast:
+    vocabulary = {word: at for at, word in enumerate(("<unk>", *words))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+
+
 @cache
 def prompt(name: str) -> Prompt:
     return TEXTS[name]()
@@ -214,7 +222,7 @@ WRONG = [
     ("^", UsageError, f"'^' names no text; {QUOTED}"),
     ('"bank', UsageError, "'\"bank' is not closed; end it with \", or write it in quotes"),
     ("/bank", UsageError, "'/bank' is not closed; end it with /, or write it in quotes"),
-    ("/(/", UsageError, '/(/ is no regular expression: missing ) at position 1; a text stands in quotes: "/(/"'),
+    ("/(/", UsageError, "/(/ is no regular expression: missing ) at position 1; write a text in quotes"),
     ("bank,^:", InputError, f"nothing is left of 'bank,^:'; {LISTED}"),
     ("^*", InputError, f"nothing is left of '^*'; {LISTED}"),
     ("none", InputError, f"nothing is left of the group 'none'; {LISTED}"),
@@ -244,7 +252,7 @@ def test_what_cannot_be_meant_is_said_in_one_line(expression, kind, message):
 def test_what_this_text_does_not_have(text, expression, message):
     with pytest.raises(InputError) as caught:
         find(prompt(text), expression)
-    assert caught.value.message == message
+    assert caught.value.message.startswith(f"{message}; the tokens are ")
 
 
 def test_a_text_that_was_cut_off_is_not_said_to_be_missing():
@@ -252,6 +260,13 @@ def test_a_text_that_was_cut_off_is_not_said_to_be_missing():
     assert cut.tokens == ("<s>", " the", " bank")
     with pytest.raises(InputError, match="'river' stands only in what was cut off; the tokens are 0 <s>, 1 ·the, "):
         find(cut, "river")
+
+
+def test_a_token_that_looks_like_an_option_of_a_hint_is_shown_as_it_is():
+    words = wordlevel("{engine=fused}", "{out}")
+    with pytest.raises(InputError, match=r"the tokens are 0 \{engine=fused\}, 1 \{out\} \(2 tokens\)") as caught:
+        find(from_text(words, "{engine=fused} {out}"), "bank")
+    assert "0 {engine=fused}, 1 {out}" in caught.value.for_shell()
 
 
 def test_of_a_long_text_the_error_shows_what_is_near():
@@ -309,7 +324,7 @@ def test_groups_are_read_from_name_and_meaning():
         (["a="], f"a part of '' is empty; {QUOTED}"),
         (["a=b", "b=c,a", "c=1"], "the group 'a' is made of itself: a -> b -> a; define it by other words"),
         (["a=a"], "the group 'a' is made of itself: a -> a; define it by other words"),
-        (["a=/(/"], '/(/ is no regular expression: missing ) at position 1; a text stands in quotes: "/(/"'),
+        (["a=/(/"], "/(/ is no regular expression: missing ) at position 1; write a text in quotes"),
     ],
 )
 def test_groups_that_cannot_be_meant(pairs, message):
@@ -356,3 +371,69 @@ def test_queries_and_keys_are_found_together():
     assert (chosen.query.positions, chosen.key.positions) == ((8,), (2, 3, 8))
     assert [note.split()[0] for note in chosen.notes] == ["'an'", "'fin'"]
     assert choose(prompt("bank")).notes == ()
+
+
+# what somebody else wrote
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(?:(a)|b)*(?:a|aa)+$", "a*(?R)?c", "(" * 300 + ")" * 300])
+def test_a_pattern_that_never_ends_is_an_error_of_this_text(pattern):
+    begun = time.monotonic()
+    with pytest.raises(InputError):
+        find(from_text(SlowBytes(), "a" * 3000 + "b"), f"/{pattern}/")
+    assert time.monotonic() - begun < 60
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a{99999999}",
+        "((a{999}){999}){999}",
+        "(a{,9999}){2,}",
+        "a{1,99999999999}",
+        "a{1000000000000}",
+        "a{00000000000099999999}",
+        "(" * 3000,
+        "[a-z]" * 999,
+    ],
+)
+def test_a_pattern_that_would_fill_the_memory_is_refused_before_it_is_compiled(pattern):
+    with pytest.raises(UsageError, match=r"too (long|often)|too long or repeats"):
+        find(prompt("bank"), f"/{pattern}/")
+
+
+HOSTILE = ["\x00", "\u202e", "\x1b[2J", "\x9b", "a" * 1000, "\ud800", "</script>", "\\", '\\"', "{engine}", "%s", "'"]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_whatever_is_asked_for_the_answer_is_one_line_without_controls(value):
+    for expression in (value, f"/{value}", f"{value}#9", json.dumps(value, ensure_ascii=False), f"^{value}"):
+        with pytest.raises((InputError, UsageError)) as caught:
+            find(prompt("bank"), expression)
+        said = str(caught.value)
+        assert len(said) < 800
+        assert said.isprintable()
+    with pytest.raises(UsageError) as caught:
+        defined([f"{value}!=1"])
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_hostile_texts_are_found_where_they_stand(maker):
+    parts = ["\x00", "\u202emirror", "\x1b[2J", "</script>", "\u200b\u200d", "\ufeff", "e\u0301\u0301", "A" * 3000]
+    made = from_text(MAKERS[maker](), " ".join(parts))
+    for part in parts:
+        found = find(made, f'"{part}"')
+        said = "".join(made.text[start:stop] for start, stop in {made.characters[at] for at in found.positions})
+        assert set(part) <= set(said)
+        assert described(made, found).isprintable()
+        assert len(described(made, found)) < 500
+
+
+def test_a_token_of_100_000_characters():
+    text = from_text(wordlevel("bank"), "x" * 100_000 + " bank")
+    assert [find(text, one).positions for one in ("bank", "x*", "/x{9}/", "x" * 100_000)] == [(1,), (0,), (0,), (0,)]
+    assert described(text, find(text, "0")) == "x" * 23 + "…" + "x" * 8 + "(0)"
+    with pytest.raises(InputError) as caught:
+        find(text, "y" * 100_000)
+    assert len(str(caught.value)) < 800

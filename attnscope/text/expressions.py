@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any, Literal
 
 from attnscope.errors import UsageError
@@ -118,9 +119,8 @@ def compiled(pattern: str) -> Any:
     """The regular expression, of the library `regex`, whose matches can be given a deadline."""
     import regex
 
-    repeats = 1
-    for count in re.findall(r"(?<=[{,])\s*\d+(?=\s*[,}])", pattern):
-        repeats *= max(int(count[-9:]), 1)
+    counts = re.findall(r"[{,]\s*0*([0-9]+)(?=\s*[,}])", pattern)
+    repeats = prod(max(int(count[:9]), 1) for count in counts)
     if len(pattern) > LONGEST or repeats > MOST_REPEATS:
         raise UsageError(
             f"/{pattern}/ is too long or repeats too often",
@@ -129,9 +129,7 @@ def compiled(pattern: str) -> Any:
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
-        raise UsageError(
-            f"/{pattern}/ is no regular expression: {error}", f'a text stands in quotes: "/{pattern}/"'
-        ) from None
+        raise UsageError(f"/{pattern}/ is no regular expression: {error}", "write a text in quotes") from None
 
 
 def _part(found: re.Match[str], expression: str) -> Part:

@@ -56,10 +56,9 @@ class Prompt:
     characters: Characters = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if (
-            not self.characters
-        ):  # made of what tokens say, by a tokenizer that doesn't tell or before we wrote them down
-            object.__setattr__(self, "characters", located(self.plain, self.tokens[: len(self.plain)], self.text))
+        if not self.characters:  # of ids, or of a manifest from before they were written down
+            found = located(self.plain, self.tokens[: len(self.plain)], self.text)
+            object.__setattr__(self, "characters", found)
 
     @cached_property
     def words(self) -> tuple[Span, ...]:

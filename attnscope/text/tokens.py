@@ -168,7 +168,7 @@ class _Search:
         try:
             return [found.span() for found in compiled(pattern).finditer(self.said, timeout=SECONDS)]
         except (TimeoutError, MemoryError):
-            raise UsageError(f"/{pattern}/ takes too long on this text", "write one that repeats less") from None
+            raise InputError(f"/{pattern}/ takes too long on this text", "write one that repeats less") from None
 
     @property
     def said(self) -> str:
@@ -210,7 +210,7 @@ class _Search:
 
     def nothing(self, message: str, near: int = 0) -> InputError:
         """The error that shows the tokens with their numbers, of a long text those around one."""
-        return InputError(message, f"the tokens are {_listed(self.prompt, near)}")
+        return InputError(f"{message}; the tokens are {_listed(self.prompt, near)}")  # no hint: those name options
 
     @staticmethod
     def _each(positions: Iterable[int]) -> list[Place]:
