@@ -100,6 +100,8 @@ def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
     check(steps.query)
     text = read_text(asked, telling)
     run = prepared(asked, telling, text, query=steps.query)
+    for note in run.chosen.notes:
+        output.talk(note, telling.quiet)
     position = one_token(run)
     layer, number = one_head(steps.head, run.loaded.geometry.heads_by_layer)
     from attnscope.explain import explain_head
