@@ -63,7 +63,8 @@ class Request:
     `map_side` rows, with key 0 in a column of its own if `split_sink`. weights: keep whole matrices. operands: keep q,
     k and v as they were multiplied. Both are of the view's heads, or of {layer: heads}. rollout: the units whose
     attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. query, key: the tokens that are asked about, as
-    `text/tokens.py` reads them, with the groups of `define`; None for all.
+    `text/tokens.py` reads them, with the groups of `define`; None for all. Relations are those of these tokens, unless
+    `whole`.
 
         >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
     """
@@ -84,6 +85,7 @@ class Request:
     query: str | None = None
     key: str | None = None
     define: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if self.group and self.view.weights == "scores":
@@ -256,7 +258,7 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
 def _keys_probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKeys:
     """What keeps relations: of all queries and keys, or of those that are asked about."""
     groups_BT = _groups([one.prompt for one in asked], request.group) if request.group else None
-    if not any(one.chosen.query or one.chosen.key for one in asked):
+    if request.whole or not any(one.chosen.query or one.chosen.key for one in asked):
         return TopKeys(request.top_k, request.view, groups_BT)
 
     def units(text: int, found: Found | None) -> Sequence[int]:

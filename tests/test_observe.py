@@ -142,6 +142,14 @@ def test_relations_of_chosen_tokens(demo, seen_by, query, key, kind: str, top_k:
     assert found == {}
 
 
+def test_relations_may_be_whole_where_tokens_are_asked_about(seen_by) -> None:
+    """For the page, which shows the text around them."""
+    every = seen_by(Request(relations=True, top_k=3))
+    whole = seen_by(Request(relations=True, top_k=3, query="last", key="3", whole=True))
+    assert whole.chosen.query is not None
+    assert whole.relations().equals(every.relations())
+
+
 def test_chosen_keys_need_not_be_among_the_largest(demo, seen_by) -> None:
     seen = seen_by(Request(relations=True, top_k=1, query="-1", key="3"))
     last, columns = len(seen.prompt) - 1, numbers(seen.relations())

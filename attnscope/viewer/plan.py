@@ -74,7 +74,7 @@ class Plan:
         if self.may_be_whole(heads, tokens):
             return {**kept, "weights": True}
         less = self.shrunk(heads, tokens)
-        relations = {"relations": less.top_k > 0, "top_k": less.top_k or None}
+        relations = {"relations": less.top_k > 0, "top_k": less.top_k or None, "whole": True}
         return {**kept, **relations, "maps": "all", "map_side": less.rows, "weights": self.whole or False}
 
     def _steps(self, layers: Mapping[int, Shape], tokens: int) -> Heads:

@@ -217,3 +217,4 @@ def test_what_a_page_asks_of_the_pass(demo):
     assert long["map_side"] ** 2 * 24 / 2 * 4 / 3 <= 1e6
     assert 24 * 2000 * long["top_k"] * 6 * 4 / 3 <= 0.8e6
     assert long["top_k"] > 0
+    assert long["whole"]  # also with --query
