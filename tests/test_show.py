@@ -3,6 +3,7 @@
 import io
 import re
 from itertools import groupby
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -14,7 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from attnscope.drawing import coarser, layer_maps, terminal_maps
-from attnscope.figures import Style
+from attnscope.figures import Maps, Style
+from attnscope.figures.jobs import prepare_heads
+from attnscope.figures.terminal import HeadMaps
 from attnscope.observe import Request, observe
 from attnscope.text.prompt import from_text
 from helpers.command_line import SENTENCE, call, on_terminal, spawn
@@ -163,6 +166,24 @@ def test_the_sink_stands_in_a_strip_of_its_own(attend):
     high = matrix[1:, 1:].max()
     found = [[level(colour) for colour in row[: len(matrix) - 1]] for row in rest]
     np.testing.assert_allclose(found, triangle(matrix)[:, 1:] / high, atol=1 / 255)
+
+
+def test_a_sink_elsewhere_is_taken_out_where_it_stands():
+    """Heads that rest on different keys keep the same columns: what was taken out has a sign, or a grey, of its own."""
+    values = np.array([[[1, np.nan, np.nan], [0.3, 0.7, np.nan], [0.1, 0.8, 0.1]]] * 2, np.float32)
+    maps = Maps(0, (0, 1), values, ("a", "b", "c"), ("a", "b", "c"), sinks=((1, 0.75), (0, 0.4)))
+    style = Style(sink="mask")
+    drawn = HeadMaps(prepare_heads([(Path(), maps, 0)], style), style)
+    plain, coloured = (
+        Console(file=io.StringIO(), width=80, color_system=system, force_terminal=bool(system))
+        for system in (None, "truecolor")
+    )
+    plain.print(drawn)
+    lines = plain.file.getvalue().splitlines()
+    assert [line[13:] for line in lines[3:6]] == ["a     ██    ", "b ▓▓  ██××  ", "c ██  ░░××░░"]
+    assert "×: the sink, taken out" in plain.file.getvalue().replace("\n", " ")
+    coloured.print(drawn)
+    assert (pixels(coloured.file.getvalue())[4:6, 21:23] == 128).all()
 
 
 def test_logits_have_the_colours_of_figures_and_no_common_scale():
