@@ -228,7 +228,7 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
     prompts = [one.prompt for one in asked]
     mass = (MASS.id,) if any(one.chosen.key for one in asked) else ()
     probes: dict[str, Probe] = {
-        "scores": HeadScores((*request.metrics, *mass)),
+        "scores": HeadScores((*(name for name in request.metrics if name != MASS.id), *mass)),
         "relation": TopRelation(request.key_zero),
         "top_key": TopKey(request.view),
     }
