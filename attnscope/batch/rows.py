@@ -70,11 +70,6 @@ SCHEMAS = {
         ]
     ),
 }
-# Behind those of SCHEMAS, the columns of a run that names queries or keys; `note` comes with either.
-ASKED = {
-    "texts": [("query", pa.string()), ("key", pa.string()), ("note", pa.string())],
-    "heads": [("mass", pa.float32()), ("uniform", pa.float32())],
-}
 ROWS_A_PIECE = 1 << 19  # that are made, and written, at a time
 
 
@@ -121,9 +116,13 @@ def pieces(measured: Measured) -> Iterator[Measured]:
 
 
 def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
-    """The columns of a table of this run."""
-    there = {*output.chosen, *(["note"] if output.chosen else []), *(["mass", "uniform"] * ("key" in output.chosen))}
-    return pa.schema([*SCHEMAS[name], *(pa.field(*one) for one in ASKED.get(name, []) if one[0] in there)])
+    """The columns of a table of this run: those of SCHEMAS, and behind them what it says of named queries and keys."""
+    more: list[tuple[str, pa.DataType]] = []
+    if name == "texts" and output.chosen:
+        more = [(one, pa.string()) for one in (*output.chosen, "note")]
+    if name == "heads" and "key" in output.chosen:
+        more = [("mass", pa.float32()), ("uniform", pa.float32())]
+    return pa.schema([*SCHEMAS[name], *(pa.field(*one) for one in more)])
 
 
 def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Table]:
@@ -180,13 +179,11 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "top_key_token": _words([one.prompt.tokens for _, one in seen], top_keys)[0],
         "top_key_mass": column(lambda heads: heads.top_key_mass, np.float32),
     }
-    for name in METRICS:
-        values = column(lambda heads, name=name: heads.scores[name].value, np.float64)  # type: ignore[misc]
-        columns[name] = numbers(values.astype(np.float32))  # NaN is null
-    if "key" in output.chosen:
-        for name, part in (("mass", "value"), ("uniform", "null")):
-            values = column(lambda heads, part=part: getattr(heads.scores[MASS.id], part), np.float64)  # type: ignore[misc]
-            columns[name] = numbers(values.astype(np.float32))
+    parts = [(name, name, "value") for name in METRICS]
+    parts += [("mass", MASS.id, "value"), ("uniform", MASS.id, "null")] if "key" in output.chosen else []
+    for title, name, part in parts:
+        values = column(lambda heads, name=name, part=part: getattr(heads.scores[name], part), np.float64)  # type: ignore[misc]
+        columns[title] = numbers(values.astype(np.float32))  # NaN is null
     return _table(columns, schema_of("heads", output))
 
 
