@@ -90,11 +90,11 @@ class Drawing:
         seen: Observation,
         heads: Sequence[str] | None = None,
         sort: str | None = None,
-        top: int | None = None,
+        top: int | None = 0,
     ) -> Drawing:
         """What there is to draw of an observation; heads: names of those drawn one by one, None for all kept.
 
-        sort, top: which heads stand on a sheet.
+        sort, top: the order of the heads on a sheet, and how many there are, None for all.
         """
         names = [head.name for head in seen.kept_heads()] if heads is None else heads
         (layers, panels), maps = score_panels(seen), tuple(layer_maps(seen)) if seen.maps else ()

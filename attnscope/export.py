@@ -92,7 +92,8 @@ def export(
             written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))
             written.append(save_rollout(seen, made, style))
         if figures:
-            written += Drawing.of(seen, names, sort, top).draw(made, figures, style, workers, advance)
+            drawing = Drawing.of(seen, names, sort, top if "top" in figures else 0)
+            written += drawing.draw(made, figures, style, workers, advance)
         hashes = {path.relative_to(made).as_posix(): _sha256(path) for path in sorted(written)}
         files.update(hashes)
         return [*written, save_json({**said, "files": hashes}, made / NAME)]

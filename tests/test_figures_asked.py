@@ -102,6 +102,18 @@ def test_the_overview_frames_heads_by_role(tmp_path: Path) -> None:
     assert len(overview_figure([replace(bank_maps(), roles=("other",) * 4)], Style()).texts) == 3
 
 
+@pytest.mark.parametrize("style", [Style(), Style(width="column"), Style(width=2)])
+def test_a_legend_stays_inside_and_apart(style: Style) -> None:
+    maps = replace(bank_maps(heads=6), roles=tuple(ROLE_COLOURS))
+    with drawing(Fonts()):
+        figure = overview_figure([maps], style)
+        boxes = [text.get_window_extent() for text in figure.texts]
+    assert len(boxes) == 3 + 2 * 6
+    assert all(box.x1 <= figure.bbox.width and box.x0 >= 0 for box in boxes)
+    boxes = [box for box in boxes if box.width]
+    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+
+
 def test_the_overview_of_a_text_that_shows_roles_says_them(tmp_path: Path) -> None:
     seen = attnscope.capture(attnscope.load("demo"), STORY, request=Request(maps="all"))
     found = {role for maps in layer_maps(seen) for role in maps.roles}
@@ -261,4 +273,5 @@ def test_python_refuses_them_too(demo, tmp_path: Path, asked) -> None:
         attnscope.capture(demo, TEXT).export(tmp_path, figures=("mass",))
     written = asked.export(tmp_path, figures=ASKED_FOR, tables=False)
     assert [path.name for path in written] == ["mass.png", "top.png", "manifest.json"]
-    assert Drawing.of(asked).sheet.name == "First 24 of 24 heads"
+    assert Drawing.of(asked).sheet is None, "no copy of maps that nobody asked for"
+    assert Drawing.of(asked, top=None).sheet.name == "First 24 of 24 heads"

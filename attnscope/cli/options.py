@@ -401,7 +401,6 @@ class Kinds:
             help="overview, layers, heads, metrics, mass (on --key), top (the first --top heads); by commas.",
             metavar="KINDS",
         ),
-        HELD,
     ] = None
 
     def kinds(self, question: Question) -> tuple[str, ...] | None:

@@ -176,7 +176,8 @@ class Words:
         self.set_title(self.title.get_text())
         self.set_note(self.note.get_text())
         self.foot.set_text(wrapped(self.foot.get_text(), room, NOTE_SIZE))
-        return extent([self.title, self.note, self.foot])[0]
+        legend = [sum(map(_width, line)) for line in self._legend_lines()]
+        return max([extent([self.title, self.note, self.foot])[0], *legend])
 
     def heights(self) -> tuple[float, float]:
         """Pixels that the words take above the panels, and below them."""
