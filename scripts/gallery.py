@@ -27,6 +27,7 @@ from helpers.command_line import Screen  # noqa: E402
 from helpers.gallery import IMAGES, PARTS, Entry, document  # noqa: E402
 
 WIDEST = 1400  # pixels of a figure on the page
+SETTLED = 2500  # ms until a view has drawn what it unpacks
 PAGE = {"width": 1280, "height": 800}
 SHEET = """<body style="margin:0;background:{background}"><pre id="shot" style="display:inline-block;margin:0;
 padding:12px 16px;line-height:1.25;font:14px 'DejaVu Sans Mono',monospace;color:{foreground}">{code}</pre></body>"""
@@ -63,7 +64,8 @@ def shown(address: str, page: Any, image: Path) -> None:
     name, _, state = address.partition("#")
     page.goto(f"{Path(name).absolute().as_uri()}#{state}")
     page.reload()  # an address that differs after the # alone loads nothing anew
-    page.wait_for_selector("[data-ready]")
+    page.wait_for_selector("[data-view]")
+    page.wait_for_timeout(SETTLED)
     page.screenshot(path=image)
     figure(image, image)
 
