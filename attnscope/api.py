@@ -41,8 +41,8 @@ def capture(
     engine: str = "auto",
     request: Request | None = None,
     select: str | None = None,
-    query: str | None = None,
-    key: str | None = None,
+    query: str | int | None = None,
+    key: str | int | None = None,
     define: Mapping[str, str] | None = None,
     chat: bool = False,
     truncate: Side | None = None,
@@ -54,10 +54,10 @@ def capture(
 
     text: the text, a Prompt, or token ids. layers: of which relations, maps and matrices are kept, None for all.
     engine: "auto", "eager" or "fused". request: what to keep, where that is less or more. select: heads to keep, as
-    "27.3,last". query, key: the tokens that are asked about, as "last" or "Mary"; define: names for such expressions.
-    chat: apply the chat template. truncate: cut a text that is too long, "left" or "right". memory: what a layer's
-    matrices may take, such as "4GB". listen: with the fused engine, leave the layers' outputs to the model. verify:
-    hold every layer against the oracle too.
+    "27.3,last". query, key: the tokens that are asked about, as "last" or "Mary": metrics are means over the queries,
+    and each head has a `mass` on the keys; define: names for such expressions. chat: apply the chat template.
+    truncate: cut a text that is too long, "left" or "right". memory: what a layer's matrices may take, such as "4GB".
+    listen: with the fused engine, leave the layers' outputs to the model. verify: hold every layer against the oracle.
 
     Returns an Observation: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads` has one entry per head; `prompt` the
     tokens. Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the
@@ -71,8 +71,9 @@ def capture(
         request = Request(view=view, relations=True, maps="kept", weights=True)
     elif layers is not None:
         raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
-    asked: dict[str, Any] = {"query": query, "key": key, "define": define}
-    request = replace(request, **{name: value for name, value in asked.items() if value is not None})
+    asked: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
+    asked |= {} if define is None else {"define": define}
+    request = replace(request, **asked)
     return read(
         model,
         text,

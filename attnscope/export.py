@@ -22,6 +22,7 @@ from attnscope.tables import save
 
 if TYPE_CHECKING:
     from attnscope.observation import Observation
+    from attnscope.text.tokens import Chosen, Found
 
 MOST_HEADS = 20  # how many are drawn one by one where nobody says which
 
@@ -64,6 +65,7 @@ def export(
     one_by_one = names if seen.maps and "heads" in figures else []
     asked = {"figures": figures, "heads": one_by_one, "sort": sort, "min_weight": min_weight, "top_k": top_k}
     asked |= {"group": seen.group, "weights": seen.view.weights, "keys": keys, "spreadsheet": spreadsheet}
+    asked |= {name: found.expression for name, found in named(seen.chosen).items()}
     asked |= {name: value for name, value in asdict(style).items() if name != "about"}
     said, made, written = manifest(seen, options or {}, asked), Path(folder), list[Path]()
     check(made, said, force)
@@ -105,9 +107,11 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     """
     calls, said = seen.report.calls, about(seen.prompt, seen.facts, options)
     prompt = said.pop("prompt")  # the longest, last
+    chosen = {name: asdict(found) for name, found in named(seen.chosen).items()}
     return {
         **said,
         "export": jsonable(asked),
+        **({"chosen": jsonable(chosen)} if chosen else {}),
         "versions": versions(),
         "checks": {
             "row_sum_error": _largest([check.row_sum_error for check in calls]),
@@ -132,6 +136,11 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
         ],
         "prompt": prompt,
     }
+
+
+def named(chosen: Chosen) -> dict[str, Found]:
+    """The queries and the keys that were chosen, where some were."""
+    return {name: found for name, found in (("query", chosen.query), ("key", chosen.key)) if found is not None}
 
 
 def _largest(values: Sequence[float | None]) -> float | None:

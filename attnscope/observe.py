@@ -229,7 +229,7 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
     prompts, chosen = [one.prompt for one in asked], asked[0].chosen
     mass = (MASS.id,) if any(one.chosen.key for one in asked) else ()
     probes: dict[str, Probe] = {
-        "scores": HeadScores((*request.metrics, *mass)),
+        "scores": HeadScores((*(name for name in request.metrics if name != MASS.id), *mass)),
         "relation": TopRelation(request.key_zero),
         "top_key": TopKey(request.view),
     }

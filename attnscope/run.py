@@ -20,7 +20,7 @@ from attnscope.observe import Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
 from attnscope.selection import select as selected
-from attnscope.text.prompt import Prompt, Side, from_ids, reading
+from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
 from attnscope.text.tokens import Chosen
 
 Text = str | Prompt | Sequence[int]
@@ -131,8 +131,7 @@ def _prompt(loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None) 
     if isinstance(text, str):
         if not text.strip():
             raise InputError("the text is empty", "give a text with at least one word")
-        holds = chat or not getattr(loaded.tokenizer, "is_fast", False)  # the interpreter, while it works
-        with reading(loaded.tokenizer, ("process" if holds else "thread") if loaded.brought else "here") as read:
+        with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat)) as read:
             prompt = read(text, chat, most, truncate)
         loaded.check_ids(prompt.ids)
         return prompt

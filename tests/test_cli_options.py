@@ -144,7 +144,8 @@ def test_a_folder_is_held_to_the_same_options_as_ever():
     model = {"model": "demo", "revision": None, "dtype": "auto", "device": "auto", "device-map": None}
     text = {"quantize": None, "chat": False, "truncate": None, "select": None, "top-k": "5", "min-weight": None}
     kept = {"group": "words", "by": None, "image": "png", "matrices": True, "engine": "auto"}
-    assert asked.held() == corpus | files | model | text | kept
+    question = {"query": None, "key": None, "define": None, "query-field": None, "key-field": None}
+    assert asked.held() == corpus | files | model | text | kept | question
     assert held(Top()) == {}
 
 

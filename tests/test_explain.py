@@ -510,6 +510,18 @@ def test_nothing_is_printed_where_the_picture_cannot_be_written(tmp_path: Path, 
     assert done.err.count("\n") == 1
 
 
+def test_the_query_is_named_as_everywhere() -> None:
+    asked = ("explain", SENTENCE, "--head", "2.3", "-q")
+    assert call(*asked, "--query", "bank#1").out == call(*asked, "--query", "3").out
+    several = call(*asked, "--query", "bank")
+    assert (several.code, several.out) == (2, b"")
+    assert several.err == (
+        "attnscope: --query bank means bank(3), bank(8), expected one token; write its position, or bank#2\n"
+    )
+    assert call(*asked, "--query", "Mary").code == 4
+    assert call(*asked, "--model", "./nowhere", "--query", "#2").code == 2
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

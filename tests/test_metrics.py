@@ -13,7 +13,7 @@ from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import UsageError
-from attnscope.measure.metrics import METRICS, Texts, known, measure, order_of, support
+from attnscope.measure.metrics import KNOWN, METRICS, Texts, known, measure, order_of, support
 from attnscope.measure.roles import role_of
 from attnscope.seam.listen import listen
 from helpers.families import tiny_model
@@ -204,7 +204,7 @@ def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
         ("-entr_norm", ("entropy_normalised", True)),
         ("layer", ("layer", True)),
         ("top key", ("top_key_mass", False)),
-        *((metric.short, (metric.id, False)) for metric in METRICS.values()),
+        *((metric.short, (metric.id, False)) for metric in KNOWN.values()),
     ],
 )
 def test_heads_are_sorted_by_ids_and_by_short_names(sort: str, expected: tuple[str, bool]) -> None:
@@ -212,6 +212,6 @@ def test_heads_are_sorted_by_ids_and_by_short_names(sort: str, expected: tuple[s
 
 
 def test_every_metric_says_what_it_is() -> None:
-    for metric in METRICS.values():
+    for metric in KNOWN.values():
         assert all((metric.formula, metric.unit, metric.range, metric.source, metric.reading))
     assert set(METRICS) == set(LOOPS)

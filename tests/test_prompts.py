@@ -12,18 +12,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from transformers.tokenization_python import PythonBackend
 
 from attnscope.errors import InputError, UsageError
+from attnscope.text.characters import located
 from attnscope.text.labels import BYTES, visible
 from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
 from attnscope.text.reading import decode_utf8, read_text
 from attnscope.text.spans import sentence_ranges, word_ranges
+from helpers.made_tokenizers import LINES, MAKERS, SlowBytes, SlowWords, byte_level, llama, wordpiece
 
 SHARED = Path(__file__).parents[2] / "shared" / "models"
-LINES = ["the financial bank is located on river bank", "don't stop. 3.14", "def f(x):\n\treturn x\n"]
 TEXTS = {
     "english": "the financial bank is located on river bank",
     "chinese": "日本語の本。銀行は川の岸にある",
@@ -34,113 +34,6 @@ TEXTS = {
     "marks": "Ġ ▁ Ċ <0x41> ##ing",
     "white": "a  b\t\tc\r\n\n  d \u00a0\u3000",
     "controls": "a\x00b\u200bc\u202ed\ufeff",
-}
-
-
-def byte_level(trim: bool = False, begin: bool = False) -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    specials = ["<|begin|>", "<|head|>", "<|end|>"]
-    lines = [*LINES, "مرحبا مرحبا", "日本 日本"]
-    backend.train_from_iterator(
-        lines, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, special_tokens=specials)
-    )
-    backend.post_processor = (
-        processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
-        if begin
-        else processors.ByteLevel(trim_offsets=trim)
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|begin|>", eos_token="<|end|>")
-
-
-def llama(normalizer: normalizers.Normalizer | None = None, begin: bool = True) -> PreTrainedTokenizerFast:
-    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "b"), ("▁b", "an"), ("a", "n"), ("▁ban", "k")]
-    letters = "▁abcdefghijklmnopqrstuvwxyz.,!?'[]/INST0123456789"
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(letters)]
-    names += [left + right for left, right in merges]
-    merges.sort(key=lambda pair: pair != ("a", "n"))
-    backend = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=merges, byte_fallback=True))
-    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    backend.normalizer = normalizers.Sequence([normalizer, *steps] if normalizer else steps)
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    if begin:
-        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-
-
-def wordpiece() -> PreTrainedTokenizerFast:
-    names = ["[UNK]", "[CLS]", "[SEP]", "the", "bank", "##ing", "river", ".", "don", "'", "t"]
-    backend = Tokenizer(models.WordPiece(vocab={n: i for i, n in enumerate(names)}, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]", eos_token="[SEP]"
-    )
-
-
-class SlowBytes(PythonBackend):
-    """A tokenizer in Python without offsets: GPT-2's letters, one token a byte."""
-
-    def __init__(self, **kwargs: object) -> None:
-        letters = {byte: letter for letter, byte in BYTES.items()}
-        self.letters = [letters[byte] for byte in range(256)]
-        super().__init__(bos_token="<s>", eos_token="</s>", unk_token="<unk>", **kwargs)
-
-    @property
-    def vocab_size(self) -> int:
-        return 256
-
-    def get_vocab(self) -> dict[str, int]:
-        return {letter: byte for byte, letter in enumerate(self.letters)} | self.added_tokens_encoder
-
-    def _tokenize(self, text: str, **kwargs: object) -> list[str]:
-        return [self.letters[byte] for byte in text.encode()]
-
-    def _convert_token_to_id(self, token: str) -> int:
-        return self.letters.index(token)
-
-    def _convert_id_to_token(self, index: int) -> str | None:
-        return self.letters[index] if index < 256 else None
-
-
-class SlowWords(PythonBackend):
-    """A tokenizer in Python without offsets: whole words and their ends, the way WordPiece and old BPE write them."""
-
-    def __init__(self, names: list[str], **kwargs: object) -> None:
-        self.names = names
-        super().__init__(unk_token="<unk>", **kwargs)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.names)
-
-    def get_vocab(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self.names)} | self.added_tokens_encoder
-
-    def _tokenize(self, text: str, **kwargs: object) -> list[str]:
-        return [name for word in text.split() for name in self.names if word in name or name.strip("#@</w>") in word]
-
-    def _convert_token_to_id(self, token: str) -> int:
-        return self.names.index(token)
-
-    def _convert_id_to_token(self, index: int) -> str | None:
-        return self.names[index] if index < len(self.names) else None
-
-
-MAKERS = {
-    "byte": byte_level,
-    "byte-trimmed": lambda: byte_level(trim=True),
-    "byte-begin": lambda: byte_level(begin=True),
-    "llama": llama,
-    "slow": SlowBytes,
 }
 
 
@@ -171,6 +64,49 @@ def test_every_text_reads_as_written_with_every_tokenizer(named, kind):
     assert covers(prompt.words, len(prompt))
     assert covers(prompt.sentences, len(prompt))
     assert len(prompt.tokens) == len(prompt.labels) == len(prompt.special) == len(prompt.ids) == len(prompt)
+
+
+def said_at(prompt: Prompt) -> list[str]:
+    return [prompt.text[start:stop] for start, stop in prompt.characters]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_characters_of_every_token_are_those_that_it_says(named, kind):
+    tokenizer, text = named[1], TEXTS[kind]
+    of_text = from_text(tokenizer, text)
+    for prompt in (of_text, from_ids(tokenizer, of_text.ids)):
+        check_characters(prompt)
+    for side in ("left", "right"):
+        cut = from_text(tokenizer, text, max_tokens=max(len(of_text) - 2, 1), truncate=side)
+        kept = of_text.characters[-len(cut) + 1 :] if side == "left" else of_text.characters[: len(cut)]
+        assert cut.characters[-len(kept) :] == kept
+
+
+def check_characters(prompt: Prompt) -> None:
+    """Each token's own, in order, and every character but white space is some token's."""
+    assert len(prompt.characters) == len(prompt)
+    assert list(prompt.characters) == sorted(prompt.characters)
+    for token, said in zip(prompt.tokens, said_at(prompt), strict=True):
+        whole = re.sub(r"(.)·\d/\d", r"\1", token, flags=re.DOTALL)
+        assert said.strip() in ("", whole.strip()), token
+        assert said or token.isspace() or token.startswith("<"), token
+    held = {at for start, stop in prompt.characters for at in range(start, stop)}
+    assert all(char.isspace() for at, char in enumerate(prompt.text) if at not in held)
+
+
+def test_both_tokens_of_a_split_character_hold_it():
+    assert said_at(from_text(llama(), "the 日")) == ["", "the", " ", "日", "日", "日"]
+    assert said_at(from_text(SlowBytes(), "é日")) == ["é", "é", "日", "日", "日"]
+    assert said_at(from_text(llama(normalizers.NFKC()), "the ﬁ")) == ["", "the", " ", "ﬁ", "ﬁ"]
+    assert said_at(from_text(llama(), "river"))[:3] == ["", "", "r"]
+
+
+def test_characters_without_a_tokenizer_that_tells_are_found_by_what_tokens_say():
+    assert located(["the", " bank", "<x>", " on"], ["the", " bank", "<x>", " on"], "the \n bank on") == (
+        *((0, 3), (6, 10), (10, 10)),
+        (10, 13),
+    )
+    assert located(["lost", "on"], ["lost", "on"], "x" * 40 + "on") == ((0, 0), (0, 0))
 
 
 def test_the_pieces_of_one_character_are_numbered():
@@ -295,6 +231,7 @@ def test_the_shared_models(name):
         prompt = from_text(tokenizer, text)
         assert list(prompt.ids) == tokenizer(text)["input_ids"]
         assert joined(prompt) == " " + text
+        check_characters(prompt)
         assert (prompt.tokens[0], prompt.special[0]) == ("<s>", True)
 
 

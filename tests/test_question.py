@@ -3,20 +3,25 @@
 Shapes: L layer, H head, Q query, K key.
 """
 
+import json
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import attnscope
+from attnscope.errors import UsageError
 from attnscope.measure.probes import View
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loading import LoadedModel, LoadOptions, load
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.seam.engines import ENGINES
-from attnscope.text.prompt import Prompt
+from attnscope.text.prompt import Prompt, from_text
 from attnscope.text.tokens import Chosen, Found
+from helpers.command_line import call
 from helpers.parity_models import as_loaded, roused_model
 
 # Plain, a window, sink logits, chunks, a mask that differs from head to head, a bias by distance.
@@ -186,3 +191,141 @@ def test_texts_of_one_pass_have_the_mass_that_they_have_alone() -> None:
                 found = seen.columns.scores[name]
                 np.testing.assert_allclose(found.value, score.value, atol=1e-5, rtol=0, err_msg=name)
                 np.testing.assert_allclose(found.null, score.null, atol=1e-6, rtol=0, err_msg=name)
+
+
+# The grammar, end to end: `<s> M ary ·s a w ·J o h n ·in ·the ·garden , ·and ·J o h n ·gave ·M ary ·a ·book`.
+
+STORY = "Mary saw John in the garden, and John gave Mary a book"
+MARY, JOHN = [1, 2, 20, 21], [6, 7, 8, 9, 15, 16, 17, 18]
+FORMS = {
+    "8": [8],
+    "-1": [23],
+    "3:7": [3, 4, 5, 6],
+    "-2:": [22, 23],
+    "3-7": [3, 4, 5, 6, 7],
+    "first": [0],
+    "last": [23],
+    "special": [0],
+    "Mary": MARY,
+    "gard": [12],
+    "g*": [12, 19],
+    "/J.h/": [6, 7, 8, 15, 16, 17],
+    "Mary#2": [20, 21],
+    "John#-1": JOHN[4:],
+    '"John in"': [6, 7, 8, 9, 10],
+    "garden,last": [12, 23],
+    "^special": list(range(1, 24)),
+    "2:,^Mary": [at for at in range(2, 24) if at not in MARY],
+    "them": [*MARY, *JOHN],
+}
+
+
+@pytest.fixture(scope="module")
+def of_story(demo) -> np.ndarray:
+    """The plain model's weights of the story, (L, H, Q, K)."""
+    return attentions(demo, from_text(demo.tokenizer, STORY))
+
+
+@EITHER_ENGINE
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_grammar_names_the_keys_and_the_queries_of_the_mass(
+    demo, of_story: np.ndarray, engine: str, form: str
+) -> None:
+    wanted = {"engine": engine, "request": Request(), "define": {"them": "Mary,John"}}
+    keys = attnscope.capture(demo, STORY, query="last", key=form, **wanted)
+    assert_mass(keys, of_story, [23], FORMS[form])
+    queries = attnscope.capture(demo, STORY, query=form, key="Mary", **wanted)
+    assert_mass(queries, of_story, FORMS[form], MARY)
+
+
+@EITHER_ENGINE
+def test_turns_of_a_chat_are_named_too(engine: str) -> None:
+    loaded = load(LoadOptions())
+    loaded.tokenizer.chat_template = "{% for one in messages %}{{ one.role + ': ' + one.content + '\n' }}{% endfor %}"
+    chat = [{"role": "user", "content": "the bank"}, {"role": "assistant", "content": "a river bank"}]
+    wanted = {"chat": True, "engine": engine, "request": Request()}
+    seen = attnscope.capture(loaded, json.dumps(chat), query="assistant", key="user", **wanted)
+    user, assistant = ([*range(turn.start, turn.stop)] for turn in seen.prompt.turns)
+    assert "".join(seen.prompt.plain[at] for at in user).strip() == "user: the bank"
+    assert_mass(seen, attentions(loaded, seen.prompt), assistant, user)
+
+
+# The command.
+
+
+def ranked(*arguments: str, columns: int | None = None) -> tuple[list[str], str]:
+    """What `heads` prints of the story, line by line, and what it says."""
+    done = call("heads", "--text", STORY, *arguments, columns=columns)
+    assert done.code == 0, done.err
+    return done.out.decode().splitlines(), done.err
+
+
+def test_heads_ranks_by_mass_and_says_which_tokens_were_meant(of_story: np.ndarray) -> None:
+    lines, said = ranked("--query", "last", "--key", "Mary", "--format", "jsonl")
+    rows = [json.loads(line) for line in lines]
+    masses = of_story[:, :, 23, MARY].sum(-1)
+    assert [row["mass"] for row in rows] == pytest.approx(sorted(masses.ravel().tolist(), reverse=True), abs=1e-6)
+    assert all(row["mass"] == pytest.approx(masses[row["layer"], row["head"]], abs=1e-6) for row in rows)
+    assert [row["uniform"] for row in rows] == pytest.approx([4 / 24] * 24)
+    assert "query last: book(23)\nkey Mary: Mary(1-2), Mary(20-21)\n" in said
+    assert "no roles: they take the rows of at least 16 queries; named: 1" in said
+    order = [
+        row["layer"] for row in map(json.loads, ranked("--key", "Mary", "--sort", "layer", "--format", "jsonl")[0])
+    ]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_table_always_has_mass_and_uniform(columns: int) -> None:
+    for order in ((), ("--sort", "entropy")):
+        lines, said = ranked("--query", "last", "--key", "Mary", *order, columns=columns)
+        assert "mass" in lines[1]
+        assert "uniform" in lines[1]
+        assert ("mass ▾" in lines[1]) == (not order)
+        assert "mass: what the queries give the keys" in " ".join(said.split())
+    assert "mass" not in ranked("--query", "last", columns=200)[0][1]
+
+
+def test_it_says_so_where_no_query_sees_a_key() -> None:
+    assert "mass -: no query sees one of the keys" in ranked("--query", "first", "--key", "last", columns=120)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--sort", "mass"), "--sort mass is about the mass on named keys; name them with --key"),
+        (("--query", "Bob"), "Bob"),
+        (("--key", "/(/"), "is no regular expression"),
+        (("--define", "Mary"), "a group is a name and what it means"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_in_a_line(arguments: tuple[str, ...], message: str) -> None:
+    done = call("heads", "--text", STORY, *arguments)
+    assert message in done.err.splitlines()[-1]
+    assert done.code in (2, 4)
+
+
+def test_a_run_writes_down_what_was_meant(tmp_path: Path) -> None:
+    arguments = ("--query", "last", "--key", "Mary", "--define", "who=John")
+    ranked(*arguments, "--top", "1", "--out", str(tmp_path), "-q")
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert {name: manifest["options"][name] for name in ("query", "key", "define", "sort")} == {
+        "query": "last",
+        "key": "Mary",
+        "define": ["who=John"],
+        "sort": "mass",
+    }
+    assert manifest["chosen"] == {
+        "query": {"expression": "last", "positions": [23], "notes": []},
+        "key": {"expression": "Mary", "positions": MARY, "notes": []},
+    }
+    header = (tmp_path / "heads.csv").read_text().splitlines()[0]
+    assert header.endswith(",focus,mass,uniform")
+
+
+def test_a_folder_of_another_question_is_refused_in_python_too(demo, tmp_path: Path) -> None:
+    wanted = {"request": Request()}
+    attnscope.capture(demo, STORY, key="Mary", **wanted).export(tmp_path)
+    attnscope.capture(demo, STORY, key="Mary", **wanted).export(tmp_path)
+    with pytest.raises(UsageError, match="key was 'Mary', now 'John'"):
+        attnscope.capture(demo, STORY, key="John", **wanted).export(tmp_path)

@@ -238,6 +238,7 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
         ("rollout", "--text", STORY, "--group", "words"),
         ("heatmap", "--text", STORY, "--image", "svg", "--select", "1.0"),
         ("heads", "--ids", "{ids}", "--engine", "fused", "--top", "1", "--spreadsheet"),
+        ("heads", "--text", CAT, "--query", "-1", "--key", "beast,first", "--define", "beast=cat", "--top", "1"),
     ],
     ids=lambda arguments: " ".join(arguments)[:40],
 )
@@ -335,6 +336,21 @@ def test_columns_that_do_not_fit_are_refused(demo, tmp_path, name, value):
     manifest = said(tmp_path)
     assert prompt_of(manifest, tmp_path).ids == (0, 423)
     manifest["prompt"][name] = value
+    with pytest.raises(UsageError, match="does not say which tokens were read"):
+        prompt_of(manifest, tmp_path)
+
+
+WRONG = ["ab", 7, ["a"], [None, None], [[], []], [[0, 3]], [[0, 3], [3]], [[0, 3], [3, 99]], [[2, 3], [0, 1]]]
+
+
+@pytest.mark.parametrize("value", [*WRONG, [[0, 3], [3, 2]], [[0, 3], [3, True]]])
+def test_characters_that_do_not_fit_are_refused_and_missing_ones_found(demo, tmp_path, value):
+    seen = attnscope.capture(demo, [0, 423])
+    seen.export(tmp_path, figures=())
+    manifest = said(tmp_path)
+    del manifest["prompt"]["characters"]  # as they were written before
+    assert prompt_of(manifest, tmp_path) == seen.prompt
+    manifest["prompt"]["characters"] = value
     with pytest.raises(UsageError, match="does not say which tokens were read"):
         prompt_of(manifest, tmp_path)
 

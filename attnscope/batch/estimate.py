@@ -57,11 +57,11 @@ def _count(found: Estimate, window: Window) -> None:
     found.items += window.items
     found.texts += len(window.texts)
     found.failed += len(window.failures)
-    found.tokens += sum(len(prompt) for _, prompt in window.texts)
+    found.tokens += sum(len(text.prompt) for text in window.texts)
 
 
 def _seconds_per_token(worker: Worker, window: Window) -> float:
     worker.measure(replace(window, texts=window.texts[:1]))  # the first pass takes longer
     start = time.perf_counter()
     worker.measure(window)
-    return (time.perf_counter() - start) / sum(len(prompt) for _, prompt in window.texts)
+    return (time.perf_counter() - start) / sum(len(text.prompt) for text in window.texts)

@@ -18,7 +18,8 @@ from attnscope.files import save_json
 from attnscope.shown import brief
 
 OPTIONS, LOCK = "run.json", ".lock"
-SCHEMA = 3  # of the folder; version 1 said no version, and up to 2 heads tables had other columns
+SCHEMA = 4  # of the folder; version 1 said no version, up to 2 heads had other columns, up to 3 nobody named tokens
+HEADS_SINCE = 3  # the first version whose heads tables can be gone on with
 UNSAID = {"engine": "eager"}  # options of version 1 that it did not write down
 RENAMED = {"weights": "matrices"}  # since version 2
 
@@ -97,7 +98,7 @@ def _options(path: Path) -> dict[str, Any]:
             f"{path.parent} was written by a newer attnscope: its schema is {schema}, this one knows up to {SCHEMA}",
             "update attnscope, or name another folder with --out",
         )
-    if schema < SCHEMA and "heads" in str(options.get("tables")).split(","):
+    if schema < HEADS_SINCE and "heads" in str(options.get("tables")).split(","):
         raise UsageError(
             f"{path.parent} was begun by an older attnscope, whose heads tables have other columns",
             "go on with that version, or name another folder with --out",

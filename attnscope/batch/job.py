@@ -22,7 +22,8 @@ class DatasetOutput:
 
     tables: of TABLES; `texts` is always written. format: parquet, csv or jsonl. spreadsheet: text cells that a
     spreadsheet would run as a formula begin with an apostrophe. pictures: what to draw of a text (a function of the
-    observation), and draws it into a folder, in a worker process. about: what each file says of its run.
+    observation), and draws it into a folder, in a worker process. about: what each file says of its run. chosen: which
+    of `query` and `key` name tokens of each text.
     """
 
     tables: tuple[str, ...] = TABLES
@@ -32,6 +33,7 @@ class DatasetOutput:
     spreadsheet: bool = False
     pictures: Pictures | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,7 +47,8 @@ class Job:
 
     batch_tokens: the most tokens of a padded batch, None to choose by memory. shard_bytes: about what the files of one
     shard hold. strict: the first item that fails ends the run. engine: auto is eager (the model's own matrices) while
-    those of the batch fit into memory, else fused.
+    those of the batch fit into memory, else fused. query_field, key_field: of the records, where each says itself which
+    tokens are asked about.
     """
 
     load: LoadOptions = LoadOptions()
@@ -58,6 +61,8 @@ class Job:
     shard_bytes: int = 64 * 2**20
     strict: bool = False
     engine: Literal["auto", "eager", "fused"] = "auto"
+    query_field: str | None = None
+    key_field: str | None = None
 
     @property
     def one_by_one(self) -> bool:

@@ -17,14 +17,16 @@ import pyarrow.compute as pc
 
 from attnscope.batch.items import Item, printable
 from attnscope.batch.journal import Failure
-from attnscope.measure.metrics import METRICS
+from attnscope.measure.metrics import MASS, METRICS
+from attnscope.selection import spelled
 from attnscope.tables import numbers, tamed
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
     from attnscope.observation import HeadColumns, Observation
+    from attnscope.text.tokens import Chosen
 
-SCHEMA_VERSIONS = {"texts": 1, "heads": 2, "relations": 1, "weights": 1}
+SCHEMA_VERSIONS = {"texts": 2, "heads": 3, "relations": 1, "weights": 1}
 TOKEN = pa.dictionary(pa.int32(), pa.string())
 ABOUT = [("item", pa.int64()), ("id", TOKEN)]
 SCHEMAS = {
@@ -113,8 +115,18 @@ def pieces(measured: Measured) -> Iterator[Measured]:
         yield Measured(len(taken), taken, [])
 
 
+def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
+    """The columns of a table of this run: those of SCHEMAS, and behind them what it says of named queries and keys."""
+    more: list[tuple[str, pa.DataType]] = []
+    if name == "texts" and output.chosen:
+        more = [(one, pa.string()) for one in (*output.chosen, "note")]
+    if name == "heads" and "key" in output.chosen:
+        more = [("mass", pa.float32()), ("uniform", pa.float32())]
+    return pa.schema([*SCHEMAS[name], *(pa.field(*one) for one in more)])
+
+
 def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Table]:
-    """The rows of some items, in order: {table: rows}, as SCHEMAS says.
+    """The rows of some items, in order: {table: rows}, as `schema_of` says.
 
     >>> arrow_tables(Measured(1, [(item, observation)], []), DatasetOutput())["relations"]
     """
@@ -133,10 +145,18 @@ def _texts(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
             "removed_tokens": one.prompt.removed,
             "sha256": one.prompt.sha256,
             "fields": printable(json.dumps(item.fields, ensure_ascii=False, default=str)),
+            **_chosen(one.chosen),
         }
         for item, one in seen
     ]
-    return pa.Table.from_pylist(rows, SCHEMAS["texts"])
+    return pa.Table.from_pylist(rows, schema_of("texts", output))
+
+
+def _chosen(chosen: Chosen) -> dict[str, str | None]:
+    """The tokens that were asked about, as `--query` and `--key` take them, and what is to be said of them."""
+    found = {"query": chosen.query, "key": chosen.key}
+    said = {name: spelled(one.positions) for name, one in found.items() if one is not None}
+    return {**said, "note": "; ".join(chosen.notes) or None}
 
 
 def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
@@ -159,10 +179,12 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "top_key_token": _words([one.prompt.tokens for _, one in seen], top_keys)[0],
         "top_key_mass": column(lambda heads: heads.top_key_mass, np.float32),
     }
-    for name in METRICS:
-        values = column(lambda heads, name=name: heads.scores[name].value, np.float64)  # type: ignore[misc]
-        columns[name] = numbers(values.astype(np.float32))  # NaN is null
-    return _table("heads", columns)
+    parts = [(name, name, "value") for name in METRICS]
+    parts += [("mass", MASS.id, "value"), ("uniform", MASS.id, "null")] if "key" in output.chosen else []
+    for title, name, part in parts:
+        values = column(lambda heads, name=name, part=part: getattr(heads.scores[name], part), np.float64)  # type: ignore[misc]
+        columns[title] = numbers(values.astype(np.float32))  # NaN is null
+    return _table(columns, schema_of("heads", output))
 
 
 def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
@@ -179,7 +201,7 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
         "query_token": query_token,
         "key_token": key_token,
     }
-    return _table("relations", columns)
+    return _table(columns, SCHEMAS["relations"])
 
 
 def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> list[pa.DictionaryArray]:
@@ -203,8 +225,7 @@ def _about(seen: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> d
     return {"item": item, "id": pa.DictionaryArray.from_arrays(numbers(index), ids)}
 
 
-def _table(name: str, columns: Mapping[str, Any]) -> pa.Table:
-    schema = SCHEMAS[name]
+def _table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     arrays = [columns[field.name] for field in schema]
     return pa.table([one if isinstance(one, pa.Array) else numbers(one) for one in arrays], schema=schema)
 

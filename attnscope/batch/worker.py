@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from attnscope.batch.batches import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, batches, kept_bytes
 from attnscope.batch.items import Item
@@ -12,7 +13,7 @@ from attnscope.batch.journal import Failure
 from attnscope.batch.replicas import Replicas
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
-from attnscope.errors import AttnscopeError, InputError, ModelError
+from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.memory import is_out_of_memory, keep_freed_memory
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.padding import pads
@@ -22,9 +23,17 @@ from attnscope.seam.choice import choose
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.selection import select
 from attnscope.text.prompt import Prompt, reading
+from attnscope.text.tokens import Chosen
 
 SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
-Text = tuple[Item, Prompt]
+
+
+class Text(NamedTuple):
+    """An item as token ids, and the tokens of it that are asked about."""
+
+    item: Item
+    prompt: Prompt
+    chosen: Chosen
 
 
 @dataclass
@@ -76,7 +85,7 @@ class Worker:
 
     def measure(self, window: Window, stop: Callable[[], bool] = lambda: False) -> Measured | None:
         """The window's observations in the order of its items, whatever the batching; None where `stop` said so."""
-        lengths = [len(prompt) for _, prompt in window.texts]
+        lengths = [len(text.prompt) for text in window.texts]
         groups = batches(lengths, self.limit, not pads(self.loaded.model), 1 if self.job.one_by_one else None)
 
         def observed(loaded: LoadedModel, places: Sequence[int]) -> Measured:
@@ -93,10 +102,11 @@ class Worker:
         window.read, window.last = item.read, item is window.shard.items[-1]
         try:
             prompt = self._prompt(item, read)
+            chosen = self._chosen(item, prompt)
         except InputError as error:
             window.failures.append(Failure.of(item, error.message))
             return 0.0
-        window.texts.append((item, prompt))
+        window.texts.append(Text(item, prompt, chosen))
         return kept_bytes(self.job, self._heads, len(prompt))
 
     def _prompt(self, item: Item, read: Callable[..., Prompt]) -> Prompt:
@@ -110,19 +120,28 @@ class Worker:
             raise InputError(error.message) from error
         return prompt
 
+    def _chosen(self, item: Item, prompt: Prompt) -> Chosen:
+        """The tokens of an item that are asked about. Raises InputError where what says so means none."""
+        asked, job = self.request, self.job
+        query = asked.query if job.query_field is None else _expression(item, job.query_field)
+        key = asked.key if job.key_field is None else _expression(item, job.key_field)
+        try:
+            return replace(asked, query=query, key=key).chosen(prompt)
+        except UsageError as error:  # what a record says, or a pattern that takes too long on this text
+            raise InputError(error.message) from error
+
     def _observed(self, loaded: LoadedModel, texts: Sequence[Text]) -> Measured:
         """Observe a batch; one that does not fit, or does not hold, is halved until the text at fault is alone."""
-        prompts = [prompt for _, prompt in texts]
         try:
-            seen = self._forward(loaded, prompts)
+            seen = self._forward(loaded, texts)
             broken = _broken(seen[0])
         except Exception as error:  # any family's code, with any text
             if _is_fatal(error):
                 raise
             if is_out_of_memory(error):
-                self._take_less(prompts)
+                self._take_less([text.prompt for text in texts])
             seen, broken = [], _reason(error)
-        items = [item for item, _ in texts]
+        items = [text.item for text in texts]
         if not broken:
             return Measured(len(texts), list(zip(items, seen, strict=True)), [])
         if len(texts) == 1:
@@ -130,10 +149,11 @@ class Worker:
         half = len(texts) // 2
         return Measured.joined([self._observed(loaded, texts[:half]), self._observed(loaded, texts[half:])])
 
-    def _forward(self, loaded: LoadedModel, prompts: list[Prompt]) -> list[Observation]:
+    def _forward(self, loaded: LoadedModel, texts: Sequence[Text]) -> list[Observation]:
         """One forward pass over a batch."""
+        prompts, chosen = [text.prompt for text in texts], [text.chosen for text in texts]
         engine = self._engine(loaded, len(prompts), max(len(prompt) for prompt in prompts))
-        return observe(loaded, prompts, self.request, engine=engine)
+        return observe(loaded, prompts, self.request, engine=engine, chosen=chosen)
 
     def _engine(self, loaded: LoadedModel, texts: int, longest: int) -> Engine:
         """The job's engine; under auto, eager while the matrices of the whole batch fit."""
@@ -148,6 +168,16 @@ class Worker:
             import torch
 
             torch.cuda.empty_cache()
+
+
+def _expression(item: Item, field: str) -> str:
+    """What a field of the item's record says of its tokens. Raises InputError where it says nothing."""
+    if field not in item.fields:
+        raise InputError(f"no field {field!r}; there are {', '.join(map(repr, list(item.fields)[:8])) or 'none'}")
+    value = item.fields[field]
+    if type(value) not in (str, int):
+        raise InputError(f"field {field!r} names no tokens but is {type(value).__name__}")
+    return str(value)
 
 
 def _broken(seen: Observation) -> str:

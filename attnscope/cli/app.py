@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "heatmap": (TEXT, "The attention of a text, drawn: overview, layers, heads."),
     "rollout": (TEXT, "Attention rolled out: which tokens each token came from."),
     "explain": (TEXT, "One head, one sentence, every step with its numbers."),
+    "tokens": (TEXT, "A text's tokens by number, and which of them an expression means."),
     "batch": (CORPUS, "Heads and relations of every text of a corpus, as a dataset."),
     "parity": (LOOK_UP, "Every layer against attention written from the papers."),
     "info": (LOOK_UP, "A model's layers, heads, windows, and what N tokens would cost."),
@@ -77,6 +78,7 @@ def made(name: str) -> Any:
     module = module_of(name)
     alone = typer.Typer(add_completion=False, **PLAIN)
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES)
+    epilog += getattr(module, "MORE_HELP", "")
     alone.command(name, cls=getattr(module, "COMMAND", PanelCommand), epilog=epilog)(getattr(module, name))
     return get_command(alone)
 

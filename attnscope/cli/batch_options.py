@@ -20,6 +20,7 @@ from attnscope.cli.options import (
     Kinds,
     Loading,
     Printing,
+    Question,
     Relations,
     Spreadsheet,
     Tokens,
@@ -58,6 +59,28 @@ class Sources(Tokens):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Questions(Question):
+    """Which tokens of every text are asked about."""
+
+    query_field: Annotated[
+        str | None, Option(help="Field of each record that names its queries.", metavar="NAME"), HELD
+    ] = None
+    key_field: Annotated[str | None, Option(help="Field that names its keys.", metavar="NAME"), HELD] = None
+
+    def __post_init__(self) -> None:
+        for name in ("query", "key"):
+            if getattr(self, name) is not None and getattr(self, f"{name}_field") is not None:
+                raise UsageError(f"--{name} and --{name}-field were both given", "give one of them")
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Which of query and key name tokens."""
+        return tuple(
+            one for one in ("query", "key") if (getattr(self, one), getattr(self, f"{one}_field")) != (None, None)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
     """What is written of every text."""
 
@@ -93,8 +116,8 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
         """The kinds of --figures, in a fixed order."""
         return names(self.figures, FIGURES, "--figures")
 
-    def output(self, about: dict[str, object]) -> DatasetOutput:
-        """What a worker writes; about: what it says of itself in every file."""
+    def output(self, about: dict[str, object], chosen: tuple[str, ...]) -> DatasetOutput:
+        """What a worker writes; about: what it says of itself in every file; chosen: what names tokens."""
         from attnscope.batch.job import DatasetOutput
 
         pictures = None
@@ -109,6 +132,7 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
             weights=self.matrices,
             pictures=pictures,
             about=about,
+            chosen=chosen,
         )
 
 
@@ -149,11 +173,12 @@ class Ray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchRun(Ray, Work, EngineName, Dataset, Sources, Loading):
+class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
     """A corpus, a model, and what is written of each text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        Questions.__post_init__(self)
         if (self.out is None) == (self.to_stdout is None) and not self.dry_run:
             raise UsageError("expected one place to write to", "give --out DIR or --to-stdout jsonl")
         if self.to_stdout and (self.figures or self.matrices or address(self.ray) is not None):
@@ -169,7 +194,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Sources, Loading):
         from attnscope.measure.probes import View
         from attnscope.observe import Request
 
-        output = self.output({key: value for key, value in self.held().items() if key != "sources"})
+        output = self.output({key: value for key, value in self.held().items() if key != "sources"}, self.chosen)
         request = Request(
             view=View(by_kv=self.by == "kv"),
             relations="relations" in output.tables,
@@ -177,6 +202,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Sources, Loading):
             group=self.group,
             maps="all" if self.figure_kinds else None,
             weights=self.matrices,
+            **self.asks(),
         )
         made = {"load": self.load_options(), "request": request, "output": output}
         return fill(Job, self, **made, shard_bytes=self.shard_size * 2**20)

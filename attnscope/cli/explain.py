@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from attnscope.explain import Explanation
     from attnscope.explain.scaling import Spread
+    from attnscope.run import Run
 
 EXAMPLES = (
     'attnscope explain --text "the cat sat on the mat" --head L2H3 --query last --out runs/cat.png',
@@ -37,7 +38,7 @@ class Steps(Query):
     """What is explained."""
 
     head: Annotated[str | None, Option(help="The head: L2H3 or 2.3.", metavar="HEAD")] = None
-    query: Annotated[str, Option(help="The token to follow: its position, or last.", metavar="N|last")] = "last"
+    query: Annotated[str, Option(help="The token to follow: 5, last, bank#2 (`attnscope tokens -h`).")] = "last"
     toy: Annotated[bool, Option(help='"I saw a saw" with tiny numbers, without a model.')] = False
     scaling: Annotated[bool, Option(help="std(q·k) against d_k on random data, without a model.")] = False
     seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of --scaling's random data.", metavar="N")] = 0
@@ -92,12 +93,14 @@ def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
     """Explain one head of a model."""
     if steps.head is None:
         raise UsageError("no head was named", "name one with --head L2H3; `attnscope heads` lists them")
-    position = read_query(steps.query)
 
     from attnscope.cli.single import prepared, read_text
+    from attnscope.text.tokens import check
 
+    check(steps.query)
     text = read_text(asked, telling)
-    run = prepared(asked, telling, text)
+    run = prepared(asked, telling, text, query=steps.query)
+    position = one_token(run)
     layer, number = one_head(steps.head, run.loaded.geometry.heads_by_layer)
     from attnscope.explain import explain_head
 
@@ -188,8 +191,20 @@ def one_head(text: str, heads: dict[int, int]) -> tuple[int, int]:
     return found[0]
 
 
+def one_token(run: Run) -> int:
+    """The token that --query means; UsageError unless it is exactly one."""
+    from attnscope.text.tokens import described
+
+    found = run.chosen.query
+    assert found is not None
+    if len(found.positions) != 1:
+        said = f"--query {found.expression} means {described(run.prompt, found)}, expected one token"
+        raise UsageError(said, "write its position, or bank#2")
+    return found.positions[0]
+
+
 def read_query(text: str) -> int:
-    """`last` is -1; UsageError for what is neither that nor a number."""
+    """Of the toy: `last` is -1; UsageError for what is neither that nor a number."""
     if text == "last":
         return -1
     if not re.fullmatch(r"[0-9]{1,12}", text):

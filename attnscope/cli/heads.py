@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from typer import Option
@@ -10,7 +10,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.completion import metrics
 from attnscope.cli.groups import recorded, spelled
-from attnscope.cli.options import Drawing, Entries, Question, Relations, Results, TextRun, Top
+from attnscope.cli.options import FIGURES, Drawing, Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
@@ -45,6 +45,10 @@ class Ranking(Top):
         if order_of(sort)[0] == MASS.id and question.key is None:
             raise UsageError("--sort mass is about the mass on named keys", "name them with --key")
         return sort
+
+    def told(self, question: Question) -> Ranking:
+        """As a picture says it: what ranks where nobody says is in a manifest, and never in a picture."""
+        return replace(self, sort=None) if self.by(question) == Ranking().by(question) else self
 
     def order(self, question: Question) -> str:
         """The metric, with a minus where the smallest come first."""
@@ -96,10 +100,10 @@ def heads(
     shown = seen.kept_heads(order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        style = drawing.style(spelled("heads", asked, entries, question, ranking, printing, relations, drawing))
-        how = {"sort": order, "min_weight": relations.min_weight, "style": style, "top": ranking.top}
-        drawn = {} if kinds is None else {"figures": kinds}
-        export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how, **drawn)
+        groups = (asked, entries, question, ranking.told(question), printing, relations, drawing)
+        how = {"sort": order, "top": ranking.top, "min_weight": relations.min_weight, "figures": kinds or FIGURES}
+        look = {"spreadsheet": printing.spreadsheet, "style": drawing.style(spelled("heads", *groups))}
+        export_text(seen, printing, options, heads=names, **how, **look)
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     output.emit(seen.table(order), format, lambda: rendered(seen, shown, order), printing.spreadsheet)
     if format == "table":

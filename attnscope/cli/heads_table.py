@@ -78,7 +78,7 @@ def legend(shown: Sequence[Head]) -> str:
     """One line that says what the table's words mean."""
     masses = [head.mass for head in shown if head.mass is not None]
     mass = "mass: what the queries give the keys, sorts by how far above uniform; " * bool(masses)
-    none = "mass -: no query sees one of the keys; " * any(map(math.isnan, masses))
+    none = "mass -: no query sees one of the keys; " * (bool(masses) and all(map(math.isnan, masses)))
     marked = "unif ≈: nearly uniform; " * any(head.near_uniform for head in shown)
     ends = "uniform: attention spread uniformly", f"{marked}role -: not shown by this text", "relation: without key 0"
     return f"{none or mass}{'; '.join(ends)}"

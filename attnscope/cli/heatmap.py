@@ -52,7 +52,7 @@ def heatmap(
 
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    groups = (asked, entries, question, ranking, pictures, drawing)
+    groups = (asked, entries, question, ranking.told(question), pictures, drawing)
     options = recorded(*groups) | {"sort": ranking.by(question)}
     measured = {} if {"overview", "metrics", "top"} & set(kinds) else {"metrics": ()}
     seen = observe_text(asked, entries, pictures, options, maps="all", **measured, **question.asks(), **drawing.maps())

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.options import Checkpoint, Facts, Quiet, Verbose
+from attnscope.cli.options import Checkpoint, Facts, Noise
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
@@ -60,11 +60,6 @@ class Costs(Facts):
                 f"--tokens takes numbers from 1, joined by commas; {self.tokens!r} came", "write --tokens 128,2048"
             )
         return [int(part) for part in parts]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Noise(Verbose, Quiet):
-    """What is said on stderr."""
 
 
 @takes(Named, Costs, Noise)

@@ -88,8 +88,8 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelText(Tokens, Loading):
-    """One text and the model that reads it."""
+class OneText(Tokens):
+    """One text, and where it comes from."""
 
     given: Annotated[str | None, Argument(help="The text, in quotes; - reads stdin.", metavar="TEXT"), UNRECORDED] = (
         None
@@ -118,6 +118,11 @@ class ModelText(Tokens, Loading):
     def has_text(self) -> bool:
         """Whether a text was named, or a place to read it."""
         return any(one is not None for one in self._places.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelText(OneText, Loading):
+    """One text and the model that reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +184,10 @@ class Query:
 
     panel = "Question"
     query: Annotated[
-        str | None, Option(help="Queries: 8, -1, 3-7, last, bank, bank#2; by commas.", metavar="TOKENS"), HELD
+        str | None,
+        Option(help="Queries: 8, 3-7, last (token), bank, bank#2; all: `attnscope tokens -h`.", metavar="TOKENS"),
+        Key((int, str)),
+        HELD,
     ] = None
 
 
@@ -188,7 +196,7 @@ class Question(Query):
     """Which tokens are asked about."""
 
     panel = "Question"
-    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), HELD] = None
+    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), Key((int, str)), HELD] = None
     define: Annotated[
         list[str] | None,
         Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
@@ -412,7 +420,12 @@ class Verbose:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing(Verbose, Quiet):
+class Noise(Verbose, Quiet):
+    """What is said on stderr."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing(Noise):
     """Where files go, and what is said on stderr."""
 
     out: Annotated[Path | None, Option("-o", help="Write tables and figures here.", metavar="DIR"), FIRST] = None

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.options import Config, Entries, Exporting, ModelText, TextRun, Writing
+from attnscope.cli.options import Config, Entries, Exporting, ModelText, Noise, OneText, TextRun, Writing
 from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run, Text
+    from attnscope.text.prompt import Prompt
+    from attnscope.text.tokens import Chosen
 
 
 def observe_text(
@@ -43,7 +45,7 @@ def observe_text(
     )
     check_out(run, writing, options)
     output.talk(header(run), writing.quiet)
-    tell_chosen(run, writing.quiet)
+    tell_chosen(run.prompt, run.chosen, writing.quiet)
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
@@ -72,7 +74,7 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
     return tokens_of(asked.from_)
 
 
-def read_text(asked: ModelText, writing: Writing) -> str | list[int]:
+def read_text(asked: OneText, writing: Noise) -> str | list[int]:
     """The text, or its token ids; from here on the library's warnings are lines on stderr."""
     from attnscope.text.reading import read_ids
     from attnscope.text.reading import read_text as read
@@ -94,12 +96,16 @@ def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
         return load(asked.load_options())
 
 
-def prepared(asked: ModelText, writing: Writing, text: Text, select: str | None = None) -> Run:
+def prepared(
+    asked: ModelText, writing: Writing, text: Text, select: str | None = None, query: str | None = None
+) -> Run:
     """A text for the model's own eager attention, its header told."""
     loaded = load_model(asked, writing)
+    from attnscope.observe import Request
     from attnscope.run import prepare
 
-    run = prepare(loaded, text, engine="eager", select=select, chat=asked.chat, truncate=asked.truncate)
+    how: dict[str, Any] = {"select": select, "chat": asked.chat, "truncate": asked.truncate}
+    run = prepare(loaded, text, Request(query=query), engine="eager", **how)
     output.talk(header(run), writing.quiet)
     return run
 
@@ -121,13 +127,13 @@ def header(run: Run) -> str:
     return "  ".join(parts)
 
 
-def tell_chosen(run: Run, quiet: bool) -> None:
+def tell_chosen(prompt: Prompt, chosen: Chosen, quiet: bool) -> None:
     """Say which tokens were meant, and how they were found."""
     from attnscope.text.tokens import described
 
-    named = {"query": run.chosen.query, "key": run.chosen.key}
-    said = [f"{name} {found.expression}: {described(run.prompt, found)}" for name, found in named.items() if found]
-    for line in (*said, *run.chosen.notes):
+    named = {"query": chosen.query, "key": chosen.key}
+    said = [f"{name} {found.expression}: {described(prompt, found)}" for name, found in named.items() if found]
+    for line in (*said, *chosen.notes):
         output.talk(line, quiet)
 
 

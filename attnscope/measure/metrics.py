@@ -113,8 +113,8 @@ class Texts:
         """The same texts on another device."""
         if self.ids_BT.device == device:
             return self
-        parts = (self.ids_BT, self.length_B, self.query_BT, self.key_BT)
-        return Texts(*(None if part is None else part.to(device) for part in parts))  # type: ignore[arg-type]
+        query_BT, key_BT = (None if part is None else part.to(device) for part in (self.query_BT, self.key_BT))
+        return Texts(self.ids_BT.to(device), self.length_B.to(device), query_BT, key_BT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,16 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
+class LoadedTokenizer:
+    """A model's tokenizer alone, and how many tokens the model reads; brought: as of a LoadedModel."""
+
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    max_positions: int | None
+    brought: bool
+
+
+@dataclass(frozen=True)
 class Source:
     """Where a model comes from: a folder, and for a Hub model the snapshot it belongs to."""
 
@@ -169,6 +179,21 @@ def load(options: LoadOptions) -> LoadedModel:
         source_folder=source.folder,
         stretched_from=trained if geometry.max_positions != trained else None,
     )
+
+
+def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
+    """The tokenizer of a model, without its weights; raises as `load` does.
+
+    Example:
+        load_tokenizer(LoadOptions(model="demo")).max_positions  # 512
+    """
+    _check_options(options)
+    source = _locate(options)
+    checkpoint.check_config(source.folder)
+    checkpoint.check_tokenizer(source.folder, options.trust_remote_code)
+    config = _config(source, options)
+    most = _geometry(config, source).max_positions
+    return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.folder != DEMO_FOLDER)
 
 
 def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str | None = None) -> LoadedModel:

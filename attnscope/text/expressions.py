@@ -1,24 +1,4 @@
-"""The grammar in which tokens are named: what an expression is made of, before any text is known.
-
-| write | and it names |
-|---|---|
-| `8`, `-1` | a position; from the end |
-| `3:7`, `:3`, `-2:` | positions 3 to 6, as Python slices |
-| `3-7` | positions 3 to 7, as in `--select` |
-| `first`, `last` | the first token, the last |
-| `special` | every special token |
-| `bank` | every place where the text stands, as whole words; else parts of words, with a note |
-| `bank*`, `*ing` | words that begin so, or end so |
-| `/b.nk/` | every match of a regular expression |
-| `bank#2`, `bank#-1` | the second place of these, the last |
-| `"3-7"`, `"#2"`, `"a, b"` | the text itself, where it looks like grammar; `\\n` is a newline |
-| `user`, `assistant#2` | with `--chat`: every turn of the user, the second of the assistant |
-| `subject` | what `--define subject=Mary` says |
-| `bank,last` | both |
-| `^special`, `2:,^bank` | all but these; the ones before without these |
-
-Words mean in this order: positions, `first`, `last` and `special`, groups, turns, text.
-"""
+"""The grammar in which tokens are named: what an expression is made of, before any text is known."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,6 +9,24 @@ from typing import Any, Literal
 from attnscope.errors import UsageError
 
 Kind = Literal["number", "slice", "range", "name", "text", "pattern"]
+# What may be written, and the tokens that it names: `attnscope tokens --help` shows it, docs/asking.md explains it.
+GRAMMAR = (
+    ("8   -1", "a position; one from the end"),
+    ("3:7   :3   -2:", "positions 3 to 6, as Python slices; open ends"),
+    ("3-7", "positions 3 to 7, as in --select"),
+    ("first   last   special", "the first token, the last, all special ones"),
+    ("bank", "where this text stands, as whole words if it does"),
+    ("bank*   *ing   *", "words that begin so, or end so; every token"),
+    ("/b.nk/", "a regular expression's matches, parts of words too"),
+    ("bank#2   bank#-1", "the second place of these, the last"),
+    ('"3-7"   "#2"   "a, b"', "a text that looks like grammar; \\n is a newline"),
+    ("user   assistant#2", "with --chat: turns of the user, the second answer"),
+    ("subject", "what --define subject=Mary says"),
+    ("bank,last", "both"),
+    ("^special   2:,^bank", "all but these; positions from 2 without these"),
+)
+PRECEDENCE = "A word is taken for a position, else first, last or special, else a group, else a turn, else text."
+
 _NUMBER = r"[0-9]{1,18}"
 _PART = re.compile(
     rf"""\s*(?P<away>\^?)\s*
@@ -96,16 +94,23 @@ def defined(pairs: Sequence[str]) -> dict[str, str]:
     return groups
 
 
-def check(expression: str, groups: Mapping[str, str] = {}, within: tuple[str, ...] = ()) -> None:
+def check(expression: str, groups: Mapping[str, str] = {}) -> None:
     """Raise UsageError for what no text could make right: syntax, a regular expression, groups in a circle."""
+    _check(expression, groups, (), set())
+
+
+def _check(expression: str, groups: Mapping[str, str], within: tuple[str, ...], done: set[str]) -> None:
     for part in parse(expression):
+        name = part.value
         if part.kind == "pattern":
-            compiled(part.value)
-        if part.kind == "name" and part.value in groups:
-            if part.value in within:
-                way = " -> ".join((*within[within.index(part.value) :], part.value))
-                raise UsageError(f"the group {part.value!r} is made of itself: {way}", "define it by other words")
-            check(groups[part.value], groups, (*within, part.value))
+            compiled(name)
+        if part.kind != "name" or name not in groups or name in done:
+            continue
+        if name in within:
+            way = " -> ".join((*within[within.index(name) :], name))
+            raise UsageError(f"the group {name!r} is made of itself: {way}", "define it by other words")
+        _check(groups[name], groups, (*within, name), done)
+        done.add(name)
 
 
 @lru_cache(maxsize=256)
@@ -124,7 +129,9 @@ def compiled(pattern: str) -> Any:
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
-        raise UsageError(f"/{pattern}/ is no regular expression: {error}", 'write a text in quotes: "/a/"') from None
+        raise UsageError(
+            f"/{pattern}/ is no regular expression: {error}", f'a text stands in quotes: "/{pattern}/"'
+        ) from None
 
 
 def _part(found: re.Match[str], expression: str) -> Part:

@@ -86,6 +86,12 @@ Side = Literal["left", "right"]
 Offsets = Sequence[tuple[int, int]]
 
 
+def place(tokenizer: Any, brought: bool, chat: bool) -> Where:
+    """Where one text is read: apart where the tokenizer came with a model, its template or its own Python not least."""
+    holds = chat or not getattr(tokenizer, "is_fast", False)  # the interpreter, while it works
+    return ("process" if holds else "thread") if brought else "here"
+
+
 def reading(tokenizer: Any, where: Where) -> Apart[Prompt]:
     """(text, chat, max_tokens, truncate) -> `from_chat` or `from_text`, within a deadline unless it is "here".
 

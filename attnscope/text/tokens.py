@@ -86,7 +86,8 @@ class _Search:
         named = [place for part in parts if not part.away for place in self.of(part)]
         if all(part.away for part in parts):
             named = self._each(range(len(self.prompt)))
-        return [left for place in named if (left := tuple(at for at in place if at not in away))]
+        kept = (tuple(at for at in place if at not in away) for place in named)
+        return [place for place in dict.fromkeys(kept) if place]  # each once: groups of groups would double them
 
     def of(self, part: Part) -> list[Place]:
         """The places of one part, all of them or the one that `#` asks for."""

@@ -1,0 +1,117 @@
+"""`attnscope tokens`: what a model makes of a text, and a way to try the words of --query and --key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attnscope.cli import output
+from attnscope.cli.options import Checkpoint, Format, Noise, OneText, Question
+from attnscope.cli.relations import rendered
+from attnscope.cli.takes import takes
+from attnscope.text.expressions import GRAMMAR, PRECEDENCE
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from attnscope.model.loading import LoadedTokenizer
+    from attnscope.text.prompt import Prompt, Span
+
+EXAMPLES = (
+    'attnscope tokens "the cat sat on the mat"',
+    'attnscope tokens --text "the bank by the river bank" --query "bank#2" --format jsonl',
+    'echo "the cat sat on the mat" | attnscope tokens --query "^special,^the" --define "subject=cat" --key subject',
+)
+MORE_HELP = (
+    "\n\n\b\nTOKENS of --query, --key and --define:\n"
+    + "\n".join(f"  {form.ljust(24)}{meaning}" for form, meaning in GRAMMAR)
+    + f"\n\n{PRECEDENCE}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed(OneText, Checkpoint):
+    """One text and the model whose tokenizer reads it."""
+
+
+@takes(Listed, Question, Format, Noise)
+def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) -> int:
+    """A text's tokens by number, and which of them an expression means.
+
+    Of each its text, id, characters, word, sentence and turn; with --query or --key those that it means alone. The
+    tokenizer is read, no weights are.
+    """
+    asks = question.asks()
+    format = output.wanted_format(printing.format)
+
+    from attnscope.cli.single import read_text, tell_chosen
+
+    text = read_text(asked, noise)
+    from attnscope.model.libraries import silence_libraries
+    from attnscope.model.loading import load_tokenizer
+    from attnscope.text.tokens import choose
+
+    silence_libraries(noise.verbose)
+    loaded = load_tokenizer(asked.load_options())
+    prompt = read_prompt(loaded, text, asked)
+    chosen = choose(prompt, asks["query"], asks["key"], asks["define"])
+    output.talk(header(loaded, prompt), noise.quiet)
+    tell_chosen(prompt, chosen, noise.quiet)
+    named = {at for found in (chosen.query, chosen.key) if found for at in found.positions}
+    table = token_table(prompt).take(sorted(named or range(len(prompt))))
+    output.emit(table, format, lambda: rendered(table, None))
+    return 0
+
+
+def read_prompt(loaded: LoadedTokenizer, text: str | list[int], asked: Listed) -> Prompt:
+    """The text as the model reads it; longer than that too, unless it is to be cut."""
+    from attnscope.text.prompt import from_ids, place, reading
+
+    most = loaded.max_positions if asked.truncate else None
+    if not isinstance(text, str):
+        return from_ids(loaded.tokenizer, text, max_tokens=most, truncate=asked.truncate)
+    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, asked.chat)) as read:
+        return read(text, asked.chat, most, asked.truncate)
+
+
+def header(loaded: LoadedTokenizer, prompt: Prompt) -> str:
+    """Which tokenizer, how many tokens, and whether the model reads as many."""
+    cut = f" ({prompt.removed} cut off)" * bool(prompt.removed)
+    most = loaded.max_positions
+    beyond = f"  the model reads {most}; --truncate shows which" if most is not None and len(prompt) > most else ""
+    return f"{loaded.name}  {len(prompt)} tokens{cut}{beyond}"
+
+
+def token_table(prompt: Prompt) -> pa.Table:
+    """A row per token: characters from start to stop, null where it has none; words and sentences counted from 0."""
+    import pyarrow as pa
+
+    from attnscope.tables import as_table, words
+
+    written = [(start, stop) if start < stop else (None, None) for start, stop in prompt.characters]
+    columns: dict[str, Any] = {
+        "position": list(range(len(prompt))),
+        "token": list(prompt.tokens),
+        "id": list(prompt.ids),
+        "special": list(prompt.special),
+        "start": pa.array([start for start, _ in written], pa.int64()),
+        "stop": pa.array([stop for _, stop in written], pa.int64()),
+        "word": _numbers(prompt.words),
+        "sentence": _numbers(prompt.sentences),
+        "turn": words(_turns(prompt)),
+    }
+    return as_table(columns)
+
+
+def _numbers(spans: tuple[Span, ...]) -> list[int]:
+    return [number for number, span in enumerate(spans) for _ in range(span.start, span.stop)]
+
+
+def _turns(prompt: Prompt) -> list[str | None]:
+    """The turn of each token in the words of --query: `user#2`."""
+    turns: list[str | None] = [None] * len(prompt)
+    counted: dict[str, int] = {}
+    for turn in prompt.turns:
+        counted[turn.name] = counted.get(turn.name, 0) + 1
+        turns[turn.start : turn.stop] = [f"{turn.name}#{counted[turn.name]}"] * (turn.stop - turn.start)
+    return turns
