@@ -10,7 +10,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.completion import metrics
 from attnscope.cli.groups import recorded, spelled
-from attnscope.cli.options import Drawing, Entries, Question, Relations, Results, TextRun, Top
+from attnscope.cli.options import FIGURES, Drawing, Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -46,6 +46,10 @@ class Ranking(Top):
         if order_of(sort)[0] == MASS.id and question.key is None:
             raise UsageError("--sort mass is about the mass on named keys", "name them with --key")
         return sort
+
+    def told(self, question: Question) -> Ranking:
+        """As a picture says it: what ranks where nobody says is in a manifest, and never in a picture."""
+        return replace(self, sort=None) if self.by(question) == Ranking().by(question) else self
 
     def order(self, question: Question) -> str:
         """The metric, with a minus where the smallest come first."""
@@ -83,9 +87,8 @@ def heads(
     from attnscope.cli.single import export_text, observe_text, report_checks
 
     options = recorded(asked, entries, question, ranking, printing, relations, drawing) | {"sort": ranking.by(question)}
-    usual = ranking.by(question) == Ranking().by(question)  # a manifest says it outright, a picture never
-    told = replace(ranking, sort=None) if usual else ranking
-    style = drawing.style(spelled("heads", asked, entries, question, told, printing, relations, drawing))
+    groups = (asked, entries, question, ranking.told(question), printing, relations, drawing)
+    style = drawing.style(spelled("heads", *groups))
     seen = observe_text(
         asked,
         entries,
@@ -101,9 +104,8 @@ def heads(
     shown = seen.kept_heads(order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        how = {"sort": order, "min_weight": relations.min_weight, "style": style, "top": ranking.top}
-        drawn = {} if kinds is None else {"figures": kinds}
-        export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, **how, **drawn)
+        how = {"sort": order, "top": ranking.top, "min_weight": relations.min_weight, "figures": kinds or FIGURES}
+        export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, style=style, **how)
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     output.emit(seen.table(order), format, lambda: rendered(seen, shown, order), printing.spreadsheet)
     if format == "table":

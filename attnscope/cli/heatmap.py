@@ -57,7 +57,8 @@ def heatmap(
 
     from attnscope.cli.single import export_text, observe_text, report_checks
 
-    groups, drawn = (asked, entries, question, ranking, pictures, drawing), pictures.out is not None
+    groups = (asked, entries, question, ranking.told(question), pictures, drawing)
+    drawn = pictures.out is not None
     options = recorded(*groups) | {"sort": ranking.by(question)}
     style, to = drawing.style(spelled("heatmap", *groups)), stream(only=not drawn)
     measured = not drawn or bool({"overview", "metrics", "top"} & set(kinds))
