@@ -12,10 +12,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from attnscope.attention.uniform import UniformAttention
+from attnscope.attention.visibility import Visibility
 from attnscope.drawing import layer_maps
 from attnscope.figures import Style
 from attnscope.figures.jobs import prepare_heads
-from attnscope.measure.probes import View
+from attnscope.measure.layers import LayerKey
+from attnscope.measure.metrics import Texts
+from attnscope.measure.probes import Layer, Maps, View
 from attnscope.model.loading import LoadOptions, load
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
@@ -322,3 +326,13 @@ def test_the_library_in_three_lines(demo) -> None:
     assert [key.layer for key in seen.weights] == [1, 3]
     assert torch.equal(seen.weights[3], attentions(demo, seen.prompt)[3])
     assert len(attnscope.__all__) == 11
+
+
+def test_a_question_asked_on_another_device_is_one_question():
+    """Questions with tensors are told apart by the tensors themselves: a second copy would be another question."""
+    visible = Visibility(300, 300, device=torch.device("meta"))
+    P = UniformAttention(visible)
+    assert P.device.type == "meta"
+    layer = Layer(LayerKey(0), P, 1, Texts(torch.zeros(1, 300), torch.tensor([300])))
+    probe = Maps(300, side=20)
+    assert probe.asks(layer) == probe.asks(layer) != []

@@ -84,6 +84,15 @@ class Layer:
     P: AttentionOperator
     kv_heads: int
     texts: Texts
+    _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
+
+    def here(self, tensor: Tensor) -> Tensor:
+        """The tensor on the layer's device: the same one each time, since questions are told apart by it."""
+        if tensor.device == self.P.device:
+            return tensor
+        if id(tensor) not in self._here:
+            self._here[id(tensor)] = tensor, tensor.to(self.P.device)  # holding the first keeps its id its own
+        return self._here[id(tensor)][1]
 
     def kv_head(self, head: int) -> int:
         """The kv head that a query head reads."""
@@ -521,8 +530,7 @@ class Weights:
 
 
 def _group_question(layer: Layer, query_groups_BT: Tensor, key_groups_BT: Tensor) -> GroupMass:
-    device = layer.P.device  # `to` gives back the same tensor where it is there already, so that this is one question
-    return GroupMass(query_groups_BT.to(device), key_groups_BT.to(device))
+    return GroupMass(layer.here(query_groups_BT), layer.here(key_groups_BT))
 
 
 def _group_mass(layer: Layer, view: View, answers: Answers, query_groups_BT: Tensor, key_groups_BT: Tensor) -> Tensor:

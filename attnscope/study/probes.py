@@ -10,7 +10,7 @@ Shapes: S sequence, T token, B text of a pass, H head, Q query.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -75,22 +75,18 @@ class Trial:
 class MassAt:
     """The mean weight on one key per query, over the queries that see it; NaN where none does.
 
-    key_Q: -1 for the queries that are not asked.
+    key_1Q: -1 for the queries that are not asked.
     """
 
-    key_Q: Tensor
-    _at: dict[torch.device, At] = field(default_factory=dict)
+    key_1Q: Tensor
 
     def asks(self, layer: Layer) -> Sequence[Question]:
-        device = layer.P.device
-        if device not in self._at:
-            self._at[device] = At(self.key_Q[None].to(device))
-        return [self._at[device]]
+        return [At(layer.here(self.key_1Q))]
 
     def keep(self, layer: Layer, answers: Answers) -> Tensor:
         [asked] = self.asks(layer)
         visible = layer.P.visible
-        seen_BHQ = visible.at(self.key_Q[None].to(visible.position_Q.device)).to(layer.P.device)
+        seen_BHQ = visible.at(self.key_1Q.to(visible.position_Q.device)).to(layer.P.device)
         mass_BHQ = answers[asked].double()
         return ((mass_BHQ * seen_BHQ).sum(-1) / seen_BHQ.expand_as(mass_BHQ).sum(-1)).cpu()
 
@@ -184,9 +180,9 @@ def _repeated(
 
 
 def _keys(begin: Sequence[int], period: int, after: int) -> Tensor:
-    """The key of every query of the second half: its token's first copy, or so many tokens after; -1 elsewhere."""
+    """(1, T): the key of every query of the second half, its token's first copy or so many after; -1 elsewhere."""
     query_T = torch.arange(len(begin) + 2 * period)
-    return torch.where(query_T >= len(begin) + period, query_T - period + after, -1)
+    return torch.where(query_T >= len(begin) + period, query_T - period + after, -1)[None]
 
 
 def _offsets(
