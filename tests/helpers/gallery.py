@@ -69,7 +69,7 @@ FILES = (
     Entry(
         "part",
         "A part of a map",
-        "The rows of some queries and the columns of some keys: here the second sentence on the first.",
+        "The rows of some queries and the columns of some keys, never binned where they are few.",
         f"attnscope heatmap {BANK} --select L1H4 --query 5-8 --key 1-4 --out runs/part",
         "runs/part/heads/L01H04.png",
     ),
@@ -134,8 +134,8 @@ TERMINAL = (
     Entry(
         "text",
         "The text itself",
-        "Where the last token looks, on the text as it reads.",
-        f"attnscope text {STORY} --query last --select L3H0",
+        "Where a token looks, on the text as it reads: an induction head at what followed its first copy.",
+        f"attnscope text {STORY} --query 80 --select L3H0",
         "terminal",
     ),
 )

@@ -178,11 +178,10 @@ class CompareView {
     if (this.grids.slice(0, 2).some((grid) => !grid)) return "This page holds no map of this head on both sides.";
     if (!this.pairs.length)
       return "These maps are binned, or no token stands at the same characters: there is no difference to draw.";
-    const aligned = this.page.data.aligned?.length ?? 0;
-    const alone = [a.count - aligned, b.count - aligned];
-    if (!alone[0] && !alone[1]) return `All ${aligned} tokens stand at the same characters.`;
-    const others = `${alone[0]} of A and ${alone[1]} of B do not, and are not in the difference`;
-    return `${aligned} tokens stand at the same characters; ${others}.`;
+    const pairs = this.page.data.aligned ?? [];
+    const alone = [a, b].map((side, which) => side.count - new Set(pairs.map((pair) => pair[which])).size);
+    if (!alone[0] && !alone[1]) return "Every token has a partner at the same characters.";
+    return `${alone[0]} of A and ${alone[1]} of B have no partner at the same characters, and are not in the difference.`;
   }
 
   /** Lists the heads, as far as they are compared; again when a filter changes. @param {State} state */
