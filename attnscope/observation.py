@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     import torch
 
     from attnscope.drawing import Picture
+    from attnscope.measure.maps import Cells, KeptMap, Maps
     from attnscope.measure.operands import KeptOperands
     from attnscope.measure.per_token import TokenWeights
-    from attnscope.measure.probes import Cells, KeptKeys, KeptMap, Maps, View
+    from attnscope.measure.probes import View
+    from attnscope.measure.relations import KeptKeys
     from attnscope.measure.rollout import Rollout
     from attnscope.seam.call import CaptureReport
     from attnscope.text.prompt import Prompt

@@ -21,26 +21,24 @@ import torch
 from attnscope.attention.questions import Features, Received
 from attnscope.errors import InputError, UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
+from attnscope.measure.maps import MAP_SIDE, Maps
 from attnscope.measure.metrics import MASS, METRICS, Texts
 from attnscope.measure.operands import KeptOperands, Operands
 from attnscope.measure.per_token import PerToken, TokenWeights
 from attnscope.measure.probes import (
-    MAP_SIDE,
-    ChosenKeys,
     HeadScores,
     KeyMass,
     Layer,
     LayerScores,
-    Maps,
     Probe,
     TopKey,
-    TopKeys,
     TopRelation,
     View,
     Weights,
     run_probes,
 )
 from attnscope.measure.probes import Relation as TopRelations
+from attnscope.measure.relations import ChosenKeys, TopKeys
 from attnscope.measure.roles import NONE, near_uniform, roles_of
 from attnscope.measure.rollout import Rollout, RolloutProbe, spans_of
 from attnscope.model import padding

@@ -18,8 +18,9 @@ from attnscope.drawing import layer_maps
 from attnscope.figures import Style
 from attnscope.figures.jobs import prepare_heads
 from attnscope.measure.layers import LayerKey
+from attnscope.measure.maps import Maps
 from attnscope.measure.metrics import Texts
-from attnscope.measure.probes import Layer, Maps, View
+from attnscope.measure.probes import Layer, View
 from attnscope.model.loading import LoadOptions, load
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe

@@ -18,7 +18,8 @@ from attnscope.attention.visibility import Visibility
 from attnscope.errors import MemoryLimitError
 from attnscope.measure.layers import LayerKey
 from attnscope.measure.metrics import METRICS, Texts, means, measure, questions
-from attnscope.measure.probes import HeadScores, Layer, TopKeys, TopRelation, run_probes
+from attnscope.measure.probes import HeadScores, Layer, TopRelation, run_probes
+from attnscope.measure.relations import TopKeys
 from attnscope.measure.rollout import RolloutProbe
 from attnscope.seam.engines import Tiled
 from attnscope.seam.listen import listen

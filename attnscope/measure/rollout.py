@@ -22,7 +22,8 @@ from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Features, Question, RowSum
 from attnscope.attention.rows import indicator
 from attnscope.errors import MemoryLimitError, ModelError
-from attnscope.measure.probes import MAP_SIDE, Answers, Layer
+from attnscope.measure.maps import MAP_SIDE
+from attnscope.measure.probes import Answers, Layer
 from attnscope.memory import free_memory, human_bytes
 from attnscope.tables import as_table, texts_at
 from attnscope.text.prompt import Prompt, Span

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from attnscope.measure.layers import LayerKey
     from attnscope.measure.operands import KeptOperands
-    from attnscope.measure.probes import KeptKeys
+    from attnscope.measure.relations import KeptKeys
     from attnscope.observation import LayerMaps, Observation
     from attnscope.text.prompt import Prompt, Span
 

@@ -1,0 +1,204 @@
+"""Matrices to draw: whole, binned, or the part of some tokens.
+
+Shapes: B text, H head (or kv head, where a view averages them), Q query, K key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention.operator import AttentionOperator
+from attnscope.attention.questions import Key, Question
+from attnscope.attention.visibility import BLOCK_BYTES
+from attnscope.measure.groups import group_mass, group_question
+from attnscope.measure.probes import Answers, Layer, OfMasks, View
+
+MAP_SIDE = 200  # the most rows and columns of a drawn map; longer texts are binned
+
+
+class KeptMap(NamedTuple):
+    """The matrices to draw of one layer: heads (H numbers), values (H, rows, columns), NaN for what is not visible.
+
+    key0: where key 0 is split off binned weights, the mean mass on it over the queries that see it and another, (H,).
+    """
+
+    heads: list[int]
+    values: np.ndarray
+    key0: np.ndarray | None = None
+
+
+class Cells(NamedTuple):
+    """One side of a map: its tokens in their order, and how many of them each row (or column) stands for.
+
+    size: how many a whole one stands for.
+    """
+
+    tokens: Sequence[int]
+    sizes: Sequence[int]
+    size: int
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], side: int, split_key0: bool = False) -> Cells:
+        """At most `side` of one size, but for the last; split_key0: token 0 has one more, of its own."""
+        size = max(1, -(-len(tokens) // side))
+        sizes = [min(size, len(tokens) - start) for start in range(0, len(tokens), size)]
+        if split_key0 and tokens[0] == 0 and sizes[0] > 1:
+            sizes[:1] = [1, sizes[0] - 1]
+        return cls(tokens, sizes, size)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first token of each."""
+        return [self.tokens[place] for place in accumulate(self.sizes[:-1], initial=0)]
+
+    def coarser(self, side: int, key0_apart: bool = False) -> tuple[np.ndarray, Cells]:
+        """At most about `side` of them, neighbours put together: where each begins among these, and what it is.
+
+        key0_apart: token 0 stays, or gets, one of its own.
+        """
+        step = max(1, -(-len(self.sizes) // side))
+        if step == 1:
+            return np.arange(len(self.sizes)), self
+        apart = key0_apart and self.tokens[0] == 0
+        own = int(apart and self.size > 1 and self.sizes[0] == 1)
+        starts = np.arange(0, len(self.sizes) - own, step) + own  # where rows begin, that is: the axes stay in step
+        starts = np.concatenate([[0], np.maximum(starts, 1)]) if apart else starts
+        return starts, Cells(self.tokens, np.add.reduceat(self.sizes, starts).tolist(), self.size * step)
+
+    def groups(self, count: int) -> Tensor:
+        """The number of the row or column that each of so many tokens is in, -1 for none."""
+        groups_T = torch.full((count,), -1)
+        groups_T[torch.tensor(self.tokens)] = _runs(self.sizes)
+        return groups_T
+
+
+@dataclass
+class Maps:
+    """Matrices to draw, one text: whole up to `side` tokens, binned beyond; NaN where a query sees no key of a cell.
+
+    rule "sum": sum over the keys of a bin, mean over its queries, so rows keep their sum. "max", and always for
+    scores: the largest entry. With `split_sink`, key 0 is a column of its own also where keys are binned. queries,
+    keys: the part of the matrices that is drawn, None for all; only its rows are read where it is not binned.
+    """
+
+    tokens: int
+    view: View = View()
+    rule: Literal["sum", "max"] = "sum"
+    split_sink: bool = False
+    side: int = MAP_SIDE
+    queries: Sequence[int] | None = None
+    keys: Sequence[int] | None = None
+    _shown: OfMasks[Tensor] = field(default_factory=WeakKeyDictionary)  # layers that share a mask share it
+
+    def __post_init__(self) -> None:
+        if self.view.weights == "scores":
+            self.rule = "max"  # a sum of logits says nothing
+        every = range(self.tokens)
+        self.rows = Cells.of(every if self.queries is None else self.queries, self.side)
+        self.columns = Cells.of(every if self.keys is None else self.keys, self.side, self.split_sink)
+        self._groups: tuple[Tensor, Tensor] = (
+            self.rows.groups(self.tokens)[None],
+            self.columns.groups(self.tokens)[None],
+        )
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        if not self.view.kept(layer):
+            return []
+        key0 = [Key(0)] if self._key0_apart else []
+        return [group_question(layer, *self._groups), *key0] if self._summed else key0
+
+    def keep(self, layer: Layer, answers: Answers) -> KeptMap | None:
+        heads = self.view.kept(layer)
+        if not heads:
+            return None
+        if self._summed:
+            values_HQK = group_mass(layer, self.view, answers, *self._groups)[0]
+            hidden = ~self.view.seen(layer, heads, self._visible(layer.P)[None])[0]
+        else:
+            values_HQK = self._largest(layer, heads)
+            hidden = torch.isneginf(values_HQK)
+        shown_HQK = values_HQK.masked_fill(hidden, torch.nan).cpu().numpy()
+        return KeptMap(heads, shown_HQK, self._mean_of_key0(layer, heads, answers) if self._key0_apart else None)
+
+    @property
+    def _binned(self) -> bool:
+        return max(self.rows.size, self.columns.size) > 1
+
+    @property
+    def _key0_apart(self) -> bool:
+        return self.split_sink and self._binned and self.view.weights == "softmax" and self.columns.tokens[0] == 0
+
+    def _mean_of_key0(self, layer: Layer, heads: list[int], answers: Answers) -> np.ndarray:
+        visible, mass_BHQ, rows = layer.P.visible, answers[Key(0)], torch.tensor(self.rows.tokens)
+        seen_BHQ = visible.at(visible.position_Q[None] * 0) & (visible.counts_BHQ >= 2)
+        seen_BHQ = seen_BHQ.to(mass_BHQ.device).expand_as(mass_BHQ)[..., rows]
+        mean_BH = (mass_BHQ[..., rows] * seen_BHQ).sum(-1) / seen_BHQ.sum(-1)
+        return (layer.per_kv_head(mean_BH) if self.view.by_kv else mean_BH)[0, heads].cpu().numpy()
+
+    @property
+    def _summed(self) -> bool:
+        return self.rule == "sum" and self._binned
+
+    def _largest(self, layer: Layer, heads: list[int]) -> Tensor:
+        strips = []
+        for a, b in self._strips(layer.P.heads):
+            rows_HQK = self._read(a, b, lambda start, stop: self.view.rows(layer, heads, start, stop)[0])
+            seen_HQK = self.view.seen(layer, heads, self._seen(layer.P, a, b)[None])[0]
+            strips.append(self._cells(rows_HQK.masked_fill(~seen_HQK, -torch.inf), a, b))
+        return torch.cat(strips, -2)
+
+    def _visible(self, P: AttentionOperator) -> Tensor:
+        """(H or 1, rows, columns): does any query of a row of the map see any key of a column?"""
+        if P.visible not in self._shown:
+            whole = self.queries is None and self.keys is None
+            shown = P.visible.cells(self.rows.sizes, self.columns.sizes) if whole else None
+            if shown is None:
+                strips = [self._cells(self._seen(P, a, b).byte(), a, b) for a, b in self._strips(P.heads)]
+                shown = torch.cat(strips, -2).bool()
+            self._shown[P.visible] = shown if shown.ndim == 3 else shown[None]
+        return self._shown[P.visible]
+
+    def _cells(self, values: Tensor, start: int, stop: int) -> Tensor:
+        """The largest entry of each cell in a strip of whole rows of cells."""
+        if not self._binned:
+            return values
+        size = self.rows.size
+        columns = torch.cat([part.amax(-1, keepdim=True) for part in values.split(self.columns.sizes, -1)], -1)
+        rows = [min(size, stop - a) for a in range(start, stop, size)]
+        return torch.cat([part.amax(-2, keepdim=True) for part in columns.split(rows, -2)], -2)
+
+    def _seen(self, P: AttentionOperator, start: int, stop: int) -> Tensor:
+        return self._read(start, stop, lambda a, b: P.visible.rows(a, b)[0].to(P.device))
+
+    def _read(self, start: int, stop: int, rows: Callable[[int, int], Tensor]) -> Tensor:
+        """The map's own rows [start, stop) and columns, of a reader of ranges of queries."""
+        parts = [rows(first, last + 1) for first, last in _neighbours(self.rows.tokens[start:stop])]
+        read = torch.cat(parts, -2) if len(parts) > 1 else parts[0]
+        if self.keys is None:
+            return read[..., : self.tokens]
+        return read.index_select(-1, torch.tensor(self.keys, device=read.device))
+
+    def _strips(self, heads: int) -> list[tuple[int, int]]:
+        """Ranges of the map's queries, of whole cells."""
+        size, count = self.rows.size, len(self.rows.tokens)
+        step = size * max(1, BLOCK_BYTES // (4 * self.tokens * size * heads))
+        return [(a, min(count, a + step)) for a in range(0, count, step)]
+
+
+def _runs(sizes: Sequence[int]) -> Tensor:
+    """[2, 3] -> [0, 0, 1, 1, 1]: the run that each token is in."""
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+
+def _neighbours(tokens: Sequence[int]) -> list[tuple[int, int]]:
+    """[2, 3, 4, 8] -> (2, 4), (8, 8): the first and the last of each run of neighbours."""
+    ends = [place for place in range(1, len(tokens)) if tokens[place] != tokens[place - 1] + 1]
+    return [(tokens[a], tokens[b - 1]) for a, b in zip([0, *ends], [*ends, len(tokens)], strict=True)]

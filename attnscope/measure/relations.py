@@ -1,0 +1,161 @@
+"""The strongest keys that are kept of every query, or of those that are asked about.
+
+Shapes: B text, H head (or kv head, where a view averages them), Q query, K key, G group of tokens, k kept keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import Question, Strongest, TopK
+from attnscope.attention.rows import inside, join, strongest
+from attnscope.measure.groups import group_mass, group_question
+from attnscope.measure.probes import Answers, Layer, View
+
+
+class KeptKeys(NamedTuple):
+    """The kept keys of a text's queries: heads (H numbers), weight (H, Q, k), NaN where there is none, and key.
+
+    query: which queries, Q numbers.
+    """
+
+    heads: list[int]
+    weight: Tensor
+    key: Tensor
+    query: Sequence[int]
+
+
+@dataclass(frozen=True)
+class TopKeys:
+    """The k strongest keys of every query of every kept head (None: all visible keys), strongest first.
+
+    With groups_BT (the group of each token, -1 for none), queries and keys are groups: sum over the keys of a group,
+    mean over its queries.
+    """
+
+    k: int | None
+    view: View = View()
+    groups_BT: Tensor | None = None
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        if not self.view.kept(layer):
+            return []
+        if self.groups_BT is not None:
+            return [group_question(layer, self.groups_BT, self.groups_BT)]
+        return [self._top(layer)] if self.view.of_heads else []
+
+    def keep(self, layer: Layer, answers: Answers) -> list[KeptKeys] | None:
+        heads = self.view.kept(layer)
+        if not heads:
+            return None
+        if self.groups_BT is not None:
+            mass_BHGG = group_mass(layer, self.view, answers, self.groups_BT, self.groups_BT)
+            weight, key = _top(mass_BHGG.masked_fill(mass_BHGG == 0, -torch.inf), self.k)
+        elif self.view.of_heads:
+            weight, key = answers[self._top(layer)]
+        else:
+            weight, key = self._from_rows(layer, heads)
+        every = range(weight.shape[2])
+        return [KeptKeys(heads, *pair, every) for pair in zip(weight.cpu(), key.cpu(), strict=True)]
+
+    def _top(self, layer: Layer) -> TopK:
+        heads = self.view.kept(layer)
+        every = heads == list(range(layer.P.heads))
+        return TopK(min(self.k or layer.P.keys, layer.P.keys), None if every else tuple(heads))
+
+    def _from_rows(self, layer: Layer, heads: list[int]) -> tuple[Tensor, Tensor]:
+        parts = []
+        for a, b in layer.P.blocks():
+            seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b)).to(layer.P.device)
+            parts.append(_top(self.view.rows(layer, heads, a, b).masked_fill(~seen, -torch.inf), self.k))
+        return torch.cat([weight for weight, _ in parts], 2), torch.cat([key for _, key in parts], 2)
+
+
+@dataclass(frozen=True)
+class ChosenKeys:
+    """The k strongest of chosen keys (None: all) of every chosen query, else as `TopKeys`.
+
+    query, key: which, per text, ascending: positions, or with groups_BT the numbers of groups.
+    """
+
+    k: int | None
+    query: tuple[Sequence[int], ...]
+    key: tuple[Sequence[int], ...]
+    view: View = View()
+    groups_BT: Tensor | None = None
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        if not self.view.kept(layer):
+            return []
+        if self.groups_BT is not None:
+            return [group_question(layer, *self._groups)]
+        return [self._question(layer)] if self.view.of_heads else []
+
+    def keep(self, layer: Layer, answers: Answers) -> list[KeptKeys] | None:
+        heads = self.view.kept(layer)
+        if not heads:
+            return None
+        if self.groups_BT is not None:
+            found = self._of_groups(layer, answers)
+        else:
+            found = answers[self._question(layer)] if self.view.of_heads else self._from_rows(layer, heads)
+        kept = zip(self.query, found, strict=True)
+        return [KeptKeys(heads, weight.cpu(), key.cpu(), query) for query, (weight, key) in kept]
+
+    def _question(self, layer: Layer, heads: Sequence[int] | None = None) -> Strongest:
+        of = self.view.kept(layer) if heads is None else heads
+        return Strongest(self.k or layer.P.keys, tuple(of), self.query, self.key)
+
+    @cached_property
+    def _groups(self) -> tuple[Tensor, Tensor]:
+        """The number of each token's group among the chosen ones, as query and as key, (B, T) each; -1 for none."""
+        assert self.groups_BT is not None
+        return _renumbered(self.groups_BT, self.query), _renumbered(self.groups_BT, self.key)
+
+    def _of_groups(self, layer: Layer, answers: Answers) -> list[tuple[Tensor, Tensor]]:
+        mass_BHGG = group_mass(layer, self.view, answers, *self._groups)
+        found = []
+        for mass_HGG, query, key in zip(mass_BHGG, self.query, self.key, strict=True):
+            mine = mass_HGG[:, : len(query), : len(key)]
+            weight, place = _top(mine.masked_fill(mine == 0, -torch.inf), self.k)
+            found.append((weight, torch.tensor(key, device=place.device)[place]))
+        return found
+
+    def _from_rows(self, layer: Layer, heads: list[int]) -> list[tuple[Tensor, Tensor]]:
+        question, P = self._question(layer, range(len(heads))), layer.P
+        parts = []
+        for a, b in self._runs(P.blocks()):
+            seen = self.view.seen(layer, heads, P.visible.rows(a, b)).to(P.device)
+            parts.append(strongest(question, self.view.rows(layer, heads, a, b), seen, a))
+        return join(question, parts)
+
+    def _runs(self, blocks: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """The chosen queries of all texts as ranges of rows, none longer than a block."""
+        chosen = sorted({*chain.from_iterable(self.query)})
+        for start, stop in blocks:
+            for _, run in groupby(enumerate(chosen[inside(chosen, start, stop)]), lambda pair: pair[1] - pair[0]):
+                _, rows = zip(*run, strict=True)
+                yield rows[0], rows[-1] + 1
+
+
+def _renumbered(groups_BT: Tensor, chosen: Sequence[Sequence[int]]) -> Tensor:
+    """The place of each token's group among the chosen ones of its text, (B, T); -1 for none."""
+    places = []
+    for groups_T, wanted in zip(groups_BT, chosen, strict=True):
+        place = torch.full((len(groups_T) + 1,), -1)  # the last: of tokens in no group
+        place[list(wanted)] = torch.arange(len(wanted))
+        places.append(place[groups_T])
+    return torch.stack(places)
+
+
+def _top(entries: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
+    """The k largest entries of every row and their positions; NaN for what is -inf."""
+    best = entries.topk(min(k or entries.shape[-1], entries.shape[-1]), dim=-1)
+    return best.values.masked_fill(torch.isneginf(best.values), torch.nan), best.indices
