@@ -43,9 +43,10 @@ class Pictures(Config, Exporting):
 def heatmap(
     asked: TextRun, entries: Entries, question: Question, ranking: Ranking, pictures: Pictures, drawing: Drawing
 ) -> int:
-    """The attention of a text, drawn: overview, layers, heads; with --query and --key their part of it.
+    """The attention of a text, drawn: overview, layers, heads.
 
-    The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select.
+    The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select. With --query
+    and --key the pictures are of those tokens.
     """
     entries.check(scale=drawing.scale)
     order, kinds = ranking.order(question), drawing.kinds(question) or FIGURES[:-1]
