@@ -199,7 +199,7 @@ def test_the_fast_picture_of_a_head_is_the_plain_drawing(tmp_path: Path) -> None
 
 
 def test_a_long_thin_part_keeps_cells_that_can_be_seen() -> None:
-    maps = part((150,), tuple(range(151)), tokens=151)
+    maps = part((150,), tuple(range(151)), heads=1, tokens=151)
     with drawing(Fonts()):
         for figure in (overview_figure([maps], Style()), layer_figure(maps, Style())):
             box = figure.axes[0].get_window_extent()

@@ -45,10 +45,11 @@ def heatmap(
     drawing: Drawing,
     showing: Show,
 ) -> int:
-    """The attention of a text, drawn: overview, layers, heads; with --query and --key their part of it.
+    """The attention of a text, drawn: overview, layers, heads.
 
-    The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select. With --show
-    they are drawn in the terminal, and --out may be left out; beside --out in a pipe they go to stderr.
+    The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select. With --query
+    and --key the pictures are of those tokens. With --show heads are drawn in the terminal, and --out may be left out;
+    beside --out in a pipe they go to stderr.
     """
     if pictures.out is None and not showing.show:
         raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")

@@ -398,7 +398,7 @@ class Kinds:
     figures: Annotated[
         str | None,
         Option(
-            help="overview, layers, heads, metrics, mass (on --key), top (the first --top heads); by commas.",
+            help="overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads); by commas.",
             metavar="KINDS",
         ),
     ] = None
