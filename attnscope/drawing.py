@@ -6,7 +6,6 @@ Shapes: L layer, H head, Q query, K key, G unit of a rollout.
 from __future__ import annotations
 
 import html
-import math
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from attnscope.figures.style import head_title, printed
 from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
-from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
+from attnscope.measure.roles import NONE
 from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, score_panels, shortened
 from attnscope.shown import visible
 
@@ -246,10 +245,9 @@ def layer_maps(seen: Observation) -> list[Maps]:
 
 def _sinks(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[tuple[int, float], ...]:
     """What each of a layer's heads rests on, and its mean mass: its top key, or key 0 where it rests on none."""
-    places, queries = _places(seen, key, heads), seen.chosen.query
-    rests = RESTS if queries is None or len(queries.positions) >= NEEDED_ROWS else math.inf  # few rows tell no sink
-    mass = seen.columns.top_key_mass[places]
-    return tuple(zip(np.where(mass > rests, seen.columns.top_key[places], 0).tolist(), mass.tolist(), strict=True))
+    places = _places(seen, key, heads)
+    mass, top_key = seen.columns.top_key_mass[places], seen.columns.top_key[places]
+    return tuple(zip(np.where(mass > seen.rests_above, top_key, 0).tolist(), mass.tolist(), strict=True))
 
 
 def _places(seen: Observation, key: LayerKey, heads: Sequence[int]) -> np.ndarray:

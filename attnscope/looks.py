@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import UsageError
-from attnscope.measure.roles import RESTS
 from attnscope.tables import as_table, numbers, texts_at
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def look_table(seen: Observation, mean: Mean = "none") -> pa.Table:
 def _of_layer(seen: Observation, key: LayerKey) -> list[Look]:
     kept, columns, by_kv = seen.per_token[key], seen.columns, seen.view.by_kv
     places = np.flatnonzero((columns.layer == key.layer) & (columns.kind == key.kind))[kept.heads]
-    sinks = np.where(columns.top_key_mass[places] > RESTS, columns.top_key[places], 0).tolist()
+    sinks = np.where(columns.top_key_mass[places] > seen.rests_above, columns.top_key[places], 0).tolist()
     return [
         Look(
             seen.heads[place].name,

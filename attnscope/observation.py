@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ import pyarrow as pa
 from attnscope.errors import UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import COLUMNS, KNOWN, MASS, order_of
-from attnscope.measure.roles import NONE, RESTS
+from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
 from attnscope.tables import as_table, flags, numbers, texts_at, words
 from attnscope.text.tokens import Chosen
 
@@ -238,7 +239,7 @@ class Observation:
         """
         resting: dict[int, list[Head]] = {}
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
-            if head.top_key_mass > RESTS:
+            if head.top_key_mass > self.rests_above:
                 resting.setdefault(head.top_key, []).append(head)
         on = [resting.get(position, []) for position in range(len(self.prompt))]
         return as_table(
@@ -261,6 +262,12 @@ class Observation:
         from attnscope.looks import look_table
 
         return look_table(self, mean)
+
+    @property
+    def rests_above(self) -> float:
+        """The mean mass above which a head rests on its top key: RESTS, or more than any where few queries count."""
+        asked = self.chosen.query
+        return RESTS if asked is None or len(asked.positions) >= NEEDED_ROWS else math.inf
 
     def uniform(self, layer: int | tuple[int, str]) -> dict[str, float]:
         """What uniform attention would score in a layer, by metric."""
@@ -349,6 +356,8 @@ class Observation:
             lines.append(f"layers {other_keys} attend to keys that are not tokens; they have no scores")
         if no_output:
             lines.append(f"layers {no_output}: P V was not compared with the layer's own output")
+        if MASS.id in self.columns.scores and np.isnan(self.columns.scores[MASS.id].value).all():
+            lines.append("mass: no query that was named sees a key that was named")
         return lines
 
     def with_facts(self, **facts: Any) -> Observation:

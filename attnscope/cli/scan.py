@@ -78,9 +78,10 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     planned = plan(loaded, seed=probing.seed, sequences=probing.sequences, pool=pool)
     layers = len(loaded.geometry.attention_layers)
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
-    output.talk(_cost(planned, layers), kept.quiet and not probing.dry_run)
     if probing.dry_run:
+        output.show(_cost(planned, layers))
         return 0
+    output.talk(_cost(planned, layers), kept.quiet)
     with unwinding(), output.progress("probes", planned.tokens, kept.quiet) as advance:
         atlas = scanned_by(loaded, planned, kept.out, force=kept.force, advance=advance)
     shown = _shown(atlas, probing.probe)

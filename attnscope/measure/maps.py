@@ -64,11 +64,11 @@ class Cells(NamedTuple):
 
         key0_apart: token 0 stays, or gets, one of its own.
         """
-        step = max(1, -(-len(self.sizes) // side))
-        if step == 1:
-            return np.arange(len(self.sizes)), self
         apart = key0_apart and self.tokens[0] == 0
         own = int(apart and self.size > 1 and self.sizes[0] == 1)
+        step = max(1, -(-(len(self.sizes) - own) // side))
+        if step == 1:
+            return np.arange(len(self.sizes)), self
         starts = np.arange(0, len(self.sizes) - own, step) + own  # where rows begin, that is: the axes stay in step
         starts = np.concatenate([[0], np.maximum(starts, 1)]) if apart else starts
         return starts, Cells(self.tokens, np.add.reduceat(self.sizes, starts).tolist(), self.size * step)

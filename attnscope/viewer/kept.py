@@ -17,7 +17,7 @@ import numpy as np
 from attnscope.errors import UsageError
 from attnscope.files import jsonable
 from attnscope.manifest import NAME, prompt_of, read_manifest
-from attnscope.measure.metrics import METRICS
+from attnscope.measure.metrics import KNOWN
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
 from attnscope.viewer.side import Wanted, metrics_of, rounded, said_of
 
@@ -50,7 +50,7 @@ class KeptSide:
         """What is said in words and numbers."""
         model, places = self._said("model"), self._places
         layers = sorted({layer for layer, _ in places})
-        ids = [name for name in METRICS if self.heads is not None and name in self.heads.column_names]
+        ids = [name for name in KNOWN if self.heads is not None and name in self.heads.column_names]
         heads = [self._head(place, layers.index(place[0]), ids) for place in places]
         return {
             "name": str(model.get("name")),
@@ -171,7 +171,7 @@ class KeptSide:
         path = self.folder / name
         if not path.is_file():
             return None
-        whole, real = ("layer", "head", "kv_head", "query", "key", "top_key"), ("weight", "top_key_mass", *METRICS)
+        whole, real = ("layer", "head", "kv_head", "query", "key", "top_key"), ("weight", "top_key_mass", *KNOWN)
         kinds = {**dict.fromkeys(whole, pa.int32()), **dict.fromkeys(real, pa.float32()), "near_uniform": pa.bool_()}
         try:
             parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=kinds)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import UsageError
-from attnscope.measure.metrics import METRICS, ends
+from attnscope.measure.metrics import KNOWN, ends
 from attnscope.viewer.pack import Bits, Blobs, binned, joined, packed_maps, strongest
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def said_of(prompt: Prompt) -> dict[str, Any]:
 def metrics_of(ids: Sequence[str], tokens: int) -> list[dict[str, Any]]:
     """What the page says of metrics."""
     found = []
-    for metric in (METRICS[name] for name in ids):
+    for metric in (KNOWN[name] for name in ids):
         low, high = ends(metric, tokens) or (None, None)
         words = {name: getattr(metric, name) for name in ("id", "short", "title", "formula", "unit", "reading")}
         found.append({**words, "low": low, "high": high})

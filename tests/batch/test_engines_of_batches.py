@@ -20,9 +20,9 @@ def engines(monkeypatch, tiny):
     """A machine on which only small matrices fit; the engine of every pass and its longest text."""
     real, used = worker_module.observe, []
 
-    def observe(loaded, prompts, request, engine):
+    def observe(loaded, prompts, request, engine, **how):
         used.append((engine.name, max(map(len, prompts))))
-        return real(loaded, prompts, request, engine=engine)
+        return real(loaded, prompts, request, engine=engine, **how)
 
     monkeypatch.setattr(worker_module, "observe", observe)
     monkeypatch.setattr(worker_module, "SURELY_FITS", 0)

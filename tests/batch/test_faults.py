@@ -279,12 +279,12 @@ def test_memory_that_runs_out_halves_the_batch_and_fails_only_the_giant(
 
     real, sizes = worker.observe, []
 
-    def small_machine(loaded, prompts, request, engine):
+    def small_machine(loaded, prompts, request, **how):
         size = len(prompts) * max(map(len, prompts))
         sizes.append(size)
         if size > 120:
             raise MemoryError
-        return real(loaded, prompts, request, engine=engine)
+        return real(loaded, prompts, request, **how)
 
     monkeypatch.setattr(worker, "observe", small_machine)
     texts = [*some_texts(40, longest=8), "the bank " * 100]
