@@ -46,14 +46,15 @@ class Ranked(Relations):
         bool | None,
         Option(
             "--all-keys/--other-keys",
-            help="With or without key 0 and each query's own (default: with; ranked on a terminal without).",
+            help="With or without key 0 and each query's own (default: with; where heads are ranked, without).",
         ),
     ] = None
 
     def written(self) -> dict[str, Any]:
         """What relations a file or a pipe gets."""
-        over = "heads" if self.over == "heads" else None
-        return {"min_weight": self.min_weight, "over": over, "other_keys": self.all_keys is False}
+        ranked = self.over == "heads"
+        others = not self.all_keys if ranked else self.all_keys is False
+        return {"min_weight": self.min_weight, "over": "heads" if ranked else None, "other_keys": others}
 
     def shown(self) -> dict[str, Any]:
         """What relations a person sees: unless they say else, strongest first, without key 0 and each query's own."""
@@ -67,8 +68,8 @@ def relations(asked: TextRun, entries: Entries, question: Question, top: Top, pr
     """Which token looks at which: the strongest keys of every query.
 
     Of every head, or of those of --select; of every token, or of those of --query and --key. On a terminal the --top
-    strongest of all heads are shown, without key 0 and what a token gives itself; in a pipe all rows are printed as
-    csv, head by head.
+    strongest of all heads are shown, without key 0 and what a token gives itself, as --over heads gives them anywhere;
+    in a pipe all rows are printed as csv, head by head.
     """
     entries.check(listed.group)
     format = output.wanted_format(printing.format)
@@ -85,7 +86,7 @@ def relations(asked: TextRun, entries: Entries, question: Question, top: Top, pr
     table = seen.relations(**how)
     output.emit(table, format, lambda: rendered(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)
-    if format == "table":
+    if how["other_keys"]:
         left_out = len(seen.relation_numbers(listed.min_weight)["weight"]) - len(table)
         said = f"{left_out} rows of key 0 and of what a token gives itself are left out; --all-keys lists them"
         output.talk(said, printing.quiet or not left_out)
