@@ -1,5 +1,6 @@
 """Figures that are drawn where they are named, and the roles that frame an overview."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,12 @@ def nearest(colours: list[str], deficiency: str) -> float:
     """The smallest difference (CIE 1976) between two of the colours, white among them."""
     seen = [lab(colour, DEFICIENCIES[deficiency]) for colour in (*colours, "#ffffff")]
     return min(float(np.linalg.norm(a - b)) for place, a in enumerate(seen) for b in seen[:place])
+
+
+def test_the_page_gives_the_roles_the_same_colours() -> None:
+    source = (Path(attnscope.__file__).parent / "viewer" / "src" / "colours.js").read_text(encoding="utf-8")
+    found = re.findall(r'"?([\w-]+)"?: \{ light: "(#\w+)"', source)
+    assert dict(found) == ROLE_COLOURS
 
 
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)

@@ -89,7 +89,15 @@ const SEVERAL = {
   dark: ["#62b6f2", "#ff9d4d", "#3fd0a0", "#f08ecb", "#e8d447", "#a5a8ff", "#ff8a80", "#c9c9c9"],
 };
 
-const ROLES = ["induction", "previous-token", "duplicate-token", "sink", "self", "local"];
+/** Light as in figures, which a test holds them to. @type {Record<string, {light: string, dark: string}>} */
+const ROLE_COLOURS = {
+  induction: { light: "#0072b2", dark: "#4ba3e3" },
+  "previous-token": { light: "#e69f00", dark: "#ffb733" },
+  "duplicate-token": { light: "#009e73", dark: "#2fcf9a" },
+  sink: { light: "#cc79a7", dark: "#ee9cc8" },
+  self: { light: "#56b4e9", dark: "#a9dcfa" },
+  local: { light: "#d55e00", dark: "#ff8a4c" },
+};
 
 /** @returns {Ramp} */
 export const sequential = () => (isDark() ? SEQUENTIAL.dark : SEQUENTIAL.light);
@@ -105,8 +113,7 @@ export function several(place) {
 
 /** @param {string} role @returns {string|null} its colour; null for no role */
 export function roleColour(role) {
-  const place = ROLES.indexOf(role);
-  return place < 0 ? null : several(place);
+  return ROLE_COLOURS[role]?.[isDark() ? "dark" : "light"] ?? null;
 }
 
 /** @param {number} t 0 to 1, clipped */
