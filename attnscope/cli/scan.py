@@ -47,7 +47,8 @@ class Kept(Format, Exporting):
     """A table to stdout, the atlas to --out."""
 
     out: Annotated[
-        Path | None, Option(help="Write atlas.parquet and atlas.json here; a scan that was stopped goes on.")
+        Path | None,
+        Option(help="Write table, picture and roles here; a scan that was stopped goes on."),
     ] = None
 
 

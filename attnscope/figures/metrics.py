@@ -22,6 +22,7 @@ MOST_COLUMNS = 3  # so that the six metrics that matter first fill the first two
 ALL_COLUMNS_PX = MOST_COLUMNS * PANEL_PX
 COLUMN_PX = 260  # a panel with its names and its bar, at the least
 LEAST_NUMBERED = 15  # pixels of a cell
+BEHIND, BEHIND_ALPHA = 0.9, 0.85  # grey, and how much of a colour it hides
 SAME = 1e-6  # float32 noise of a metric that is the same for every head
 
 
@@ -133,6 +134,9 @@ def _draw(ax: Axes, bar_ax: Axes, panel: Panel, style: Style) -> None:
         aspect="auto",
         interpolation="nearest",
     )
+    if panel.behind_LH is not None:
+        grey = np.concatenate([np.full((layers, heads, 3), BEHIND), panel.behind_LH[..., None] * BEHIND_ALPHA], -1)
+        ax.imshow(grey, extent=image.get_extent(), aspect="auto", interpolation="nearest")
     for layer in np.flatnonzero(panel.few_L):
         ax.add_patch(
             Rectangle((-0.5, layer - 0.5), heads, 1, fill=False, hatch="////", edgecolor="#ffffff88", linewidth=0)

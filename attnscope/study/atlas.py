@@ -19,9 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import UsageError
+from attnscope.figures import About, Style
 from attnscope.files import save_json, whole_file
 from attnscope.model.libraries import versions
 from attnscope.study.copying import Copying, copying_of
+from attnscope.study.picture import save_probes
 from attnscope.study.pool import begins, token_pool
 from attnscope.study.probes import SEQUENCES, Measure, Trial, trials
 from attnscope.study.roles import RULES, roles_of
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
 
 SCHEMA = "atlas/1"
-NAME, TABLE, READINGS = "atlas.json", "atlas.parquet", "readings"
+NAME, TABLE, PICTURE, READINGS = "atlas.json", "atlas.parquet", "probes.png", "readings"
 COLUMNS = ("score", "null", "effect", "low", "high", "low_all", "high_all", "p", "t", "n")
 
 
@@ -121,7 +123,7 @@ def scan(
     force: bool = False,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> Atlas:
-    """Read every trial and compare; with a folder, keep each trial's readings and write atlas.parquet and atlas.json.
+    """Read every trial and compare; with a folder, keep each trial's readings and write table, picture and atlas.json.
 
     advance: called with the tokens of every pass, and of what an earlier run had read. Raises UsageError for a folder
     that holds another scan, unless force says to write over it.
@@ -138,6 +140,7 @@ def scan(
     atlas = Atlas(heads, findings, named, {"schema": SCHEMA, **planned.facts, "versions": versions()})
     if folder is not None:
         save(atlas.table(), folder / TABLE)
+        save_probes(atlas, folder / PICTURE, Style(about=About(line=loaded.name, model=loaded.name)))
         save_json({**atlas.facts, "roles": spelled(named), "rules": {one.role: one.condition for one in RULES}},
                   folder / NAME)  # fmt: skip
     return atlas

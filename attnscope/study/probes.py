@@ -216,7 +216,7 @@ def _sinks(pool: Sequence[int], begin: Sequence[int], length: int, count: int, g
     arms = {name: Arm(_after(first, ids), asks) for name, first in starts.items()}
     contrasts = [
         Contrast(
-            "sink" if arm == next(iter(arms)) and name == KEY0 else f"sink, {name}, {arm}",
+            ("sink" if name == KEY0 else name) + (", no begin token" if begin and arm == "no begin token" else ""),
             "uniform",
             Measure(arm, name),
             (Measure(arm, f"{name} of uniform"),),

@@ -11,6 +11,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.model.loading import wrap
 from attnscope.study import atlas as atlas_room
 from attnscope.study.atlas import plan, scan, spelled
+from attnscope.study.picture import probe_panel
 from attnscope.study.pool import token_pool
 from attnscope.study.scan import compare, read
 from helpers.command_line import call
@@ -44,6 +45,16 @@ def test_a_stranger_has_no_induction_head(real_model_folder):
 
     loaded = load(LoadOptions(model=str(real_model_folder)))
     assert not [names for names in scan(loaded, plan(loaded)).roles.values() if "induction" in names]
+
+
+def test_the_picture_has_a_panel_per_probe_and_greys_who_is_not_named(kept):
+    found, folder = kept
+    assert (folder / "probes.png").read_bytes().startswith(b"\x89PNG")
+    layers = [0, 1, 2, 3]
+    [one] = [one for one in found.findings if (one.contrast.probe, one.contrast.against) == ("induction p50", "other")]
+    panel = probe_panel(found, one, layers)
+    assert panel.values_LH[3, :2] == pytest.approx(one.effects.effect[18:20])
+    assert np.argwhere(~panel.behind_LH).tolist() == [[3, 0], [3, 1]]
 
 
 def test_the_table_holds_every_contrast_of_every_head(kept):
