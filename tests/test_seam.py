@@ -250,6 +250,48 @@ def test_an_engine_that_switches_a_head_off_equals_a_model_without_it(family: st
     assert (intact.output.last_hidden_state - expected).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, "bloom", "ctrl"])
+def test_the_models_own_logits_are_given_where_they_are_asked_for(family):
+    model, ids = tiny_model(family), some_ids()
+    with torch.no_grad():
+        expected = model(ids).logits[:, [3, -1]]
+    heard = []
+    report = listen(model, ids, heard.append, engine=Eager(), logits_at=[3, -1])
+    assert_close(report.logits, expected)
+    assert len(heard) == len(report.calls) > 0
+    assert listen(model, ids, lambda call: None).logits is None
+
+
+@pytest.mark.parametrize("engine", [None, Eager(), Tiled(), TiledBeside()])
+def test_logits_follow_what_is_altered(engine):
+    """A head of the last layer is silenced; the output projection's bias, if any, stays."""
+    model, ids = tiny_model("gpt2"), some_ids()
+
+    def silence(place, output):
+        return output.index_fill(2, torch.tensor([1]), 0.0) if place.layer == 1 else output
+
+    report = listen(model, ids, lambda call: None, engine=Altered(engine or Eager(), silence), logits_at=[-1])
+    projection, width = model.transformer.h[1].attn.c_proj, model.config.n_embd // model.config.n_head
+
+    def without_head(module, inputs):
+        cut = inputs[0].clone()
+        cut[..., width : 2 * width] = 0
+        return (cut,)
+
+    handle = projection.register_forward_pre_hook(without_head)
+    with torch.no_grad():
+        expected = model(ids).logits[:, -1:]
+        handle.remove()
+        intact = model(ids).logits[:, -1:]
+    assert_close(report.logits, expected, atol=1e-5, rtol=1e-5)
+    assert (expected - intact).abs().max() > 1e-3
+
+
+def test_logits_of_a_position_that_is_not_there():
+    with pytest.raises(UsageError, match="there is no token 99 in a text of"):
+        listen(tiny_model("gpt2"), some_ids(), lambda call: None, logits_at=[0, 99])
+
+
 def test_a_family_outside_the_interface_refuses_to_be_changed() -> None:
     with pytest.raises(ModelError, match="where its output cannot be changed"):
         listen(

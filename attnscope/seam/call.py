@@ -118,13 +118,15 @@ class CaptureReport:
     """What one forward pass was: its calls in order, whether each held, and what the model gave back.
 
     tokens: of the longest text. attention: transformers' implementation that the model ran under. output: what the
-    model's backbone returned (no logits), None where the caller ran the model himself.
+    model's backbone returned, None where the caller ran the model himself. logits: (B, positions, vocabulary), where
+    they were asked for.
     """
 
     calls: list[CallCheck] = field(default_factory=list)
     tokens: int = 0
     attention: str = ""
     output: Any = field(default=None, repr=False)
+    logits: Tensor | None = field(default=None, repr=False)
 
     @property
     def layers(self) -> list[int]:

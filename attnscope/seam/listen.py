@@ -11,11 +11,12 @@ Shapes: B text, Q query, K key, T token.
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -43,6 +44,7 @@ def listen(
     engine: Engine | None = None,
     expected_layers: tuple[int, ...] | None = None,
     windows: Mapping[int, int | None] | None = None,
+    logits_at: Sequence[int] | None = None,
     **inputs: Any,
 ) -> CaptureReport:
     """Run the model's backbone once over token ids and hand every attention call to `on_call`, one by one.
@@ -50,12 +52,16 @@ def listen(
     ids_BT: (texts, tokens) integer ids; texts of different length are padded on the right, without a mask. engine: who
     computes the layers' attention, under the implementation that it asks for, put back after the pass; without one the
     model runs as it is. expected_layers: layers that must call; ModelError names those that did not. windows: of layers
-    whose family builds its mask where nobody sees it. inputs: further arguments of the model's forward.
-    Returns the report, with the backbone's output; no logits are computed.
-    Raises UsageError for a model in training mode (its weights would be after dropout).
+    whose family builds its mask where nobody sees it. logits_at: positions whose logits are wanted, from the end where
+    negative; the whole model runs then, and makes no others where its family can leave them out. inputs: further
+    arguments of the model's forward.
+    Returns the report, with the backbone's output; no logits are computed unless asked for.
+    Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
+    there.
 
         >>> report = listen(model, ids, lambda call: print(call.layer, call.P.entropy().mean()))
         >>> report.output.last_hidden_state
+        >>> listen(model, ids, lambda call: None, logits_at=[-1]).logits     # (texts, 1, vocabulary)
     """
     if model.training:
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
@@ -70,7 +76,11 @@ def listen(
         torch.no_grad(),
         _uncompiled(),
     ):
-        report.output = _backbone(model)(ids_BT, use_cache=False, **_extras(model), **inputs)
+        inputs = {"use_cache": False, **_extras(model), **inputs}
+        if logits_at is None:
+            report.output = _backbone(model)(ids_BT, **inputs)
+        else:
+            report.output, report.logits = _with_logits(_bare(model), ids_BT, logits_at, inputs)
     report.tokens, report.attention = ids_BT.shape[1], attention
     missing = sorted(set(expected_layers or ()) - set(report.layers))
     if missing:
@@ -303,6 +313,20 @@ def _backbone(model: nn.Module) -> nn.Module:
     bare = _bare(model)
     backbone = getattr(bare, "base_model", bare)
     return backbone if isinstance(backbone, nn.Module) else bare
+
+
+def _with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
+    """What the whole model gives back, and its own logits at some positions, (B, len(at), vocabulary)."""
+    tokens = ids_BT.shape[1]
+    wrong = next((place for place in at if not -tokens <= place < tokens), None)
+    if wrong is not None:
+        raise UsageError(f"there is no token {wrong} in a text of {tokens}", "name positions of the text")
+    rows = torch.tensor([place % tokens for place in at], dtype=torch.long, device=ids_BT.device)
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        output = model(ids_BT, logits_to_keep=rows, **inputs)
+        return output, output.logits
+    output = model(ids_BT, **inputs)
+    return output, output.logits[:, rows]
 
 
 def _extras(model: nn.Module) -> dict[str, Any]:
