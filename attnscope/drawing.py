@@ -279,11 +279,11 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
 
     if seen.maps is not None:
         seen = replace(seen, maps=coarser(seen.maps, side, style.sink == "mask"))
-    role = {head.name: head.role for head in seen.kept_heads() if head.role != NONE}
     jobs = {name: (Path(), maps, index) for maps in layer_maps(seen) for index, name in enumerate(_names(maps))}
 
     def title(maps: Maps, index: int) -> str:
-        return " ".join(filter(None, (head_title(maps, index), role.get(_names(maps)[index]))))
+        role = maps.roles[index]
+        return head_title(maps, index) + (f" {role}" if role != NONE else "")
 
     return HeadMaps(prepare_heads([jobs[name] for name in names], style, title), style)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     'attnscope relations --text "the cat sat on the mat" --select last --top-k 3',
-    'attnscope relations --text "the cat sat on the mat" --query last --over heads --other-keys | head -5',
+    'attnscope relations --text "the cat sat on the mat" --query last --over heads | head -5',
     'attnscope relations --text "the cat sat on the mat" --key cat --top-k all --engine fused',
     'echo "the bank by the river" | attnscope relations --text - --group words --min-weight 0.2 --format jsonl',
 )

@@ -83,7 +83,8 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     runs = runs_of(asked, question, pages)
     plan = plan_of(pages, selected, runs[0].loaded)
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
-    said = about(seen[0], plan.whole, command, groups_of(seen[0], question))
+    asked_about = replace(seen[0], chosen=runs[0].chosen)
+    said = about(asked_about, plan.whole, command, groups_of(seen[0], question))
     write(page_of([Side(one) for one in seen], plan, said), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
 
@@ -133,7 +134,7 @@ def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
         with output.progress("oracle", None, quiet):
             whole = whole.verified()
     with output.progress("forward pass", len(layers), quiet) as advance:
-        return replace(whole.observe(advance), chosen=run.chosen)
+        return whole.observe(advance)
 
 
 def groups_of(seen: Observation, question: Question) -> dict[str, Sequence[int]]:

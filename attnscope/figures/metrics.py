@@ -39,8 +39,8 @@ def save_metrics(
 
     NaN cells are hatched grey, layers with too few rows for a role are hatched over their colours; metrics that are
     the same for every head are named in a line. title, note: what stands above the panels instead. Raises ValueError
-    when a metric's shape differs from the labels or its
-    neighbours', UsageError for an unknown colour map or a folder that cannot be written.
+    when a metric's shape differs from the labels or its neighbours', UsageError for an unknown colour map or a folder
+    that cannot be written.
 
         save_metrics(Path("metrics.png"), [Panel("sink", sink_LH, 0, 1)], Style(), layer_labels=range(28))
     """

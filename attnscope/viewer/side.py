@@ -205,7 +205,8 @@ class Side:
         seen, at = self.seen, self.at[key]
         if not top_k:
             return
-        if seen.kept_keys is not None and seen.group is None and key in seen.kept_keys:
+        of_all_keys = seen.group is None and seen.chosen.key is None  # else they are not the strongest
+        if seen.kept_keys is not None and of_all_keys and key in seen.kept_keys:
             heads, weight, found = _of_all_queries(seen.kept_keys[key], len(seen.prompt))
         elif key in seen.weights:
             heads = list(seen.weight_heads[key])

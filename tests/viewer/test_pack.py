@@ -94,6 +94,12 @@ def test_matrices_that_turn_out_too_many_are_made_smaller(demo):
     check_shrunk(read, own_weights(demo.model, seen.prompt.ids))
 
 
+def test_relations_of_chosen_keys_alone_are_not_told_as_the_strongest(demo):
+    request = attnscope.Request(relations=True, maps="all", map_side=20)
+    seen = attnscope.capture(demo, TEXT * 12, request=request, key="first")
+    assert Read(seen.page().html).said["sides"][0]["relations"] is None
+
+
 def check_shrunk(read: Read, own: list[np.ndarray]) -> None:
     """Three heads are whole, the others binned with their strongest keys, as counted out here."""
     [side] = read.said["sides"]
