@@ -19,8 +19,9 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from attnscope.study.atlas import Atlas, Plan
-    from attnscope.study.scan import Finding
+    from attnscope.study.atlas import Atlas
+    from attnscope.study.findings import Finding
+    from attnscope.study.scan import Plan
 
 EXAMPLES = ("attnscope scan demo --out runs/atlas", "attnscope scan demo --dry-run")
 
@@ -73,8 +74,8 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     with output.progress(f"loading {scanned.asked}", None, kept.quiet):
         loaded = load(scanned.load_options())
 
-    from attnscope.study.atlas import plan
-    from attnscope.study.atlas import scan as scanned_by
+    from attnscope.study.scan import plan
+    from attnscope.study.scan import scan as scanned_by
 
     planned = plan(loaded, seed=probing.seed, sequences=probing.sequences, pool=pool)
     layers = len(loaded.geometry.attention_layers)
@@ -106,7 +107,7 @@ def _shown(atlas: Atlas, asked: str | None) -> list[Finding]:
     name = asked or (periods[len(periods) // 2] if periods else names[0])
     if name not in names:
         raise UsageError(f"there is no probe {name!r}", f"the probes are {', '.join(names)}")
-    return [one for one in atlas.findings if one.contrast.probe == name]
+    return [one for one in atlas.findings if one.probe == name]
 
 
 def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTable:
@@ -116,9 +117,9 @@ def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTab
     heads = len(atlas.heads)
     for title in ("head", "roles"):
         sheet.add_column(title, no_wrap=True)
-    sheet.add_column(output.one_line(first.contrast.probe), justify="right", no_wrap=True)
+    sheet.add_column(output.one_line(first.probe), justify="right", no_wrap=True)
     for one in shown:
-        sheet.add_column(output.one_line(one.contrast.against), justify="right", no_wrap=True)
+        sheet.add_column(output.one_line(one.against), justify="right", no_wrap=True)
     sheet.add_column(f"effect [95 %, all {heads}]", no_wrap=True)
     for title in ("p", *(["copying"] if copying else [])):
         sheet.add_column(title, justify="right", no_wrap=True)
@@ -142,8 +143,8 @@ def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTab
 
 def _copying(atlas: Atlas, shown: Finding) -> Finding | None:
     """What belongs beside induction: a head that finds the place may still not write what stands there."""
-    found = [one for one in atlas.findings if one.contrast.probe == "copying"]
-    return found[0] if found and shown.contrast.probe.startswith("induction") else None
+    found = [one for one in atlas.findings if one.probe == "copying"]
+    return found[0] if found and shown.probe.startswith("induction") else None
 
 
 def _or_least(value: float) -> float:

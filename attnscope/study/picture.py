@@ -12,7 +12,7 @@ from attnscope.study.roles import LEAST
 
 if TYPE_CHECKING:
     from attnscope.study.atlas import Atlas
-    from attnscope.study.scan import Finding
+    from attnscope.study.findings import Finding
 
 
 def save_probes(atlas: Atlas, path: Path, style: Style = Style()) -> Path:
@@ -20,7 +20,7 @@ def save_probes(atlas: Atlas, path: Path, style: Style = Style()) -> Path:
     layers = sorted({layer for layer, _ in atlas.heads})
     first: dict[str, Finding] = {}
     for one in atlas.findings:
-        first.setdefault(one.contrast.probe, one)
+        first.setdefault(one.probe, one)
     panels = [probe_panel(atlas, one, layers) for one in first.values()]
     title = style.headed(f"Probes of {len(atlas.heads)} heads in {len(layers)} layers")
     note = f"effect: score minus null; behind grey: a lower bound for all heads at once below {LEAST}"
@@ -34,10 +34,10 @@ def probe_panel(atlas: Atlas, finding: Finding, layers: list[int]) -> Panel:
     effect_LH, low_LH = (np.full((len(layers), int(head.max()) + 1), np.nan) for _ in range(2))
     effect_LH[place, head], low_LH[place, head] = finding.effects.effect, finding.effects.low_all
     return Panel(
-        name=finding.contrast.probe,
+        name=finding.probe,
         values_LH=effect_LH,
         low=0.0,
         high=1.0,
-        unit=f"above {finding.contrast.against}",
+        unit=f"above {finding.against}",
         behind_LH=~(np.nan_to_num(low_LH, nan=-1.0) >= LEAST),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnscope.study.scan import Finding
+from attnscope.study.findings import Finding
 
 LEAST, COPIES, PERIODS = 0.3, 0.5, 2
 OFFSETS = {0: "self", 1: "previous-token", 2: "offset-2", 3: "offset-3", 4: "offset-4"}
@@ -42,8 +42,8 @@ RULES = (
 
 def roles_of(findings: Sequence[Finding], heads: int) -> list[tuple[str, ...]]:
     """Each head's roles, in the order of RULES; none where no rule holds."""
-    low = {(one.contrast.probe, one.contrast.against): one.effects.low_all for one in findings}
-    score = {one.contrast.probe: one.effects.score for one in findings}
+    low = {(one.probe, one.against): one.effects.low_all for one in findings}
+    score = {one.probe: one.effects.score for one in findings}
 
     def bound(probe: str, against: str) -> np.ndarray:
         return np.nan_to_num(low.get((probe, against), np.full(heads, np.nan)), nan=-np.inf)

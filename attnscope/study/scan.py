@@ -1,106 +1,144 @@
-"""Every probe of a model: read all trials, keep one number per sequence, head and measure, compare.
+"""The scan of a model: its trials, read one by one into a folder, from which a stopped scan goes on.
 
-Shapes: S sequence, N head of all layers.
+atlas = scan(loaded, plan(loaded), folder=Path("runs/atlas"))
+atlas.roles[3, 0]      # ("induction", "sink")
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from attnscope.measure.layers import LayerKey
-from attnscope.measure.metrics import Texts
-from attnscope.measure.probes import run_probes
-from attnscope.seam.choice import choose
-from attnscope.seam.listen import listen
-from attnscope.study.copying import CalledLayer
-from attnscope.study.probes import Arm, Contrast, Measure, Trial, batches
-from attnscope.study.statistics import Effects, paired
+from attnscope.errors import UsageError
+from attnscope.figures import About, Style
+from attnscope.files import save_json, whole_file
+from attnscope.model.libraries import versions
+from attnscope.study.atlas import SCHEMA, Atlas
+from attnscope.study.copying import Copying, copying_of
+from attnscope.study.findings import Finding, Readings, compare, read
+from attnscope.study.picture import save_probes
+from attnscope.study.pool import begins, token_pool
+from attnscope.study.probes import SEQUENCES, Measure, Trial, trials
+from attnscope.study.roles import roles_of
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
-    from attnscope.seam.call import AttentionCall
-    from attnscope.seam.engines import Engine
 
-BATCH_TOKENS = 4096
+PICTURE, READINGS = "probes.png", "readings"
 
 
 @dataclass(frozen=True)
-class Readings:
-    """What a trial's passes gave: heads as (layer, head), and {measure: (S, N) float64, NaN where it cannot show}."""
+class Plan:
+    """What a scan will read: trials, and what tells this scan from another."""
 
-    heads: tuple[tuple[int, int], ...]
-    values: Mapping[Measure, np.ndarray]
+    trials: Sequence[Trial]
+    seed: int
+    facts: Mapping[str, Any]
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One contrast of all heads."""
-
-    contrast: Contrast
-    effects: Effects
+    @property
+    def tokens(self) -> int:
+        """Of all sequences of all trials."""
+        return sum(trial.tokens for trial in self.trials)
 
 
-def read(loaded: LoadedModel, trial: Trial, advance: Callable[[int], object] = lambda tokens: None) -> Readings:
-    """Read a trial's sequences; advance: called with the tokens of every pass."""
-    values: dict[Measure, np.ndarray] = {}
+def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> Plan:
+    """The trials that a model's vocabulary and positions allow. Raises as `token_pool`."""
+    drawn_from, begin = token_pool(loaded, pool), begins(loaded)
+    copying = copying_of(loaded, [*begin, *drawn_from[:3]])
+    made = trials(
+        drawn_from,
+        begin,
+        loaded.geometry.max_positions,
+        seed,
+        sequences,
+        copying if isinstance(copying, Copying) else None,
+    )
+    ids = hashlib.sha256(b"".join(arm.ids_ST.tobytes() for trial in made for arm in trial.arms.values()))
+    facts = {
+        "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
+        "dtype": loaded.dtype,
+        "seed": seed,
+        "sequences": sequences,
+        "pool": {"tokens": len(drawn_from), "first": drawn_from[0], "last": drawn_from[-1]},
+        "ids_sha256": ids.hexdigest(),
+        "not_measured": {"copying": copying} if isinstance(copying, str) else {},
+    }
+    return Plan(made, seed, facts)
+
+
+def scan(
+    loaded: LoadedModel,
+    planned: Plan,
+    folder: Path | None = None,
+    *,
+    force: bool = False,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> Atlas:
+    """Read every trial and compare; with a folder, keep each trial's readings and write table, picture and atlas.json.
+
+    advance: called with the tokens of every pass, and of what an earlier run had read. Raises UsageError for a folder
+    that holds another scan, unless force says to write over it.
+    """
+    if folder is not None:
+        _claim(folder, planned, force)
+    findings: list[Finding] = []
     heads: tuple[tuple[int, int], ...] = ()
-    for name, arm in trial.arms.items():
-        parts: dict[str, list[np.ndarray]] = {asked: [] for asked in arm.asks}
-        for ids_BT in batches(arm.ids_ST, BATCH_TOKENS):
-            heads, found = _pass(loaded, ids_BT, arm)
-            for asked, value_BN in found.items():
-                parts[asked].append(value_BN)
-            advance(ids_BT.size)
-        values |= {Measure(name, asked): np.concatenate(part) for asked, part in parts.items()}
-    return Readings(heads, values)
+    for trial in planned.trials:
+        readings = _readings(loaded, trial, folder, advance)
+        findings += compare(trial, readings, planned.seed)
+        heads = readings.heads
+    named = dict(zip(heads, roles_of(findings, len(heads)), strict=True))
+    atlas = Atlas(heads, findings, named, {"schema": SCHEMA, **planned.facts, "versions": versions()})
+    if folder is not None:
+        save_probes(atlas, folder / PICTURE, Style(about=About(line=loaded.name, model=loaded.name)))
+        atlas.save(folder)
+    return atlas
 
 
-def compare(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding]:
-    """The trial's contrasts, each with its effects on every head."""
-    values = readings.values
-
-    def null_SN(one: Contrast) -> np.ndarray:
-        if one.null:
-            return np.maximum.reduce([values[null] for null in one.null])
-        score_SN = values[one.score]
-        there_S1 = np.isfinite(score_SN).sum(1, keepdims=True)
-        return (np.nansum(score_SN, 1, keepdims=True) - score_SN) / np.maximum(there_S1 - 1, 1)
-
-    return [Finding(one, paired(values[one.score], null_SN(one), seed=seed)) for one in trial.contrasts]
-
-
-def _pass(
-    loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm
-) -> tuple[tuple[tuple[int, int], ...], dict[str, np.ndarray]]:
-    """One forward pass: the heads, and every measure of the batch, (B, N)."""
-    count, tokens = ids_BT.shape
-    engine: Engine = choose(loaded, tokens, "auto", batch=count)
-    ids = torch.tensor(ids_BT, device=loaded.device)
-    texts = Texts(ids, torch.full((count,), tokens, device=loaded.device))
-    layers = {layer.index: layer for layer in loaded.geometry.attention_layers}
-    kept: dict[int, dict[str, torch.Tensor]] = {}
-
-    def on_call(call: AttentionCall) -> None:
-        if call.call > 0 or call.P.keys != tokens:
-            return
-        kv_heads = call.spec.kv_heads if call.spec else call.P.heads
-        layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, texts.to(call.P.device), call)
-        kept[call.layer] = run_probes(arm.asks, layer)
-
-    listen(loaded.model, ids, on_call, engine=engine, expected_layers=tuple(layers), windows=_windows(layers))
-    heads = [(layer, head) for layer, found in kept.items() for head in range(next(iter(found.values())).shape[1])]
-    return tuple(heads), {name: np.concatenate([one[name].numpy() for one in kept.values()], 1) for name in arm.asks}
+def _claim(folder: Path, planned: Plan, force: bool) -> None:
+    """Say in the folder which scan fills it; refuse one that another fills."""
+    path = folder / READINGS / "scan.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if before is not None and before != planned.facts and not force:
+        told = [name for name in planned.facts if before.get(name) != planned.facts[name]]
+        raise UsageError(
+            f"{folder} holds another scan: {', '.join(told)} differ",
+            "name another folder, or write over it with {force}",
+        )
+    if before != planned.facts:
+        for left in sorted((folder / READINGS).glob("*.npz")):
+            left.unlink()
+    try:
+        save_json(planned.facts, path)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
 
 
-def _windows(layers: Mapping[int, object]) -> dict[int, int | None]:
-    return {index: getattr(layer, "window", None) for index, layer in layers.items()}
+def _readings(loaded: LoadedModel, trial: Trial, folder: Path | None, advance: Callable[[int], object]) -> Readings:
+    """The trial's readings, from the folder where an earlier run left them."""
+    path = None if folder is None else folder / READINGS / f"{trial.name.replace(' ', '-')}.npz"
+    if path is not None and path.exists():
+        advance(trial.tokens)
+        return _load(path)
+    readings = read(loaded, trial, advance)
+    if path is not None:
+        _save(readings, path)
+    return readings
 
 
-def cost(trials: Sequence[Trial], layers: int) -> int:
-    """Token-layers that the trials take."""
-    return sum(trial.tokens for trial in trials) * layers
+def _save(readings: Readings, path: Path) -> None:
+    columns: dict[str, Any] = {f"{one.arm}|{one.name}": value for one, value in readings.values.items()}
+    with whole_file(path) as stream:
+        np.savez_compressed(stream, heads=np.array(readings.heads), **columns)
+
+
+def _load(path: Path) -> Readings:
+    with np.load(path, allow_pickle=False) as found:
+        heads = tuple((int(layer), int(head)) for layer, head in found["heads"])
+        return Readings(heads, {Measure(*name.split("|")): found[name] for name in found.files if name != "heads"})

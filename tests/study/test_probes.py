@@ -7,10 +7,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from attnscope.model.loading import wrap
 from attnscope.study.copying import Copying, copying_of, output_projections
+from attnscope.study.findings import compare, read
 from attnscope.study.pool import begins, token_pool
 from attnscope.study.probes import Measure, trials
 from attnscope.study.roles import roles_of
-from attnscope.study.scan import compare, read
 from helpers.families import tiny_model
 
 WORDS, ROOM, SHARP = 120, 80, 400.0
@@ -146,7 +146,7 @@ def built(demo):
         readings = read(loaded, trial)
         findings += compare(trial, readings)
     assert readings.heads == ((0, 0), (0, 1), (1, 0), (1, 1))
-    return {(one.contrast.probe, one.contrast.against): one.effects for one in findings}, roles_of(findings, 4)
+    return {(one.probe, one.against): one.effects for one in findings}, roles_of(findings, 4)
 
 
 def test_hand_built_heads_score_one_and_uniform_heads_score_the_null(built):

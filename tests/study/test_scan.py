@@ -9,11 +9,13 @@ import pytest
 
 from attnscope.errors import InputError, UsageError
 from attnscope.model.loading import wrap
-from attnscope.study import atlas as atlas_room
-from attnscope.study.atlas import plan, scan, spelled
+from attnscope.study import scan as scan_room
+from attnscope.study.atlas import kept as read_back
+from attnscope.study.atlas import spelled
+from attnscope.study.findings import compare, read
 from attnscope.study.picture import probe_panel
 from attnscope.study.pool import token_pool
-from attnscope.study.scan import compare, read
+from attnscope.study.scan import plan, scan
 from helpers.command_line import call
 from helpers.families import tiny_model
 
@@ -38,6 +40,21 @@ def test_the_demos_heads_are_named(kept):
     assert heads_of(json.loads((folder / "atlas.json").read_text())["roles"]) == EXPECTED
 
 
+def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):
+    found, folder = kept
+    again = read_back(folder)
+    assert (again.heads, again.roles, again.facts) == (found.heads, found.roles, found.facts)
+    assert again.table().equals(found.table())
+    assert again.named("previous-token") == {1: (5,), 2: (1,)}
+    assert again.named("retrieval") == {}
+    with pytest.raises(InputError, match="holds no whole atlas"):
+        read_back(tmp_path)
+    (tmp_path / "atlas.json").write_text(json.dumps({"schema": "atlas/0"}))
+    shutil.copy(folder / "atlas.parquet", tmp_path)
+    with pytest.raises(InputError, match="'atlas/1' is read"):
+        read_back(tmp_path)
+
+
 def test_a_stranger_has_no_induction_head(real_model_folder):
     if "stories" not in real_model_folder.name:
         pytest.skip("said of the other model")
@@ -51,7 +68,7 @@ def test_the_picture_has_a_panel_per_probe_and_greys_who_is_not_named(kept):
     found, folder = kept
     assert (folder / "probes.png").read_bytes().startswith(b"\x89PNG")
     layers = [0, 1, 2, 3]
-    [one] = [one for one in found.findings if (one.contrast.probe, one.contrast.against) == ("induction p50", "other")]
+    [one] = [one for one in found.findings if (one.probe, one.against) == ("induction p50", "other")]
     panel = probe_panel(found, one, layers)
     assert panel.values_LH[3, :2] == pytest.approx(one.effects.effect[18:20])
     assert np.argwhere(~panel.behind_LH).tolist() == [[3, 0], [3, 1]]
@@ -81,7 +98,7 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, kept, tmp_path,
         read_now.append(trial.name.replace(" ", "-"))
         return read(loaded, trial, advance)
 
-    monkeypatch.setattr(atlas_room, "read", watched)
+    monkeypatch.setattr(scan_room, "read", watched)
     again = scan(demo, plan(demo), tmp_path)
     assert sorted(read_now) == [path.stem for path in left]
     assert again.table().equals(found.table())
@@ -117,7 +134,7 @@ def test_random_weights_name_nobody(demo):
             trials = [one for one in planned.trials if one.name in ("repeated p10", "repeated p25")]
             findings = [one for trial in trials for one in compare(trial, read(loaded, trial), seed)]
             assert all(np.nan_to_num(one.effects.low_all, nan=-1).max() < 0.3 for one in findings)
-            small.append(min(one.effects.p.min() for one in findings if one.contrast.probe == "induction p25"))
+            small.append(min(one.effects.p.min() for one in findings if one.probe == "induction p25"))
         fired[scale] = sum(p <= 0.05 for p in small)
     assert max(fired.values()) <= 4
     assert sum(fired.values()) <= 8

@@ -1,0 +1,109 @@
+"""Every probe of a model: read all trials, keep one number per sequence, head and measure, compare.
+
+Shapes: S sequence, N head of all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from attnscope.measure.layers import LayerKey
+from attnscope.measure.metrics import Texts
+from attnscope.measure.probes import run_probes
+from attnscope.seam.choice import choose
+from attnscope.seam.listen import listen
+from attnscope.study.copying import CalledLayer
+from attnscope.study.probes import Arm, Contrast, Measure, Trial, batches
+from attnscope.study.statistics import Effects, paired
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+    from attnscope.seam.call import AttentionCall
+    from attnscope.seam.engines import Engine
+
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a trial's passes gave: heads as (layer, head), and {measure: (S, N) float64, NaN where it cannot show}."""
+
+    heads: tuple[tuple[int, int], ...]
+    values: Mapping[Measure, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one contrast shows of all heads: the probe, what it is held against, and the effects."""
+
+    probe: str
+    against: str
+    effects: Effects
+
+
+def read(loaded: LoadedModel, trial: Trial, advance: Callable[[int], object] = lambda tokens: None) -> Readings:
+    """Read a trial's sequences; advance: called with the tokens of every pass."""
+    values: dict[Measure, np.ndarray] = {}
+    heads: tuple[tuple[int, int], ...] = ()
+    for name, arm in trial.arms.items():
+        parts: dict[str, list[np.ndarray]] = {asked: [] for asked in arm.asks}
+        for ids_BT in batches(arm.ids_ST, BATCH_TOKENS):
+            heads, found = _pass(loaded, ids_BT, arm)
+            for asked, value_BN in found.items():
+                parts[asked].append(value_BN)
+            advance(ids_BT.size)
+        values |= {Measure(name, asked): np.concatenate(part) for asked, part in parts.items()}
+    return Readings(heads, values)
+
+
+def compare(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding]:
+    """The trial's contrasts, each with its effects on every head."""
+    values = readings.values
+
+    def null_SN(one: Contrast) -> np.ndarray:
+        if one.null:
+            return np.maximum.reduce([values[null] for null in one.null])
+        score_SN = values[one.score]
+        there_S1 = np.isfinite(score_SN).sum(1, keepdims=True)
+        return (np.nansum(score_SN, 1, keepdims=True) - score_SN) / np.maximum(there_S1 - 1, 1)
+
+    return [
+        Finding(one.probe, one.against, paired(values[one.score], null_SN(one), seed=seed)) for one in trial.contrasts
+    ]
+
+
+def _pass(
+    loaded: LoadedModel, ids_BT: np.ndarray, arm: Arm
+) -> tuple[tuple[tuple[int, int], ...], dict[str, np.ndarray]]:
+    """One forward pass: the heads, and every measure of the batch, (B, N)."""
+    count, tokens = ids_BT.shape
+    engine: Engine = choose(loaded, tokens, "auto", batch=count)
+    ids = torch.tensor(ids_BT, device=loaded.device)
+    texts = Texts(ids, torch.full((count,), tokens, device=loaded.device))
+    layers = {layer.index: layer for layer in loaded.geometry.attention_layers}
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_call(call: AttentionCall) -> None:
+        if call.call > 0 or call.P.keys != tokens:
+            return
+        kv_heads = call.spec.kv_heads if call.spec else call.P.heads
+        layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, texts.to(call.P.device), call)
+        kept[call.layer] = run_probes(arm.asks, layer)
+
+    listen(loaded.model, ids, on_call, engine=engine, expected_layers=tuple(layers), windows=_windows(layers))
+    heads = [(layer, head) for layer, found in kept.items() for head in range(next(iter(found.values())).shape[1])]
+    return tuple(heads), {name: np.concatenate([one[name].numpy() for one in kept.values()], 1) for name in arm.asks}
+
+
+def _windows(layers: Mapping[int, object]) -> dict[int, int | None]:
+    return {index: getattr(layer, "window", None) for index, layer in layers.items()}
+
+
+def cost(trials: Sequence[Trial], layers: int) -> int:
+    """Token-layers that the trials take."""
+    return sum(trial.tokens for trial in trials) * layers
