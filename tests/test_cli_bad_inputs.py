@@ -45,6 +45,8 @@ CASES = [
     (("heads", *TEXT, "--weights", "logits"), USAGE, "'logits' is not one of 'softmax', 'scores'"),
     (("heads", *TEXT, "--group", "words", "--weights", "scores"), USAGE, "cannot be summed into one"),
     (("heads", *TEXT, "--scale", "log", "--weights", "scores"), USAGE, "have no log scale"),
+    (("heads", *TEXT, "--metrics", "keys_59"), USAGE, "did you mean 'keys_95'?"),
+    (("heads", *TEXT, "--metrics", "mass"), USAGE, "mass is measured where keys are named; name them with --key"),
     (("heads", *TEXT, "--by", "layer"), USAGE, "'layer' is not one of 'kv'"),
     (("heads", *TEXT, "--image", "gif"), USAGE, "'gif' is not one of 'png', 'svg', 'pdf'"),
     (("heads", *TEXT, "--truncate", "middle"), USAGE, "'middle' is not one of 'left', 'right'"),

@@ -18,6 +18,7 @@ from attnscope.attention.questions import (
     Distance,
     Entropy,
     EqualLabels,
+    Holding,
     Key,
     MaxWeight,
     Question,
@@ -174,7 +175,7 @@ METRICS: Mapping[str, Metric] = {
             formula="mean of sum_j A[i,j] (i-j), the row divided by its sum",
             unit="tokens",
             range="0 to n-1",
-            source="Vig & Belinkov 2019, arXiv 1906.04284",
+            source="Vig & Belinkov 2019, arXiv 1906.04284 (they leave key 0 out; here it stays)",
             reading="how far back the head looks on average",
             rows="two_keys",
             asks=lambda texts: (Distance(),),
@@ -186,7 +187,7 @@ METRICS: Mapping[str, Metric] = {
             formula="mean of the mass on the last 32 keys, the query's own included",
             unit="share of a row",
             range="0 to 1",
-            source="Xiao et al. 2024 (DuoAttention), arXiv 2410.10819, streaming heads",
+            source="attnscope; see also Xiao et al. 2024 (DuoAttention), arXiv 2410.10819",
             reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
             rows="two_keys",
             asks=lambda texts: (Window(32),),
@@ -207,6 +208,50 @@ METRICS: Mapping[str, Metric] = {
         ),
     )
 }
+SINKS = 4  # first keys that StreamingLLM's cache keeps
+
+
+def _streaming(width: int) -> Metric:
+    """The mass on what a cache of the first SINKS and the last `width` keys holds."""
+
+    def value(P: AttentionOperator, recent: Tensor, *first: Tensor) -> Tensor:
+        query_Q = P.visible.position_Q.to(P.device)
+        gone = [mass * (query_Q - key >= width) for key, mass in enumerate(first)]  # no longer among the last
+        return recent + sum(gone)
+
+    return Metric(
+        id=f"streaming_mass_{width}",
+        short=f"str {width}",
+        title=f"streaming mass, {width} tokens",
+        formula=f"mean of the mass on the first {SINKS} and the last {width} keys, the query's own included",
+        unit="share of a row",
+        range="0 to 1",
+        source="Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453: what its cache keeps",
+        reading=f"near 1 on a text much longer than {width} tokens: the head reads sinks and recent keys alone",
+        rows="two_keys",
+        asks=lambda texts: (Window(width), *map(Key, range(SINKS))),
+        value=value,
+    )
+
+
+LENGTHS: Mapping[str, Metric] = {  # what a head needs of a long text: measured where it is asked for
+    metric.id: metric
+    for metric in (
+        Metric(
+            id="keys_95",
+            short="keys 95",
+            title="keys that hold 95 %",
+            formula="mean of the smallest number of keys whose weights add up to 0.95 of the row's sum",
+            unit="keys",
+            range="1 to n",
+            source="top-p attention, Lin et al. 2025 (Twilight), arXiv 2502.02770",
+            reading="how many keys a cache must keep for this head, if it keeps the right ones",
+            rows="two_keys",
+            asks=lambda texts: (Holding(95),),
+        ),
+        *map(_streaming, (32, 128, 512)),
+    )
+}
 MASS = Metric(
     id="mass",
     short="mass",
@@ -220,7 +265,7 @@ MASS = Metric(
     asks=lambda texts: (texts.keys,),
     value=lambda P, mass: mass[..., 0],
 )
-KNOWN = {**METRICS, MASS.id: MASS}  # METRICS are measured in any case, mass where keys are named
+KNOWN = {**METRICS, **LENGTHS, MASS.id: MASS}  # METRICS are measured in any case, mass where keys are named
 
 
 def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
@@ -277,6 +322,18 @@ def support(P: AttentionOperator, texts: Texts) -> dict[str, Tensor]:
     rows = {kind: counted_rows(P, texts, kind) for kind in kinds}
     rows["beyond_32"] = (visible_keys(P) > 32) & texts.asked_BT[:, None]
     return {kind: rows_BHQ.sum(-1) for kind, rows_BHQ in rows.items()}
+
+
+def with_asked(text: str | None, sort: str) -> tuple[str, ...]:
+    """What is measured: METRICS, those that a person names besides, by commas, and the one that heads are sorted by.
+
+    Raises UsageError for a name that is no metric, and for `mass`, which keys ask for.
+    """
+    named = known([part.strip() for part in (text or "").split(",") if part.strip()])
+    if MASS.id in named:
+        raise UsageError("mass is measured where keys are named", "name them with {key}")
+    asked = {*named, order_of(sort)[0]}
+    return tuple(name for name in (*METRICS, *LENGTHS) if name in METRICS or name in asked)
 
 
 COLUMNS = {"layer": "layer", "top_key_mass": "top key"}  # of heads, which order them too, and their short names
