@@ -23,6 +23,7 @@ from attnscope.shown import visible
 EXAMPLES = (
     'attnscope heatmap --text "the cat sat on the mat" --select last --out runs/cat',
     'attnscope heatmap --text "the cat sat on the mat" --scale log --sink mask --image svg --out runs/cat',
+    'attnscope heatmap --text "the cat sat on the mat" --select 3.0,3.1 --weights value --show',
     'attnscope heatmap --text "Mary saw John, and John gave Mary a book" --query last --key Mary '
     "--figures overview,mass,top --out runs/mary",
 )

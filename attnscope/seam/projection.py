@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def output_projections(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Module, nn.Module]:
-    """{attention module: its output projection}: the module within it that is given the heads' outputs as they are."""
+    """{attention module: its output projection}: the linear module that is given the heads' outputs as they are."""
     given: dict[nn.Module, Tensor] = {}
     found: dict[nn.Module, nn.Module] = {}
 
@@ -50,7 +50,15 @@ def output_projections(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Modul
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return {attention: out for attention, out in found.items() if _is_linear(out, given[attention])}
+
+
+@torch.no_grad()
+def _is_linear(out: nn.Module, heads: Tensor) -> bool:
+    """Whether twice as much in gives twice as much out, but for quantisation: a norm before the projection does not."""
+    nothing = out(heads * 0)
+    once, twice = out(heads) - nothing, out(heads * 2) - nothing
+    return bool((twice - 2 * once).norm() <= 0.05 * twice.norm())
 
 
 def projection(out: nn.Module, heads: int, like: Tensor) -> Tensor:
@@ -59,3 +67,12 @@ def projection(out: nn.Module, heads: int, like: Tensor) -> Tensor:
     with torch.no_grad():
         unit = torch.eye(width, dtype=like.dtype, device=like.device)
         return (out(unit) - out(unit[:1] * 0)).view(heads, like.shape[-1], -1)
+
+
+def gram_root(out: nn.Module, heads: int, like: Tensor) -> Tensor:
+    """R (H, V, V) with |v R| = |v W_O| for every v: R Rᵀ is the Gram matrix W_O W_Oᵀ of a head.
+
+    Read off W_O itself, by QR: in the Gram matrix small norms would lose half their digits.
+    """
+    W_O_HVE = projection(out, heads, like).float().cpu()  # LAPACK's: not every device has one
+    return torch.linalg.qr(W_O_HVE.mT, mode="r").R.mT.to(like.device)
