@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from attnscope.viewer.page import Page
 
 SHOWN_HEADS = 12  # of the table in a notebook
+ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
 RELATION = ("layer", "head", "kv_head", "query", "key", "weight")
 
 
@@ -284,10 +285,10 @@ class Observation:
     ) -> pa.Table:
         """Who looks at whom: a row per head, query and key; of the queries and keys that were asked about.
 
-        Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` where logits were asked for);
-        entries under min_weight are left out. In the model's order, strongest key first; over "heads", strongest first
-        over all heads. other_keys: without key 0 and each query's own key, unless keys were asked for; query 0, asked
-        for, keeps the one key that it sees. Raises UsageError where no relations were kept.
+        Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` or `norm`, as the view reads
+        entries); those under min_weight are left out. In the model's order, strongest key first; over "heads",
+        strongest first over all heads. other_keys: without key 0 and each query's own key, unless keys were asked for;
+        query 0, asked for, keeps the one key that it sees. Raises UsageError where no relations were kept.
         """
         found, units = self._listed(self.relation_numbers(min_weight), over, other_keys), self.units()
         return as_table(
@@ -299,7 +300,7 @@ class Observation:
                 "query_token": texts_at(units, found["query"]),
                 "key": found["key"],
                 "key_token": texts_at(units, found["key"]),
-                "score" if self.view.weights == "scores" else "weight": found["weight"],
+                ENTRIES[self.view.weights]: found["weight"],
             }
         )
 

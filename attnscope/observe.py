@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from attnscope.attention.questions import Features, Received
 from attnscope.errors import InputError, UsageError
@@ -46,6 +47,7 @@ from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
 from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
+from attnscope.seam.projection import gram_root, output_projections
 from attnscope.text.tokens import Chosen, Found, choose
 
 if TYPE_CHECKING:
@@ -88,8 +90,9 @@ class Request:
     define: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.group and self.view.weights == "scores":
-            raise UsageError("logits of several keys cannot be summed into one", "use {weights=softmax} with {group}")
+        if self.group and self.view.weights != "softmax":
+            what = "logits" if self.view.weights == "scores" else "norms"
+            raise UsageError(f"{what} of several keys cannot be summed into one", "use {weights=softmax} with {group}")
 
     def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
         """The view, of the heads that `weights` or `operands` asks for."""
@@ -301,6 +304,20 @@ def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
     return groups_BT
 
 
+def _gram_root(call: AttentionCall, out: Mapping[nn.Module, nn.Module]) -> torch.Tensor:
+    """What makes norms of a layer's values as they are written. Raises UsageError where they are not v W_O."""
+    spec, why = call.spec, ""
+    if spec is None:
+        why = "does not show the values of its attention"
+    elif spec.sinks_scale_output:
+        why = "scales what its weights give before it is written"
+    elif call.module not in out:
+        why = "has no output projection that is given the heads side by side, as they come"
+    if spec is None or why:
+        raise UsageError(f"this model family {why}, so that no key's share of it is known", "use {weights=softmax}")
+    return gram_root(out[call.module], spec.heads, spec.v_BGKV)
+
+
 class _Reading:
     """One forward pass: asks every layer, keeps what the probes keep, and cuts it into texts."""
 
@@ -314,6 +331,7 @@ class _Reading:
     ) -> None:
         self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
         self.request, self.check, self.advance = request, check, advance
+        self.out = output_projections(loaded, self.prompts[0].ids[:4]) if request.view.weights == "value" else None
         self.texts, geometry = _texts(asked, loaded.device), loaded.geometry
         self.layers = {layer.index: layer for layer in geometry.attention_layers}
         self.all_layers = [layer.index for layer in geometry.layers]
@@ -333,7 +351,8 @@ class _Reading:
         key, known = LayerKey(call.layer), self.layers.get(call.layer)
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
-        layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device))
+        root = None if self.out is None else partial(_gram_root, call, self.out)
+        layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device), gram_root=root)
         for name, found in run_probes(self.probes, layer).items():
             if found is not None:
                 self.kept[name][key] = found

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.completion import metrics
+from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.options import FIGURES, Drawing, Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.show import FEW, Show, draw, stream
@@ -19,7 +19,28 @@ EXAMPLES = (
     'attnscope heads --text "the financial bank is located on river bank" --out runs/bank',
     'attnscope heads --text "Mary saw John, and John gave Mary a book" --query last --key Mary --top 5',
     "attnscope heads --file README.md --truncate right --sort induction --top 5",
+    "attnscope heads --file README.md --truncate right --sort keys_95 --metrics streaming_mass_32,streaming_mass_128",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Entries):
+    """What is read of the heads, and measured."""
+
+    metrics: Annotated[
+        str | None,
+        Option(
+            help="Measure these too, by commas: keys_95, streaming_mass_32, _128, _512.",
+            metavar="METRICS",
+            autocompletion=metric_names,
+        ),
+    ] = None
+
+    def ids(self, sort: str) -> tuple[str, ...]:
+        """The metrics that are measured where heads are sorted so. Raises UsageError for a name that is none."""
+        from attnscope.measure.metrics import with_asked
+
+        return with_asked(self.metrics, sort)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +53,7 @@ class Ranking(Top):
             help="Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first (default: focus; "
             "with --key mass).",
             metavar="METRIC",
-            autocompletion=metrics,
+            autocompletion=metric_names,
         ),
     ] = None
     ascending: Annotated[bool, Option(help="Smallest first.")] = False
@@ -57,13 +78,13 @@ class Ranking(Top):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
-GROUPS = (TextRun, Entries, Question, Ranking, Results, Relations, Drawing, Show)
+GROUPS = (TextRun, Measured, Question, Ranking, Results, Relations, Drawing, Show)
 
 
 @takes(*GROUPS)
 def heads(
     asked: TextRun,
-    entries: Entries,
+    entries: Measured,
     question: Question,
     ranking: Ranking,
     printing: Results,
@@ -79,6 +100,7 @@ def heads(
     """
     entries.check(relations.group, drawing.scale)
     order, kinds = ranking.order(question), drawing.kinds(question)
+    measured = entries.ids(order)
     if kinds and not printing.out:
         raise UsageError("--figures are files", "name a folder with --out DIR")
     format = output.wanted_format(printing.format)
@@ -97,6 +119,7 @@ def heads(
         relations=printing.out is not None,
         top_k=relations.keys_per_query,
         group=relations.group,
+        metrics=measured,
         **question.asks(),
         **drawing.maps(),
         **({"maps": "all"} if printing.out else showing.maps(style, stream(only=False))),

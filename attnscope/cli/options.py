@@ -228,7 +228,10 @@ class Heads(Selected):
 class Entries(Heads):
     """What is read of the heads."""
 
-    weights: Annotated[Literal["softmax", "scores"], Option(help="Weights, or logits before the softmax.")] = "softmax"
+    weights: Annotated[
+        Literal["softmax", "scores", "value"],
+        Option(help="Weights; logits before the softmax; or norms of what keys write, A |v W_O|."),
+    ] = "softmax"
 
     def view(self) -> View:
         """How entries are read."""
@@ -237,9 +240,10 @@ class Entries(Heads):
         return View(self.weights, self.by == "kv")
 
     def check(self, group: str | None = None, scale: str = "linear") -> None:
-        """Raise UsageError where --group or --scale asks of logits what only weights can give."""
-        if group and self.weights == "scores":
-            raise UsageError("logits of several keys cannot be summed into one", "use --weights softmax with --group")
+        """Raise UsageError where --group or --scale asks of logits or norms what only weights can give."""
+        if group and self.weights != "softmax":
+            what = "logits" if self.weights == "scores" else "norms"
+            raise UsageError(f"{what} of several keys cannot be summed into one", "use --weights softmax with --group")
         if scale != "linear" and self.weights == "scores":
             raise UsageError(
                 f"logits can be negative and have no {scale} scale", "use --scale linear with --weights scores"

@@ -23,6 +23,7 @@ EXAMPLES = (
     'attnscope relations --text "the cat sat on the mat" --select last --top-k 3',
     'attnscope relations --text "the cat sat on the mat" --query last --over heads | head -5',
     'attnscope relations --text "the cat sat on the mat" --key cat --top-k all --engine fused',
+    'attnscope relations --text "the cat sat on the mat" --query last --over heads --weights value | head -5',
     'echo "the bank by the river" | attnscope relations --text - --group words --min-weight 0.2 --format jsonl',
 )
 

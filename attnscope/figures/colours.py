@@ -13,7 +13,7 @@ from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize, Powe
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from attnscope.errors import UsageError
-from attnscope.figures.style import TAKEN, Quantity, Style
+from attnscope.figures.style import OPEN, TAKEN, Quantity, Style
 
 BLANK = "#efefef"  # a key the query cannot see: light, so that it is never mistaken for a small weight
 TAKEN_COLOUR = "#cccccc"  # a sink that is drawn at the side
@@ -21,7 +21,7 @@ DARK_INK, LIGHT_INK = "#262626", "#ffffff"
 LOWEST_FLOOR = 1e-6
 LIGHT_CELL = 0.408  # seaborn's threshold on the relative luminance
 # Perceptual and safe for colour-blind readers. The logits' has a dark middle: a light one would look like a blank cell.
-CMAPS: dict[Quantity, str] = {"weight": "viridis", "share": "viridis", "logit": "berlin"}
+CMAPS: dict[Quantity, str] = {"weight": "viridis", "norm": "viridis", "share": "viridis", "logit": "berlin"}
 ROUND = (1, 2, 5, 10)  # tick steps that a reader counts in
 
 
@@ -85,9 +85,9 @@ def _floor(values: np.ndarray, high: float, asked: float | None) -> float:
 
 
 def sink_limits(values: np.ndarray, quantity: Quantity) -> Limits:
-    """The strip's own scale: logits from least to greatest, anything else from 0 to 1."""
+    """The strip's own scale: logits and norms from least to greatest, anything else from 0 to 1."""
     finite = values[np.isfinite(values)]
-    if quantity != "logit" or not finite.size:
+    if quantity not in OPEN or not finite.size:
         return Limits(0.0, 1.0)
     low, high = float(finite.min()), float(finite.max())
     return Limits(low, high) if high > low else Limits(low - 0.5, low + 0.5)
@@ -158,7 +158,8 @@ def quantity_name(quantity: Quantity, style: Style) -> str:
         return f"{quantity}, log scale"
     if style.scale == "sqrt":
         return f"{quantity}, square-root scale"
-    return {"weight": "attention weight", "logit": "logit", "share": "share of the token"}[quantity]
+    names = {"weight": "attention weight", "norm": "norm of what the key writes", "share": "share of the token"}
+    return names.get(quantity, quantity)
 
 
 def label_colourbar(bar: Colorbar, limits: Limits, style: Style, label: str) -> None:

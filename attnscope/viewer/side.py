@@ -109,8 +109,8 @@ class Side:
     """One observation on its way into the page; `said` is what needs no bytes."""
 
     def __init__(self, seen: Observation) -> None:
-        if seen.view.by_kv or seen.view.weights == "scores":
-            raise UsageError("a page shows weights of query heads", "observe without by_kv and without scores")
+        if seen.view.by_kv or seen.view.weights != "softmax":
+            raise UsageError("a page shows weights of query heads", "observe with weights=softmax, without by_kv")
         self.seen = seen
         self.at = {key: place for place, key in enumerate(seen.kv_of)}
 
