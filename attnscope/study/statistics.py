@@ -109,7 +109,7 @@ def means(values_SN: np.ndarray, *, seed: int = 0, draws: int = DRAWS, level: fl
         array([1., 1.])
     """
     there_SN = np.logical_not(np.isnan(values_SN))
-    found = Means(*(np.full(values_SN.shape[1], np.nan) for _ in range(3)), there_SN.sum(0))
+    mean_N, low_N, high_N = np.full((3, values_SN.shape[1]), np.nan)
     _, alike_N = np.unique(np.packbits(there_SN, axis=0), axis=1, return_inverse=True)
     for which in range(alike_N.max(initial=-1) + 1):
         columns = np.flatnonzero(alike_N == which)
@@ -118,9 +118,9 @@ def means(values_SN: np.ndarray, *, seed: int = 0, draws: int = DRAWS, level: fl
         for start in range(0, len(columns) if there_S.any() else 0, width):
             some = columns[start : start + width]
             known_SN = values_SN[np.ix_(there_S, some)].astype(np.float64)
-            found.mean[some] = known_SN.mean(0)
-            found.low[some], found.high[some], *_ = _intervals(known_SN, draws, level, np.random.default_rng(seed))
-    return found
+            mean_N[some] = known_SN.mean(0)
+            low_N[some], high_N[some], *_ = _intervals(known_SN, draws, level, np.random.default_rng(seed))
+    return Means(mean_N, low_N, high_N, there_SN.sum(0))
 
 
 def _t(mean: np.ndarray, mean_of_squares: np.ndarray, count: int) -> np.ndarray:
