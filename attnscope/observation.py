@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from attnscope.measure.probes import View
     from attnscope.measure.relations import KeptKeys
     from attnscope.measure.rollout import Rollout
+    from attnscope.measure.spans import SpanPairs
     from attnscope.seam.call import CaptureReport
     from attnscope.text.prompt import Prompt
     from attnscope.viewer.page import Page
@@ -161,7 +162,8 @@ class Observation:
     where they were asked for; weight_heads: {layer: their numbers}. operands: {layer: q, k and v of its heads},
     likewise. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the tokens that were
     asked about; scores, supports and what tokens receive are then of the chosen queries, and `columns.scores["mass"]`
-    is there where keys were chosen. per_token: what every token has to do with them, where that was asked for.
+    is there where keys were chosen. per_token: what every token has to do with them, where that was asked for. spans:
+    {layer: the mass that the spans of `chosen` give each other, (H, S, S)}.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -187,6 +189,7 @@ class Observation:
     kept_keys: PerLayer[KeptKeys] | None = None
     chosen: Chosen = Chosen()
     per_token: PerLayer[TokenWeights] = field(default_factory=PerLayer)
+    spans: PerLayer[SpanPairs] = field(default_factory=PerLayer)
 
     @property
     def prompt(self) -> Prompt:

@@ -42,6 +42,7 @@ from attnscope.measure.probes import Relation as TopRelations
 from attnscope.measure.relations import ChosenKeys, TopKeys
 from attnscope.measure.roles import NONE, near_uniform, roles_of
 from attnscope.measure.rollout import Rollout, RolloutProbe, spans_of
+from attnscope.measure.spans import SpanMass, SpanPairs
 from attnscope.model import padding
 from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
 from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
@@ -67,6 +68,7 @@ class Request:
     attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. per_token: keep what every token gets from the
     chosen queries, or gives to the keys where keys alone are chosen. query, key: the tokens that are asked about, as
     `text/tokens.py` reads them, with the groups of `define`, and the part of the maps that is kept; None for all.
+    spans: groups whose mass on each other is kept, of every pair.
 
         >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
     """
@@ -88,6 +90,7 @@ class Request:
     query: str | None = None
     key: str | None = None
     define: Mapping[str, str] = field(default_factory=dict)
+    spans: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.group and self.view.weights != "softmax":
@@ -100,7 +103,7 @@ class Request:
 
     def chosen(self, prompt: Prompt) -> Chosen:
         """The tokens of a text that are asked about. Raises UsageError or InputError for what means none."""
-        return choose(prompt, self.query, self.key, self.define)
+        return choose(prompt, self.query, self.key, self.define, self.spans)
 
 
 def observe(
@@ -265,6 +268,8 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
         probes["rollout"] = RolloutProbe(_groups(prompts, request.rollout))
     if request.per_token:
         probes["per_token"] = PerToken(_towards(asked), request.view)
+    if request.spans:
+        probes["spans"] = SpanMass(_spans(asked, request.spans), request.view)
     return probes
 
 
@@ -293,6 +298,14 @@ def _towards(asked: Sequence[Asked]) -> Received | Features:
         positions = list(range(len(prompt)) if found is None else found.positions)
         share_BT[row, positions] = 1.0 if on_keys else 1 / len(positions)
     return Features(share_BT[..., None]) if on_keys else Received(share_BT)
+
+
+def _spans(asked: Sequence[Asked], names: Sequence[str]) -> torch.Tensor:
+    """True on the tokens of each text's spans, (B, T, S)."""
+    longest = max(len(one.prompt) for one in asked)
+    marked = [_marked([one.chosen.spans.get(name) for one in asked], longest, default=False) for name in names]
+    nowhere_BT = torch.zeros(len(asked), longest, dtype=torch.bool)
+    return torch.stack([nowhere_BT if one is None else one for one in marked], -1)
 
 
 def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
@@ -404,7 +417,12 @@ class _Reading:
                 }
             ),
             chosen=self.chosen[row],
+            spans=PerLayer({key: self._pairs(kept, row) for key, kept in self.kept.get("spans", {}).items()}),
         )
+
+    @staticmethod
+    def _pairs(kept: SpanPairs, row: int) -> SpanPairs:
+        return SpanPairs(kept.heads, kept.mass[row], kept.uniform[row])
 
     def _operands(self, kept: KeptOperands, row: int) -> KeptOperands:
         """One text's part, cut to its length; text and batch stay apart: B is 1."""

@@ -44,8 +44,8 @@ MAY_IMPORT = {
     "observe": "errors tables attention model seam measure text observation",
     "run": "errors memory model observation observe parity seam selection text",
     "api": "errors measure model observation observe run selection text",
-    "batch": "_version apart errors figures files measure memory model observation observe seam selection shown tables"
-    " text",
+    "batch": "_version apart errors figures files measure memory model observation observe seam selection shown study"
+    " tables text",
     "study": "errors figures files attention measure model seam tables text",
     "": "_version errors",  # attnscope/__init__.py; what it hands out is imported on first use
 }

@@ -206,11 +206,16 @@ class Question(Query):
         HELD,
     ] = None
 
+    @property
+    def meanings(self) -> list[str]:
+        """What names mean, as `subject=Mary`."""
+        return list(self.define or ())
+
     def asks(self) -> dict[str, Any]:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
         from attnscope.text.tokens import check, defined
 
-        groups = defined(self.define or ())
+        groups = defined(self.meanings)
         for expression in (self.query, self.key):
             if expression is not None:
                 check(expression, groups)

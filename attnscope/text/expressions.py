@@ -95,6 +95,21 @@ def defined(pairs: Sequence[str]) -> dict[str, str]:
     return groups
 
 
+def names_of_spans(given: Sequence[str]) -> tuple[str, ...]:
+    """The names, each once, in what `--spans NAME=EXPRESSION` and `--spans NAME,NAME` give.
+
+    >>> names_of_spans(["subject=Mary", "object,end"])
+    ('subject', 'object', 'end')
+    """
+    names = [name.strip() for one in given for name in (one.partition("=")[:1] if "=" in one else one.split(","))]
+    for name in names:
+        if not _GROUP.fullmatch(name):
+            raise UsageError(f"a span is a name, or a name and what it means, got {name!r}", "write {spans=end=last}")
+        if name in KEYWORDS:
+            raise UsageError(f"{name!r} means tokens already", "give them a name, as in {spans=end=last}")
+    return tuple(dict.fromkeys(names))
+
+
 def check(expression: str, groups: Mapping[str, str] = {}) -> None:
     """Raise UsageError for what no text could make right: syntax, a regular expression, groups in a circle."""
     _check(expression, groups, (), set())
