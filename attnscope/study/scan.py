@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from attnscope.errors import UsageError
 from attnscope.figures import About, Style
 from attnscope.files import save_json, whole_file
+from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.study.atlas import SCHEMA, Atlas
 from attnscope.study.copying import Copying, copying_of
@@ -86,6 +87,8 @@ def scan(
     that holds another scan, unless force says to write over it.
     """
     if folder is not None:
+        model = {**planned.facts["model"], "weights_sha256": weights_sha256(loaded.source_folder)}
+        planned = replace(planned, facts={**planned.facts, "model": model})
         _claim(folder, planned, force)
     findings: list[Finding] = []
     heads: tuple[tuple[int, int], ...] = ()
