@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 from attnscope.errors import InputError, MemoryLimitError, UsageError
@@ -19,7 +20,9 @@ from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
+from attnscope.selection import Named
 from attnscope.selection import select as selected
+from attnscope.study.atlas import Atlas, atlas_of
 from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
 from attnscope.text.tokens import Chosen
 
@@ -30,7 +33,8 @@ Text = str | Prompt | Sequence[int]
 class Run:
     """One text about to be read: the model, the prompt, what to keep, and the engine that fits.
 
-    chosen: the tokens that are asked about. facts: what the manifest is to say beside what every run says.
+    chosen: the tokens that are asked about. facts: what the manifest is to say beside what every run says. atlas: what
+    names the model's heads, where there is one.
     """
 
     loaded: LoadedModel
@@ -39,6 +43,12 @@ class Run:
     engine: Engine
     chosen: Chosen = Chosen()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    atlas: Atlas | None = None
+
+    @property
+    def named(self) -> Named | None:
+        """The heads that the atlas names, as `selection.select` takes them."""
+        return self.atlas.by_role() if self.atlas else None
 
     def asking(self, request: Request) -> Run:
         """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""
@@ -57,7 +67,7 @@ class Run:
         advance: called with 1 whenever a layer was read.
         """
         try:
-            return observe(
+            seen = observe(
                 self.loaded,
                 [self.prompt],
                 self.request,
@@ -75,6 +85,7 @@ class Run:
                 f"{tokens_that_should_fit(self.loaded, count)} tokens fit: shorten the text, or take a smaller model "
                 "or dtype",
             ) from error
+        return replace(seen, atlas=self.atlas)
 
 
 def read(
@@ -106,6 +117,7 @@ def prepare(
     *,
     engine: str = "auto",
     select: str | None = None,
+    atlas: Atlas | Path | str | None = None,
     chat: bool = False,
     truncate: Side | None = None,
     memory: str | None = None,
@@ -113,9 +125,9 @@ def prepare(
 ) -> Run:
     """Everything that comes before the forward pass: tokens, heads, engine; each refused where it does not fit.
 
-    select: heads to keep, as "27.3,last"; over the request's own. chat: apply the chat template. truncate: cut a text
-    that is too long, on this side. memory: what a layer's matrices may take, such as "4GB". listen: with the fused
-    engine, leave the layers' outputs to the model.
+    select: heads to keep, as "27.3,last"; over the request's own. atlas: see `atlas_of`. chat: apply the chat template.
+    truncate: cut a text that is too long, on this side. memory: what a layer's matrices may take, such as "4GB".
+    listen: with the fused engine, leave the layers' outputs to the model.
     """
     if not isinstance(loaded, LoadedModel):
         raise UsageError(
@@ -123,12 +135,14 @@ def prepare(
             "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
         )
     prompt = _prompt(loaded, text, chat, truncate)
+    found = atlas_of(loaded, atlas)
     if select is not None:
-        request = replace(request, view=replace(request.view, heads=selected(select, loaded.geometry.heads_by_layer)))
+        heads = selected(select, loaded.geometry.heads_by_layer, found.by_role() if found else None)
+        request = replace(request, view=replace(request.view, heads=heads))
     chosen = request.chosen(prompt)
     computes = choose(loaded, len(prompt), engine, memory, listen=listen)
     _check_matrices(loaded, request, len(prompt))
-    return Run(loaded, prompt, request, computes, chosen, _facts(loaded, prompt, computes))
+    return Run(loaded, prompt, request, computes, chosen, _facts(loaded, prompt, computes, found), found)
 
 
 def _prompt(loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None) -> Prompt:
@@ -158,8 +172,8 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
         )
 
 
-def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine) -> dict[str, Any]:
-    """How far the engine is from eager on this text, and whether positions were stretched."""
+def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine, atlas: Atlas | None) -> dict[str, Any]:
+    """How far the engine is from eager on this text, whether positions were stretched, and who names the heads."""
     facts: dict[str, Any] = {}
     if engine.name != "eager":
         facts["largest_difference_to_eager"] = difference(loaded, prompt)
@@ -169,6 +183,8 @@ def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine) -> dict[str, Any
             "stretched_to": loaded.geometry.max_positions,
             "by": "linear rope scaling",
         }
+    if atlas is not None:
+        facts["atlas"] = {name: atlas.facts.get(name) for name in ("seed", "sequences", "ids_sha256")}
     return facts
 
 

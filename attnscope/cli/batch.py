@@ -40,6 +40,7 @@ def batch(asked: BatchRun) -> int:
 
     silence_libraries(asked.verbose)
     output.complain_through_talk(asked.quiet)
+    asked = asked.resolved()
     corpus, job = asked.corpus(), asked.job()
     if asked.dry_run:
         return batch_report.dry_run(job, corpus)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
@@ -217,6 +217,17 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
             raise UsageError("--summary is of heads or spans, and neither is written", "add heads to --tables")
         if self.to_stdout and (self.figures or self.matrices or address(self.ray) is not None):
             raise UsageError("--to-stdout prints rows alone", "give --out DIR for figures, weights and --ray")
+
+    def resolved(self) -> BatchRun:
+        """The same with heads in place of every @role: workers and the folder's options know of no atlas."""
+        if "@" not in (self.select or ""):
+            return self
+        from attnscope.model.loading import locate
+        from attnscope.selection import resolved
+        from attnscope.study.atlas import atlas_of
+
+        atlas = atlas_of(locate(self.load_options()), self.atlas)
+        return replace(self, select=resolved(self.select or "", atlas.by_role() if atlas else None))
 
     def held(self) -> dict[str, object]:
         """The options that change the rows, each spelled one way: what an output folder is held to."""

@@ -20,6 +20,8 @@ EXAMPLES = (
     'attnscope heads --text "Mary saw John, and John gave Mary a book" --query last --key Mary --top 5',
     "attnscope heads --file README.md --truncate right --sort induction --top 5",
     "attnscope heads --file README.md --truncate right --sort keys_95 --metrics streaming_mass_32,streaming_mass_128",
+    'attnscope scan demo --sequences 32 --out runs/atlas && attnscope heads "the cat sat" --atlas runs/atlas '
+    "--select @induction",
 )
 
 
@@ -132,7 +134,7 @@ def heads(
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     output.emit(seen.table(order), format, lambda: rendered(seen, shown, order), printing.spreadsheet)
     if format == "table":
-        output.talk(legend(shown), printing.quiet)
+        output.talk(legend(shown, seen.atlas is not None), printing.quiet)
         say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)
     for line in missing_support(seen):
         output.talk(line, printing.quiet)

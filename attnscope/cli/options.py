@@ -175,9 +175,16 @@ class Selected:
     panel = "Attention"
     select: Annotated[
         str | None,
-        Option("-s", help="Heads: 27, 27.3, L27H3, 0-3.*, last (layer) or L-1, *.0; by commas.", metavar="HEADS"),
+        Option("-s", help="Heads: 27, 27.3, L27H3, 0-3.*, last (layer), *.0, @ROLE; by commas.", metavar="HEADS"),
         FIRST,
         HELD,
+    ] = None
+    atlas: Annotated[
+        Path | None,
+        Option(
+            help="What `scan` wrote: it says which heads @ROLE means (default: atlas/ in the model's folder).",
+            metavar="DIR",
+        ),
     ] = None
 
 

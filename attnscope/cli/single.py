@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.options import Config, Entries, Exporting, ModelText, Noise, OneText, TextRun, Writing
+from attnscope.cli.options import Config, Entries, Exporting, ModelText, Noise, OneText, Selected, TextRun, Writing
 from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def observe_text(
         request,
         engine=asked.engine,
         select=entries.select,
+        atlas=entries.atlas,
         chat=asked.chat,
         truncate=asked.truncate,
         memory=asked.memory,
@@ -97,14 +98,15 @@ def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
 
 
 def prepared(
-    asked: ModelText, writing: Writing, text: Text, select: str | None = None, query: str | None = None
+    asked: ModelText, writing: Writing, text: Text, selected: Selected | None = None, query: str | None = None
 ) -> Run:
     """A text for the model's own eager attention, its header told."""
     loaded = load_model(asked, writing)
     from attnscope.observe import Request
     from attnscope.run import prepare
 
-    how: dict[str, Any] = {"select": select, "chat": asked.chat, "truncate": asked.truncate}
+    how: dict[str, Any] = {"chat": asked.chat, "truncate": asked.truncate}
+    how |= {"select": selected.select, "atlas": selected.atlas} if selected else {}
     run = prepare(loaded, text, Request(query=query), engine="eager", **how)
     output.talk(header(run), writing.quiet)
     return run

@@ -7,21 +7,21 @@ atlas.roles[3, 0]      # ("induction", "sink")
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.errors import UsageError
 from attnscope.figures import About, Style
-from attnscope.files import save_json, whole_file
+from attnscope.files import whole_file
+from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.study.atlas import SCHEMA, Atlas
 from attnscope.study.copying import Copying, copying_of
 from attnscope.study.findings import Finding, Readings, compare, read
+from attnscope.study.folder import READINGS, claim
 from attnscope.study.picture import save_probes
 from attnscope.study.pool import begins, token_pool
 from attnscope.study.probes import SEQUENCES, Measure, Trial, trials
@@ -30,7 +30,7 @@ from attnscope.study.roles import roles_of
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
 
-PICTURE, READINGS = "probes.png", "readings"
+PICTURE = "probes.png"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ def scan(
     that holds another scan, unless force says to write over it.
     """
     if folder is not None:
-        _claim(folder, planned, force)
+        model = {**planned.facts["model"], "weights_sha256": weights_sha256(loaded.source_folder)}
+        planned = replace(planned, facts={**planned.facts, "model": model})
+        claim(folder, "scan", planned.facts, force)
     findings: list[Finding] = []
     heads: tuple[tuple[int, int], ...] = ()
     for trial in planned.trials:
@@ -99,25 +101,6 @@ def scan(
         save_probes(atlas, folder / PICTURE, Style(about=About(line=loaded.name, model=loaded.name)))
         atlas.save(folder)
     return atlas
-
-
-def _claim(folder: Path, planned: Plan, force: bool) -> None:
-    """Say in the folder which scan fills it; refuse one that another fills."""
-    path = folder / READINGS / "scan.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if before is not None and before != planned.facts and not force:
-        told = [name for name in planned.facts if before.get(name) != planned.facts[name]]
-        raise UsageError(
-            f"{folder} holds another scan: {', '.join(told)} differ",
-            "name another folder, or write over it with {force}",
-        )
-    if before != planned.facts:
-        for left in sorted((folder / READINGS).glob("*.npz")):
-            left.unlink()
-    try:
-        save_json(planned.facts, path)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
 
 
 def _readings(loaded: LoadedModel, trial: Trial, folder: Path | None, advance: Callable[[int], object]) -> Readings:
