@@ -44,14 +44,19 @@ class Texts:
     """What the metrics know of a batch of texts: token ids (B, T) and how many of them are text.
 
     query_BT, key_BT: True on the queries that metrics are means over, and on the keys that `mass` is of; None for all
-    queries, and where no keys were named.
+    queries, and where no keys were named. answer_B: where the answer to a prompt begins, the length of a text that is
+    none; None where no text is.
     """
 
     ids_BT: Tensor
     length_B: Tensor
     query_BT: Tensor | None = None
     key_BT: Tensor | None = None
+    answer_B: Tensor | None = None
     _seen: WeakKeyDictionary[Visibility, Tensor] = field(default_factory=WeakKeyDictionary, compare=False, repr=False)
+    _parts_seen: WeakKeyDictionary[Visibility, Tensor] = field(
+        default_factory=WeakKeyDictionary, compare=False, repr=False
+    )
 
     @cached_property
     def real_BT(self) -> Tensor:
@@ -85,6 +90,33 @@ class Texts:
         return self._seen[visible]
 
     @cached_property
+    def parts(self) -> Features:
+        """The question for the mass on the prompt, on the prompt without key 0, and on the answer, (B, H, Q, 3)."""
+        import torch
+
+        assert self.answer_B is not None
+        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
+        prompt_BT = position_T < self.answer_B[:, None]
+        return Features(torch.stack([prompt_BT, prompt_BT & (position_T > 0), ~prompt_BT], -1).float())
+
+    def parts_seen_BHQ3(self, visible: Visibility) -> Tensor:
+        """Of the keys that a query sees, the share that each of these parts has; layers that share a mask share it."""
+        from attnscope.attention.uniform import UniformAttention
+
+        if visible not in self._parts_seen:
+            self._parts_seen[visible] = UniformAttention(visible).ask(self.parts)
+        return self._parts_seen[visible]
+
+    def answering(self, P: AttentionOperator, part: int) -> Tensor:
+        """(B, H or 1, Q): True where a token of the answer made the next one, and saw a part of the prompt."""
+        import torch
+
+        assert self.answer_B is not None
+        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
+        made_BT = (position_T >= self.answer_B[:, None]) & (position_T < self.length_B[:, None] - 1)
+        return made_BT[:, None] & (self.parts_seen_BHQ3(P.visible)[..., part].to(P.device) > 0)
+
+    @cached_property
     def first_BT(self) -> Tensor:
         """Where in its text each position's token first stands."""
         import torch
@@ -114,8 +146,9 @@ class Texts:
         """The same texts on another device."""
         if self.ids_BT.device == device:
             return self
-        query_BT, key_BT = (None if part is None else part.to(device) for part in (self.query_BT, self.key_BT))
-        return Texts(self.ids_BT.to(device), self.length_B.to(device), query_BT, key_BT)
+        asked = (self.query_BT, self.key_BT, self.answer_B)
+        query_BT, key_BT, answer_B = (None if part is None else part.to(device) for part in asked)
+        return Texts(self.ids_BT.to(device), self.length_B.to(device), query_BT, key_BT, answer_B)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +156,8 @@ class Metric:
     """One head metric: its definition in words, what it asks, and what it makes of the answers row by row.
 
     short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
-    answer, ...): their answers, each (B, H, Q), to the metric's value per row; the first answer without one.
+    answer, ...): their answers, each (B, H, Q), to the metric's value per row; the first answer without one. beside(P,
+    texts): what value takes behind the answers.
     """
 
     id: str
@@ -137,6 +171,7 @@ class Metric:
     rows: str
     asks: Callable[[Texts], tuple[Question, ...]]
     value: Callable[..., Tensor] = lambda P, answer: answer
+    beside: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] = lambda P, texts: ()
 
 
 def _visible(P: AttentionOperator) -> Tensor:
@@ -159,6 +194,14 @@ ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
     "repeats_apart": (
         "rows that see at least 2 keys and have an equal token at least 3 tokens earlier",
         lambda P, texts: (_visible(P) >= 2) & texts.repeated(3)[:, None],
+    ),
+    "answer": (
+        "rows of the answer's tokens but its last that see a token of the prompt",
+        lambda P, texts: texts.answering(P, 0),
+    ),
+    "answer_beyond_0": (
+        "rows of the answer's tokens but its last that see a token of the prompt other than key 0",
+        lambda P, texts: texts.answering(P, 1),
     ),
     "sees_key": ("rows that see one of the named keys", lambda P, texts: texts.sees_key_BHQ(P.visible).to(P.device)),
 }
@@ -343,7 +386,52 @@ MASS = Metric(
     asks=lambda texts: (texts.keys,),
     value=lambda P, mass: mass[..., 0],
 )
-KNOWN = {**METRICS, MASS.id: MASS}  # METRICS are measured in any case, mass where keys are named
+
+
+def _lookback(part: int) -> dict[str, Any]:
+    """How a lookback ratio is measured: of mean weights per visible key of a part of the prompt, and of the answer."""
+
+    def value(P: AttentionOperator, mass_BHQ3: Tensor, seen_BHQ3: Tensor) -> Tensor:
+        mean_BHQ3 = mass_BHQ3 / seen_BHQ3.clamp_min(1e-30)  # times the keys that the row sees, in both means
+        prompt, answer = mean_BHQ3[..., part], mean_BHQ3[..., 2]
+        return prompt / (prompt + answer).clamp_min(1e-30)
+
+    return {
+        "asks": lambda texts: (texts.parts,),
+        "value": value,
+        "beside": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
+        "source": "Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
+        "unit": "share of two mean weights",
+        "range": "0 to 1",
+    }
+
+
+LOOKBACKS = (
+    Metric(
+        id="lookback",
+        short="lookback",
+        title="lookback ratio",
+        formula="over the answer's rows but the last: mean of a / (a + b), "
+        "a the mean of A[i,j] over the prompt's visible keys, b over the answer's",
+        reading="above 0.5, which uniform attention gives: a key of the prompt gets more than one of the answer",
+        rows="answer",
+        **_lookback(0),
+    ),
+    Metric(
+        id="lookback_without_key0",
+        short="lookb -0",
+        title="lookback ratio without key 0",
+        formula="the same, key 0 left out of a",
+        reading="the same for what is no sink: where key 0 takes most, the plain ratio says little else",
+        rows="answer_beyond_0",
+        **_lookback(1),
+    ),
+)
+ASKED = {metric.id: metric for metric in (*LOOKBACKS, MASS)}
+KNOWN = {
+    **METRICS,
+    **ASKED,
+}  # METRICS are measured in any case, lookbacks where there is an answer, mass where keys are named
 
 
 def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
@@ -361,7 +449,7 @@ def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
 def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
-    return metric.value(P, *(answers[question] for question in metric.asks(texts)))
+    return metric.value(P, *(answers[question] for question in metric.asks(texts)), *metric.beside(P, texts))
 
 
 def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
@@ -396,7 +484,8 @@ def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str,
 def support(P: AttentionOperator, texts: Texts) -> dict[str, Tensor]:
     """How many rows stand behind each kind of metric, {rows: (B, H or 1)}; `beyond_32` rows see more than 32 keys."""
     texts = texts.to(P.device)
-    kinds = [kind for kind in ROWS if kind != MASS.rows or texts.key_BT is not None]
+    needs = {MASS.rows: texts.key_BT, **{metric.rows: texts.answer_B for metric in LOOKBACKS}}
+    kinds = [kind for kind in ROWS if kind not in needs or needs[kind] is not None]
     rows = {kind: counted_rows(P, texts, kind) for kind in kinds}
     rows["beyond_32"] = (_visible(P) > 32) & texts.asked_BT[:, None]
     return {kind: rows_BHQ.sum(-1) for kind, rows_BHQ in rows.items()}
