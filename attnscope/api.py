@@ -52,6 +52,8 @@ def capture(
     memory: str | None = None,
     listen: bool = False,
     verify: bool = False,
+    generate: int | None = None,
+    answer: str | Sequence[int] | None = None,
 ) -> Observation:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
@@ -62,7 +64,9 @@ def capture(
     about, as "last" or "Mary": metrics are means over the queries, and each head has a `mass` on the keys; define:
     names for such expressions. chat: apply the chat template. truncate: cut a text that is too long, "left" or "right".
     memory: what a layer's matrices may take, such as "4GB". listen: with the fused engine, leave the layers' outputs to
-    the model. verify: hold every layer against the oracle.
+    the model. verify: hold every layer against the oracle. generate: let the model put up to so many tokens behind the
+    text first, and read them with it; answer: put this behind it instead. `prompt` and `answer` then name tokens, and
+    each head has its `lookback`.
 
     Returns an Observation: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads` has one entry per head; `prompt` the
     tokens. Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the
@@ -91,6 +95,8 @@ def capture(
         truncate=truncate,
         memory=memory,
         listen=listen,
+        generate=generate,
+        answer=answer,
     )
 
 

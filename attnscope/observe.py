@@ -23,7 +23,7 @@ from attnscope.attention.questions import Features, Received
 from attnscope.errors import InputError, UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.maps import MAP_SIDE, Maps
-from attnscope.measure.metrics import MASS, METRICS, Texts
+from attnscope.measure.metrics import LOOKBACKS, MASS, METRICS
 from attnscope.measure.operands import KeptOperands, Operands
 from attnscope.measure.per_token import PerToken, TokenWeights
 from attnscope.measure.probes import (
@@ -43,6 +43,7 @@ from attnscope.measure.relations import ChosenKeys, TopKeys
 from attnscope.measure.roles import NONE, near_uniform, roles_of
 from attnscope.measure.rollout import Rollout, RolloutProbe, spans_of
 from attnscope.measure.spans import SpanMass, SpanPairs
+from attnscope.measure.texts import Texts
 from attnscope.model import padding
 from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
 from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
@@ -224,7 +225,14 @@ def _texts(asked: Sequence[Asked], device: str) -> Texts:
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     query_BT = _marked([one.chosen.query for one in asked], longest, default=True)
     key_BT = _marked([one.chosen.key for one in asked], longest, default=False)
-    return Texts(torch.tensor(ids), lengths, query_BT, key_BT).to(torch.device(device))
+    return Texts(torch.tensor(ids), lengths, query_BT, key_BT, _answers(prompts)).to(torch.device(device))
+
+
+def _answers(prompts: Sequence[Prompt]) -> torch.Tensor | None:
+    """Where each text's answer begins, its length where it has none, (B,); None where none has one."""
+    if all(prompt.answer is None for prompt in prompts):
+        return None
+    return torch.tensor([len(prompt) if prompt.answer is None else prompt.answer for prompt in prompts])
 
 
 def _marked(found: Sequence[Found | None], longest: int, default: bool) -> torch.Tensor | None:
@@ -241,9 +249,11 @@ def _marked(found: Sequence[Found | None], longest: int, default: bool) -> torch
 
 def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
     prompts, chosen = [one.prompt for one in asked], asked[0].chosen
-    mass = (MASS.id,) if any(one.chosen.key for one in asked) else ()
+    always = [name for name in request.metrics if name not in LOOKBACKS and name != MASS.id]
+    lookbacks = LOOKBACKS if always and any(prompt.answer is not None for prompt in prompts) else ()
+    mass = [MASS.id] if any(one.chosen.key for one in asked) else []
     probes: dict[str, Probe] = {
-        "scores": HeadScores((*(name for name in request.metrics if name != MASS.id), *mass)),
+        "scores": HeadScores((*always, *lookbacks, *mass)),
         "relation": TopRelation(request.key_zero),
         "top_key": TopKey(request.view),
     }

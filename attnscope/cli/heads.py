@@ -22,6 +22,7 @@ EXAMPLES = (
     "attnscope heads --file README.md --truncate right --sort keys_95 --metrics streaming_mass_32,streaming_mass_128",
     'attnscope scan demo --sequences 32 --out runs/atlas && attnscope heads "the cat sat" --atlas runs/atlas '
     "--select @induction",
+    'attnscope heads "the financial bank is located on" --generate 8 --sort lookback --top 5',
 )
 
 
@@ -60,6 +61,14 @@ class Ranking(Top):
     ] = None
     ascending: Annotated[bool, Option(help="Smallest first.")] = False
     top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20
+
+    def check(self, asked: TextRun) -> None:
+        """Raise UsageError for a metric of an answer where there is none; a run that is repeated may have one."""
+        from attnscope.measure.metrics import LOOKBACKS, order_of
+
+        about_answers = self.sort and order_of(self.sort)[0] in LOOKBACKS
+        if about_answers and not asked.answered and (asked.from_ is None or asked.has_text):
+            raise UsageError(f"--sort {self.sort} is about an answer", "add --generate N, or --answer TEXT")
 
     def by(self, question: Question) -> str:
         """The metric as it was given, or what it is where none was. Raises UsageError for one that is not measured."""
@@ -101,6 +110,7 @@ def heads(
     --key, each head's mass on those tokens; with --query, everything is of those tokens' rows alone.
     """
     entries.check(relations.group, drawing.scale)
+    ranking.check(asked)
     order, kinds = ranking.order(question), drawing.kinds(question)
     measured = entries.ids(order)
     if kinds and not printing.out:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnscope.cli import output
-from attnscope.measure.metrics import COLUMNS, KNOWN, LENGTHS, MASS, METRICS, order_of
+from attnscope.measure.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, unsupported
 from attnscope.selection import spelled
 
@@ -126,7 +126,7 @@ def _scores(
     """The metrics for which there is room; in any case the one that sorts, and what was asked for."""
     sorted_by, _ = order_of(sort)
     asked = [MASS.id, UNIFORM] if MASS.id in seen.columns.scores else []
-    asked += [name for name in LENGTHS if name in seen.columns.scores]
+    asked += [name for name in (*LENGTHS, *LOOKBACKS) if name in seen.columns.scores]
     order = [*asked, *(name for name in dict.fromkeys((*KEPT_FIRST, *METRICS)) if name in METRICS or name in COLUMNS)]
     found: dict[str, Column] = {}
     for name in sorted(order, key=lambda name: name not in (*asked, sorted_by)):

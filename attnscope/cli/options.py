@@ -156,7 +156,24 @@ class EngineChoice(EngineName):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRun(EngineChoice, ModelText):
+class Answer:
+    """What follows the text."""
+
+    panel = "Text"
+    generate: Annotated[
+        int | None, Option(help="Let the model go on for up to N tokens, greedily, and read them too.", metavar="N")
+    ] = None
+    answer: Annotated[
+        str | None,
+        Option(
+            help="Read this behind the text, as its answer; begin it with a space where one belongs.", metavar="TEXT"
+        ),
+        UNRECORDED,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRun(EngineChoice, Answer, ModelText):
     """One text through one model, or a run that was written down."""
 
     panel = "Text"
@@ -166,6 +183,23 @@ class TextRun(EngineChoice, ModelText):
         Option("--from", help="Repeat a run: its manifest.json or folder; options given beside it win.", metavar="RUN"),
         UNRECORDED,
     ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from attnscope.text.answer import check
+
+        check(self.generate, self.answer, self.truncate)
+        if self.answer is not None and self.ids is not None:
+            raise UsageError("--answer follows a text, and --ids gives tokens", "leave out one of them")
+        if self.answered and self.from_ is not None and not self.has_text:
+            raise UsageError(
+                "the tokens of a run are read as they are", "leave out --generate or --answer, or add --text"
+            )
+
+    @property
+    def answered(self) -> bool:
+        """Whether an answer is to follow the text."""
+        return self.generate is not None or self.answer is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,8 @@ class Metric:
     """One head metric: its definition in words, what it asks, and what it makes of the answers row by row.
 
     short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
-    answer, ...): their answers, each (B, H, Q), to the metric's value per row; the first answer without one.
+    answer, ...): their answers, each (B, H, Q), to the metric's value per row; the first answer without one. beside(P,
+    texts): what value takes behind the answers.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Metric:
     rows: str
     asks: Callable[[Texts], tuple[Question, ...]]
     value: Callable[..., Tensor] = lambda P, answer: answer
+    beside: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] = lambda P, texts: ()
 
 
 def visible_keys(P: AttentionOperator) -> Tensor:
@@ -55,6 +57,14 @@ ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
     "repeats_apart": (
         "rows that see at least 2 keys and have an equal token at least 3 tokens earlier",
         lambda P, texts: (visible_keys(P) >= 2) & texts.repeated(3)[:, None],
+    ),
+    "answer": (
+        "rows of the answer's tokens but its last that see a token of the prompt",
+        lambda P, texts: texts.answering(P, 0),
+    ),
+    "answer_beyond_0": (
+        "rows of the answer's tokens but its last that see a token of the prompt other than key 0",
+        lambda P, texts: texts.answering(P, 1),
     ),
     "sees_key": ("rows that see one of the named keys", lambda P, texts: texts.sees_key_BHQ(P.visible).to(P.device)),
 }

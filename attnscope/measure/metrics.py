@@ -265,7 +265,56 @@ MASS = Metric(
     asks=lambda texts: (texts.keys,),
     value=lambda P, mass: mass[..., 0],
 )
-KNOWN = {**METRICS, **LENGTHS, MASS.id: MASS}  # METRICS are measured in any case, mass where keys are named
+
+
+def _lookback(part: int) -> dict[str, Any]:
+    """How a lookback ratio is measured: of mean weights per visible key of a part of the prompt, and of the answer."""
+
+    def value(P: AttentionOperator, mass_BHQ3: Tensor, seen_BHQ3: Tensor) -> Tensor:
+        mean_BHQ3 = mass_BHQ3 / seen_BHQ3.clamp_min(1e-30)  # times the keys that the row sees, in both means
+        prompt, answer = mean_BHQ3[..., part], mean_BHQ3[..., 2]
+        return prompt / (prompt + answer).clamp_min(1e-30)
+
+    return {
+        "asks": lambda texts: (texts.parts,),
+        "value": value,
+        "beside": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
+        "source": "Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
+        "unit": "share of two mean weights",
+        "range": "0 to 1",
+    }
+
+
+LOOKBACKS: Mapping[str, Metric] = {  # measured where a prompt has an answer
+    metric.id: metric
+    for metric in (
+        Metric(
+            id="lookback",
+            short="lookback",
+            title="lookback ratio",
+            formula="over the answer's rows but the last: mean of a / (a + b), "
+            "a the mean of A[i,j] over the prompt's visible keys, b over the answer's",
+            reading="above 0.5, which uniform attention gives: a key of the prompt gets more than one of the answer",
+            rows="answer",
+            **_lookback(0),
+        ),
+        Metric(
+            id="lookback_without_key0",
+            short="lookb -0",
+            title="lookback ratio without key 0",
+            formula="the same, key 0 left out of a",
+            reading="the same for what is no sink: where key 0 takes most, the plain ratio says little else",
+            rows="answer_beyond_0",
+            **_lookback(1),
+        ),
+    )
+}
+KNOWN = {
+    **METRICS,
+    **LENGTHS,
+    **LOOKBACKS,
+    MASS.id: MASS,
+}  # METRICS are measured in any case, mass where keys are named
 
 
 def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
@@ -283,7 +332,7 @@ def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
 def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
-    return metric.value(P, *(answers[question] for question in metric.asks(texts)))
+    return metric.value(P, *(answers[question] for question in metric.asks(texts)), *metric.beside(P, texts))
 
 
 def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
@@ -318,7 +367,8 @@ def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str,
 def support(P: AttentionOperator, texts: Texts) -> dict[str, Tensor]:
     """How many rows stand behind each kind of metric, {rows: (B, H or 1)}; `beyond_32` rows see more than 32 keys."""
     texts = texts.to(P.device)
-    kinds = [kind for kind in ROWS if kind != MASS.rows or texts.key_BT is not None]
+    needs = {MASS.rows: texts.key_BT, **{metric.rows: texts.answer_B for metric in LOOKBACKS.values()}}
+    kinds = [kind for kind in ROWS if kind not in needs or needs[kind] is not None]
     rows = {kind: counted_rows(P, texts, kind) for kind in kinds}
     rows["beyond_32"] = (visible_keys(P) > 32) & texts.asked_BT[:, None]
     return {kind: rows_BHQ.sum(-1) for kind, rows_BHQ in rows.items()}

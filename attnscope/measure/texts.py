@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from attnscope.attention.operator import AttentionOperator
     from attnscope.attention.visibility import Visibility
 
 
@@ -24,14 +25,19 @@ class Texts:
     """What the metrics know of a batch of texts: token ids (B, T) and how many of them are text.
 
     query_BT, key_BT: True on the queries that metrics are means over, and on the keys that `mass` is of; None for all
-    queries, and where no keys were named.
+    queries, and where no keys were named. answer_B: where the answer to a prompt begins, the length of a text that is
+    none; None where no text is.
     """
 
     ids_BT: Tensor
     length_B: Tensor
     query_BT: Tensor | None = None
     key_BT: Tensor | None = None
+    answer_B: Tensor | None = None
     _seen: WeakKeyDictionary[Visibility, Tensor] = field(default_factory=WeakKeyDictionary, compare=False, repr=False)
+    _parts_seen: WeakKeyDictionary[Visibility, Tensor] = field(
+        default_factory=WeakKeyDictionary, compare=False, repr=False
+    )
 
     @cached_property
     def real_BT(self) -> Tensor:
@@ -65,6 +71,33 @@ class Texts:
         return self._seen[visible]
 
     @cached_property
+    def parts(self) -> Features:
+        """The question for the mass on the prompt, on the prompt without key 0, and on the answer, (B, H, Q, 3)."""
+        import torch
+
+        assert self.answer_B is not None
+        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
+        prompt_BT = position_T < self.answer_B[:, None]
+        return Features(torch.stack([prompt_BT, prompt_BT & (position_T > 0), ~prompt_BT], -1).float())
+
+    def parts_seen_BHQ3(self, visible: Visibility) -> Tensor:
+        """Of the keys that a query sees, the share that each of these parts has; layers that share a mask share it."""
+        from attnscope.attention.uniform import UniformAttention
+
+        if visible not in self._parts_seen:
+            self._parts_seen[visible] = UniformAttention(visible).ask(self.parts)
+        return self._parts_seen[visible]
+
+    def answering(self, P: AttentionOperator, part: int) -> Tensor:
+        """(B, H or 1, Q): True where a token of the answer made the next one, and saw a part of the prompt."""
+        import torch
+
+        assert self.answer_B is not None
+        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
+        made_BT = (position_T >= self.answer_B[:, None]) & (position_T < self.length_B[:, None] - 1)
+        return made_BT[:, None] & (self.parts_seen_BHQ3(P.visible)[..., part].to(P.device) > 0)
+
+    @cached_property
     def first_BT(self) -> Tensor:
         """Where in its text each position's token first stands."""
         import torch
@@ -94,5 +127,6 @@ class Texts:
         """The same texts on another device."""
         if self.ids_BT.device == device:
             return self
-        query_BT, key_BT = (None if part is None else part.to(device) for part in (self.query_BT, self.key_BT))
-        return Texts(self.ids_BT.to(device), self.length_B.to(device), query_BT, key_BT)
+        asked = (self.query_BT, self.key_BT, self.answer_B)
+        query_BT, key_BT, answer_B = (None if part is None else part.to(device) for part in asked)
+        return Texts(self.ids_BT.to(device), self.length_B.to(device), query_BT, key_BT, answer_B)

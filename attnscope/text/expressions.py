@@ -22,11 +22,14 @@ GRAMMAR = (
     ("bank#2   bank#-1", "the second place of these, the last"),
     ('"3-7"   "#2"   "a, b"', "a text that looks like grammar; \\n is a newline"),
     ("user   assistant#2", "with --chat: turns of the user, the second answer"),
+    ("prompt   answer", "with --generate or --answer: the text, its answer"),
     ("subject", "what --define subject=Mary says"),
     ("bank,last", "both"),
     ("^special   2:,^bank", "all but these; positions from 2 without these"),
 )
-PRECEDENCE = "A word is taken for a position, else first, last or special, else a group, else a turn, else text."
+PRECEDENCE = (
+    "A word is taken for a position, else first, last or special, else a group, else a turn or part, else text."
+)
 
 _NUMBER = r"[0-9]{1,18}"
 _PART = re.compile(

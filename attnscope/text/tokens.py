@@ -162,6 +162,8 @@ class _Search:
         roles = {turn.name for turn in prompt.turns}
         if roles and word in {*roles, *ROLES}:
             return [tuple(range(turn.start, turn.stop)) for turn in prompt.turns if turn.name == word]
+        if word in prompt.parts:
+            return [tuple(prompt.parts[word])]
         return self._glob(word) if "*" in word else self._text(word)
 
     def _text(self, text: str) -> list[Place]:

@@ -76,7 +76,8 @@ class Matrices:
 def said_of(prompt: Prompt) -> dict[str, Any]:
     """The tokens of a text, its words, sentences and turns; characters are counted in the joined `plain`."""
     ends_T = list(accumulate(map(len, prompt.plain)))
-    answers = [turn.start for turn in prompt.turns if turn.name == "assistant"]
+    turns = [turn.start for turn in prompt.turns if turn.name == "assistant"]
+    answers = turns if prompt.answer is None else [prompt.answer]
     return {
         "text": "".join(prompt.plain),
         "tokens": {
