@@ -5,9 +5,9 @@ final norm, whose scale is frozen as it was, to the logits (Elhage et al. 2021; 
 Nothing here knows families: whether the way is that plain is measured on a few tokens, and said where it is not.
 
     way = way_to_logits(loaded, ids)                    # or in words why there is none
-    direct_effects(loaded, way, ids_BT, right_BT)       # (B, N) logits, heads by layer
+    direct(passes, way)                                 # (S, N) logits, heads by layer
 
-Shapes: B text, T token, H head, N head of all layers, V width of v, E model width.
+Shapes: S sequence, B text, T token, H head, N head of all layers, V width of v, E model width.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attnscope.seam.call import TOLERANCE
 from attnscope.seam.checks import relative_error
-from attnscope.seam.engines import BESIDE
+from attnscope.seam.engines import Unchecked
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.study.copying import output_projections, projection
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.call import AttentionCall
+    from attnscope.study.ablation import Advance, Passes
 
 ROUNDINGS = 4  # of the additions and factors between a block's input and its output
 MOST_PARTS = 2  # modules of a block that add to the residual stream beside its attention
@@ -78,6 +80,20 @@ class Way:
         return direction - direction.mean(-1, keepdim=True) if self.norm.centred else direction
 
 
+def direct(passes: Passes, way: Way, advance: Advance = lambda token_layers: None) -> np.ndarray:
+    """(S, N) float64: what each head adds to the right tokens' centred logits, the mean over each sequence's rows."""
+    found: dict[int, np.ndarray] = {}
+    for batch in passes.batches(0):
+        ids_BT = passes.ids(batch)
+        right_BT = torch.full_like(ids_BT, -1)
+        for number, place in enumerate(batch):
+            row_R = torch.tensor(passes.task.rows[place], device=ids_BT.device)
+            right_BT[number, row_R] = ids_BT[number, row_R + 1]
+        found |= dict(zip(batch, direct_effects(passes.loaded, way, ids_BT, right_BT).numpy(), strict=True))
+        advance(passes.cost(batch, []))
+    return np.stack([found[place] for place in range(len(passes.task))])
+
+
 def direct_effects(loaded: LoadedModel, way: Way, ids_BT: Tensor, right_BT: Tensor) -> Tensor:
     """(B, N) float64: what each head adds to the centred logit of the right token, the mean over a text's rows.
 
@@ -100,7 +116,7 @@ def direct_effects(loaded: LoadedModel, way: Way, ids_BT: Tensor, right_BT: Tens
 
     handle = way.norm.module.register_forward_hook(on_norm)
     try:
-        listen(loaded.model, ids_BT, on_call, engine=BESIDE["fused"])
+        listen(loaded.model, ids_BT, on_call, engine=Unchecked())
     finally:
         handle.remove()
     assert scale_BT1 is not None
@@ -182,7 +198,7 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
     handles = [one.register_forward_hook(keep, with_kwargs=True) for one in loaded.model.modules()]
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
     try:
-        report = listen(loaded.model, ids_BT, on_call, engine=BESIDE["fused"], logits_at=range(len(ids)))
+        report = listen(loaded.model, ids_BT, on_call, engine=Unchecked(), logits_at=range(len(ids)))
     finally:
         for handle in handles:
             handle.remove()
