@@ -1,7 +1,7 @@
 """How the loss would change if heads were replaced, to first order: one backward pass for all heads, as a screen.
 
-    found = first_order(prepared(loaded, task, []))
-    found.signed_SN.mean(0), found.size_SN.mean(0)
+    found = screened(prepared(loaded, task, []))
+    found.table(), found.correlations
 
 Shapes: S sequence, B text, N head of all layers, T token, H head, V width of v.
 """
@@ -20,8 +20,11 @@ from attnscope.seam.engines import Altered
 from attnscope.seam.listen import listen
 from attnscope.study.branches import unheard
 from attnscope.study.sets import HeadSet
+from attnscope.tables import as_table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from attnscope.seam.call import Place
     from attnscope.study.ablation import Advance, Passes
 
@@ -47,6 +50,39 @@ class FirstOrder:
         places = np.unique(np.linspace(0, len(order) - 1, TRIED).round().astype(int))
         heads = [self.heads[place] for place in order[places]]
         return [HeadSet(f"L{layer}H{head}", ((layer, head),)) for layer, head in heads]
+
+
+@dataclass(frozen=True)
+class Screen:
+    """The screen of every head (means over the sequences), and what ablation costs where it was tried, else NaN."""
+
+    heads: tuple[tuple[int, int], ...]
+    signed_N: np.ndarray
+    size_N: np.ndarray
+    ablated_N: np.ndarray
+
+    @property
+    def correlations(self) -> tuple[float, float]:
+        """Spearman's with ablation, over the heads that were tried: of the signed effect, and of both sizes."""
+        tried_N = np.isfinite(self.ablated_N)
+        true = self.ablated_N[tried_N]
+        return rank_correlation(self.signed_N[tried_N], true), rank_correlation(self.size_N[tried_N], np.abs(true))
+
+    def table(self) -> pa.Table:
+        """A row per head: layer, head, signed, size, ablated, in nats per token."""
+        layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
+        columns = {"signed": self.signed_N, "size": self.size_N, "ablated": self.ablated_N}
+        return as_table({"layer": layer, "head": head, **columns})
+
+
+def screened(passes: Passes, advance: Advance = lambda token_layers: None) -> Screen:
+    """Screen all heads, and ablate the few that say how far the screen can be trusted."""
+    found = first_order(passes, advance)
+    tried = found.tried()
+    loss_SK = passes.losses(tried, advance)
+    ablated_N = np.full(len(found.heads), np.nan)
+    ablated_N[[found.heads.index(one.heads[0]) for one in tried]] = (loss_SK[:, 1:] - loss_SK[:, :1]).mean(0)
+    return Screen(found.heads, found.signed_SN.mean(0), found.size_SN.mean(0), ablated_N)
 
 
 def first_order(passes: Passes, advance: Advance = lambda token_layers: None) -> FirstOrder:

@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnscope.study.sets import HeadSet
 from attnscope.study.statistics import Effects, paired
+from attnscope.tables import as_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Head = tuple[int, int]
 
@@ -23,6 +28,15 @@ class Pairs:
 
     pairs: tuple[tuple[Head, Head], ...]
     effects: Effects
+
+    def table(self) -> pa.Table:
+        """A row per pair: both heads, what the pair costs, what both cost alone, the synergy with its intervals."""
+        ends = np.array(self.pairs, np.int32).reshape(-1, 4).T
+        places = dict(zip(("layer", "head", "other_layer", "other_head"), ends, strict=True))
+        asked = self.effects
+        costs = {"pair": asked.score, "sum": asked.null, "synergy": asked.effect}
+        rest = {name: getattr(asked, name) for name in ("low", "high", "low_all", "high_all", "p")}
+        return as_table({**places, **costs, **rest, "n": asked.n.astype(np.int32)})
 
 
 def pair_sets(heads: Sequence[Head]) -> list[HeadSet]:

@@ -1,7 +1,7 @@
 """The greedy pruning curve: which heads go one after the other, and the loss after each.
 
     for step in pruned(prepared(loaded, task, []), heads):
-        print(step.head, step.loss)
+        print(step.layer, step.head, step.loss)
 
 At every step each head that is left is taken away beside those that are gone, and the one whose loss is least stays
 away (Michel et al. 2019, arXiv 1905.10650, prune by a score instead of by the loss itself).
@@ -9,19 +9,20 @@ away (Michel et al. 2019, arXiv 1905.10650, prune by a score instead of by the l
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.errors import UsageError
-from attnscope.files import json_line
+from attnscope.files import whole_file
 from attnscope.study.sets import HeadSet
+from attnscope.tables import as_table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from attnscope.study.ablation import Advance, Passes
 
 Head = tuple[int, int]
@@ -29,7 +30,7 @@ Head = tuple[int, int]
 
 @dataclass(frozen=True)
 class Step:
-    """A head that goes: which, and the mean loss without it and all before it, in nats per token."""
+    """A head that goes: which, and the mean loss without it and all before, in nats per token."""
 
     layer: int
     head: int
@@ -37,51 +38,55 @@ class Step:
 
 
 def pruned(
-    passes: Passes, heads: Sequence[Head], gone: Sequence[Step] = (), advance: Advance = lambda token_layers: None
+    passes: Passes,
+    heads: Sequence[Head],
+    readings: Path | None = None,
+    advance: Advance = lambda token_layers: None,
 ) -> Iterator[Step]:
-    """The steps until no head is left; gone: those that an earlier run has done."""
-    away = [(one.layer, one.head) for one in gone]
-    left = [head for head in heads if head not in away]
-    while left:
-        sets = [_with(away, head) for head in left]
-        loss_K = passes.losses(sets, advance)[:, 1:].mean(0)
-        place = int(np.argmin(loss_K))
-        away.append(left.pop(place))
-        yield Step(*away[-1], float(loss_K[place]))
+    """The steps until no head is left; readings: a folder where each is kept, and where a pruning goes on."""
+    away: list[Head] = []
+    while len(away) < len(heads):
+        left = [head for head in heads if head not in away]
+        path = None if readings is None else readings / f"step-{len(away) + 1:05}.npz"
+        step = _load(path) if path is not None and path.exists() else _best(passes, away, left)
+        if path is not None and not path.exists():
+            with whole_file(path) as stream:
+                np.savez_compressed(stream, **{name: np.array(value) for name, value in asdict(step).items()})
+        away.append((step.layer, step.head))
+        advance(_cost(passes, len(left)))
+        yield step
 
 
-def kept_steps(path: Path, facts: Mapping[str, Any], *, force: bool = False) -> list[Step]:
-    """The steps that an earlier run of the same pruning left in a file; a new file, with the facts, where none did.
-
-    A line that was cut off is left out. Raises UsageError for a file of another pruning, unless force says to write
-    over it, and for one that cannot be written.
-    """
-    try:
-        told, *lines = path.read_bytes().splitlines(keepends=True) if path.exists() else [b""]
-        if told == json_line(facts):
-            whole = [line for line in lines if line.endswith(b"\n")]
-            path.write_bytes(b"".join([told, *whole]))
-            return [Step(**json.loads(line)) for line in whole]
-        if told and not force:
-            raise UsageError(f"{path} holds another pruning", "name another folder, or write over it with {force}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(json_line(facts))
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", "name another folder") from error
-    return []
+def cost(passes: Passes, heads: int) -> int:
+    """Token-layers that so many steps take at the most: sets that begin late take less."""
+    return sum(_cost(passes, left) for left in range(1, heads + 1))
 
 
-def keep(path: Path, step: Step) -> None:
-    """Add a step to the file of a pruning."""
-    with open(path, "ab") as stream:
-        stream.write(json_line(asdict(step)))
+def curve(steps: Sequence[Step], intact: float) -> pa.Table:
+    """A row per step: its number, the head that goes, the loss without it and all before, and what that costs."""
+    loss = np.array([one.loss for one in steps], np.float64)
+    return as_table(
+        {
+            "step": np.arange(1, len(steps) + 1, dtype=np.int32),
+            "layer": np.array([one.layer for one in steps], np.int32),
+            "head": np.array([one.head for one in steps], np.int32),
+            "loss": loss,
+            "effect": loss - intact,
+        }
+    )
 
 
-def cost(passes: Passes, heads: int, gone: int = 0) -> int:
-    """Token-layers that the steps left take, no more: sets that begin late take less."""
-    deep, tokens = len(passes.loaded.geometry.layers), passes.task.tokens
-    return sum(tokens * deep * (1 + left) for left in range(heads - gone, 0, -1))
+def _best(passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
+    sets = [HeadSet(f"and L{layer}H{head}", tuple(sorted([*away, (layer, head)]))) for layer, head in left]
+    loss_K = passes.losses(sets)[:, 1:].mean(0)
+    place = int(np.argmin(loss_K))
+    return Step(*left[place], float(loss_K[place]))
 
 
-def _with(away: Sequence[Head], head: Head) -> HeadSet:
-    return HeadSet(f"and L{head[0]}H{head[1]}", tuple(sorted([*away, head])))
+def _cost(passes: Passes, left: int) -> int:
+    return passes.task.tokens * len(passes.loaded.geometry.layers) * (1 + left)
+
+
+def _load(path: Path) -> Step:
+    with np.load(path, allow_pickle=False) as kept:
+        return Step(int(kept["layer"]), int(kept["head"]), float(kept["loss"]))

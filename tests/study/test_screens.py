@@ -1,19 +1,18 @@
 """Gradients against small changes of the gate, synergies and the pruning curve against single passes, on the demo."""
 
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from attnscope.errors import UsageError
 from attnscope.seam.engines import Altered, Eager
 from attnscope.seam.listen import listen
 from attnscope.study.ablation import losses, prepared
 from attnscope.study.direct import direct, way_to_logits
 from attnscope.study.gradient import first_order, rank_correlation
 from attnscope.study.pairs import pair_sets, synergies
-from attnscope.study.prune import Step, keep, kept_steps, pruned
+from attnscope.study.prune import cost, curve, pruned
 from attnscope.study.sets import HeadSet
 from attnscope.study.tasks import Task, copy
 
@@ -158,26 +157,18 @@ def test_the_curve_takes_the_head_that_is_missed_least(demo, task):
     gone = [HeadSet(str(count), tuple(sorted([(3, 4), (3, 0), (3, 1)][:count]))) for count in (1, 2, 3)]
     expected = losses(demo, task, gone, "zero")[:, 1:].mean(0)
     np.testing.assert_allclose([one.loss for one in steps], expected, atol=1e-5)
-    [last] = pruned(passes, heads, steps[:2])
-    assert (last.layer, last.head) == (3, 1)
-    assert last.loss == pytest.approx(steps[2].loss, abs=1e-6)
 
 
-def test_a_pruning_goes_on_where_it_was_cut_off(tmp_path):
-    path, facts = tmp_path / "runs" / "prune.jsonl", {"seed": 0, "task": "copy"}
-    assert kept_steps(path, facts) == []
-    keep(path, Step(3, 4, 0.25))
-    with open(path, "ab") as stream:
-        stream.write(b'{"layer": 3, "he')
-    assert kept_steps(path, facts) == [Step(3, 4, 0.25)]
-    keep(path, Step(3, 0, 0.5))
-    assert [json.loads(line) for line in path.read_text().splitlines()][1:] == [
-        {"layer": 3, "head": 4, "loss": 0.25},
-        {"layer": 3, "head": 0, "loss": 0.5},
-    ]
-    with pytest.raises(UsageError, match="holds another pruning"):
-        kept_steps(path, {"seed": 1, "task": "copy"})
-    assert kept_steps(path, {"seed": 1, "task": "copy"}, force=True) == []
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot write"):
-        kept_steps(tmp_path / "file" / "prune.jsonl", facts)
+def test_a_pruning_goes_on_where_it_was_cut_off(demo, task, tmp_path):
+    passes, heads = prepared(demo, task, [], "zero"), [(3, 4), (3, 0)]
+    first = next(iter(pruned(passes, heads, tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00001.npz"]
+    with np.load(tmp_path / "step-00001.npz") as kept:
+        told = dict(kept)
+    np.savez(tmp_path / "step-00001.npz", **{**told, "loss": 99.0})  # what only the file can have said
+    told = []
+    steps = list(pruned(passes, heads, tmp_path, told.append))
+    assert steps[0] == replace(first, loss=99.0)
+    assert (steps[1].layer, steps[1].head) == (3, 0)
+    assert sum(told) == cost(passes, 2) == task.tokens * 4 * (3 + 2)
+    assert curve(steps, 9.0).to_pydict()["effect"][0] == 90.0
