@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from attnscope.seam.call import AttentionCall
     from attnscope.study.ablation import Advance, Passes
 
+Head = tuple[int, int]
+TRIED = 8  # tokens on which the way is verified
 ROUNDINGS = 4  # of the additions and factors between a block's input and its output
 MOST_PARTS = 2  # modules of a block that add to the residual stream beside its attention
 
@@ -78,6 +80,16 @@ class Way:
         unembed_BTE = weight[token_BT.to(weight.device)].float() - weight.mean(0, dtype=torch.float32)
         direction = self.norm.weight_E.to(weight.device) * unembed_BTE
         return direction - direction.mean(-1, keepdim=True) if self.norm.centred else direction
+
+
+def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -> tuple[dict[Head, float], str]:
+    """{(layer, head): direct effect}, the mean over a task's sequences, and what to say of it; none, and why."""
+    way = way_to_logits(passes.loaded, passes.task.ids[0][:TRIED])
+    if isinstance(way, str):
+        return {}, way
+    layers = passes.loaded.geometry.heads_by_layer
+    heads = [(layer, head) for layer, count in layers.items() for head in range(count)]
+    return dict(zip(heads, direct(passes, way, advance).mean(0).tolist(), strict=True)), way.note
 
 
 def direct(passes: Passes, way: Way, advance: Advance = lambda token_layers: None) -> np.ndarray:

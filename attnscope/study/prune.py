@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,8 +50,7 @@ def pruned(
         path = None if readings is None else readings / f"step-{len(away) + 1:05}.npz"
         step = _load(path) if path is not None and path.exists() else _best(passes, away, left)
         if path is not None and not path.exists():
-            with whole_file(path) as stream:
-                np.savez_compressed(stream, **{name: np.array(value) for name, value in asdict(step).items()})
+            _save(step, path)
         away.append((step.layer, step.head))
         advance(_cost(passes, len(left)))
         yield step
@@ -85,6 +84,12 @@ def _best(passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
 
 def _cost(passes: Passes, left: int) -> int:
     return passes.task.tokens * len(passes.loaded.geometry.layers) * (1 + left)
+
+
+def _save(step: Step, path: Path) -> None:
+    columns: dict[str, Any] = asdict(step)
+    with whole_file(path) as stream:
+        np.savez_compressed(stream, **columns)
 
 
 def _load(path: Path) -> Step:
