@@ -25,7 +25,7 @@ from attnscope.seam.call import Place
 from attnscope.seam.engines import Altered, Engine, Unchecked
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.study.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
-from attnscope.study.replacement import Replace, Replacement, Summing, of_the_next, zeros
+from attnscope.study.replacement import Replace, Replacement, Summing, of_the_next, replacing, zeros
 from attnscope.study.sets import HeadSet
 from attnscope.study.tasks import Task
 
@@ -135,7 +135,7 @@ class Passes:
         """(B, 1 + K): one pass over some sequences of the task."""
         order = sorted(range(len(sets)), key=lambda place: self.start(sets[place]))
         lengths = [self.task.lengths[place] for place in batch]
-        change = _change([sets[place] for place in order], lengths, self.instead)
+        change = replacing([sets[place] for place in order], lengths, self.instead)
         asked = sorted({row for place in batch for row in self.task.rows[place]})
         with self._branching(sets, len(batch)):
             report = listen(
@@ -181,6 +181,21 @@ class Passes:
         if not apart <= AGREES[self.loaded.dtype]:
             return replace(self, why_not=f"shared and unshared differ by {apart:.1g} nats on the first text")
         return shared
+
+    @classmethod
+    def planned(cls, loaded: LoadedModel, task: Task, replacement: Replacement) -> Passes:
+        """Passes to ask what they would take: sets share where the family's layers are found."""
+        _check(loaded, task, replacement)
+        passes = cls(loaded, task, replacement, Unchecked())
+        try:
+            return replace(passes, layers=decoder_layers(loaded, task.ids[0][:2]))
+        except BranchError as error:
+            return replace(passes, why_not=str(error))
+
+    def token_layers(self, sets: Sequence[HeadSet]) -> int:
+        """Tokens times decoder layers that `losses` takes."""
+        parts = [part for _, part in self.chunks(sets)]
+        return sum(self.cost(batch, part) for part in parts for batch in self.batches(len(part)))
 
     def start(self, one: HeadSet) -> int:
         """How many decoder layers run before a set's first head; 0 for no heads."""
@@ -249,20 +264,3 @@ class Passes:
                 -log_KRV.gather(-1, next_R[None, :, None].expand(len(log_KRV), -1, -1))[..., 0].double().mean(-1)
             )
         return torch.stack(found)
-
-
-def _change(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Callable[[Place, Tensor], Tensor]:
-    """Replaces, in the rows of each set, the outputs of its heads; sets: in the order of their rows."""
-    batch = len(lengths)
-
-    def change(place: Place, output_NTHV: Tensor) -> Tensor:
-        gone = [(1 + at, head) for at, one in enumerate(sets) for layer, head in one.heads if layer == place.layer]
-        if not gone:
-            return output_NTHV
-        instead_BTHV = instead(place, output_NTHV[:batch], lengths)
-        row_G, head_G = torch.tensor(gone, device=output_NTHV.device).T
-        changed = output_NTHV.clone()
-        changed.view(-1, batch, *changed.shape[1:])[row_G, :, :, head_G] = instead_BTHV.permute(2, 0, 1, 3)[head_G]
-        return changed
-
-    return change

@@ -1,6 +1,6 @@
 """What stands in for a head's output: its mean over other sequences, nothing, or what it gave for another sequence.
 
-Shapes: B text, S sequence, T token, G group of positions, H head, V width of v.
+Shapes: B text, S sequence, N row of a pass, P head of a row, T token, G group of positions, H head, V width of v.
 """
 
 from __future__ import annotations
@@ -13,10 +13,32 @@ import torch
 from torch import Tensor
 
 from attnscope.seam.call import Place
+from attnscope.study.sets import HeadSet
 
 Replacement = Literal["mean", "zero", "resample"]
 Call = tuple[int, int]  # layer, and which call of it
 Replace = Callable[[Place, Tensor, Sequence[int]], Tensor]
+
+
+def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Callable[[Place, Tensor], Tensor]:
+    """What `Altered` does to a pass of some texts and, behind them, the same texts once per set: in the set's rows the
+    outputs of its heads are replaced.
+
+        >>> listen(model, ids_BT.repeat(2, 1), on_call, engine=Altered(Eager(), replacing([one], lengths, zeros)))
+    """
+    batch = len(lengths)
+
+    def change(place: Place, output_NTHV: Tensor) -> Tensor:
+        gone = [(1 + at, head) for at, one in enumerate(sets) for layer, head in one.heads if layer == place.layer]
+        if not gone:
+            return output_NTHV
+        instead_BTHV = instead(place, output_NTHV[:batch], lengths)
+        row_P, head_P = torch.tensor(gone, device=output_NTHV.device).T
+        changed = output_NTHV.clone()
+        changed.view(-1, batch, *changed.shape[1:])[row_P, :, :, head_P] = instead_BTHV.permute(2, 0, 1, 3)[head_P]
+        return changed
+
+    return change
 
 
 def zeros(place: Place, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:

@@ -7,7 +7,6 @@ atlas.roles[3, 0]      # ("induction", "sink")
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.errors import UsageError
 from attnscope.figures import About, Style
-from attnscope.files import save_json, whole_file
+from attnscope.files import whole_file
 from attnscope.model.libraries import versions
 from attnscope.study.atlas import SCHEMA, Atlas
+from attnscope.study.claim import claim
 from attnscope.study.copying import Copying, copying_of
 from attnscope.study.findings import Finding, Readings, compare, read
 from attnscope.study.picture import save_probes
@@ -103,21 +102,7 @@ def scan(
 
 def _claim(folder: Path, planned: Plan, force: bool) -> None:
     """Say in the folder which scan fills it; refuse one that another fills."""
-    path = folder / READINGS / "scan.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if before is not None and before != planned.facts and not force:
-        told = [name for name in planned.facts if before.get(name) != planned.facts[name]]
-        raise UsageError(
-            f"{folder} holds another scan: {', '.join(told)} differ",
-            "name another folder, or write over it with {force}",
-        )
-    if before != planned.facts:
-        for left in sorted((folder / READINGS).glob("*.npz")):
-            left.unlink()
-    try:
-        save_json(planned.facts, path)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
+    claim(folder, READINGS, "scan", planned.facts, force)
 
 
 def _readings(loaded: LoadedModel, trial: Trial, folder: Path | None, advance: Callable[[int], object]) -> Readings:

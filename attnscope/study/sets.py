@@ -105,21 +105,27 @@ def parts(one: HeadSet, geometry: Geometry, by_kv: bool = False) -> list[HeadSet
 
 
 def controls_of(
-    one: HeadSet, named: Sequence[HeadSet], geometry: Geometry, *, by_kv: bool = False, seed: int = 0
+    one: HeadSet,
+    named: Sequence[HeadSet],
+    geometry: Geometry,
+    *,
+    by_kv: bool = False,
+    seed: int = 0,
+    count: int = CONTROLS,
 ) -> list[HeadSet]:
-    """CONTROLS random sets with as many heads in each layer as `one`, of heads that no named set has; each once.
+    """So many random sets with as many heads in each layer as `one`, of heads that no named set has; each once.
 
     by_kv: of whole kv groups. All combinations where there are no more; none where a layer has too few other heads.
     """
     taken, shared = {head for other in named for head in other.heads}, _shared(geometry, by_kv)
     free = {layer: _free(layer, heads, shared[layer], taken) for layer, heads in geometry.heads_by_layer.items()}
     wanted = {layer: heads // shared[layer] for layer, heads in one.per_layer.items()}
-    if math.prod(math.comb(len(free[layer]), units) for layer, units in wanted.items()) <= CONTROLS:
+    if math.prod(math.comb(len(free[layer]), units) for layer, units in wanted.items()) <= count:
         chosen = itertools.product(*(itertools.combinations(free[layer], units) for layer, units in wanted.items()))
         drawn = [tuple(itertools.chain(*choice)) for choice in chosen]
     else:
         generator = np.random.default_rng([seed, *one.name.encode()])
-        drawn = list(itertools.islice(_draws(free, wanted, generator), CONTROLS))
+        drawn = list(itertools.islice(_draws(free, wanted, generator), count))
     return [
         HeadSet(f"{one.name}, random {number}", tuple(sorted(itertools.chain(*units))))
         for number, units in enumerate(drawn)

@@ -100,10 +100,13 @@ def texts(loaded: LoadedModel, given: Sequence[str], most: int | None = None) ->
     )
 
 
-def targets(loaded: LoadedModel, path: Path) -> Task:
+def targets(loaded: LoadedModel, path: Path, most: int | None = None) -> Task:
     """The texts of a JSONL file, {"text": "...", "targets": [[12, 16]]} per line: tokens that hold a character of a
-    range count. Raises InputError, with the line's number, for a line that is no such record or names no token."""
-    lines = [(number, one) for number, one in enumerate(read_text(None, str(path)).splitlines(), 1) if one.strip()]
+    range count; most: lines that are read. Raises InputError, with the line's number, for a line that is no such record
+    or names no token."""
+    lines = [(number, one) for number, one in enumerate(read_text(None, str(path)).splitlines(), 1) if one.strip()][
+        :most
+    ]
     records = [_record(line, f"{path}, line {number}") for number, line in lines]
     prompts = _prompts(loaded, [text for text, _ in records], None)
     rows = []

@@ -1,13 +1,19 @@
 """Heads taken away: against hooks on the output projection, shared against unshared, counted, padded."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
 
+from attnscope.cli.ablate import notes
 from attnscope.errors import InputError, ModelError
 from attnscope.model.loading import wrap
-from attnscope.seam.engines import Eager, Tiled
+from attnscope.seam.engines import Altered, Eager, Tiled
+from attnscope.seam.listen import listen
 from attnscope.study.ablation import losses, prepared
+from attnscope.study.effects import Asked, ablate
+from attnscope.study.replacement import replacing
 from attnscope.study.sets import HeadSet
 from attnscope.study.tasks import Task, copy
 from helpers.families import tiny_model
@@ -26,7 +32,11 @@ def random_task(*lengths, words=128, seed=0):
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, demo):
     """A tiny model of 4 layers x 4 heads, its weights large enough that heads matter."""
-    return wrap(tiny_model(request.param, initializer_range=0.2), demo.tokenizer)
+    loaded = wrap(tiny_model(request.param, initializer_range=0.2), demo.tokenizer)
+    for one in projections(loaded):
+        if getattr(one, "bias", None) is not None:  # GPT-2's, which stays when all heads are gone
+            torch.nn.init.normal_(one.bias)
+    return loaded
 
 
 def projections(loaded):
@@ -151,8 +161,8 @@ def test_right_padding_leaves_the_loss_and_the_means(family):
 
 
 def test_a_long_list_of_sets_takes_several_passes_and_gives_the_same(demo, monkeypatch):
-    task = copy(demo, sequences=5)
-    sets = [HeadSet(f"L{layer}H{head}", ((layer, head),)) for layer in range(4) for head in range(6)]
+    task = random_task(9, 9)
+    sets = [HeadSet("", (head,)) for head in OTHERS]
     whole = losses(demo, task, sets)
     monkeypatch.setattr("attnscope.study.ablation.CPU_TOKENS", 7 * task.lengths[0])
     passes = prepared(demo, task, sets)
@@ -180,11 +190,55 @@ def test_what_cannot_be_replaced_is_refused(demo):
         losses(demo, random_task(6), SETS)
 
 
-def test_the_demos_induction_heads_go_together(demo):
-    task = copy(demo, sequences=8)
-    sets = [HeadSet("induction", ((3, 0), (3, 1))), HeadSet("one", ((3, 0),)), HeadSet("other", ((3, 1),))]
-    found = losses(demo, task, sets)
-    together, one, other = (found[:, 1:] - found[:, :1]).mean(0)
-    assert found[:, 0].mean() < 0.1
-    assert together > 8
-    assert one + other < together / 3
+def test_half_precision_tells_what_two_intact_rows_differ_by(demo):
+    loaded = wrap(tiny_model("llama", initializer_range=0.2).to(torch.bfloat16), demo.tokenizer)
+    asked = Asked.of([HeadSet("one", ((1, 1),))], loaded.geometry, random=2)
+    facts = ablate(loaded, random_task(9, 9, 9), asked).facts
+    assert 0 <= facts["spread"] < 0.1
+    assert any("two intact rows" in line for line in notes(ablate(loaded, random_task(9, 9, 9), asked)))
+
+
+# the demo's circuit
+
+INDUCTION, PREVIOUS = HeadSet("induction", ((3, 0), (3, 1))), HeadSet("previous-token", ((1, 5), (2, 1)))
+OTHERS = [(layer, head) for layer in range(4) for head in range(6) if (layer, head) not in INDUCTION.heads]
+
+
+def induction_scores(demo, task, sets):
+    """The induction score of L3H0 in two texts, intact and while heads are away: the mean weight on the first copy's
+    successor."""
+    instead, found = prepared(demo, task, sets, shared=False).instead, []
+
+    def on_call(call):
+        if call.layer == 3:
+            query = torch.arange(51, 101)
+            found.append(call.P.dense()[:, 0, query, query - 49].mean(-1).view(-1, 2).mean(1))
+
+    engine = Altered(Eager(), replacing(sets, task.lengths[:2], instead))
+    listen(demo.model, torch.tensor(task.ids[:2] * (1 + len(sets))), on_call, engine=engine)
+    return found[0].tolist()
+
+
+def test_without_the_previous_token_heads_induction_is_gone(demo):
+    controls = [HeadSet("", ((1, one), (2, other))) for one in (0, 2, 3) for other in (0, 3, 5)]
+    sets = [PREVIOUS, HeadSet("L2H1", ((2, 1),)), *controls]
+    intact, together, alone, *others = induction_scores(demo, copy(demo, sequences=16), sets)
+    assert intact == pytest.approx(0.93, abs=0.03)
+    assert together < 0.15
+    assert alone == pytest.approx(0.46, abs=0.06)
+    assert np.median(others) == pytest.approx(0.9, abs=0.05)
+
+
+@pytest.mark.parametrize("sequences", [1, pytest.param(64, marks=pytest.mark.slow)])
+def test_together_they_cost_far_more_than_every_other_pair(demo, sequences):
+    """Means over 64 sequences either way."""
+    pairs = [HeadSet("", pair) for pair in combinations(OTHERS, 2)]
+    passes = prepared(demo, copy(demo), [INDUCTION, *pairs])
+    effects = []
+    for _, part in passes.chunks([INDUCTION, *pairs]):
+        loss = np.concatenate([passes.run([place], part) for place in range(sequences)])
+        effects += (loss[:, 1:] - loss[:, :1]).mean(0).tolist()
+    together, others = effects[0], effects[1:]
+    assert len(others) == 231
+    assert together >= 20 * np.mean(others)
+    assert together >= 100 * np.median(others)
