@@ -45,10 +45,9 @@ def pair_sets(heads: Sequence[Head]) -> list[HeadSet]:
     return singles + [HeadSet(_named(pair), pair) for pair in combinations(sorted(heads), 2)]
 
 
-def synergies(heads: Sequence[Head], loss_SK: np.ndarray, seed: int = 0) -> Pairs:
-    """The synergies of some heads; loss_SK: (S, 1 + K) nats, intact and without each set of `pair_sets`, in order."""
+def synergies(heads: Sequence[Head], effect_SK: np.ndarray, seed: int = 0) -> Pairs:
+    """The synergies of some heads; effect_SK: (S, K) nats over intact, of each set of `pair_sets`, in order."""
     heads, pairs = sorted(heads), tuple(combinations(sorted(heads), 2))
-    effect_SK = loss_SK[:, 1:] - loss_SK[:, :1]
     single = {head: effect_SK[:, place] for place, head in enumerate(heads)}
     sums_SN = np.stack([single[one] + single[other] for one, other in pairs], 1)
     return Pairs(pairs, paired(effect_SK[:, len(heads) :], sums_SN, seed=seed))

@@ -139,7 +139,8 @@ def test_texts_of_two_lengths_have_the_direct_effects_of_each_alone(demo, of_two
 
 def test_synergy_is_what_a_pair_costs_beyond_its_heads(demo, task):
     heads = [(3, 1), (1, 0), (3, 0)]
-    found = synergies(heads, losses(demo, task, pair_sets(heads)))
+    loss_SK = losses(demo, task, pair_sets(heads))
+    found = synergies(heads, loss_SK[:, 1:] - loss_SK[:, :1])
     assert found.pairs == (((1, 0), (3, 0)), ((1, 0), (3, 1)), ((3, 0), (3, 1)))
     alone = losses(demo, task, [HeadSet("a", ((3, 0),)), HeadSet("b", ((3, 1),)), HeadSet("both", INDUCTION)])
     cost = (alone[:, 1:] - alone[:, :1]).mean(0)
