@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.ablate_other import Otherwise, answered
 from attnscope.cli.options import Exporting, Format, Rehearsal, Seed, Selected, Top
 from attnscope.cli.scan import Scanned
 from attnscope.cli.signals import unwinding
@@ -16,11 +17,12 @@ from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from rich.table import Table as RichTable
 
     from attnscope.model.loading import LoadedModel
+    from attnscope.study.atlas import Atlas
     from attnscope.study.effects import Ablation
     from attnscope.study.scan import Plan
     from attnscope.study.sets import HeadSet
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "attnscope ablate demo --select 3.0-1 --sequences 32 --out runs/ablate",
-    "attnscope ablate demo --select 3.0-1,1.5 --dry-run",
+    "attnscope ablate demo --select 3.0-1,1.5 --pairs --sequences 32",
+    "attnscope ablate demo --prune --dry-run",
+    "attnscope ablate demo --method gradient --sequences 32",
 )
+EACH = "each head"
 MANY = 4  # heads of a set up to which each one's numbers are shown
 
 
@@ -43,6 +48,7 @@ class Taken(Selected):
     ] = None
     atlas: Annotated[Path | None, Option(help="Sets are the roles of this atlas of `scan`.", metavar="DIR")] = None
     by: Annotated[Literal["head", "kv"], Option(help="What goes at least: a head, or all heads of a kv head.")] = "head"
+    each: Annotated[bool, Option("--each", help="Every head of the model alone, too.")] = False
     replace: Annotated[
         Literal["mean", "zero", "resample"],
         Option(help="What stands in: its mean over other sequences; zero; another sequence's, which misinforms."),
@@ -52,6 +58,11 @@ class Taken(Selected):
         named = [f"--{name}" for name in ("select", "sets", "atlas") if getattr(self, name) is not None]
         if len(named) > 1:
             raise UsageError(f"{named[0]} and {named[1]} were both given", "give one of them")
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no heads were named."""
+        return self.select is None and self.sets is None and self.atlas is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +103,8 @@ class Measured(Format, Exporting):
     """A table to stdout, table and facts to --out."""
 
 
-@takes(Scanned, Taken, On, Measured)
-def ablate(scanned: Scanned, taken: Taken, on: On, measured: Measured) -> int:
+@takes(Scanned, Taken, On, Otherwise, Measured)
+def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measured: Measured) -> int:
     """What is lost without some heads: alone, together, and beside random sets.
 
     A head's output is replaced before the output projection while the model predicts, and the loss compared with that
@@ -102,17 +113,28 @@ def ablate(scanned: Scanned, taken: Taken, on: On, measured: Measured) -> int:
     any, probes are run first to find the roles.
     """
     format = output.wanted_format(measured.format)
+    otherwise.check(taken)
     loaded = _loaded(scanned, measured)
-
-    from attnscope.study.effects import Asked, cost
-    from attnscope.study.effects import ablate as ablated_by
-
-    task, named = on.task(loaded), _named(loaded, taken)
-    if on.dry_run and not named:
+    task, whole = on.task(loaded), otherwise.asks_all and taken.nothing
+    if on.dry_run and taken.nothing and not whole:
         output.show(_before_probes(loaded, task, on))
         return 0
-    named = named or _roles(loaded, on, measured.quiet)
+    atlas = None if whole else _atlas(loaded, taken, on, measured.quiet)
+    named = [] if whole else _named(loaded, taken, atlas)
+    if otherwise.question is not None:
+        heads = sorted({head for one in named for head in one.heads})
+        return answered(loaded, task, heads, otherwise, (taken, on, measured))
+
+    from attnscope.selection import everything, pairs
+    from attnscope.study.ablation import Passes
+    from attnscope.study.direct import direct_means
+    from attnscope.study.effects import Asked, cost
+    from attnscope.study.effects import ablate as ablated_by
+    from attnscope.study.effects_picture import save_ablation
+
     asked = Asked.of(named, loaded.geometry, by_kv=taken.by == "kv", seed=on.seed, random=on.random)
+    if taken.each:
+        asked = replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)})
     token_layers, operations = cost(loaded, task, asked, taken.replace)
     told = f"{len(asked.sets)} sets on {len(task)} sequences of {task.name}"
     told += f": {token_layers} tokens x layers, about {operations:.0e} operations"
@@ -121,7 +143,18 @@ def ablate(scanned: Scanned, taken: Taken, on: On, measured: Measured) -> int:
         return 0
     output.talk(told, measured.quiet)
     with unwinding(), output.progress("sets", token_layers, measured.quiet) as advance:
-        found = ablated_by(loaded, task, asked, taken.replace, measured.out, force=measured.force, advance=advance)
+        found = ablated_by(
+            loaded,
+            task,
+            asked,
+            taken.replace,
+            measured.out,
+            force=measured.force,
+            direct=direct_means(Passes.planned(loaded, task, taken.replace)),
+            advance=advance,
+        )
+        if measured.out is not None:
+            save_ablation(found, measured.out, pairs(everything(loaded.geometry.heads_by_layer)), atlas)
     output.emit(found.table(), format, lambda: rendered(found, on.top))
     for line in notes(found):
         output.talk(line, measured.quiet)
@@ -157,9 +190,17 @@ def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
     )
 
 
-def _named(loaded: LoadedModel, taken: Taken) -> Sequence[HeadSet]:
-    """The sets that were asked for, none where nothing was."""
-    from attnscope.study.sets import parts, read_sets, selected
+def _atlas(loaded: LoadedModel, taken: Taken, on: On, quiet: bool) -> Atlas | None:
+    """The atlas that sets come from: of a folder, or of probes that are run now; None where the sets are named."""
+    if taken.atlas is not None:
+        return _kept(loaded, taken.atlas)
+    return _probed(loaded, on, quiet) if taken.nothing else None
+
+
+def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[HeadSet]:
+    """The sets that were asked for: of a file, a selection and each of its heads, or a set per role of the atlas."""
+    from attnscope.study.roles import RULES
+    from attnscope.study.sets import of_roles, parts, read_sets, selected
 
     if taken.sets is not None:
         return read_sets(taken.sets, loaded.geometry)
@@ -167,38 +208,40 @@ def _named(loaded: LoadedModel, taken: Taken) -> Sequence[HeadSet]:
         [together] = selected(taken.select, loaded.geometry)
         each = parts(together, loaded.geometry, taken.by == "kv")
         return [together, *(one for one in each if one.heads != together.heads)]
-    return _of_atlas(loaded, taken.atlas) if taken.atlas is not None else []
+    assert atlas is not None
+    found = of_roles(atlas.roles, [rule.role for rule in RULES])
+    if not found:
+        raise InputError("no head has a role", "name heads with --select or --sets")
+    return found
 
 
-def _of_atlas(loaded: LoadedModel, folder: Path) -> Sequence[HeadSet]:
-    """A set per role of an atlas of this model."""
+def _kept(loaded: LoadedModel, folder: Path) -> Atlas:
+    """The atlas of a folder, of a model with the same heads."""
     from attnscope.selection import everything, pairs
     from attnscope.study.atlas import kept
 
     atlas = kept(folder)
     if set(atlas.heads) != set(pairs(everything(loaded.geometry.heads_by_layer))):
         raise InputError(f"{folder} is the atlas of a model with other heads", "scan this one")
-    return _sets(atlas.roles)
+    return atlas
 
 
-def _roles(loaded: LoadedModel, on: On, quiet: bool) -> Sequence[HeadSet]:
-    """A set per role that the probes find."""
+def _probed(loaded: LoadedModel, on: On, quiet: bool) -> Atlas:
+    """What the probes find."""
     from attnscope.study.scan import scan
 
     planned, layers = _probes(loaded, on.seed), len(loaded.geometry.layers)
     output.talk(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers", quiet)
     with unwinding(), output.progress("probes", planned.tokens, quiet) as advance:
-        return _sets(scan(loaded, planned, advance=advance).roles)
+        return scan(loaded, planned, advance=advance)
 
 
-def _sets(roles: Mapping[tuple[int, int], Sequence[str]]) -> Sequence[HeadSet]:
-    from attnscope.study.roles import RULES
-    from attnscope.study.sets import of_roles
+def _each_head(loaded: LoadedModel, taken: Taken) -> Sequence[HeadSet]:
+    """Every head of the model, or every kv group."""
+    from attnscope.selection import everything
+    from attnscope.study.sets import head_set, parts
 
-    found = of_roles(roles, [rule.role for rule in RULES])
-    if not found:
-        raise InputError("no head has a role", "name heads with --select or --sets")
-    return found
+    return parts(head_set(EACH, everything(loaded.geometry.heads_by_layer)), loaded.geometry, taken.by == "kv")
 
 
 def _corpus(path: Path, most: int) -> list[str]:
@@ -219,6 +262,8 @@ def notes(found: Ablation) -> list[str]:
     """What a reader of the table has to know beside it."""
     facts = found.facts
     told = [f"intact {facts['intact']:.3f} nats per token, {len(found.intact_S)} sequences"]
+    if facts["direct"] is not None:
+        told.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
     if facts["replacement"] == "resample":
         told.append("resample tells the model what is true of another sequence: it costs more than nothing at all does")
     if facts["unshared"]:

@@ -51,6 +51,18 @@ class Otherwise:
         return {"--pairs": self.pairs, "--prune": self.prune, "--method gradient": self.method == "gradient"}
 
     @property
+    def asks_all(self) -> bool:
+        """Whether a question is asked of all heads where none are named."""
+        return self.question is not None and not self.pairs
+
+    def check(self, taken: Taken) -> None:
+        """Raises UsageError for what only sets can have."""
+        wanted = [f"--by {taken.by}"] * (taken.by == "kv") + ["--each"] * taken.each
+        asked = next((name for name, asked in self._wishes.items() if asked), None)
+        if asked is not None and wanted:
+            raise UsageError(f"{wanted[0]} is for sets, and {asked} was given", "leave out one of them")
+
+    @property
     def question(self) -> Question | None:
         """The question that is asked instead; None for sets."""
         return next((QUESTIONS[name] for name, asked in self._wishes.items() if asked), None)
@@ -98,8 +110,6 @@ def answered(
 
     (taken, on, measured), question = groups, otherwise.question
     assert question is not None
-    if taken.by == "kv":
-        raise UsageError(f"--by kv is for sets, and --{question.name} was asked", "leave out one of them")
     asking = Asking(
         Passes.planned(loaded, task, taken.replace), heads or in_order(everything(loaded.geometry.heads_by_layer))
     )

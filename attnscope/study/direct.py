@@ -82,14 +82,23 @@ class Way:
         return direction - direction.mean(-1, keepdim=True) if self.norm.centred else direction
 
 
-def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -> tuple[dict[Head, float], str]:
-    """{(layer, head): direct effect}, the mean over a task's sequences, and what to say of it; none, and why."""
+@dataclass(frozen=True)
+class Direct:
+    """Every head's mean direct effect, and what to say of them; none, and why."""
+
+    values: Mapping[Head, float]
+    said: str = ""
+
+
+def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -> Direct:
+    """The direct effects of all heads on a task."""
     way = way_to_logits(passes.loaded, passes.task.ids[0][:TRIED])
     if isinstance(way, str):
-        return {}, way
+        return Direct({}, way)
     layers = passes.loaded.geometry.heads_by_layer
     heads = [(layer, head) for layer, count in layers.items() for head in range(count)]
-    return dict(zip(heads, direct(passes, way, advance).mean(0).tolist(), strict=True)), way.note
+    means_N = direct(passes, way, advance).mean(0)
+    return Direct(dict(zip(heads, means_N.tolist(), strict=True)), way.note)
 
 
 def direct(passes: Passes, way: Way, advance: Advance = lambda token_layers: None) -> np.ndarray:

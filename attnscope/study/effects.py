@@ -23,6 +23,7 @@ from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
 from attnscope.study.ablation import Passes, prepared
 from attnscope.study.claim import claim
+from attnscope.study.direct import Direct
 from attnscope.study.replacement import Replacement
 from attnscope.study.sets import CONTROLS, HeadSet, controls_of, parts, whole_groups
 from attnscope.study.statistics import paired
@@ -143,7 +144,7 @@ def ablate(
     folder: Path | None = None,
     *,
     force: bool = False,
-    direct: Mapping[tuple[int, int], float] | None = None,
+    direct: Direct | None = None,
     advance: Callable[[int], object] = lambda token_layers: None,
 ) -> Ablation:
     """Run a task with every set's heads replaced; with a folder, keep each pass's readings, and write table and facts.
@@ -164,7 +165,8 @@ def ablate(
         effects |= dict(zip([one.heads for one in part], (found_SK[:, 1:] - found_SK[:, :1]).T, strict=True))
     spread = float(np.abs(effects[()]).max()) if () in effects else None
     measured = {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
-    found = Ablation(asked, intact_S, effects, {"schema": SCHEMA, **facts, **measured, "versions": versions()}, direct)
+    facts |= {**measured, "direct": (direct.said or None) if direct else None, "versions": versions()}
+    found = Ablation(asked, intact_S, effects, {"schema": SCHEMA, **facts}, (direct.values or None) if direct else None)
     if folder is not None:
         found.save(folder)
     return found

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.figures import Panel, Style, save_metrics
+from attnscope.figures import About, Panel, Style, save_metrics
 from attnscope.figures.style import Quantity
 
+if TYPE_CHECKING:
+    from attnscope.study.atlas import Atlas
+    from attnscope.study.effects import Ablation
+
 Head = tuple[int, int]
+PICTURE = "ablation.png"
+STANDS_IN = {
+    "mean": "a head's mean over other sequences in its place",
+    "zero": "zero in a head's place",
+    "resample": "another sequence's output in a head's place",
+}
 SMALL = 0.1  # of what heads add: what they take away is drawn as 0 is
 
 
@@ -23,6 +34,42 @@ class Shown:
     unit: str
     values: Mapping[Head, float]
     scale: str
+
+
+def save_ablation(found: Ablation, folder: Path, heads: Sequence[Head], atlas: Atlas | None = None) -> Path:
+    """ablation.png of a study; heads: all of the model. The score is that of the atlas' induction probe."""
+    facts = found.facts
+    task, stands_in = facts["task"], STANDS_IN[facts["replacement"]]
+    note = f"task {task['name']}, {task['sequences']} sequences; intact {facts['intact']:.2f} nats; {stands_in}"
+    style = Style(about=About(line=facts["model"]["name"], model=facts["model"]["name"]))
+    return save_effects(folder / PICTURE, heads, shown_of(found, atlas), style, note)
+
+
+def shown_of(found: Ablation, atlas: Atlas | None = None) -> list[Shown]:
+    """The panels of a study: what was measured of score, direct, alone and together."""
+    alone: dict[Head, float] = {}
+    together: dict[Head, float] = {}
+    for heads, effect_S in found.effects.items():
+        if len(heads) == 1:
+            alone[heads[0]] = float(effect_S.mean())
+    for one in found.asked.named:
+        for head in one.heads if len(one.heads) > 1 else ():
+            together[head] = max(together.get(head, -np.inf), float(found.effect(one).mean()))
+    panels = [*_scores(found, atlas), Shown("direct", "logits of the right token", found.direct or {}, "direct")]
+    panels.append(Shown("alone", "nats per token without it", alone, "nats"))
+    panels.append(Shown("together", "nats per token without its dearest set", together, "nats"))
+    return [one for one in panels if one.values]
+
+
+def _scores(found: Ablation, atlas: Atlas | None) -> list[Shown]:
+    """The induction probe of the task's period, or of the first that was run."""
+    probes = [one for one in atlas.findings if one.probe.startswith("induction")] if atlas else []
+    period = found.facts["task"].get("period")
+    one = next((one for one in probes if one.probe == f"induction p{period}"), next(iter(probes), None))
+    if one is None or atlas is None:
+        return []
+    values = dict(zip(atlas.heads, one.effects.effect.tolist(), strict=True))
+    return [Shown(one.probe, f"above {one.against}", values, "score")]
 
 
 def save_effects(path: Path, heads: Sequence[Head], shown: Sequence[Shown], style: Style, note: str = "") -> Path:
