@@ -131,6 +131,15 @@ class Tiled(Engine):
         return output, check
 
 
+class Unchecked(TiledBeside):
+    """The model's own fused attention, its calls not checked: for many passes of which only the logits are wanted."""
+
+    def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
+        output, weights = own()
+        on_call(AttentionCall(place, TiledAttention(spec), spec, weights, output))
+        return output, CallCheck(place.layer, place.call, place.path, output.shape[2], "interface", dtype=output.dtype)
+
+
 @dataclass(frozen=True)
 class Altered(Engine):
     """Another engine whose outputs are changed before the model goes on: heads switched off, patched, steered.

@@ -19,9 +19,9 @@ from attnscope.files import whole_file
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.study.atlas import SCHEMA, Atlas
+from attnscope.study.claim import claim
 from attnscope.study.copying import Copying, copying_of
 from attnscope.study.findings import Finding, Readings, compare, read
-from attnscope.study.folder import READINGS, claim
 from attnscope.study.picture import save_probes
 from attnscope.study.pool import begins, token_pool
 from attnscope.study.probes import SEQUENCES, Measure, Trial, trials
@@ -30,7 +30,7 @@ from attnscope.study.roles import roles_of
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
 
-PICTURE = "probes.png"
+PICTURE, READINGS = "probes.png", "readings"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def scan(
     if folder is not None:
         model = {**planned.facts["model"], "weights_sha256": weights_sha256(loaded.source_folder)}
         planned = replace(planned, facts={**planned.facts, "model": model})
-        claim(folder, "scan", planned.facts, force)
+        claim(folder, READINGS, "scan", planned.facts, force)
     findings: list[Finding] = []
     heads: tuple[tuple[int, int], ...] = ()
     for trial in planned.trials:

@@ -24,7 +24,7 @@ from torch import Tensor
 from attnscope.errors import InputError
 from attnscope.files import whole_file
 from attnscope.observe import Request, observe
-from attnscope.study.folder import claim
+from attnscope.study.claim import claim
 from attnscope.tables import as_table, save, words
 from attnscope.text.prompt import Prompt, place, reading
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LONGEST = 128  # tokens: rows of every head are held at once, and compared pair by pair
 AT_ONCE = 16  # texts whose readings share a file
-DIVERGENCES, LOOKS = "head_js.parquet", "looks_like.csv"
+DIVERGENCES, LOOKS, READINGS = "head_js.parquet", "looks_like.csv", "texts"
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,13 @@ def on_texts(
     advance: called with the texts of every pass, and of what an earlier run had read. Raises UsageError for a folder
     in which other texts were read, unless force says to write over them.
     """
+    readings = None
     if folder is not None:
         ids = hashlib.sha256(b"".join(np.array([len(one), *one.ids], np.int64).tobytes() for one in prompts))
-        claim(folder, "texts", {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}, force)
+        facts = {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}
+        readings = claim(folder, READINGS, "corpus", facts, force)
     starts = range(0, len(prompts), AT_ONCE)
-    parts = [_part(loaded, prompts[start : start + AT_ONCE], folder, start, advance) for start in starts]
+    parts = [_part(loaded, prompts[start : start + AT_ONCE], readings, start, advance) for start in starts]
     heads = tuple((int(layer), int(head)) for layer, head in parts[0].heads)
     mean_NN = np.sum([part.sum_NN for part in parts], axis=0) / len(prompts)
     found = OnTexts(heads, mean_NN, np.concatenate([part.looks_SN for part in parts]))
@@ -124,12 +126,12 @@ def on_texts(
 def _part(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
-    folder: Path | None,
+    readings: Path | None,
     start: int,
     advance: Callable[[int], object],
 ) -> _Part:
     """The readings of some texts, from the folder where an earlier run left them."""
-    path = None if folder is None else folder / "readings" / f"texts-{start:06}.npz"
+    path = None if readings is None else readings / f"{start:06}.npz"
     if path is not None and path.exists():
         advance(len(prompts))
         with np.load(path, allow_pickle=False) as found:

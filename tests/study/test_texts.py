@@ -108,11 +108,11 @@ def test_what_was_read_is_not_read_again(demo, found, monkeypatch):
     told, now = [], []
     again = on_texts(demo, prompts, folder, advance=told.append)  # texts 0 to 2 lie there under 0; 2 is new
     assert sum(told) == 3
-    (folder / "readings" / "texts-000000.npz").unlink()
+    (folder / "texts" / "000000.npz").unlink()
     monkeypatch.setattr(texts_room, "_read", lambda loaded, prompt: now.append(prompt) or _real(loaded, prompt))
     on_texts(demo, prompts, folder)
     assert now == prompts[:2]
-    with pytest.raises(UsageError, match="holds another scan: texts, ids_sha256 differ"):
+    with pytest.raises(UsageError, match="holds another corpus: texts, ids_sha256 differ"):
         on_texts(demo, prompts[:2], folder)
     forced = on_texts(demo, prompts[:2], folder, force=True)
     assert forced.looks_SN.shape == (2, 24)

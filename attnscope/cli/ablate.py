@@ -1,0 +1,314 @@
+"""`attnscope ablate`: what a task costs without some heads, alone, together, and beside random sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from attnscope.cli import output
+from attnscope.cli.ablate_other import Otherwise, answered
+from attnscope.cli.options import Exporting, Format, Rehearsal, Seed, Selected, Top
+from attnscope.cli.scan import Scanned
+from attnscope.cli.signals import unwinding
+from attnscope.cli.takes import takes
+from attnscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table as RichTable
+
+    from attnscope.model.loading import LoadedModel
+    from attnscope.study.atlas import Atlas
+    from attnscope.study.effects import Ablation
+    from attnscope.study.scan import Plan
+    from attnscope.study.sets import HeadSet
+    from attnscope.study.tasks import Task
+
+EXAMPLES = (
+    "attnscope ablate demo --select 3.0-1 --sequences 32 --out runs/ablate",
+    "attnscope ablate demo --select 3.0-1,1.5 --pairs --sequences 32",
+    "attnscope ablate demo --prune --dry-run",
+    "attnscope ablate demo --method gradient --sequences 32",
+)
+EACH = "each head"
+MANY = 4  # heads of a set up to which each one's numbers are shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken(Selected):
+    """Which heads go, and what stands in for them."""
+
+    sets: Annotated[
+        Path | None,
+        Option(help='Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', metavar="FILE"),
+    ] = None
+    atlas: Annotated[Path | None, Option(help="Sets are the roles of this atlas of `scan`.", metavar="DIR")] = None
+    by: Annotated[Literal["head", "kv"], Option(help="What goes at least: a head, or all heads of a kv head.")] = "head"
+    each: Annotated[bool, Option("--each", help="Every head of the model alone, too.")] = False
+    replace: Annotated[
+        Literal["mean", "zero", "resample"],
+        Option(help="What stands in: its mean over other sequences; zero; another sequence's, which misinforms."),
+    ] = "mean"
+
+    def __post_init__(self) -> None:
+        named = [f"--{name}" for name in ("select", "sets", "atlas") if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise UsageError(f"{named[0]} and {named[1]} were both given", "give one of them")
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no heads were named."""
+        return self.select is None and self.sets is None and self.atlas is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class On(Rehearsal, Seed, Top):
+    """What is to be predicted meanwhile."""
+
+    on: Annotated[
+        str | None,
+        Option(
+            help='copy: repeated tokens; texts: of --texts; or {"text": "...", "targets": [[12, 16]]} per line.',
+            metavar="copy|texts|FILE",
+        ),
+    ] = None
+    texts: Annotated[Path | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
+    sequences: Annotated[int, Option(min=2, help="Sequences or texts at most; intervals need 32.", metavar="N")] = 64
+    random: Annotated[int, Option(min=0, help="Random sets beside each, of other heads.", metavar="N")] = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.texts is not None and self.on not in (None, "texts"):
+            raise UsageError(f"--texts was given, and --on {self.on}", "leave out one of them")
+        if self.texts is None and self.on == "texts":
+            raise UsageError("--on texts needs a corpus", "name it with --texts FILE")
+
+    def task(self, loaded: LoadedModel) -> Task:
+        """The sequences, and what counts in them."""
+        from attnscope.study import tasks
+
+        if self.texts is not None:
+            return tasks.texts(loaded, _corpus(self.texts, self.sequences))
+        if self.on in (None, "copy"):
+            return tasks.copy(loaded, sequences=self.sequences, seed=self.seed)
+        return tasks.targets(loaded, Path(self.on), self.sequences)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Format, Exporting):
+    """A table to stdout, table and facts to --out."""
+
+
+@takes(Scanned, Taken, On, Otherwise, Measured)
+def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measured: Measured) -> int:
+    """What is lost without some heads: alone, together, and beside random sets.
+
+    A head's output is replaced before the output projection while the model predicts, and the loss compared with that
+    of the intact rows beside it, in nats per token. Heads back each other up: alone each may cost nothing, and all
+    together everything. Sets are the roles of an atlas, those of a file, or a selection and each of its heads; without
+    any, probes are run first to find the roles.
+    """
+    format = output.wanted_format(measured.format)
+    otherwise.check(taken)
+    loaded = _loaded(scanned, measured)
+    task, whole = on.task(loaded), otherwise.asks_all and taken.nothing
+    if on.dry_run and taken.nothing and not whole:
+        output.show(_before_probes(loaded, task, on))
+        return 0
+    atlas = None if whole else _atlas(loaded, taken, on, measured.quiet)
+    named = [] if whole else _named(loaded, taken, atlas)
+    if otherwise.question is not None:
+        heads = sorted({head for one in named for head in one.heads})
+        return answered(loaded, task, heads, otherwise, (taken, on, measured))
+
+    from attnscope.selection import everything, pairs
+    from attnscope.study.ablation import Passes
+    from attnscope.study.direct import direct_means
+    from attnscope.study.effects import Asked, cost
+    from attnscope.study.effects import ablate as ablated_by
+    from attnscope.study.effects_picture import save_ablation
+
+    asked = Asked.of(named, loaded.geometry, by_kv=taken.by == "kv", seed=on.seed, random=on.random)
+    if taken.each:
+        asked = replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)})
+    token_layers, operations = cost(loaded, task, asked, taken.replace)
+    told = f"{len(asked.sets)} sets on {len(task)} sequences of {task.name}"
+    told += f": {token_layers} tokens x layers, about {operations:.0e} operations"
+    if on.dry_run:
+        output.show(told)
+        return 0
+    output.talk(told, measured.quiet)
+    with unwinding(), output.progress("sets", token_layers, measured.quiet) as advance:
+        found = ablated_by(
+            loaded,
+            task,
+            asked,
+            taken.replace,
+            measured.out,
+            force=measured.force,
+            direct=direct_means(Passes.planned(loaded, task, taken.replace)),
+            advance=advance,
+        )
+        if measured.out is not None:
+            save_ablation(found, measured.out, pairs(everything(loaded.geometry.heads_by_layer)), atlas)
+    output.emit(found.table(), format, lambda: rendered(found, on.top))
+    for line in notes(found):
+        output.talk(line, measured.quiet)
+    return 0
+
+
+def _loaded(scanned: Scanned, measured: Measured) -> LoadedModel:
+    from attnscope.model.libraries import silence_libraries
+    from attnscope.model.loading import load
+
+    output.complain_through_talk(measured.quiet)
+    silence_libraries(measured.verbose)
+    with output.progress(f"loading {scanned.asked}", None, measured.quiet):
+        loaded = load(scanned.load_options())
+    output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", measured.quiet)
+    return loaded
+
+
+def _probes(loaded: LoadedModel, seed: int) -> Plan:
+    """The probes of repetition and offsets, as `scan` runs them."""
+    from attnscope.study.scan import plan
+
+    planned = plan(loaded, seed=seed)
+    return replace(planned, trials=[one for one in planned.trials if one.name != "sink"])
+
+
+def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
+    """What is known of the cost before the probes name the sets."""
+    layers = len(loaded.geometry.layers)
+    return (
+        f"probes find the roles: {_probes(loaded, on.seed).tokens} tokens x {layers} layers; then per set and random "
+        f"set at most {task.tokens} tokens x {layers} layers"
+    )
+
+
+def _atlas(loaded: LoadedModel, taken: Taken, on: On, quiet: bool) -> Atlas | None:
+    """The atlas that sets come from: of a folder, or of probes that are run now; None where the sets are named."""
+    if taken.atlas is not None:
+        return _kept(loaded, taken.atlas)
+    return _probed(loaded, on, quiet) if taken.nothing else None
+
+
+def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[HeadSet]:
+    """The sets that were asked for: of a file, a selection and each of its heads, or a set per role of the atlas."""
+    from attnscope.study.roles import RULES
+    from attnscope.study.sets import of_roles, parts, read_sets, selected
+
+    if taken.sets is not None:
+        return read_sets(taken.sets, loaded.geometry)
+    if taken.select is not None:
+        [together] = selected(taken.select, loaded.geometry)
+        each = parts(together, loaded.geometry, taken.by == "kv")
+        return [together, *(one for one in each if one.heads != together.heads)]
+    assert atlas is not None
+    found = of_roles(atlas.roles, [rule.role for rule in RULES])
+    if not found:
+        raise InputError("no head has a role", "name heads with --select or --sets")
+    return found
+
+
+def _kept(loaded: LoadedModel, folder: Path) -> Atlas:
+    """The atlas of a folder, of a model with the same heads."""
+    from attnscope.selection import everything, pairs
+    from attnscope.study.atlas import kept
+
+    atlas = kept(folder)
+    if set(atlas.heads) != set(pairs(everything(loaded.geometry.heads_by_layer))):
+        raise InputError(f"{folder} is the atlas of a model with other heads", "scan this one")
+    return atlas
+
+
+def _probed(loaded: LoadedModel, on: On, quiet: bool) -> Atlas:
+    """What the probes find."""
+    from attnscope.study.scan import scan
+
+    planned, layers = _probes(loaded, on.seed), len(loaded.geometry.layers)
+    output.talk(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers", quiet)
+    with unwinding(), output.progress("probes", planned.tokens, quiet) as advance:
+        return scan(loaded, planned, advance=advance)
+
+
+def _each_head(loaded: LoadedModel, taken: Taken) -> Sequence[HeadSet]:
+    """Every head of the model, or every kv group."""
+    from attnscope.selection import everything
+    from attnscope.study.sets import head_set, parts
+
+    return parts(head_set(EACH, everything(loaded.geometry.heads_by_layer)), loaded.geometry, taken.by == "kv")
+
+
+def _corpus(path: Path, most: int) -> list[str]:
+    """The first texts of a corpus."""
+    from itertools import islice
+
+    from attnscope.batch.corpus import Corpus, find_files
+    from attnscope.batch.items import read_items
+
+    corpus = Corpus((str(path),))
+    found = list(islice((one.text for one in read_items(corpus, find_files(corpus)) if not one.problem), most))
+    if not found:
+        raise InputError(f"{path} holds no text", "give one text per line, or records with a field 'text'")
+    return found
+
+
+def notes(found: Ablation) -> list[str]:
+    """What a reader of the table has to know beside it."""
+    facts = found.facts
+    told = [f"intact {facts['intact']:.3f} nats per token, {len(found.intact_S)} sequences"]
+    if facts["direct"] is not None:
+        told.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
+    if facts["replacement"] == "resample":
+        told.append("resample tells the model what is true of another sequence: it costs more than nothing at all does")
+    if facts["unshared"]:
+        told.append(f"the passes were unshared: {facts['unshared']}")
+    if facts["spread"] is not None:
+        told.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} nats: less is noise")
+    few = [f"{name} {count}" for name, count in facts["random_sets"].items() if count < facts["random_asked"]]
+    if few:
+        told.append(f"fewer random sets than {facts['random_asked']}, for want of other heads: {', '.join(few)}")
+    return told
+
+
+def rendered(found: Ablation, top: int | None) -> RichTable:
+    """A row per set: each of its heads alone, all together, and where random sets lie."""
+    sheet, rows = output.sheet(), found.table().to_pylist()
+    for title in ("set", "heads", "direct", "alone", "together [95 %]", "p", "random sets, 99 %", "above"):
+        sheet.add_column(title, no_wrap=True, justify="right" if title in ("p", "above") else "left")
+    together = [row for row in rows if row["kind"] == "together"]
+    for row in together[:top]:
+        alone = [one for one in rows if (one["kind"], one["set"]) == ("alone", row["set"])]
+        heads = row["heads"].split()
+        sheet.add_row(
+            output.one_line(row["set"]),
+            row["heads"] if len(heads) <= MANY else f"{len(heads)} heads",
+            _each([one["direct"] for one in alone]),
+            _each([one["effect"] for one in alone]),
+            f"{_signed(row['effect'])} [{_number(row['low'])}, {_number(row['high'])}]",
+            "-" if row["p"] is None else "<.001" if row["p"] < 0.001 else f"{row['p']:.3f}".lstrip("0"),
+            "-" if row["random_low"] is None else f"{_signed(row['random_low'])} to {_signed(row['random_high'])}",
+            "-" if row["percentile"] is None else f"{row['percentile']:.0f} %",
+        )
+    return sheet
+
+
+def _each(values: list[float | None]) -> str:
+    """The values of a few heads, or the least and the largest of many."""
+    known = [value for value in values if value is not None]
+    if len(known) <= MANY:
+        return " ".join(map(_signed, known)) or "-"
+    return f"{_signed(min(known))} to {_signed(max(known))}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"

@@ -1,0 +1,266 @@
+"""The loss with sets of heads taken away: their output, before the output projection, replaced while the model runs.
+
+    loss = losses(loaded, copy(loaded), [HeadSet("induction", ((3, 0), (3, 1)))])
+    (loss[:, 1:] - loss[:, :1]).mean(0)     # nats per token, paired with the intact rows of the same passes
+
+Shapes: B text, S sequence, K set, N row of a pass (text, or set and text), T token, R asked row, H head, V width of v
+or vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.errors import InputError, ModelError
+from attnscope.model.padding import pads, to_be_found
+from attnscope.seam.call import Place
+from attnscope.seam.engines import Altered, Engine, Unchecked
+from attnscope.seam.listen import calls_interface, listen
+from attnscope.study.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
+from attnscope.study.replacement import Replace, Replacement, Summing, of_the_next, replacing, zeros
+from attnscope.study.sets import HeadSet
+from attnscope.study.tasks import Task
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+
+logger = logging.getLogger(__name__)
+CPU_TOKENS, TOKENS = 4096, 32768  # of one pass, all rows together
+LOGITS = 1 << 27  # numbers that the logits of one pass may have
+AGREES = {"float64": 1e-9, "float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}  # nats, shared against unshared
+Advance = Callable[[int], object]
+
+
+def losses(
+    loaded: LoadedModel,
+    task: Task,
+    sets: Sequence[HeadSet],
+    replacement: Replacement = "mean",
+    *,
+    advance: Advance = lambda token_layers: None,
+) -> np.ndarray:
+    """(S, 1 + K) float64: mean nats per token at each sequence's rows; column 0 intact, then each set's heads replaced.
+
+    advance: called with the tokens times layers of every pass. Raises ModelError for a family that attends outside the
+    attention interface, InputError where heads are to be replaced by what they give for others, and there are none.
+
+        >>> losses(loaded, copy(loaded), [HeadSet("one", ((3, 0),))]).mean(0)
+    """
+    passes = prepared(loaded, task, sets, replacement, advance=advance)
+    if passes.why_not:
+        logger.warning("unshared passes: %s", passes.why_not)
+    return passes.losses(sets, advance)
+
+
+def prepared(
+    loaded: LoadedModel,
+    task: Task,
+    sets: Sequence[HeadSet],
+    replacement: Replacement = "mean",
+    *,
+    engine: Engine | None = None,
+    shared: bool = True,
+    advance: Advance = lambda token_layers: None,
+) -> Passes:
+    """What the passes of a task need: what stands in for heads, and whether sets share the layers below them.
+
+    The first text is run shared and unshared; where they differ, or the family cannot share, all is run unshared.
+    engine: who computes the attention; the model itself without one.
+    """
+    _check(loaded, task, replacement)
+    passes = Passes(loaded, task, replacement, engine or Unchecked())
+    if replacement == "resample":
+        passes = replace(passes, instead=of_the_next)
+    elif replacement == "mean":
+        passes = replace(passes, instead=passes.means(advance))
+    return passes.sharing(sets) if shared else passes
+
+
+def _check(loaded: LoadedModel, task: Task, replacement: Replacement) -> None:
+    if not calls_interface(loaded.model):
+        raise ModelError(
+            f"{loaded.geometry.model_type} attends outside the attention interface, where no output can be changed",
+            "choose a model whose attention calls the interface",
+        )
+    if len(task) < 2 and replacement != "zero":
+        raise InputError(f"{replacement} takes what heads give for other sequences, and there is one", "give more")
+    if replacement == "resample" and not task.one_length:
+        raise InputError(
+            "resample takes another sequence's output at the same position, and lengths differ", "use {replace=mean}"
+        )
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How a task is run with heads replaced.
+
+    instead: what stands in for a head's output. layers: the decoder layers that sets branch off at, None where all run
+    from the first layer on; why_not: the reason then, in words.
+    """
+
+    loaded: LoadedModel
+    task: Task
+    replacement: Replacement
+    engine: Engine
+    instead: Replace = zeros
+    layers: DecoderLayers | None = None
+    why_not: str = ""
+
+    def losses(self, sets: Sequence[HeadSet], advance: Advance = lambda token_layers: None) -> np.ndarray:
+        """(S, 1 + K) float64 nats per token: intact, then every set's heads replaced.
+
+        Where the sets take several passes, each is held against the intact rows of its own: its difference to column 0
+        is just that.
+        """
+        loss_SK = np.full((len(self.task), 1 + len(sets)), np.nan)
+        for first, part in self.chunks(sets):
+            for batch in self.batches(len(part)):
+                found_BK = self.run(batch, part)
+                if first == 0:
+                    loss_SK[batch, 0] = found_BK[:, 0]
+                effect_BK = found_BK[:, 1:] - found_BK[:, :1]
+                loss_SK[batch, 1 + first : 1 + first + len(part)] = loss_SK[batch, :1] + effect_BK
+                advance(self.cost(batch, part))
+        return loss_SK
+
+    def run(self, batch: Sequence[int], sets: Sequence[HeadSet]) -> np.ndarray:
+        """(B, 1 + K): one pass over some sequences of the task."""
+        order = sorted(range(len(sets)), key=lambda place: self.start(sets[place]))
+        lengths = [self.task.lengths[place] for place in batch]
+        change = replacing([sets[place] for place in order], lengths, self.instead)
+        asked = sorted({row for place in batch for row in self.task.rows[place]})
+        with self._branching(sets, len(batch)):
+            report = listen(
+                self.loaded.model,
+                self.ids(batch, 1 if self.layers else 1 + len(sets)),
+                unheard,
+                engine=Altered(self.engine, change),
+                expected_layers=tuple({layer for one in sets for layer, _ in one.heads}),
+                logits_at=asked,
+            )
+        assert report.logits is not None
+        loss_BK = self.nats(report.logits, batch, asked).cpu().numpy()
+        return loss_BK[:, [0, *(1 + order.index(place) for place in range(len(sets)))]]
+
+    def means(self, advance: Advance = lambda token_layers: None) -> Replace:
+        """The mean output of every head, from one pass over every sequence."""
+        summing = Summing(max(self.task.lengths), self.task.one_length)
+        for batch in self.batches(0):
+            lengths = [self.task.lengths[place] for place in batch]
+
+            def add(place: Place, output_BTHV: Tensor, lengths: Sequence[int] = lengths) -> Tensor:
+                summing.add(place, output_BTHV, lengths)
+                return output_BTHV
+
+            listen(self.loaded.model, self.ids(batch), unheard, engine=Altered(self.engine, add))
+            advance(self.cost(batch, []))
+        return summing.means()
+
+    def sharing(self, sets: Sequence[HeadSet]) -> Passes:
+        """The passes that share layers below the sets, if the first text comes out the same either way."""
+        first = self.batches(len(sets))[0]
+        try:
+            layers = decoder_layers(self.loaded, self.task.ids[first[0]][:2])
+            shared = replace(self, layers=layers)
+            tried = list({shared.start(one): one for one in sets}.values())
+            batch = shared.batches(len(tried))[0]
+            alone = batch[: 2 if self.replacement == "resample" else 1]
+            apart = np.abs(shared.run(batch, tried)[0] - self.run(alone, tried)[0]).max()
+        except BranchError as error:
+            return replace(self, why_not=str(error))
+        except RuntimeError as error:  # any family's forward, with more rows than it began with
+            return replace(self, why_not=f"this family's layers take no further rows: {str(error).splitlines()[0]}")
+        if not apart <= AGREES[self.loaded.dtype]:
+            return replace(self, why_not=f"shared and unshared differ by {apart:.1g} nats on the first text")
+        return shared
+
+    @classmethod
+    def planned(cls, loaded: LoadedModel, task: Task, replacement: Replacement) -> Passes:
+        """Passes to ask what they would take: sets share where the family's layers are found."""
+        _check(loaded, task, replacement)
+        passes = cls(loaded, task, replacement, Unchecked())
+        try:
+            return replace(passes, layers=decoder_layers(loaded, task.ids[0][:2]))
+        except BranchError as error:
+            return replace(passes, why_not=str(error))
+
+    def token_layers(self, sets: Sequence[HeadSet]) -> int:
+        """Tokens times decoder layers that `losses` takes."""
+        parts = [part for _, part in self.chunks(sets)]
+        return sum(self.cost(batch, part) for part in parts for batch in self.batches(len(part)))
+
+    def start(self, one: HeadSet) -> int:
+        """How many decoder layers run before a set's first head; 0 for no heads."""
+        return min((self.layers.start(layer) for layer, _ in one.heads), default=0) if self.layers else 0
+
+    def cost(self, batch: Sequence[int], sets: Sequence[HeadSet]) -> int:
+        """Tokens times decoder layers of one pass: the intact rows, and each set's from where it starts."""
+        deep = len(self.layers.all) if self.layers else len(self.loaded.geometry.layers)
+        tokens = len(batch) * max(self.task.lengths[place] for place in batch)
+        return tokens * (deep + sum(deep - self.start(one) for one in sets))
+
+    def chunks(self, sets: Sequence[HeadSet]) -> Iterator[tuple[int, Sequence[HeadSet]]]:
+        """Sets that one pass carries, and the place of the first."""
+        size = max(1, self._rows // self._fewest - 1)
+        for first in range(0, max(1, len(sets)), size):
+            yield first, sets[first : first + size]
+
+    def batches(self, sets: int) -> list[list[int]]:
+        """Sequences that are read together with so many sets; of one length where the family asks for it."""
+        size = max(self._fewest, self._rows // (1 + sets))
+        lengths, mixed = self.task.lengths, pads(self.loaded.model) and not to_be_found(self.loaded.model)
+        found: list[list[int]] = []
+        for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+            last = found[-1] if found else []
+            if not last or len(last) == size or not (mixed or lengths[last[0]] == lengths[place]):
+                found.append([])
+            found[-1].append(place)
+        if len(found) > 1 and len(found[-1]) < self._fewest:
+            found[-2] += found.pop()
+        return found
+
+    @property
+    def _fewest(self) -> int:
+        """Sequences that a pass needs: resample takes another one's output."""
+        return 2 if self.replacement == "resample" else 1
+
+    @property
+    def _rows(self) -> int:
+        """Rows of a pass whose tokens and logits stay within bounds."""
+        tokens = CPU_TOKENS if self.loaded.device == "cpu" else TOKENS
+        logits = max(map(len, self.task.rows)) * max(1, self.loaded.geometry.vocab_size)
+        return max(2 * self._fewest, min(tokens // max(self.task.lengths), LOGITS // logits))
+
+    def _branching(self, sets: Sequence[HeadSet], batch: int) -> AbstractContextManager[None]:
+        if self.layers is None:
+            return nullcontext()
+        starts = [self.start(one) for one in sets]
+        return branching(self.layers.all, {at: starts.count(place) for place, at in enumerate(self.layers.all)}, batch)
+
+    def ids(self, batch: Sequence[int], times: int = 1) -> Tensor:
+        """The ids of some sequences, padded on the right with a token of their own, so many times over."""
+        longest = max(self.task.lengths[place] for place in batch)
+        padded = [[*(ids := self.task.ids[place]), *ids[-1:] * (longest - len(ids))] for place in batch]
+        return torch.tensor(padded * times, device=self.loaded.device)
+
+    def nats(self, logits_NRV: Tensor, batch: Sequence[int], asked: Sequence[int]) -> Tensor:
+        """(B, 1 + K): the mean loss of each row of the pass, over its text's own rows."""
+        logits_KBRV = logits_NRV.view(-1, len(batch), *logits_NRV.shape[1:])
+        found = []
+        for number, place in enumerate(batch):
+            rows = self.task.rows[place]
+            next_R = torch.tensor([self.task.ids[place][row + 1] for row in rows], device=logits_NRV.device)
+            at = [asked.index(row) for row in rows]
+            log_KRV = logits_KBRV[:, number, at].float().log_softmax(-1)
+            found.append(
+                -log_KRV.gather(-1, next_R[None, :, None].expand(len(log_KRV), -1, -1))[..., 0].double().mean(-1)
+            )
+        return torch.stack(found)

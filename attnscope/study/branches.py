@@ -1,0 +1,110 @@
+"""One forward pass that carries many variants of a batch: a variant's rows branch off where it begins to differ.
+
+The pass begins with the B texts as they are. Before the decoder layer in which a variant first differs, their rows are
+repeated for it, so that no layer below is computed twice. At the end there are B rows of the texts, then B of every
+variant, in the order in which the variants begin.
+
+Shapes: B text, N row (text, or variant and text).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.seam.call import Place
+from attnscope.seam.engines import Altered, Unchecked
+from attnscope.seam.listen import listen
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+
+
+class BranchError(Exception):
+    """This model's rows cannot be repeated on the way; why, in words."""
+
+
+@dataclass(frozen=True)
+class DecoderLayers:
+    """The decoder layers of a model: around[layer]: the one around an attention layer; all: in order, others too."""
+
+    around: Mapping[int, nn.Module]
+    all: tuple[nn.Module, ...]
+
+    def start(self, layer: int) -> int:
+        """How many decoder layers run before an attention layer."""
+        return self.all.index(self.around[layer])
+
+
+def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
+    """The decoder layers, found by reading some tokens. Raises BranchError where attention is shared between them."""
+    found: dict[int, nn.Module] = {}
+    lists: dict[nn.Module, None] = {}
+
+    def note(place: Place, output: Tensor) -> Tensor:
+        number = re.search(r"\.\d+(?=\.|$)", place.path)
+        if number is None:
+            raise BranchError(f"{place.path} is in no list of layers")
+        module = loaded.model.get_submodule(place.path[: number.end()])
+        if found.setdefault(place.layer, module) is not module:
+            raise BranchError("its layers share their attention")
+        lists[loaded.model.get_submodule(place.path[: number.start()])] = None
+        return output
+
+    listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), unheard, engine=Altered(Unchecked(), note))
+    return DecoderLayers(found, tuple(layer for one in lists for layer in one.children()))
+
+
+def unheard(call: object) -> None:
+    """Nothing is asked of the attention."""
+
+
+@contextmanager
+def branching(layers: Sequence[nn.Module], adds: Mapping[nn.Module, int], batch: int) -> Iterator[None]:
+    """While open, decoder layers get more rows than came: adds[layer] more variants of the batch's first rows.
+
+    layers: all decoder layers, in order. Raises BranchError out of the pass where a layer is run twice, is given no
+    rows, or is given what other layers keep.
+    """
+    rows, left = batch, list(dict.fromkeys(layers))
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        nonlocal rows
+        if module not in left:
+            raise BranchError("it runs a layer more than once")
+        left.remove(module)
+        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0] if args else None
+        if not isinstance(hidden, Tensor) or hidden.ndim != 3 or len(hidden) != rows:
+            raise BranchError("its layers are not given one row per text")
+        known, rows = {rows, batch}, rows + adds.get(module, 0) * batch
+
+        def grown(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                repeated = value is hidden or (value.ndim > 1 and len(value) in known and len(value) > 1)
+                return with_copies(value, batch, rows) if repeated else value
+            if isinstance(value, Mapping) and value:
+                raise BranchError("its layers hand each other keys and values")
+            return type(value)(map(grown, value)) if type(value) in (tuple, list) else value
+
+        return tuple(map(grown, args)), {name: grown(value) for name, value in kwargs.items()}
+
+    with ExitStack() as stack:
+        for layer in list(left):
+            stack.callback(layer.register_forward_pre_hook(before, with_kwargs=True, prepend=True).remove)
+        yield
+
+
+def with_copies(value: Tensor, batch: int, rows: int) -> Tensor:
+    """The tensor with copies of its first `batch` rows behind it, until there are so many.
+
+    >>> with_copies(torch.tensor([[1], [2], [9], [9]]), 2, 6).T
+    tensor([[1, 2, 9, 9, 1, 2]])
+    """
+    missing = (rows - len(value)) // batch
+    return torch.cat([value, value[:batch].repeat(missing, *[1] * (value.ndim - 1))]) if missing else value

@@ -1,0 +1,34 @@
+"""Which study fills a folder: said there before anything is read, so that none goes on with another's readings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import UsageError
+from attnscope.files import save_json
+
+
+def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], force: bool) -> Path:
+    """The folder of a study's readings, with what it is; an earlier run's *.npz stay if that is the same.
+
+    Raises UsageError where another fills it, unless force says to write over it.
+    """
+    path = folder / readings / f"{study}.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if before is not None and before != facts and not force:
+        told = [name for name in facts if before.get(name) != facts[name]]
+        raise UsageError(
+            f"{folder} holds another {study}: {', '.join(told)} differ",
+            "name another folder, or write over it with {force}",
+        )
+    if before != facts:
+        for left in sorted(path.parent.glob("*.npz")):
+            left.unlink()
+    try:
+        save_json(facts, path)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
+    return path.parent

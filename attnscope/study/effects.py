@@ -1,0 +1,228 @@
+"""What sets of heads cost a task: each head alone, all together, and random sets of the same shape beside them.
+
+    asked = Asked.of(sets_of_roles, loaded.geometry)
+    found = ablate(loaded, task, asked, folder=Path("runs/ablate"))
+    found.effect(asked.named[0])      # (S,) nats per token over intact
+
+Shapes: S sequence, K set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from attnscope.files import save_json, whole_file
+from attnscope.model.geometry import Geometry
+from attnscope.model.libraries import versions
+from attnscope.study.ablation import Passes, prepared
+from attnscope.study.claim import claim
+from attnscope.study.direct import Direct
+from attnscope.study.replacement import Replacement
+from attnscope.study.sets import CONTROLS, HeadSet, controls_of, parts, whole_groups
+from attnscope.study.statistics import paired
+from attnscope.study.tasks import Task
+from attnscope.tables import as_table, numbers, save, words
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+
+SCHEMA = "ablation/1"
+NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
+COPY = HeadSet("intact copy", ())
+RANGE = (0.005, 0.995)  # of random sets
+Heads = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Sets by name, what of each goes alone, and the random sets that each is held against, at most so many."""
+
+    named: tuple[HeadSet, ...]
+    alone: Mapping[str, Sequence[HeadSet]]
+    random: Mapping[str, Sequence[HeadSet]]
+    most: int = CONTROLS
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls, named: Sequence[HeadSet], geometry: Geometry, *, by_kv: bool = False, seed: int = 0, random: int = CONTROLS
+    ) -> Asked:
+        """The sets, cut to whole kv groups with by_kv, with up to so many random ones each."""
+        whole = tuple(whole_groups(one, geometry) if by_kv else one for one in named)
+        return cls(
+            whole,
+            {one.name: parts(one, geometry, by_kv) for one in whole},
+            {one.name: controls_of(one, whole, geometry, by_kv=by_kv, seed=seed, count=random) for one in whole},
+            random,
+            seed,
+        )
+
+    @property
+    def sets(self) -> list[HeadSet]:
+        """All of them, none twice."""
+        every = [*self.named, *(one for kind in (self.alone, self.random) for sets in kind.values() for one in sets)]
+        return list({one.heads: one for one in every}.values())
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What was measured: intact losses (S,), every set's effects (S,) by its heads, and facts."""
+
+    asked: Asked
+    intact_S: np.ndarray
+    effects: Mapping[Heads, np.ndarray]
+    facts: Mapping[str, Any]
+    direct: Mapping[tuple[int, int], float] | None = None
+
+    def effect(self, one: HeadSet) -> np.ndarray:
+        """(S,): nats per token that the task costs more without a set."""
+        return self.effects[one.heads]
+
+    def table(self) -> pa.Table:
+        """A row per named set, head alone and random set; columns of COLUMNS, NaN is null."""
+        kinds = [("together", one.name, one) for one in self.asked.named]
+        kinds += [("alone", name, one) for name, sets in self.asked.alone.items() for one in sets]
+        tested = len(kinds)
+        kinds += [("random", name, one) for name, sets in self.asked.random.items() for one in sets]
+        told = {name: np.full(len(kinds), np.nan) for name in COLUMNS}
+        told |= {name: np.concatenate([found, told[name][tested:]]) for name, found in self._tested(kinds[:tested])}
+        told["effect"][tested:] = [self.effect(one).mean() for _, _, one in kinds[tested:]]
+        for place, one in enumerate(self.asked.named):
+            told["random_low"][place], told["random_high"][place], told["percentile"][place] = self.beside_random(one)
+        if self.direct is not None:
+            told["direct"] = np.array([self._direct(kind, one) for kind, _, one in kinds])
+        return as_table(
+            {
+                "set": words([name for _, name, _ in kinds]).dictionary_encode(),
+                "kind": words([kind for kind, _, _ in kinds]).dictionary_encode(),
+                "heads": words([str(one) for _, _, one in kinds]),
+                **{name: numbers(values) for name, values in told.items()},
+                "n": np.full(len(kinds), len(self.intact_S), np.int32),
+            }
+        )
+
+    def beside_random(self, one: HeadSet) -> tuple[float, float, float]:
+        """Where 99 % of its random sets lie, and the share of them, in percent, that cost less; NaN without any."""
+        means = np.array([self.effect(other).mean() for other in self.asked.random[one.name]])
+        if not len(means):
+            return (np.nan,) * 3
+        low, high = np.quantile(means, RANGE)
+        return float(low), float(high), float(100 * (means < self.effect(one).mean()).mean())
+
+    def save(self, folder: Path) -> None:
+        """Write the table, and beside it the facts."""
+        save(self.table(), folder / TABLE)
+        save_json(self.facts, folder / NAME)
+
+    def _tested(self, kinds: Sequence[tuple[str, str, HeadSet]]) -> Iterator[tuple[str, np.ndarray]]:
+        """The columns that statistics fill, over the sets that were asked for."""
+        effect_SK = np.stack([self.effect(one) for _, _, one in kinds], 1)
+        found = paired(self.intact_S[:, None] + effect_SK, np.broadcast_to(self.intact_S[:, None], effect_SK.shape))
+        for column in ("effect", "low", "high", "p"):
+            yield column, getattr(found, column)
+
+    def _direct(self, kind: str, one: HeadSet) -> float:
+        assert self.direct is not None
+        return sum(self.direct[head] for head in one.heads) if kind == "alone" else np.nan
+
+
+COLUMNS = ("direct", "effect", "low", "high", "p", "random_low", "random_high", "percentile")
+
+
+def ablate(
+    loaded: LoadedModel,
+    task: Task,
+    asked: Asked,
+    replacement: Replacement = "mean",
+    folder: Path | None = None,
+    *,
+    force: bool = False,
+    direct: Direct | None = None,
+    advance: Callable[[int], object] = lambda token_layers: None,
+) -> Ablation:
+    """Run a task with every set's heads replaced; with a folder, keep each pass's readings, and write table and facts.
+
+    direct: each head's direct effect. advance: called with the tokens
+    times layers of every pass, and of what an earlier run had read. Raises as `losses`, and UsageError for a folder
+    that holds another ablation, unless force says to write over it.
+    """
+    sets = [*([COPY] if loaded.dtype in HALF else []), *asked.sets]
+    facts = _facts(loaded, task, asked, replacement)
+    readings = None if folder is None else claim(folder, READINGS, "ablation", facts, force)
+    passes = prepared(loaded, task, sets, replacement, advance=advance)
+    effects: dict[Heads, np.ndarray] = {}
+    intact_S = np.full(len(task), np.nan)
+    for first, part in passes.chunks(sets):
+        found_SK = part_losses(passes, part, readings, advance)
+        intact_S = found_SK[:, 0] if first == 0 else intact_S
+        effects |= dict(zip([one.heads for one in part], (found_SK[:, 1:] - found_SK[:, :1]).T, strict=True))
+    spread = float(np.abs(effects[()]).max()) if () in effects else None
+    measured = {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
+    facts |= {**measured, "direct": (direct.said or None) if direct else None, "versions": versions()}
+    found = Ablation(asked, intact_S, effects, {"schema": SCHEMA, **facts}, (direct.values or None) if direct else None)
+    if folder is not None:
+        found.save(folder)
+    return found
+
+
+HALF = ("bfloat16", "float16")
+
+
+def cost(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement) -> tuple[int, float]:
+    """Tokens times layers of all passes, and about how many operations that is."""
+    passes = Passes.planned(loaded, task, replacement)
+    token_layers = passes.token_layers(asked.sets) + (passes.token_layers([]) if replacement == "mean" else 0)
+    return token_layers, operations(loaded, token_layers, sum(map(len, task.rows)) * (1 + len(asked.sets)))
+
+
+def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:
+    """About how many operations so many tokens times layers take, and the logits of so many rows."""
+    layers = len(loaded.geometry.layers)
+    unembed = loaded.geometry.vocab_size * loaded.geometry.hidden_size
+    per_layer = max(0, (loaded.geometry.parameters or 0) - unembed) / layers
+    return 2.0 * (token_layers * per_layer + rows * unembed)
+
+
+def task_facts(loaded: LoadedModel, task: Task, replacement: Replacement) -> dict[str, Any]:
+    """What tells a study of a task from another."""
+    return {
+        "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
+        "dtype": loaded.dtype,
+        "task": {"name": task.name, "sequences": len(task), "sha256": task.sha256, **task.facts},
+        "replacement": replacement,
+    }
+
+
+def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement) -> dict[str, Any]:
+    return {
+        **task_facts(loaded, task, replacement),
+        "sets": {one.name: str(one).split() for one in asked.named},
+        "seed": asked.seed,
+        "random_asked": asked.most,
+        "random_sets": {name: len(sets) for name, sets in asked.random.items()},
+    }
+
+
+def part_losses(
+    passes: Passes, part: Sequence[HeadSet], readings: Path | None, advance: Callable[[int], object]
+) -> np.ndarray:
+    """(S, 1 + K): the losses of some sets, from the folder where an earlier run left them."""
+    if readings is None:
+        return passes.losses(part, advance)
+    heads = repr([one.heads for one in part])
+    path = readings / f"{hashlib.sha256(heads.encode()).hexdigest()[:16]}.npz"
+    if path.exists():
+        advance(passes.token_layers(part))
+        with np.load(path, allow_pickle=False) as kept:
+            return kept["loss_SK"]
+    loss_SK = passes.losses(part, advance)
+    with whole_file(path) as stream:
+        np.savez_compressed(stream, loss_SK=loss_SK)
+    return loss_SK

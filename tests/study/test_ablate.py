@@ -1,0 +1,199 @@
+"""`attnscope ablate`: its table against the losses themselves, its folder, a run that goes on, and bad inputs."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from attnscope.errors import UsageError
+from attnscope.study.ablation import Passes, losses
+from attnscope.study.atlas import Atlas
+from attnscope.study.effects import Asked, ablate, cost
+from attnscope.study.sets import HeadSet
+from attnscope.study.tasks import copy
+from helpers.command_line import call
+
+SETS = [HeadSet("induction", ((3, 0), (3, 1))), HeadSet("one", ((1, 4),))]
+
+
+@pytest.fixture(scope="module")
+def studied(demo, tmp_path_factory):
+    """Two sets on 4 sequences, a few random sets beside them, and the folder that holds them."""
+    folder, task = tmp_path_factory.mktemp("ablate"), copy(demo, sequences=4)
+    asked = Asked.of(SETS, demo.geometry, random=3)
+    said = []
+    found = ablate(demo, task, asked, folder=folder, advance=said.append)
+    assert sum(said) == cost(demo, task, asked, "mean")[0]
+    return task, asked, found, folder
+
+
+def rows_of(table, kind):
+    return [row for row in table.to_pylist() if row["kind"] == kind]
+
+
+def test_the_table_has_every_set_head_and_random_set(demo, studied):
+    task, asked, found, _ = studied
+    table = found.table()
+    expected = losses(demo, task, asked.sets)
+    effects = dict(zip(map(str, asked.sets), (expected[:, 1:] - expected[:, :1]).mean(0), strict=True))
+    assert {(row["kind"], row["set"], row["heads"]) for row in table.to_pylist()} >= {
+        ("together", "induction", "L3H0 L3H1"),
+        ("alone", "induction", "L3H1"),
+        ("alone", "one", "L1H4"),
+    }
+    assert all(row["effect"] == pytest.approx(effects[row["heads"]], abs=1e-6) for row in table.to_pylist())
+    assert {row["n"] for row in table.to_pylist()} == {4}
+    random = [row["effect"] for row in rows_of(table, "random") if row["set"] == "induction"]
+    together = rows_of(table, "together")[0]
+    assert len(random) == 3
+    assert together["percentile"] == 100
+    assert min(random) <= together["random_low"] <= together["random_high"] <= max(random)
+    assert {row["low"] for row in table.to_pylist()} == {None}  # under 32 sequences
+
+
+def test_from_32_sequences_on_there_are_intervals(demo):
+    task = copy(demo, sequences=32)
+    found = ablate(demo, task, Asked.of([HeadSet("late", ((3, 0), (3, 1)))], demo.geometry, random=0))
+    [together] = rows_of(found.table(), "together")
+    assert together["low"] < together["effect"] < together["high"]
+    assert together["low"] > 7
+    assert together["random_low"] is together["percentile"] is None
+
+
+def test_the_folder_holds_the_table_and_what_it_is_of(studied):
+    _, _, found, folder = studied
+    table = pq.read_table(folder / "ablation.parquet")
+    assert table.equals(found.table().cast(table.schema))
+    facts = json.loads((folder / "ablation.json").read_text())
+    assert facts["sets"] == {"induction": ["L3H0", "L3H1"], "one": ["L1H4"]}
+    assert facts["intact"] == pytest.approx(found.intact_S.mean())
+    assert (facts["replacement"], facts["unshared"], facts["spread"]) == ("mean", None, None)
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkeypatch):
+    monkeypatch.setattr("attnscope.study.ablation.CPU_TOKENS", 4 * 101)
+    task, asked = copy(demo, sequences=2), Asked.of(SETS, demo.geometry, random=3)
+    whole = ablate(demo, task, asked, folder=tmp_path)
+    readings = sorted((tmp_path / "ablation").glob("*.npz"))
+    assert len(readings) == -(-len(asked.sets) // 3)
+    readings[1].unlink()
+    (tmp_path / "ablation.parquet").unlink()
+    run, took = [], Passes.losses
+    monkeypatch.setattr(Passes, "losses", lambda self, sets, advance: run.append(sets) or took(self, sets, advance))
+    again = ablate(demo, task, asked, folder=tmp_path)
+    assert [len(sets) for sets in run] == [3]
+    assert again.table().equals(whole.table())
+    assert (tmp_path / "ablation.parquet").exists()
+
+
+def test_another_run_is_not_mixed_in(demo, studied):
+    task, asked, _, folder = studied
+    with pytest.raises(UsageError, match="holds another ablation: replacement differ"):
+        ablate(demo, task, asked, "zero", folder)
+
+
+# the command
+
+FAST = ("--sequences", "2", "--random", "2")
+
+
+def test_the_command_prints_a_table_and_writes(tmp_path):
+    result = call("ablate", "demo", "--select", "3.0-1", *FAST, "--out", str(tmp_path / "a"), columns=140)
+    assert result.code == 0
+    lines = [line.split() for line in result.out.decode().splitlines()]
+    assert any(line[:3] == ["3.0-1", "L3H0", "L3H1"] for line in lines)
+    assert "intact 0." in result.err
+    assert (tmp_path / "a" / "ablation.parquet").exists()
+
+
+def test_every_head_of_a_selection_is_a_set_too():
+    result = call("ablate", "demo", "--select", "3.0-1", *FAST, "-q", "--format", "jsonl")
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    assert [row["set"] for row in rows if row["kind"] == "together"] == ["3.0-1", "L3H0", "L3H1"]
+    assert result.err == ""
+
+
+def test_sets_and_targets_come_from_files(tmp_path):
+    sets, task = tmp_path / "sets.jsonl", tmp_path / "task.jsonl"
+    sets.write_text('{"set": "both", "heads": ["L3H0", "L3H1"]}\n')
+    line = json.dumps({"text": "Mary had a lamb. Mary had a lamb.", "targets": [[28, 32]]})
+    task.write_text(f"{line}\n{line}\n")
+    result = call("ablate", "demo", "--sets", str(sets), "--on", str(task), "--by", "kv", "-q", "--format", "jsonl")
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    assert (result.code, result.err) == (0, "")
+    assert [(row["kind"], row["heads"], row["n"]) for row in rows if row["set"] == "both"][:2] == [
+        ("together", "L3H0 L3H1", 2),
+        ("alone", "L3H0 L3H1", 2),
+    ]
+
+
+def test_texts_are_a_corpus(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text("The old boat lies still.\nThe river is green and the bank is old.\nA cat.\n")
+    arguments = ("--texts", str(path), "--sequences", "2", "--random", "0", "--replace", "zero")
+    result = call("ablate", "demo", "--select", "3.0", *arguments, "-q", "--format", "jsonl")
+    assert [json.loads(line)["n"] for line in result.out.splitlines()] == [2, 2]
+
+
+HEADS = tuple((layer, head) for layer in range(4) for head in range(6))
+ATLAS = Atlas(HEADS, [], {head: ("induction",) * (head in SETS[0].heads) for head in HEADS}, {})
+
+
+def test_roles_of_an_atlas_are_sets(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnscope.study.atlas.kept", lambda folder: ATLAS)
+    result = call("ablate", "demo", "--atlas", str(tmp_path), *FAST, "-q", "--format", "jsonl")
+    assert json.loads(result.out.splitlines()[0])["heads"] == "L3H0 L3H1"
+    monkeypatch.setattr("attnscope.study.atlas.kept", lambda folder: Atlas(HEADS[:3], [], {}, {}))
+    result = call("ablate", "demo", "--atlas", str(tmp_path))
+    assert (result.code, "a model with other heads" in result.err) == (4, True)
+
+
+def test_without_sets_probes_name_them(monkeypatch):
+    probed = []
+    monkeypatch.setattr("attnscope.study.scan.scan", lambda loaded, planned, advance: probed.append(planned) or ATLAS)
+    result = call("ablate", "demo", *FAST, "--format", "jsonl")
+    assert [one.name for one in probed[0].trials] == [
+        *(f"repeated p{period}" for period in (10, 25, 50, 100)),
+        "offsets",
+    ]
+    assert "no sets were named: probes find the roles, " in result.err
+    assert json.loads(result.out.splitlines()[0])["set"] == "induction"
+    monkeypatch.setattr("attnscope.study.scan.scan", lambda loaded, planned, advance: Atlas(HEADS, [], {}, {}))
+    result = call("ablate", "demo", *FAST)
+    assert (result.code, "no head has a role; name heads with --select" in result.err) == (4, True)
+
+
+def test_before_the_probes_have_run_a_set_has_its_cost(monkeypatch):
+    monkeypatch.setattr("attnscope.study.scan.scan", lambda *given, **how: pytest.fail("nothing is to be run"))
+    result = call("ablate", "demo", *FAST, "--dry-run")
+    assert result.code == 0
+    assert b"then per set and random set at most 202 tokens x 4 layers" in result.out  # 2 sequences of 101 tokens
+
+
+def test_what_it_would_take_is_said_before_anything_is_run(tmp_path):
+    result = call("ablate", "demo", "--select", "3.0-1", "--dry-run", "--out", str(tmp_path / "a"))
+    assert b"tokens x layers, about" in result.out
+    assert b"operations" in result.out
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--select", "3.9"], 2, "names head 9"),
+        (["--select", "3.0", "--sets", "sets.jsonl"], 2, "--select and --sets were both given"),
+        (["--sets", "nowhere.jsonl"], 4, "there is no file nowhere.jsonl"),
+        (["--atlas", "nowhere"], 4, "nowhere holds no whole atlas"),
+        (["--select", "3.0", "--on", "texts"], 2, "--on texts needs a corpus"),
+        (["--select", "3.0", "--on", "copy", "--texts", "a.txt"], 2, "--texts was given, and --on copy"),
+        (["--select", "3.0", "--on", "nowhere.jsonl"], 4, "there is no file nowhere.jsonl"),
+        (["--select", "3.0", "--texts", "nowhere.txt"], 2, "there is no file nowhere.txt"),
+        (["--select", "3.0", "--replace", "noise"], 2, "'noise' is not one of 'mean', 'zero', 'resample'"),
+        (["--select", "3.0", "--sequences", "1"], 2, "Invalid value for '--sequences'"),
+        (["--select", "3.0", "--random", "-1"], 2, "Invalid value for '--random'"),
+    ],
+)
+def test_bad_inputs_in_one_line(arguments, code, said):
+    result = call("ablate", "demo", "-q", *arguments)
+    assert (result.code, result.out, result.err.count("\n")) == (code, b"", 1)
+    assert said in result.err

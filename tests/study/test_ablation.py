@@ -1,0 +1,244 @@
+"""Heads taken away: against hooks on the output projection, shared against unshared, counted, padded."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.cli.ablate import notes
+from attnscope.errors import InputError, ModelError
+from attnscope.model.loading import wrap
+from attnscope.seam.engines import Altered, Eager, Tiled
+from attnscope.seam.listen import listen
+from attnscope.study.ablation import losses, prepared
+from attnscope.study.effects import Asked, ablate
+from attnscope.study.replacement import replacing
+from attnscope.study.sets import HeadSet
+from attnscope.study.tasks import Task, copy
+from helpers.families import tiny_model
+
+FAMILIES = ["llama", "gpt2", "gemma3_text"]
+PROJECTIONS = {"llama": "o_proj", "gpt2": "c_proj", "gemma3_text": "o_proj"}
+SETS = [HeadSet("b", ((1, 1), (2, 3))), HeadSet("a", ((0, 2),)), HeadSet("none", ()), HeadSet("c", ((3, 0), (3, 1)))]
+
+
+def random_task(*lengths, words=128, seed=0):
+    generator = np.random.default_rng(seed)
+    ids = tuple(tuple(int(one) for one in generator.integers(6, words, length)) for length in lengths)
+    return Task("random", ids, tuple(tuple(range(2, length - 1)) for length in lengths))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, demo):
+    """A tiny model of 4 layers x 4 heads, its weights large enough that heads matter."""
+    loaded = wrap(tiny_model(request.param, initializer_range=0.2), demo.tokenizer)
+    for one in projections(loaded):
+        if getattr(one, "bias", None) is not None:  # GPT-2's, which stays when all heads are gone
+            torch.nn.init.normal_(one.bias)
+    return loaded
+
+
+def projections(loaded):
+    name = PROJECTIONS[loaded.geometry.model_type]
+    return [module for path, module in loaded.model.named_modules() if path.endswith(f"attn.{name}")]
+
+
+def heads_of(loaded, ids):
+    """What every layer's output projection is given, (T, heads, width) each."""
+    given = []
+    handles = [
+        one.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0][0].unflatten(-1, (4, -1))))
+        for one in projections(loaded)
+    ]
+    with torch.no_grad():
+        loaded.model(torch.tensor([ids]))
+    for handle in handles:
+        handle.remove()
+    return given
+
+
+def loss_by_hooks(loaded, ids, rows, instead):
+    """The loss of one text, alone, with {(layer, head): (T, width)} written where the output projection reads."""
+
+    def cut(layer):
+        def before(module, inputs):
+            heads = inputs[0].clone().unflatten(-1, (4, -1))
+            for (where, head), value in instead.items():
+                if where == layer:
+                    heads[0, :, head] = value
+            return (heads.flatten(-2),)
+
+        return before
+
+    handles = [one.register_forward_pre_hook(cut(layer)) for layer, one in enumerate(projections(loaded))]
+    with torch.no_grad():
+        log = loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    for handle in handles:
+        handle.remove()
+    return -np.mean([float(log[row, ids[row + 1]]) for row in rows])
+
+
+@pytest.mark.parametrize("replacement", ["mean", "zero", "resample"])
+def test_the_loss_is_that_of_a_model_whose_projection_reads_something_else(family, replacement):
+    task = random_task(9, 9, 9)
+    heads = [heads_of(family, ids) for ids in task.ids]  # [text][layer] (T, heads, width)
+
+    def instead(text, layer, head):
+        others = [heads[other][layer][:, head] for other in range(3) if other != text]
+        if replacement == "resample":
+            return heads[(text + 1) % 3][layer][:, head]
+        return torch.stack(others).mean(0) * (replacement == "mean")
+
+    expected = [
+        [
+            loss_by_hooks(family, ids, task.rows[text], {head: instead(text, *head) for head in one.heads})
+            for one in [HeadSet("intact", ()), *SETS]
+        ]
+        for text, ids in enumerate(task.ids)
+    ]
+    found = losses(family, task, SETS, replacement)
+    assert found == pytest.approx(np.array(expected), abs=1e-5)
+    assert np.abs(found[:, [1, 2, 4]] - found[:, :1]).max() > 1e-3
+
+
+def test_shared_passes_equal_unshared_ones_under_every_engine(family):
+    task = random_task(9, 9, 9)
+    shared, unshared = (prepared(family, task, SETS, shared=one) for one in (True, False))
+    assert (shared.why_not, shared.layers is None, unshared.layers is None) == ("", False, True)
+    expected = unshared.losses(SETS)
+    assert shared.losses(SETS) == pytest.approx(expected, abs=1e-5)
+    for engine in (Eager(), Tiled()):
+        assert prepared(family, task, SETS, engine=engine).losses(SETS) == pytest.approx(expected, abs=1e-5)
+
+
+def layers_of(loaded):
+    backbone = loaded.model.base_model
+    return backbone.h if hasattr(backbone, "h") else backbone.layers
+
+
+def counted(loaded, passes, sets):
+    """Tokens that pass through all decoder layers, by hooks, and what the passes said they take."""
+    tokens, said = [], []
+    handles = [
+        layer.register_forward_hook(
+            lambda module, args, out: tokens.append((out[0] if type(out) is tuple else out)[..., 0].numel())
+        )
+        for layer in layers_of(loaded)
+    ]
+    passes.losses(sets, said.append)
+    for handle in handles:
+        handle.remove()
+    return sum(tokens), sum(said)
+
+
+def test_token_layers_are_those_of_the_formula(family):
+    """All one-head sets of L equal layers take (L + 1) / 2L of what they take unshared; the intact rows come on top."""
+    layers, heads = 4, 4
+    task = random_task(9, 9, 9)
+    sets = [HeadSet(f"L{layer}H{head}", ((layer, head),)) for layer in range(layers) for head in range(heads)]
+    intact = task.tokens * layers
+    shared, said = counted(family, prepared(family, task, sets), sets)
+    unshared, said_unshared = counted(family, prepared(family, task, sets, shared=False), sets)
+    assert (said, said_unshared) == (shared, unshared)
+    assert unshared - intact == intact * len(sets)
+    assert (shared - intact) * 2 * layers == (unshared - intact) * (layers + 1)
+
+
+def test_right_padding_leaves_the_loss_and_the_means(family):
+    task = random_task(5, 12, 8, 12)
+    together = losses(family, task, SETS)
+    zeroed = losses(family, task, SETS, "zero")
+    for text in range(4):
+        alone = Task("alone", task.ids[text : text + 1], task.rows[text : text + 1])
+        assert losses(family, alone, SETS, "zero")[0] == pytest.approx(zeroed[text], abs=1e-5)
+    heads = [heads_of(family, ids) for ids in task.ids]
+    text, (layer, head) = 1, SETS[1].heads[0]
+    others = [heads[other][layer][:, head] for other in (0, 2, 3)]
+    first, later = torch.stack([one[0] for one in others]).mean(0), torch.cat([one[1:] for one in others]).mean(0)
+    instead = {(layer, head): torch.stack([first, *[later] * 11])}
+    assert together[text, 2] == pytest.approx(loss_by_hooks(family, task.ids[text], task.rows[text], instead), abs=1e-5)
+
+
+def test_a_long_list_of_sets_takes_several_passes_and_gives_the_same(demo, monkeypatch):
+    task = random_task(9, 9)
+    sets = [HeadSet("", (head,)) for head in OTHERS]
+    whole = losses(demo, task, sets)
+    monkeypatch.setattr("attnscope.study.ablation.CPU_TOKENS", 7 * task.lengths[0])
+    passes = prepared(demo, task, sets)
+    assert max(len(part) for _, part in passes.chunks(sets)) == 6
+    assert passes.losses(sets) == pytest.approx(whole, abs=1e-5)
+
+
+def test_a_family_that_hands_keys_between_layers_is_run_unshared_and_says_so(demo, caplog):
+    loaded = wrap(tiny_model("gemma3n_text"), demo.tokenizer)
+    task, sets = random_task(6, 6), [HeadSet("one", ((3, 0),))]
+    passes = prepared(loaded, task, sets)
+    assert passes.layers is None
+    assert passes.why_not
+    assert losses(loaded, task, sets).shape == (2, 2)
+    assert "unshared passes: its layers" in caplog.text
+
+
+def test_what_cannot_be_replaced_is_refused(demo):
+    bloom = wrap(tiny_model("bloom"), demo.tokenizer)
+    with pytest.raises(ModelError, match="bloom attends outside the attention interface"):
+        losses(bloom, random_task(6, 6), SETS)
+    with pytest.raises(InputError, match="lengths differ"):
+        losses(demo, random_task(6, 7), SETS, "resample")
+    with pytest.raises(InputError, match="there is one"):
+        losses(demo, random_task(6), SETS)
+
+
+def test_half_precision_tells_what_two_intact_rows_differ_by(demo):
+    loaded = wrap(tiny_model("llama", initializer_range=0.2).to(torch.bfloat16), demo.tokenizer)
+    asked = Asked.of([HeadSet("one", ((1, 1),))], loaded.geometry, random=2)
+    facts = ablate(loaded, random_task(9, 9, 9), asked).facts
+    assert 0 <= facts["spread"] < 0.1
+    assert any("two intact rows" in line for line in notes(ablate(loaded, random_task(9, 9, 9), asked)))
+
+
+# the demo's circuit
+
+INDUCTION, PREVIOUS = HeadSet("induction", ((3, 0), (3, 1))), HeadSet("previous-token", ((1, 5), (2, 1)))
+OTHERS = [(layer, head) for layer in range(4) for head in range(6) if (layer, head) not in INDUCTION.heads]
+
+
+def induction_scores(demo, task, sets):
+    """The induction score of L3H0 in two texts, intact and while heads are away: the mean weight on the first copy's
+    successor."""
+    instead, found = prepared(demo, task, sets, shared=False).instead, []
+
+    def on_call(call):
+        if call.layer == 3:
+            query = torch.arange(51, 101)
+            found.append(call.P.dense()[:, 0, query, query - 49].mean(-1).view(-1, 2).mean(1))
+
+    engine = Altered(Eager(), replacing(sets, task.lengths[:2], instead))
+    listen(demo.model, torch.tensor(task.ids[:2] * (1 + len(sets))), on_call, engine=engine)
+    return found[0].tolist()
+
+
+def test_without_the_previous_token_heads_induction_is_gone(demo):
+    controls = [HeadSet("", ((1, one), (2, other))) for one in (0, 2, 3) for other in (0, 3, 5)]
+    sets = [PREVIOUS, HeadSet("L2H1", ((2, 1),)), *controls]
+    intact, together, alone, *others = induction_scores(demo, copy(demo, sequences=16), sets)
+    assert intact == pytest.approx(0.93, abs=0.03)
+    assert together < 0.15
+    assert alone == pytest.approx(0.46, abs=0.06)
+    assert np.median(others) == pytest.approx(0.9, abs=0.05)
+
+
+@pytest.mark.parametrize("sequences", [1, pytest.param(64, marks=pytest.mark.slow)])
+def test_together_they_cost_far_more_than_every_other_pair(demo, sequences):
+    """Means over 64 sequences either way."""
+    pairs = [HeadSet("", pair) for pair in combinations(OTHERS, 2)]
+    passes = prepared(demo, copy(demo), [INDUCTION, *pairs])
+    effects = []
+    for _, part in passes.chunks([INDUCTION, *pairs]):
+        loss = np.concatenate([passes.run([place], part) for place in range(sequences)])
+        effects += (loss[:, 1:] - loss[:, :1]).mean(0).tolist()
+    together, others = effects[0], effects[1:]
+    assert len(others) == 231
+    assert together >= 20 * np.mean(others)
+    assert together >= 100 * np.median(others)

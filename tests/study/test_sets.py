@@ -1,0 +1,117 @@
+"""Sets of heads: read, cut to kv groups, and random ones beside them; tasks: what counts of a sequence."""
+
+import json
+
+import numpy as np
+import pytest
+
+from attnscope.errors import InputError, UsageError
+from attnscope.study.sets import HeadSet, controls_of, of_roles, parts, read_sets, selected, whole_groups
+from attnscope.study.tasks import copy, targets, texts
+
+INDUCTION, PREVIOUS = HeadSet("induction", ((3, 0), (3, 1))), HeadSet("previous-token", ((1, 5), (2, 1)))
+
+
+def test_sets_are_read_as_they_are_written(demo, tmp_path):
+    path = tmp_path / "sets.jsonl"
+    path.write_text('{"set": "induction", "heads": ["L3H0", "3.1"]}\n\n{"set": "first", "heads": ["0"]}\n')
+    induction, first = read_sets(path, demo.geometry)
+    assert induction == INDUCTION
+    assert (first.name, len(first.heads)) == ("first", 6)
+    assert selected("L3H0-1", demo.geometry) == [HeadSet("L3H0-1", INDUCTION.heads)]
+    with pytest.raises(UsageError, match="names head 9"):
+        selected("L3H9", demo.geometry)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("L3H0", "line 2 is no JSON"),
+        ('["L3H0"]', "line 2 is no set of heads"),
+        ('{"set": "a"}', "line 2 is no set of heads"),
+        ('{"set": "a", "heads": []}', "line 2: the set 'a' has no heads"),
+        ('{"set": "a", "heads": ["L9H0"]}', "line 2: 'L9H0' names layer 9"),
+        ('{"set": "one", "heads": ["L0H0"]}', "has two sets called 'one'"),
+    ],
+)
+def test_a_line_that_is_no_set_is_named(demo, tmp_path, line, said):
+    path = tmp_path / "sets.jsonl"
+    path.write_text(f'{{"set": "one", "heads": ["L3H0"]}}\n{line}\n')
+    with pytest.raises(InputError) as error:
+        read_sets(path, demo.geometry)
+    assert said in str(error.value)
+
+
+def test_roles_are_sets_and_a_role_without_heads_is_none():
+    roles = {(3, 1): ("induction", "sink"), (3, 0): ("induction",), (0, 0): ()}
+    assert of_roles(roles, ("retrieval", "induction")) == [INDUCTION]
+
+
+def test_heads_that_share_a_kv_head_go_together(demo):
+    assert whole_groups(PREVIOUS, demo.geometry).heads == ((1, 4), (1, 5), (2, 0), (2, 1))
+    assert [one.name for one in parts(INDUCTION, demo.geometry)] == ["L3H0", "L3H1"]
+    assert [one.name for one in parts(INDUCTION, demo.geometry, by_kv=True)] == ["L3H0 L3H1"]
+
+
+def test_controls_have_as_many_heads_per_layer_and_none_that_is_named(demo):
+    named = [INDUCTION, PREVIOUS]
+    few = controls_of(INDUCTION, named, demo.geometry)
+    assert {one.heads for one in few} == {((3, a), (3, b)) for a in range(2, 6) for b in range(a + 1, 6)}
+    assert len(controls_of(PREVIOUS, named, demo.geometry)) == 25
+    wide = HeadSet("wide", ((0, 1), (1, 2), (2, 2), (3, 2)))
+    many = controls_of(wide, [*named, wide], demo.geometry)
+    assert len({one.heads for one in many}) == len(many) == 100
+    assert all(one.per_layer == wide.per_layer for one in many)
+    assert not {head for one in many for head in one.heads} & {head for one in (*named, wide) for head in one.heads}
+    assert many == controls_of(wide, [*named, wide], demo.geometry)
+    assert many != controls_of(wide, [*named, wide], demo.geometry, seed=1)
+    groups = controls_of(whole_groups(PREVIOUS, demo.geometry), named, demo.geometry, by_kv=True)
+    assert {one.heads for one in groups} == {((1, a), (1, a + 1), (2, b), (2, b + 1)) for a in (0, 2) for b in (2, 4)}
+    everything = HeadSet("all", tuple((3, head) for head in range(6)))
+    assert controls_of(everything, [everything], demo.geometry) == []
+
+
+def test_copy_counts_what_can_be_read_off_the_first_half(demo):
+    task = copy(demo, sequences=3)
+    assert task.facts["period"] == 50
+    for ids, rows in zip(task.ids, task.rows, strict=True):
+        assert ids[1:51] == ids[51:]
+        assert rows == tuple(range(51, 100))
+        assert all(ids[row + 1] == ids[row - 49] for row in rows)
+    assert task.sha256 == copy(demo, sequences=3).sha256 != copy(demo, sequences=3, seed=1).sha256
+
+
+def test_texts_count_every_token_but_the_first(demo):
+    task = texts(demo, ["the old boat lies still", "the river"], 4)
+    assert task.lengths == [4, 3]
+    assert task.rows == ((0, 1, 2), (0, 1))
+
+
+def test_targets_are_characters(demo, tmp_path):
+    path, text = tmp_path / "tasks.jsonl", "Mary had a lamb. Mary had a lamb."
+    path.write_text(json.dumps({"text": text, "targets": [[28, 32]]}))
+    task = targets(demo, path)
+    [ids], [rows] = task.ids, task.rows
+    said = demo.tokenizer.decode([ids[row + 1] for row in rows])
+    assert said.strip() == "lamb"
+    assert rows[-1] == len(ids) - 3
+    assert np.all(np.diff(rows) == 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Mary", "line 1 is no JSON"),
+        ('{"text": "Mary"}', "line 1 is no text with targets"),
+        ('{"text": "Mary", "targets": []}', "line 1 is no text with targets"),
+        ('{"text": "Mary", "targets": [[0, 9]]}', "[0, 9] is no range of its 4 characters"),
+        ('{"text": "Mary", "targets": [3, 4]}', "3 is no range"),
+        ('{"text": "Mary", "targets": [[true, 2]]}', "is no range"),
+    ],
+)
+def test_a_line_that_is_no_task_is_named(demo, tmp_path, line, said):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(line)
+    with pytest.raises(InputError) as error:
+        targets(demo, path)
+    assert said in str(error.value)
