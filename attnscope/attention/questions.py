@@ -60,7 +60,10 @@ class MaxWeight(Question):
 
 @dataclass(frozen=True, eq=False)
 class Holding(Question):
-    """(B, H, Q): the smallest number of keys that hold `percent` of what the row sums to; 0 in a row of zeros."""
+    """(B, H, Q): the smallest number of keys that hold `percent` of what the row sums to; 0 in a row of zeros.
+
+    Where rounding decides which key is the last, engines differ by one.
+    """
 
     percent: int
 
