@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -13,14 +13,13 @@ from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, EngineName, Look, ModelText, Results, Selected, Top
+from attnscope.cli.options import FIRST, UNRECORDED, EngineName, Look, ModelText, Results, Selected, Top
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
+    from attnscope.figures import Style
     from attnscope.model.loading import LoadedModel
     from attnscope.run import Run, Text
     from attnscope.study.comparison import Comparison, Reading
@@ -29,14 +28,13 @@ EXAMPLES = (
     'attnscope compare --text "Mary gave John a book" --compare-text "John gave Mary a book" --out runs/swapped',
     "attnscope compare --texts corpus.txt.gz --compare-model demo --top 5",
 )
-SHOWN = ("previous_token", "induction", "sink", "entropy")  # metrics whose difference stands in the table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sides(ModelText):
     """One side, and what is compared with it."""
 
-    compare_text: Annotated[str | None, Option(help="The other text.", metavar="TEXT"), FIRST] = None
+    compare_text: Annotated[str | None, Option(help="The other text.", metavar="TEXT"), FIRST, UNRECORDED] = None
     compare_model: Annotated[
         str | None, Option(help="The other model, on the same texts.", metavar="NAME", autocompletion=models), FIRST
     ] = None
@@ -89,17 +87,20 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     """
     format = output.wanted_format(printing.format)
 
+    from attnscope.manifest import AROUND
     from attnscope.selection import select
 
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 
+    from attnscope.cli.compare_table import rendered
     from attnscope.study.comparison import check_alike
     from attnscope.study.comparison import compare as compared
-    from attnscope.study.differences import about, check_folder, heads_table, save
+    from attnscope.study.differences import about, check_folder, heads_table
 
     check_alike(*loaded)
     heads = select(selected.select or "*", loaded[0].geometry.heads_by_layer)
-    options = recorded(asked, room, selected, top, look)
+    groups = (asked, room, selected, look)
+    options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
     said = about(loaded, [str(part) for one in texts for part in one[1:]], options)
     if printing.out is not None:
         check_folder(printing.out, said, printing.force)
@@ -110,12 +111,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
         found = compared(pairs, maps=maps, memory=room.memory, advance=advance)
     places = [place for place in found.order if found.heads[place][1] in heads.get(found.heads[place][0], ())]
     if printing.out is not None:
-        style = look.style(spelled("compare", asked, room, selected, top, printing, look))
-        pictures = 1 + len(maps or ())
-        with unwinding(), output.progress("drawing", pictures, printing.quiet) as advance:
-            how: dict[str, Any] = {"places": places, "spreadsheet": printing.spreadsheet, "advance": advance}
-            written = save(found, printing.out, said, style, **how)
-        output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
+        write(found, places, said, look.style(spelled("compare", *groups)), printing)
     table = heads_table(found, places)
     output.emit(table, format, lambda: rendered(found, places[: top.top]), printing.spreadsheet)
     return report(found, printing.quiet)
@@ -181,6 +177,20 @@ def readings(
         yield one, two
 
 
+def write(
+    found: Comparison, places: Sequence[int], said: Mapping[str, Any], style: Style, printing: Differences
+) -> None:
+    """Tables and pictures into --out, with a bar while they are drawn; said: what tells it from another comparison."""
+    from attnscope.study.differences import save
+
+    assert printing.out is not None
+    pictures = 1 + len(found.pair.drawn.values if found.pair and found.pair.drawn else ())
+    with unwinding(), output.progress("drawing", pictures, printing.quiet) as advance:
+        how: dict[str, Any] = {"places": places, "spreadsheet": printing.spreadsheet, "advance": advance}
+        written = save(found, printing.out, said, style, **how)
+    output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
+
+
 def report(found: Comparison, quiet: bool) -> int:
     """Say what stands beside the table and what did not hold; the exit code that follows."""
     if found.pair:
@@ -194,7 +204,9 @@ def report(found: Comparison, quiet: bool) -> int:
                 said = described(reading.prompt, Found("", tuple(alone)))
                 output.talk(f"only in {name}: {said}", quiet)
     else:
-        output.talk(f"{found.texts} texts" + ", too few for intervals" * (found.texts < 32), quiet)
+        from attnscope.study.statistics import FEWEST
+
+        output.talk(f"{found.texts} texts" + ", too few for intervals" * (found.texts < FEWEST), quiet)
     layers = sorted({layer for layer, _ in found.heads})
     differing = [layer for (layer, _), js in zip(found.heads, found.js.effect, strict=True) if js > 0]
     if not differing:
@@ -204,34 +216,3 @@ def report(found: Comparison, quiet: bool) -> int:
     for line in found.failures:
         output.talk(f"does not hold: {line}", quiet=False)
     return 1 if found.failures else 0
-
-
-def rendered(found: Comparison, places: Sequence[int]) -> RichTable:
-    """The heads by divergence, with its interval where there is one, lost mass, and some metrics' differences."""
-    from attnscope.measure.metrics import METRICS
-
-    sheet, js = output.sheet(), found.js
-    interval = bool((js.low == js.low).any())
-    lost = [found.lost_SN.mean(0), found.other_lost_SN.mean(0)]
-    titles = ["JS bits" + " [95 %]" * interval, "lost", "lost, other", *(f"Δ {METRICS[name].short}" for name in SHOWN)]
-    sheet.add_column("head", no_wrap=True)
-    for title in titles:
-        sheet.add_column(output.one_line(title), justify="right", no_wrap=True)
-    differences = [found.metric(name).effect for name in SHOWN]
-    for place in places:
-        layer, head = found.heads[place]
-        said = _bits(js.effect[place])
-        said += f" [{_bits(js.low[place])}, {_bits(js.high[place])}]" * interval
-        cells = [*(f"{one[place]:.2f}" for one in lost), *(_signed(one[place]) for one in differences)]
-        sheet.add_row(f"L{layer}H{head}", said, *cells)
-    return sheet
-
-
-def _bits(value: float) -> str:
-    if value != value or value == 0:
-        return "0" if value == 0 else "-"
-    return f"{value:.4f}" if value >= 1e-3 else f"{value:.1e}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}" if value == value else "-"

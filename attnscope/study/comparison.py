@@ -93,11 +93,16 @@ class Comparison:
 
     def metric(self, name: str) -> Effects:
         """The other side's metric minus the first's, over the texts in which it can show on both."""
-        first_SN, other_SN = self.metrics[name]
-        there_S = np.isfinite(other_SN - first_SN).any(1)
-        if not there_S.any():
-            there_S[:] = True
-        return paired(other_SN[there_S], first_SN[there_S], flips=0)
+        return self._metrics[name]
+
+    @cached_property
+    def _metrics(self) -> dict[str, Effects]:
+        found = {}
+        for name, (first_SN, other_SN) in self.metrics.items():
+            there_S = np.isfinite(other_SN - first_SN).any(1)
+            there_S |= not there_S.any()
+            found[name] = paired(other_SN[there_S], first_SN[there_S], flips=0)
+        return found
 
     @property
     def order(self) -> list[int]:

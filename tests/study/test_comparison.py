@@ -6,17 +6,22 @@ import io
 import json
 import math
 import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.visibility import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Style
 from attnscope.figures.colours import find_limits
-from attnscope.measure.divergence import js_bits
+from attnscope.measure.divergence import Side, diverge, js_bits
+from attnscope.measure.maps import Cells
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import ENGINES
 from attnscope.study import comparison
@@ -31,6 +36,7 @@ from helpers.made_tokenizers import byte_level
 
 FIRST = "Mary gave John a book and went home to the bank"
 OTHER = "Anna gave big John a small book and went home"
+PAGE = Path(__file__).parents[2] / "docs" / "compare.md"
 TEXTS = ("the river bank is green and the old boat lies still", "Mary saw John, and John gave Mary a book.")
 
 
@@ -216,6 +222,28 @@ def test_js_bits_by_hand():
     assert math.isnan(found[3])
 
 
+def test_a_binned_map_sums_over_keys_and_means_over_queries():
+    P, Q = (causal(seed) for seed in range(2))
+    unit_T = torch.arange(10)
+    cells = Cells.of(range(10), 4)
+    found = diverge(Side(P, unit_T), Side(Q, unit_T), 10, cells, [1]).map[0]
+    difference = (Q.dense() - P.dense())[0, 1].double().numpy()
+    runs = [range(start, min(start + 3, 10)) for start in range(0, 10, 3)]
+    for row, queries in enumerate(runs):
+        for column, keys in enumerate(runs):
+            value = sum(difference[i, j] for i in queries for j in keys) / len(queries)
+            assert (
+                found[row, column] == pytest.approx(value, abs=1e-6) if column <= row else np.isnan(found[row, column])
+            )
+
+
+def causal(seed):
+    """Two heads of random causal attention over 10 tokens."""
+    logits = torch.randn(1, 2, 10, 10, generator=torch.Generator().manual_seed(seed))
+    hidden = torch.ones(10, 10, dtype=torch.bool).triu(1)
+    return DenseAttention(logits.masked_fill(hidden, -torch.inf).softmax(-1), Visibility(10, 10))
+
+
 # what is refused
 
 
@@ -292,7 +320,9 @@ def test_the_command_prints_names_and_writes(tmp_path, two_texts):
     tables, pictures = {"heads.csv", "metrics.csv", "tokens.csv"}, {"layers/L01.png", "layers/L02.png"}
     assert written == tables | pictures | {"differences.png", "compare.json"}
     assert (out / "heads.csv").read_bytes() == result.out
-    assert json.loads((out / "compare.json").read_text())["files"].keys() == written - {"compare.json"}
+    said = (out / "compare.json").read_text()
+    assert json.loads(said)["files"].keys() == written - {"compare.json"}
+    assert OTHER not in said  # a text is hashed, not written down
     assert kept.exists()
 
 
@@ -310,8 +340,18 @@ def test_a_terminal_has_a_table_and_a_pipe_any_format(tmp_path):
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.out.decode()).splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(re.match(r" *L\d+H\d+ ", line) is not None for line in lines) == 3
+    assert lines[1].split()[:3] == ["head", "JS", "bits"]
+    assert all(word in lines[1] for word in ("lost", "Δ sink"))
     data = call(*PAIR, "--format", "parquet", "-q").out
     assert pq.read_table(io.BytesIO(data)).num_rows == 24
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    attnscope (compare .*)$", PAGE.read_text("utf-8"), re.MULTILINE))
+def test_a_command_of_the_page_runs(line, monkeypatch):
+    monkeypatch.chdir(PAGE.parents[1])
+    result = call(*shlex.split(line.partition(" --out ")[0]))
+    assert result.code == 0, result.err
+    assert len(rows(result.out)) == 24
 
 
 def test_a_model_beside_itself_on_a_file_of_texts(tmp_path):
