@@ -19,8 +19,6 @@ EXAMPLES = (
     'attnscope heads --text "the financial bank is located on river bank" --out runs/bank',
     'attnscope heads --text "Mary saw John, and John gave Mary a book" --query last --key Mary --top 5',
     "attnscope heads --file README.md --truncate right --sort induction --top 5",
-    'attnscope scan demo --sequences 32 --out runs/atlas && attnscope heads "the cat sat" --atlas runs/atlas '
-    "--select @induction",
 )
 
 
