@@ -20,8 +20,6 @@ EXAMPLES = (
     'attnscope heads --text "Mary saw John, and John gave Mary a book" --query last --key Mary --top 5',
     "attnscope heads --file README.md --truncate right --sort induction --top 5",
     "attnscope heads --file README.md --truncate right --sort keys_95 --metrics streaming_mass_32,streaming_mass_128",
-    'attnscope scan demo --sequences 32 --out runs/atlas && attnscope heads "the cat sat" --atlas runs/atlas '
-    "--select @induction",
     'attnscope heads "the financial bank is located on" --generate 8 --sort lookback --top 5',
 )
 

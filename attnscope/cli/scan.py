@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from attnscope.study.texts import OnTexts
 
 EXAMPLES = (
-    "attnscope scan demo --out runs/atlas",
-    "attnscope scan demo --sequences 32 --texts corpus.txt.gz --out runs/texts",
+    "attnscope scan demo --texts corpus.txt.gz --out runs/atlas",
+    'attnscope scan demo --sequences 32 --out runs/few && attnscope heads "the cat sat" --atlas runs/few '
+    "--select @induction",
     "attnscope scan demo --dry-run",
 )
 

@@ -116,12 +116,14 @@ def kept(folder: Path) -> Atlas:
 
     try:
         facts = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        table = pq.read_table(folder / TABLE)
-    except (OSError, ValueError) as error:
+        if facts["schema"] != SCHEMA:
+            raise InputError(f"{folder} holds {facts['schema']!r}, and {SCHEMA!r} is read", "scan the model again")
+        return _read(facts, pq.read_table(folder / TABLE).to_pydict())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # it is a file that anybody may write
         raise InputError(f"{folder} holds no whole atlas", "make one: attnscope scan MODEL --out DIR") from error
-    if facts.get("schema") != SCHEMA:
-        raise InputError(f"{folder} holds {facts.get('schema')!r}, and {SCHEMA!r} is read", "scan the model again")
-    columns = table.to_pydict()
+
+
+def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:
     places = list(zip(columns["layer"], columns["head"], strict=True))
     heads = tuple(dict.fromkeys(places))
     findings = []
@@ -131,6 +133,7 @@ def kept(folder: Path) -> Atlas:
         findings.append(Finding(columns["probe"][start], columns["against"][start], effects))
     named = {(layer, head): tuple(facts["roles"].get(f"L{layer}H{head}", ())) for layer, head in heads}
     told = {name: value for name, value in facts.items() if name not in ("roles", "rules")}
+    _ = told["model"]["name"], told["model"]["revision"]
     return Atlas(heads, findings, named, told)
 
 

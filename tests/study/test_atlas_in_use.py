@@ -119,9 +119,11 @@ def test_another_models_atlas_in_the_folder_is_left_aside(own, other, caplog):
     made_atlas(other, ROLES).save(own / "atlas")
     assert atlas_of(attnscope.load(str(own))) is None
     assert "is left aside: it is not of these weights" in caplog.text
-    (own / "atlas" / "atlas.parquet").unlink()
-    assert atlas_of(attnscope.load(str(own))) is None
-    assert "holds no whole atlas" in caplog.text
+    for damage in ("{}", '{"schema": "atlas/1"}', "["):
+        caplog.clear()
+        (own / "atlas" / "atlas.json").write_text(damage)
+        assert atlas_of(attnscope.load(str(own))) is None
+        assert "holds no whole atlas" in caplog.text
 
 
 def test_a_file_that_changes_is_hashed_again(tmp_path):
