@@ -166,7 +166,7 @@ def _written(path: Path, columns: Sequence[str], schema: pa.Schema, format: str)
     if format == "parquet":
         import pyarrow.parquet as pq
 
-        return pq.read_table(path, columns=list(columns))
+        return pq.ParquetFile(path).read(columns=list(columns))
     if format == "csv":
         from pyarrow import csv
 

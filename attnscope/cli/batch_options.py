@@ -53,7 +53,7 @@ class Sources(Tokens):
     whole: Annotated[bool, Option(help="A .txt file is one text, not one text per line."), HELD] = False
     max_tokens: Annotated[
         int | None,
-        Option(min=1, help="Cut every text to so many, on the right or as --truncate says.", metavar="N"),
+        Option(min=1, help="Cut texts to N tokens, on the right by default.", metavar="N"),
         HELD,
     ] = None
 
