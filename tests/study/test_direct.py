@@ -5,8 +5,9 @@ import torch
 
 from attnscope.seam.engines import Altered, Eager
 from attnscope.seam.listen import listen
-from attnscope.study.direct import direct_effects, way_to_logits
-from helpers.parity_models import as_loaded, ids_for, roused_model
+from attnscope.study.direct import direct_effects
+from attnscope.study.way import way_to_logits
+from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 
 GRANITE = {"residual_multiplier": 0.22, "logits_scaling": 8.0, "embedding_multiplier": 12.0}
 PLAIN = {  # family: overrides, whether its final norm centres, where that norm and the blocks are, the attention in one
@@ -108,6 +109,16 @@ def test_no_direct_effect_where_the_way_is_not_plain(model_type, reason):
     way = way_to_logits(as_loaded(roused_model(model_type)), ids_for(model_type)[0].tolist())
     assert isinstance(way, str)
     assert reason in way
+
+
+def test_half_precision_blurs_no_verdict():
+    (ids_BT, right_BT), model = asked("llama"), roused_model("llama")
+    exact = direct_effects(as_loaded(model), way_to_logits(as_loaded(model), ids_BT[0].tolist()), ids_BT, right_BT)
+    half = as_loaded(in_half(model))
+    rounded = direct_effects(half, way_to_logits(half, ids_BT[0].tolist()), ids_BT, right_BT)
+    torch.testing.assert_close(rounded, exact, atol=4e-3, rtol=0)  # of 0.09 at the most
+    post_normed = as_loaded(in_half(roused_model("gemma2")))
+    assert "does not add its modules' outputs" in way_to_logits(post_normed, ids_for("gemma2")[0].tolist())
 
 
 @pytest.mark.parametrize("place", ["model.layers.1.self_attn", "model.layers.1", "model.norm"])
