@@ -48,7 +48,7 @@ def test_options():
 
 
 def test_values():
-    assert offered("attnscope", "heads", "--sort", "") == [*METRICS, "mass"]
+    assert offered("attnscope", "heads", "--sort", "") == [*METRICS, "lookback", "lookback_without_key0", "mass"]
     assert offered("attnscope", "heads", "--sort", "indu") == ["induction"]
     assert offered("attnscope", "metrics", "ent") == [name for name in METRICS if name.startswith("ent")]
     assert "log" in offered("attnscope", "heatmap", "--scale", "")
