@@ -37,6 +37,7 @@ MANY = 4  # heads of a set up to which each one's numbers are shown
 class Taken(Selected):
     """Which heads go, and what stands in for them."""
 
+    panel = "Attention"
     sets: Annotated[
         Path | None,
         Option(help='Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', metavar="FILE"),
@@ -47,6 +48,7 @@ class Taken(Selected):
         Literal["mean", "zero", "resample"],
         Option(help="What stands in: its mean over other sequences; zero; another sequence's, which misinforms."),
     ] = "mean"
+    random: Annotated[int, Option(min=0, help="Random sets beside each, of other heads.", metavar="N")] = 100
 
     def __post_init__(self) -> None:
         named = [f"--{name}" for name in ("select", "sets", "atlas") if getattr(self, name) is not None]
@@ -58,6 +60,7 @@ class Taken(Selected):
 class On(Rehearsal, Seed, Top):
     """What is to be predicted meanwhile."""
 
+    panel = "Corpus"
     on: Annotated[
         str | None,
         Option(
@@ -67,7 +70,6 @@ class On(Rehearsal, Seed, Top):
     ] = None
     texts: Annotated[Path | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
     sequences: Annotated[int, Option(min=2, help="Sequences or texts at most; intervals need 32.", metavar="N")] = 64
-    random: Annotated[int, Option(min=0, help="Random sets beside each, of other heads.", metavar="N")] = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,10 +93,14 @@ class On(Rehearsal, Seed, Top):
 class Measured(Format, Exporting):
     """A table to stdout, table and facts to --out."""
 
+    out: Annotated[
+        Path | None, Option("-o", help="Write table and facts here; a run that was stopped goes on.", metavar="DIR")
+    ] = None
+
 
 @takes(Scanned, Taken, On, Measured)
 def ablate(scanned: Scanned, taken: Taken, on: On, measured: Measured) -> int:
-    """What is lost without some heads: alone, together, and beside random sets.
+    """What is lost without some heads, alone and together.
 
     A head's output is replaced before the output projection while the model predicts, and the loss compared with that
     of the intact rows beside it, in nats per token. Heads back each other up: alone each may cost nothing, and all
@@ -112,7 +118,7 @@ def ablate(scanned: Scanned, taken: Taken, on: On, measured: Measured) -> int:
         output.show(_before_probes(loaded, task, on))
         return 0
     named = named or _roles(loaded, on, measured.quiet)
-    asked = Asked.of(named, loaded.geometry, by_kv=taken.by == "kv", seed=on.seed, random=on.random)
+    asked = Asked.of(named, loaded.geometry, by_kv=taken.by == "kv", seed=on.seed, random=taken.random)
     token_layers, operations = cost(loaded, task, asked, taken.replace)
     told = f"{len(asked.sets)} sets on {len(task)} sequences of {task.name}"
     told += f": {token_layers} tokens x layers, about {operations:.0e} operations"
@@ -266,4 +272,4 @@ def _number(value: float | None) -> str:
 
 
 def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"
+    return "-" if value is None else "0.00" if abs(value) < 0.005 else f"{value:+.2f}"
