@@ -42,6 +42,7 @@ MANY = 4  # heads of a set up to which each one's numbers are shown
 class Taken(Selected):
     """Which heads go, and what stands in for them."""
 
+    panel = "Attention"
     sets: Annotated[
         Path | None,
         Option(help='Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', metavar="FILE"),
@@ -53,6 +54,7 @@ class Taken(Selected):
         Literal["mean", "zero", "resample"],
         Option(help="What stands in: its mean over other sequences; zero; another sequence's, which misinforms."),
     ] = "mean"
+    random: Annotated[int, Option(min=0, help="Random sets beside each, of other heads.", metavar="N")] = 100
 
     def __post_init__(self) -> None:
         named = [f"--{name}" for name in ("select", "sets", "atlas") if getattr(self, name) is not None]
@@ -69,6 +71,7 @@ class Taken(Selected):
 class On(Rehearsal, Seed, Top):
     """What is to be predicted meanwhile."""
 
+    panel = "Corpus"
     on: Annotated[
         str | None,
         Option(
@@ -78,7 +81,6 @@ class On(Rehearsal, Seed, Top):
     ] = None
     texts: Annotated[Path | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
     sequences: Annotated[int, Option(min=2, help="Sequences or texts at most; intervals need 32.", metavar="N")] = 64
-    random: Annotated[int, Option(min=0, help="Random sets beside each, of other heads.", metavar="N")] = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,6 +103,10 @@ class On(Rehearsal, Seed, Top):
 @dataclass(frozen=True, kw_only=True)
 class Measured(Format, Exporting):
     """A table to stdout, table and facts to --out."""
+
+    out: Annotated[
+        Path | None, Option("-o", help="Write table and facts here; a run that was stopped goes on.", metavar="DIR")
+    ] = None
 
 
 @takes(Scanned, Taken, On, Otherwise, Measured)
@@ -132,7 +138,7 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     from attnscope.study.effects import ablate as ablated_by
     from attnscope.study.effects_picture import save_ablation
 
-    asked = Asked.of(named, loaded.geometry, by_kv=taken.by == "kv", seed=on.seed, random=on.random)
+    asked = Asked.of(named, loaded.geometry, by_kv=taken.by == "kv", seed=on.seed, random=taken.random)
     if taken.each:
         asked = replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)})
     token_layers, operations = cost(loaded, task, asked, taken.replace)
@@ -311,4 +317,4 @@ def _number(value: float | None) -> str:
 
 
 def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"
+    return "-" if value is None else "0.00" if abs(value) < 0.005 else f"{value:+.2f}"
