@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from attnscope.study.atlas import Atlas
     from attnscope.study.findings import Finding
     from attnscope.study.scan import Plan
+
+WIDE = 108  # a narrower screen shows one null alone, and roles below each other
 
 EXAMPLES = ("attnscope scan demo --out runs/atlas", "attnscope scan demo --dry-run")
 
@@ -90,6 +93,8 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     output.emit(atlas.table(), format, lambda: rendered(atlas, shown, probing.top))
     for what, why in atlas.facts["not_measured"].items():
         output.talk(f"not measured: {what}: {why}", kept.quiet)
+    for rule in atlas.rules():
+        output.talk(f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}", kept.quiet)
     if format == "table":
         output.talk(f"probes: {', '.join(atlas.probes())}; --probe NAME shows another", kept.quiet)
     return 0
@@ -113,15 +118,16 @@ def _shown(atlas: Atlas, asked: str | None) -> list[Finding]:
 def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTable:
     """The heads, those with a role first, then by effect: the probe's score, its nulls, and the effect's interval."""
     first, sheet = shown[0], output.sheet()
-    copying = _copying(atlas, first)
+    wide = output.width() >= WIDE
+    shown = shown if wide else shown[:1]
+    copying, uniform = _copying(atlas, first), atlas.facts.get("near_uniform", {})
     heads = len(atlas.heads)
     for title in ("head", "roles"):
         sheet.add_column(title, no_wrap=True)
-    sheet.add_column(output.one_line(first.probe), justify="right", no_wrap=True)
-    for one in shown:
-        sheet.add_column(output.one_line(one.against), justify="right", no_wrap=True)
-    sheet.add_column(f"effect [95 %, all {heads}]", no_wrap=True)
-    for title in ("p", *(["copying"] if copying else [])):
+    for title in (first.probe, *(one.against for one in shown)):
+        sheet.add_column(title, justify="right")
+    sheet.add_column(f"effect\n[95 %, all {heads}]", no_wrap=True)
+    for title in ("p", *(["copying"] if copying else []), *(["JS"] if uniform else [])):
         sheet.add_column(title, justify="right", no_wrap=True)
     effect = first.effects
     order = sorted(
@@ -131,12 +137,13 @@ def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTab
         layer, head = atlas.heads[place]
         sheet.add_row(
             f"L{layer}H{head}",
-            " ".join(atlas.roles[layer, head]) or "-",
+            (" " if wide else "\n").join(atlas.roles[layer, head]) or "-",
             _number(effect.score[place]),
             *(_number(one.effects.null[place]) for one in shown),
             f"{_signed(effect.effect[place])} [{_number(effect.low_all[place])}, {_number(effect.high_all[place])}]",
             _p(effect.p[place]),
             *([_number(copying.effects.score[place])] if copying else []),
+            *([_number(uniform.get(f"L{layer}H{head}", math.nan))] if uniform else []),
         )
     return sheet
 
@@ -152,11 +159,11 @@ def _or_least(value: float) -> float:
 
 
 def _number(value: float) -> str:
-    return f"{value:.2f}" if value == value else "-"
+    return f"{value:z.2f}" if value == value else "-"
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f}" if value == value else "-"
+    return f"{value:+z.2f}" if value == value else "-"
 
 
 def _p(value: float) -> str:
