@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
+from attnscope.cli.ablate_other import Otherwise, answered
 from attnscope.cli.options import Exporting, Format, Rehearsal, Seed, Selected, Top
 from attnscope.cli.scan import Scanned
 from attnscope.cli.signals import unwinding
@@ -16,11 +17,12 @@ from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from rich.table import Table as RichTable
 
     from attnscope.model.loading import LoadedModel
+    from attnscope.study.atlas import Atlas
     from attnscope.study.effects import Ablation
     from attnscope.study.scan import Plan
     from attnscope.study.sets import HeadSet
@@ -28,8 +30,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "attnscope ablate demo --select 3.0-1 --sequences 32 --out runs/ablate",
-    "attnscope ablate demo --select 3.0-1,1.5 --dry-run",
+    "attnscope ablate demo --select 3.0-1,1.5 --pairs --sequences 32",
+    "attnscope ablate demo --prune --dry-run",
+    "attnscope ablate demo --method gradient --sequences 32",
 )
+EACH = "each head"
+PROBED = ("repeated", "offsets")  # trials that name the sets where nobody does
 MANY = 4  # heads of a set up to which each one's numbers are shown
 
 
@@ -42,8 +48,11 @@ class Taken(Selected):
         Path | None,
         Option(help='Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', metavar="FILE"),
     ] = None
-    atlas: Annotated[Path | None, Option(help="Sets are the roles of this atlas of `scan`.", metavar="DIR")] = None
+    atlas: Annotated[
+        Path | None, Option(help="What `scan` wrote: sets are its roles, or --select's @ROLE.", metavar="DIR")
+    ] = None
     by: Annotated[Literal["head", "kv"], Option(help="What goes at least: a head, or all heads of a kv head.")] = "head"
+    each: Annotated[bool, Option("--each", help="Every head of the model alone, too.")] = False
     replace: Annotated[
         Literal["mean", "zero", "resample"],
         Option(help="What stands in: its mean over other sequences; zero; another sequence's, which misinforms."),
@@ -51,9 +60,14 @@ class Taken(Selected):
     random: Annotated[int, Option(min=0, help="Random sets beside each, of other heads.", metavar="N")] = 100
 
     def __post_init__(self) -> None:
-        named = [f"--{name}" for name in ("select", "sets", "atlas") if getattr(self, name) is not None]
-        if len(named) > 1:
-            raise UsageError(f"{named[0]} and {named[1]} were both given", "give one of them")
+        named = [f"--{name}" for name in ("select", "atlas") if getattr(self, name) is not None]
+        if self.sets is not None and named:
+            raise UsageError(f"{named[0]} and --sets were both given", "give one of them")
+
+    @property
+    def nothing(self) -> bool:
+        """Whether no heads were named."""
+        return self.select is None and self.sets is None and self.atlas is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +112,8 @@ class Measured(Format, Exporting):
     ] = None
 
 
-@takes(Scanned, Taken, On, Measured)
-def ablate(scanned: Scanned, taken: Taken, on: On, measured: Measured) -> int:
+@takes(Scanned, Taken, On, Otherwise, Measured)
+def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measured: Measured) -> int:
     """What is lost without some heads, alone and together.
 
     A head's output is replaced before the output projection while the model predicts, and the loss compared with that
@@ -108,17 +122,30 @@ def ablate(scanned: Scanned, taken: Taken, on: On, measured: Measured) -> int:
     any, probes are run first to find the roles.
     """
     format = output.wanted_format(measured.format)
+    otherwise.check(taken)
     loaded = _loaded(scanned, measured)
+    task, whole = on.task(loaded), otherwise.asks_all and taken.nothing
+    atlas = None if whole or taken.sets is not None else _kept(loaded, taken.atlas)
+    if atlas is None and taken.nothing and not whole:
+        if on.dry_run:
+            output.show(_before_probes(loaded, task, on))
+            return 0
+        atlas = _probed(loaded, on, measured.quiet)
+    named = [] if whole else _named(loaded, taken, atlas)
+    if otherwise.question is not None:
+        heads = sorted({head for one in named for head in one.heads})
+        return answered(loaded, task, heads, otherwise, (taken, on, measured))
 
+    from attnscope.selection import everything, pairs
+    from attnscope.study.ablation import Passes
+    from attnscope.study.direct import direct_means
     from attnscope.study.effects import Asked, cost
     from attnscope.study.effects import ablate as ablated_by
+    from attnscope.study.effects_picture import save_ablation
 
-    task, named = on.task(loaded), _named(loaded, taken)
-    if on.dry_run and not named:
-        output.show(_before_probes(loaded, task, on))
-        return 0
-    named = named or _roles(loaded, on, measured.quiet)
     asked = Asked.of(named, loaded.geometry, by_kv=taken.by == "kv", seed=on.seed, random=taken.random)
+    if taken.each:
+        asked = replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)})
     token_layers, operations = cost(loaded, task, asked, taken.replace)
     told = f"{len(asked.sets)} sets on {len(task)} sequences of {task.name}"
     told += f": {token_layers} tokens x layers, about {operations:.0e} operations"
@@ -127,7 +154,18 @@ def ablate(scanned: Scanned, taken: Taken, on: On, measured: Measured) -> int:
         return 0
     output.talk(told, measured.quiet)
     with unwinding(), output.progress("sets", token_layers, measured.quiet) as advance:
-        found = ablated_by(loaded, task, asked, taken.replace, measured.out, force=measured.force, advance=advance)
+        found = ablated_by(
+            loaded,
+            task,
+            asked,
+            taken.replace,
+            measured.out,
+            force=measured.force,
+            direct=direct_means(Passes.planned(loaded, task, taken.replace)),
+            advance=advance,
+        )
+        if measured.out is not None:
+            save_ablation(found, measured.out, pairs(everything(loaded.geometry.heads_by_layer)), atlas)
     output.emit(found.table(), format, lambda: rendered(found, on.top))
     for line in notes(found):
         output.talk(line, measured.quiet)
@@ -151,7 +189,7 @@ def _probes(loaded: LoadedModel, seed: int) -> Plan:
     from attnscope.study.scan import plan
 
     planned = plan(loaded, seed=seed)
-    return replace(planned, trials=[one for one in planned.trials if one.name != "sink"])
+    return replace(planned, trials=[one for one in planned.trials if one.name.startswith(PROBED)])
 
 
 def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
@@ -163,48 +201,51 @@ def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
     )
 
 
-def _named(loaded: LoadedModel, taken: Taken) -> Sequence[HeadSet]:
-    """The sets that were asked for, none where nothing was."""
-    from attnscope.study.sets import parts, read_sets, selected
+def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[HeadSet]:
+    """The sets that were asked for: of a file, a selection and each of its heads, or a set per role of the atlas."""
+    from attnscope.study.roles import RULES
+    from attnscope.study.sets import of_roles, parts, read_sets, selected
 
     if taken.sets is not None:
         return read_sets(taken.sets, loaded.geometry)
     if taken.select is not None:
-        [together] = selected(taken.select, loaded.geometry)
+        together = selected(taken.select, loaded.geometry, atlas.by_role() if atlas else None)
         each = parts(together, loaded.geometry, taken.by == "kv")
         return [together, *(one for one in each if one.heads != together.heads)]
-    return _of_atlas(loaded, taken.atlas) if taken.atlas is not None else []
+    assert atlas is not None
+    found = of_roles(atlas.roles, [rule.role for rule in RULES])
+    if not found:
+        raise InputError("no head has a role", "name heads with --select or --sets")
+    return found
 
 
-def _of_atlas(loaded: LoadedModel, folder: Path) -> Sequence[HeadSet]:
-    """A set per role of an atlas of this model."""
+def _kept(loaded: LoadedModel, folder: Path | None) -> Atlas | None:
+    """The atlas of a folder, or the one beside the model; None without one."""
     from attnscope.selection import everything, pairs
-    from attnscope.study.atlas import kept
+    from attnscope.study.atlas import atlas_of
 
-    atlas = kept(folder)
-    if set(atlas.heads) != set(pairs(everything(loaded.geometry.heads_by_layer))):
-        raise InputError(f"{folder} is the atlas of a model with other heads", "scan this one")
-    return _sets(atlas.roles)
+    atlas = atlas_of(loaded, folder)
+    if atlas is not None and set(atlas.heads) != set(pairs(everything(loaded.geometry.heads_by_layer))):
+        raise InputError("the atlas is of a model with other heads", "scan this one")
+    return atlas
 
 
-def _roles(loaded: LoadedModel, on: On, quiet: bool) -> Sequence[HeadSet]:
-    """A set per role that the probes find."""
+def _probed(loaded: LoadedModel, on: On, quiet: bool) -> Atlas:
+    """What the probes find."""
     from attnscope.study.scan import scan
 
     planned, layers = _probes(loaded, on.seed), len(loaded.geometry.layers)
     output.talk(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers", quiet)
     with unwinding(), output.progress("probes", planned.tokens, quiet) as advance:
-        return _sets(scan(loaded, planned, advance=advance).roles)
+        return scan(loaded, planned, advance=advance)
 
 
-def _sets(roles: Mapping[tuple[int, int], Sequence[str]]) -> Sequence[HeadSet]:
-    from attnscope.study.roles import RULES
-    from attnscope.study.sets import of_roles
+def _each_head(loaded: LoadedModel, taken: Taken) -> Sequence[HeadSet]:
+    """Every head of the model, or every kv group."""
+    from attnscope.selection import everything
+    from attnscope.study.sets import head_set, parts
 
-    found = of_roles(roles, [rule.role for rule in RULES])
-    if not found:
-        raise InputError("no head has a role", "name heads with --select or --sets")
-    return found
+    return parts(head_set(EACH, everything(loaded.geometry.heads_by_layer)), loaded.geometry, taken.by == "kv")
 
 
 def _corpus(path: Path, most: int) -> list[str]:
@@ -225,6 +266,8 @@ def notes(found: Ablation) -> list[str]:
     """What a reader of the table has to know beside it."""
     facts = found.facts
     told = [f"intact {facts['intact']:.3f} nats per token, {len(found.intact_S)} sequences"]
+    if facts["direct"] is not None:
+        told.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
     if facts["replacement"] == "resample":
         told.append("resample tells the model what is true of another sequence: it costs more than nothing at all does")
     if facts["unshared"]:

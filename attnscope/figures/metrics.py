@@ -1,5 +1,6 @@
 """Head metrics as layer x head panels. L layer, H head."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from attnscope.figures import layout
-from attnscope.figures.colours import BLANK, DARK_INK, Limits, cmap_of, ink_on, label_colourbar
+from attnscope.figures.colours import BLANK, DARK_INK, Limits, cmap_of, ink_on, label_colourbar, number
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.style import DPI, Panel, Style, count
 from attnscope.figures.writer import drawing, px, save_figure
@@ -21,7 +22,8 @@ PANEL_PX, LEAST_PANEL_PX, LARGEST_CELL, LEAST_CELL = 340, 170, 34, 5
 MOST_COLUMNS = 3  # so that the six metrics that matter first fill the first two rows
 ALL_COLUMNS_PX = MOST_COLUMNS * PANEL_PX
 COLUMN_PX = 260  # a panel with its names and its bar, at the least
-LEAST_NUMBERED = 15  # pixels of a cell
+LEAST_NUMBERED, LEAST_PRINTED = 15, 30  # pixels of a cell that has room for a head's number, and for its value
+VALUE_SIZE = 6.0
 BEHIND, BEHIND_ALPHA = 0.9, 0.85  # grey, and how much of a colour it hides
 SAME = 1e-6  # float32 noise of a metric that is the same for every head
 
@@ -68,7 +70,8 @@ def _metrics_figure(
 ) -> Figure:
     shown = [panel for panel in panels if _varies(panel)] or list(panels)
     layers, heads = panels[0].values_LH.shape
-    columns = min(len(shown), MOST_COLUMNS if style.inches is None else max(1, int(style.inches * DPI / COLUMN_PX)))
+    most = MOST_COLUMNS if style.inches is None else max(1, int(style.inches * DPI / COLUMN_PX))
+    columns = math.ceil(len(shown) / math.ceil(len(shown) / most))  # four stand two by two
     side = room / columns
     cell = max(1 if room < ALL_COLUMNS_PX else LEAST_CELL, min(LARGEST_CELL, int(side // max(layers, heads))))
     wide, high = (max(count * cell, min(LEAST_PANEL_PX, side)) for count in (heads, layers))
@@ -79,6 +82,8 @@ def _metrics_figure(
         _ticks(ax, labels, (wide / heads, high / layers))
         _head(ax, panel)
         _number(ax, panel, cell)
+        if panel.values_printed and wide / heads >= LEAST_PRINTED:
+            _print_values(ax, panel, style)
     plan = layout.Frame(
         left=EDGE + NAME_ROOM,
         top=TITLE_ROOM,
@@ -149,15 +154,24 @@ def _draw(ax: Axes, bar_ax: Axes, panel: Panel, style: Style) -> None:
         pointer.set_transform(bar_ax.get_yaxis_transform())
 
 
+def _print_values(ax: Axes, panel: Panel, style: Style) -> None:
+    image = ax.images[0]
+    for (row, column), value in np.ndenumerate(panel.values_LH):
+        if np.isfinite(value):
+            ink = str(ink_on(np.asarray(image.cmap(image.norm(value)))))
+            text = number(value, style, 2 if abs(value) < 10 else 1)
+            ax.text(column, row, text, color=ink, fontsize=VALUE_SIZE, ha="center", va="center_baseline")
+
+
 def _number(ax: Axes, panel: Panel, cell: float) -> None:
     """A frame around the first heads, and their numbers where a cell has room for one."""
     image = ax.images[0]
-    for number, (row, column) in enumerate(panel.first, start=1):
+    for place, (row, column) in enumerate(panel.first, start=1):
         ink = str(ink_on(np.asarray(image.cmap(image.norm(panel.values_LH[row, column])))))
         corner = column - 0.5, row - 0.5
         ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#ffffff", linewidth=px(2), clip_on=False))
         if cell >= LEAST_NUMBERED:
-            ax.text(column, row, str(number), color=ink, fontsize=MARK_SIZE, ha="center", va="center_baseline")
+            ax.text(column, row, str(place), color=ink, fontsize=MARK_SIZE, ha="center", va="center_baseline")
 
 
 def _head(ax: Axes, panel: Panel) -> None:

@@ -45,6 +45,7 @@ def listen(
     expected_layers: tuple[int, ...] | None = None,
     windows: Mapping[int, int | None] | None = None,
     logits_at: Sequence[int] | None = None,
+    gradients: bool = False,
     **inputs: Any,
 ) -> CaptureReport:
     """Run the model's backbone once over token ids and hand every attention call to `on_call`, one by one.
@@ -53,8 +54,8 @@ def listen(
     computes the layers' attention, under the implementation that it asks for, put back after the pass; without one the
     model runs as it is. expected_layers: layers that must call; ModelError names those that did not. windows: of layers
     whose family builds its mask where nobody sees it. logits_at: positions whose logits are wanted, from the end where
-    negative; the whole model runs then, and makes no others where its family can leave them out. inputs: further
-    arguments of the model's forward.
+    negative; the whole model runs then, and makes no others where its family can leave them out. gradients: keep what a
+    backward pass needs. inputs: further arguments of the model's forward.
     Returns the report, with the backbone's output; no logits are computed unless asked for.
     Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
     there.
@@ -63,18 +64,10 @@ def listen(
         >>> report.output.last_hidden_state
         >>> listen(model, ids, lambda call: None, logits_at=[-1]).logits     # (texts, 1, vocabulary)
     """
-    if model.training:
-        raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
-    implementation = engine.implementation if engine else None
-    config = _config(model)
-    if config is not None and not pads_exactly(config):
-        settle_rotary(model)
     with (
-        _model_lock(model),
-        _implementation(model, implementation) as attention,
+        running(model, engine.implementation if engine else None) as attention,
         listening(model, on_call, engine=engine, windows=windows) as report,
-        torch.no_grad(),
-        _uncompiled(),
+        torch.set_grad_enabled(gradients),
     ):
         inputs = {"use_cache": False, **_extras(model), **inputs}
         if logits_at is None:
@@ -89,6 +82,21 @@ def listen(
             "this model computes its attention where attnscope cannot listen",
         )
     return report
+
+
+@contextmanager
+def running(model: nn.Module, implementation: str | None) -> Iterator[str]:
+    """The model as it may be run: by one caller at a time, as if no text came before, uncompiled, without gradients.
+
+    Yields the attention implementation that it runs under. Raises UsageError for a model in training mode.
+    """
+    if model.training:
+        raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
+    with _model_lock(model), _implementation(model, implementation) as attention, torch.no_grad(), _uncompiled():
+        config = _config(model)
+        if config is not None and not pads_exactly(config):
+            settle_rotary(model)
+        yield attention
 
 
 @contextmanager

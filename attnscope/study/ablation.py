@@ -140,14 +140,14 @@ class Passes:
         with self._branching(sets, len(batch)):
             report = listen(
                 self.loaded.model,
-                self._ids(batch, 1 if self.layers else 1 + len(sets)),
+                self.ids(batch, 1 if self.layers else 1 + len(sets)),
                 unheard,
                 engine=Altered(self.engine, change),
                 expected_layers=tuple({layer for one in sets for layer, _ in one.heads}),
                 logits_at=asked,
             )
         assert report.logits is not None
-        loss_BK = self._nats(report.logits, batch, asked)
+        loss_BK = self.nats(report.logits, batch, asked).cpu().numpy()
         return loss_BK[:, [0, *(1 + order.index(place) for place in range(len(sets)))]]
 
     def means(self, advance: Advance = lambda token_layers: None) -> Replace:
@@ -160,7 +160,7 @@ class Passes:
                 summing.add(place, output_BTHV, lengths)
                 return output_BTHV
 
-            listen(self.loaded.model, self._ids(batch), unheard, engine=Altered(self.engine, add))
+            listen(self.loaded.model, self.ids(batch), unheard, engine=Altered(self.engine, add))
             advance(self.cost(batch, []))
         return summing.means()
 
@@ -245,13 +245,13 @@ class Passes:
         starts = [self.start(one) for one in sets]
         return branching(self.layers.all, {at: starts.count(place) for place, at in enumerate(self.layers.all)}, batch)
 
-    def _ids(self, batch: Sequence[int], times: int = 1) -> Tensor:
+    def ids(self, batch: Sequence[int], times: int = 1) -> Tensor:
         """The ids of some sequences, padded on the right with a token of their own, so many times over."""
         longest = max(self.task.lengths[place] for place in batch)
         padded = [[*(ids := self.task.ids[place]), *ids[-1:] * (longest - len(ids))] for place in batch]
         return torch.tensor(padded * times, device=self.loaded.device)
 
-    def _nats(self, logits_NRV: Tensor, batch: Sequence[int], asked: Sequence[int]) -> np.ndarray:
+    def nats(self, logits_NRV: Tensor, batch: Sequence[int], asked: Sequence[int]) -> Tensor:
         """(B, 1 + K): the mean loss of each row of the pass, over its text's own rows."""
         logits_KBRV = logits_NRV.view(-1, len(batch), *logits_NRV.shape[1:])
         found = []
@@ -263,4 +263,4 @@ class Passes:
             found.append(
                 -log_KRV.gather(-1, next_R[None, :, None].expand(len(log_KRV), -1, -1))[..., 0].double().mean(-1)
             )
-        return torch.stack(found).cpu().numpy()
+        return torch.stack(found)

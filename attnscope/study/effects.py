@@ -23,6 +23,7 @@ from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
 from attnscope.study.ablation import Passes, prepared
 from attnscope.study.claim import claim
+from attnscope.study.direct import Direct
 from attnscope.study.replacement import Replacement
 from attnscope.study.sets import CONTROLS, HeadSet, controls_of, parts, whole_groups
 from attnscope.study.statistics import paired
@@ -143,7 +144,7 @@ def ablate(
     folder: Path | None = None,
     *,
     force: bool = False,
-    direct: Mapping[tuple[int, int], float] | None = None,
+    direct: Direct | None = None,
     advance: Callable[[int], object] = lambda token_layers: None,
 ) -> Ablation:
     """Run a task with every set's heads replaced; with a folder, keep each pass's readings, and write table and facts.
@@ -159,12 +160,13 @@ def ablate(
     effects: dict[Heads, np.ndarray] = {}
     intact_S = np.full(len(task), np.nan)
     for first, part in passes.chunks(sets):
-        found_SK = _losses(passes, part, readings, advance)
+        found_SK = part_losses(passes, part, readings, advance)
         intact_S = found_SK[:, 0] if first == 0 else intact_S
         effects |= dict(zip([one.heads for one in part], (found_SK[:, 1:] - found_SK[:, :1]).T, strict=True))
     spread = float(np.abs(effects[()]).max()) if () in effects else None
     measured = {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
-    found = Ablation(asked, intact_S, effects, {"schema": SCHEMA, **facts, **measured, "versions": versions()}, direct)
+    facts |= {**measured, "direct": (direct.said or None) if direct else None, "versions": versions()}
+    found = Ablation(asked, intact_S, effects, {"schema": SCHEMA, **facts}, (direct.values or None) if direct else None)
     if folder is not None:
         found.save(folder)
     return found
@@ -177,19 +179,30 @@ def cost(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement
     """Tokens times layers of all passes, and about how many operations that is."""
     passes = Passes.planned(loaded, task, replacement)
     token_layers = passes.token_layers(asked.sets) + (passes.token_layers([]) if replacement == "mean" else 0)
+    return token_layers, operations(loaded, token_layers, sum(map(len, task.rows)) * (1 + len(asked.sets)))
+
+
+def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:
+    """About how many operations so many tokens times layers take, and the logits of so many rows."""
     layers = len(loaded.geometry.layers)
     unembed = loaded.geometry.vocab_size * loaded.geometry.hidden_size
     per_layer = max(0, (loaded.geometry.parameters or 0) - unembed) / layers
-    rows = sum(map(len, task.rows)) * (1 + len(asked.sets))
-    return token_layers, 2.0 * (token_layers * per_layer + rows * unembed)
+    return 2.0 * (token_layers * per_layer + rows * unembed)
 
 
-def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement) -> dict[str, Any]:
+def task_facts(loaded: LoadedModel, task: Task, replacement: Replacement) -> dict[str, Any]:
+    """What tells a study of a task from another."""
     return {
         "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
         "dtype": loaded.dtype,
         "task": {"name": task.name, "sequences": len(task), "sha256": task.sha256, **task.facts},
         "replacement": replacement,
+    }
+
+
+def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement) -> dict[str, Any]:
+    return {
+        **task_facts(loaded, task, replacement),
         "sets": {one.name: str(one).split() for one in asked.named},
         "seed": asked.seed,
         "random_asked": asked.most,
@@ -197,7 +210,7 @@ def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replaceme
     }
 
 
-def _losses(
+def part_losses(
     passes: Passes, part: Sequence[HeadSet], readings: Path | None, advance: Callable[[int], object]
 ) -> np.ndarray:
     """(S, 1 + K): the losses of some sets, from the folder where an earlier run left them."""

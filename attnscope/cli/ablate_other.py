@@ -1,0 +1,214 @@
+"""What else `ablate` answers of the same heads and task: pairs, a pruning, a screen by gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from attnscope.cli import output
+from attnscope.cli.ablate_tables import pairs_sheet, prune_sheet, screen_sheet, trusted
+from attnscope.cli.signals import unwinding
+from attnscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.table import Table as RichTable
+
+    from attnscope.cli.ablate import Measured, On, Taken
+    from attnscope.figures import Style
+    from attnscope.model.loading import LoadedModel
+    from attnscope.study.ablation import Advance, Passes
+    from attnscope.study.tasks import Task
+
+Head = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Otherwise:
+    """Another question than what sets cost."""
+
+    pairs: Annotated[
+        bool, Option("--pairs", help="Instead: what any two of the heads cost beyond what both cost alone.")
+    ] = False
+    prune: Annotated[bool, Option("--prune", help="Instead: heads go one by one, the least missed first.")] = False
+    method: Annotated[
+        Literal["replace", "gradient"],
+        Option(help="gradient: screen all heads to first order, and say how well that orders them."),
+    ] = "replace"
+
+    def __post_init__(self) -> None:
+        wanted = [name for name, asked in self._wishes.items() if asked]
+        if len(wanted) > 1:
+            raise UsageError(f"{wanted[0]} and {wanted[1]} were both given", "ask one question at a time")
+
+    @property
+    def _wishes(self) -> Mapping[str, bool]:
+        return {"--pairs": self.pairs, "--prune": self.prune, "--method gradient": self.method == "gradient"}
+
+    @property
+    def asks_all(self) -> bool:
+        """Whether a question is asked of all heads where none are named."""
+        return self.question is not None and not self.pairs
+
+    def check(self, taken: Taken) -> None:
+        """Raises UsageError for what only sets can have."""
+        wanted = [f"--by {taken.by}"] * (taken.by == "kv") + ["--each"] * taken.each
+        asked = next((name for name, asked in self._wishes.items() if asked), None)
+        if asked is not None and wanted:
+            raise UsageError(f"{wanted[0]} is for sets, and {asked} was given", "leave out one of them")
+
+    @property
+    def question(self) -> Question | None:
+        """The question that is asked instead; None for sets."""
+        return next((QUESTIONS[name] for name, asked in self._wishes.items() if asked), None)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What is asked, of which heads. readings: a folder for what is kept on the way, None for none."""
+
+    passes: Passes
+    heads: Sequence[Head]
+    readings: Path | None = None
+    advance: Advance = lambda token_layers: None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A table, what a terminal shows of its first rows, notes, and a figure by name with what writes it."""
+
+    table: pa.Table
+    sheet: Callable[[int | None], RichTable]
+    notes: tuple[str, ...] = ()
+    figure: tuple[str, Callable[[Path, Style], object]] | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """A name for its files; what it takes at the most, in tokens times layers; and who answers."""
+
+    name: str
+    cost: Callable[[Asking], int]
+    answer: Callable[[Asking], Answer]
+
+
+def answered(
+    loaded: LoadedModel, task: Task, heads: Sequence[Head], otherwise: Otherwise, groups: tuple[Taken, On, Measured]
+) -> int:
+    """Ask, print and write; heads: all of the model where none were named."""
+    from attnscope.selection import everything
+    from attnscope.selection import pairs as in_order
+    from attnscope.study.ablation import Passes, prepared
+    from attnscope.study.claim import claim
+    from attnscope.study.effects import operations, task_facts
+    from attnscope.study.sets import HeadSet
+
+    (taken, on, measured), question = groups, otherwise.question
+    assert question is not None
+    asking = Asking(
+        Passes.planned(loaded, task, taken.replace), heads or in_order(everything(loaded.geometry.heads_by_layer))
+    )
+    means = asking.passes.token_layers([]) if taken.replace == "mean" else 0
+    cost = question.cost(asking) + means
+    rows = sum(map(len, task.rows)) * cost // max(1, asking.passes.token_layers([]))
+    told = f"{question.name} of {len(asking.heads)} heads on {len(task)} sequences of {task.name}: {cost} tokens x "
+    told += f"layers, about {operations(loaded, cost, rows):.0e} operations"
+    if on.dry_run:
+        output.show(told)
+        return 0
+    output.talk(told, measured.quiet)
+    facts = {**task_facts(loaded, task, taken.replace), "heads": [f"L{layer}H{head}" for layer, head in asking.heads]}
+    kept = measured.out and claim(measured.out, question.name, question.name, facts, measured.force)
+    with unwinding(), output.progress(question.name, cost, measured.quiet) as advance:
+        passes = prepared(loaded, task, [HeadSet("", tuple(asking.heads))], taken.replace, advance=advance)
+        found = question.answer(replace(asking, passes=passes, readings=kept, advance=advance))
+    if measured.out is not None:
+        _write(found, question, measured.out, f"{loaded.name}, {task.name}, {len(task)} sequences")
+    output.emit(found.table, output.wanted_format(measured.format), lambda: found.sheet(on.top))
+    for note in found.notes:
+        output.talk(note, measured.quiet)
+    return 0
+
+
+def _write(found: Answer, question: Question, folder: Path, line: str) -> None:
+    """The table, and the figure where there is one."""
+    from attnscope.figures import About, Style
+    from attnscope.tables import save
+
+    save(found.table, folder / f"{question.name}.parquet")
+    if found.figure is not None:
+        name, draw = found.figure
+        draw(folder / name, Style(about=About(line=line)))
+
+
+def _pairs_cost(asking: Asking) -> int:
+    from attnscope.study.pairs import pair_sets
+
+    return asking.passes.token_layers(pair_sets(asking.heads))
+
+
+def _pairs(asking: Asking) -> Answer:
+    """The synergy of every two heads."""
+    import numpy as np
+
+    from attnscope.study.effects import part_losses
+    from attnscope.study.pairs import pair_sets, synergies
+
+    if len(asking.heads) < 2:
+        raise InputError("a pair takes two heads, and one was named", "name more of them")
+    sets, passes = pair_sets(asking.heads), asking.passes
+    parts = [part_losses(passes, part, asking.readings, asking.advance) for _, part in passes.chunks(sets)]
+    effect_SK = np.hstack([one[:, 1:] - one[:, :1] for one in parts])
+    found = synergies(asking.heads, effect_SK)
+    return Answer(found.table(), lambda top: pairs_sheet(found, top))
+
+
+def _pruning_cost(asking: Asking) -> int:
+    from attnscope.study.prune import cost
+
+    return asking.passes.token_layers([]) + cost(asking.passes, len(asking.heads))
+
+
+def _pruning(asking: Asking) -> Answer:
+    """The heads in the order in which they are missed least."""
+    from attnscope.study.prune import curve, pruned
+
+    loaded, passes = asking.passes.loaded, asking.passes
+    intact = float(passes.losses([], asking.advance)[:, 0].mean())
+    steps = list(pruned(passes, asking.heads, asking.readings, asking.advance))
+
+    def draw(path: Path, style: Style) -> None:
+        from attnscope.figures.pruning import save_pruning
+
+        names = [f"L{one.layer}H{one.head}" for one in steps]
+        guess = math.log(loaded.geometry.vocab_size)
+        save_pruning(path, names, [intact, *(one.loss for one in steps)], [("uniform guess", guess)], style)
+
+    told = f"intact {intact:.3f} nats per token"
+    return Answer(curve(steps, intact), lambda top: prune_sheet(steps, intact, top), (told,), ("prune.png", draw))
+
+
+def _screen_cost(asking: Asking) -> int:
+    from attnscope.study.gradient import BACKWARD, TRIED
+
+    return (BACKWARD + 1 + TRIED) * asking.passes.token_layers([])
+
+
+def _screen(asking: Asking) -> Answer:
+    """All heads to first order, some of them ablated beside."""
+    from attnscope.study.gradient import screened
+
+    found = screened(asking.passes, asking.advance)
+    return Answer(found.table(), lambda top: screen_sheet(found, top), (trusted(found),))
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "--pairs": Question("pairs", _pairs_cost, _pairs),
+    "--prune": Question("prune", _pruning_cost, _pruning),
+    "--method gradient": Question("gradient", _screen_cost, _screen),
+}

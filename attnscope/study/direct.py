@@ -1,0 +1,96 @@
+"""Direct effects: what each head itself writes towards the right token, read in one intact pass.
+
+A head's output z goes through its part of the output projection into the residual stream, and from there through the
+final norm, whose scale is frozen as it was, to the logits (Elhage et al. 2021; Wang et al. 2022, arXiv 2211.00593).
+
+    direct_means(passes).values[3, 0]                   # logits
+    direct(passes, way_to_logits(loaded, ids))          # (S, N), heads by layer
+
+Shapes: S sequence, B text, T token, H head, N head of all layers, V width of v, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attnscope.seam.engines import Unchecked
+from attnscope.seam.listen import listen
+from attnscope.study.copying import projection
+from attnscope.study.way import Way, way_to_logits
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+    from attnscope.seam.call import AttentionCall
+    from attnscope.study.ablation import Advance, Passes
+
+Head = tuple[int, int]
+TRIED = 8  # tokens on which the way is verified
+
+
+@dataclass(frozen=True)
+class Direct:
+    """Every head's mean direct effect, and what to say of them; none, and why."""
+
+    values: Mapping[Head, float]
+    said: str = ""
+
+
+def direct_means(passes: Passes, advance: Advance = lambda token_layers: None) -> Direct:
+    """The direct effects of all heads on a task."""
+    way = way_to_logits(passes.loaded, passes.task.ids[0][:TRIED])
+    if isinstance(way, str):
+        return Direct({}, way)
+    layers = passes.loaded.geometry.heads_by_layer
+    heads = [(layer, head) for layer, count in layers.items() for head in range(count)]
+    means_N = direct(passes, way, advance).mean(0)
+    return Direct(dict(zip(heads, means_N.tolist(), strict=True)), way.note)
+
+
+def direct(passes: Passes, way: Way, advance: Advance = lambda token_layers: None) -> np.ndarray:
+    """(S, N) float64: what each head adds to the right tokens' centred logits, the mean over each sequence's rows."""
+    found: dict[int, np.ndarray] = {}
+    for batch in passes.batches(0):
+        ids_BT = passes.ids(batch)
+        right_BT = torch.full_like(ids_BT, -1)
+        for number, place in enumerate(batch):
+            row_R = torch.tensor(passes.task.rows[place], device=ids_BT.device)
+            right_BT[number, row_R] = ids_BT[number, row_R + 1]
+        found |= dict(zip(batch, direct_effects(passes.loaded, way, ids_BT, right_BT).numpy(), strict=True))
+        advance(passes.cost(batch, []))
+    return np.stack([found[place] for place in range(len(passes.task))])
+
+
+def direct_effects(loaded: LoadedModel, way: Way, ids_BT: Tensor, right_BT: Tensor) -> Tensor:
+    """(B, N) float64: what each head adds to the centred logit of the right token, the mean over a text's rows.
+
+    right_BT: the token that is right after each position, -1 where a row is not asked. Centred: over the vocabulary.
+    """
+    asked_BT = right_BT >= 0
+    towards_BTE, scale_BT1 = way.towards(right_BT.clamp_min(0)), None
+    effects: dict[int, Tensor] = {}
+
+    def on_call(call: AttentionCall) -> None:
+        assert call.output_BQHV is not None
+        z_BTHV = call.output_BQHV.float()
+        W_O_HVE = projection(way.out[call.module], call.P.heads, call.output_BQHV).float()
+        pulled_BTHV = torch.einsum("bte,hve->bthv", towards_BTE.to(z_BTHV.device), W_O_HVE)
+        effects[call.layer] = (z_BTHV * pulled_BTHV).sum(-1).cpu()
+
+    def on_norm(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        nonlocal scale_BT1
+        scale_BT1 = way.norm.scale(inputs[0].float(), output.float()).cpu()
+
+    handle = way.norm.module.register_forward_hook(on_norm)
+    try:
+        listen(loaded.model, ids_BT, on_call, engine=Unchecked())
+    finally:
+        handle.remove()
+    assert scale_BT1 is not None
+    effect_BTN = torch.cat(list(effects.values()), -1).double() * scale_BT1 * way.added * way.factor
+    return (effect_BTN * asked_BT.cpu()[..., None]).sum(1) / asked_BT.cpu().sum(1, keepdim=True)

@@ -1,0 +1,102 @@
+"""ablation.png: score, direct effect, effect alone and effect together of every head, side by side. L layer, H head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnscope.figures import About, Panel, Style, save_metrics
+from attnscope.figures.style import Quantity
+
+if TYPE_CHECKING:
+    from attnscope.study.atlas import Atlas
+    from attnscope.study.effects import Ablation
+
+Head = tuple[int, int]
+PICTURE = "ablation.png"
+STANDS_IN = {
+    "mean": "a head's mean over other sequences in its place",
+    "zero": "zero in a head's place",
+    "resample": "another sequence's output in a head's place",
+}
+SMALL = 0.1  # of what heads add: what they take away is drawn as 0 is
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one panel shows: a number per head, NaN or left out for none; scale: panels of one name share its reach."""
+
+    name: str
+    unit: str
+    values: Mapping[Head, float]
+    scale: str
+
+
+def save_ablation(found: Ablation, folder: Path, heads: Sequence[Head], atlas: Atlas | None = None) -> Path:
+    """ablation.png of a study; heads: all of the model. The score is that of the atlas' induction probe."""
+    facts = found.facts
+    task, stands_in = facts["task"], STANDS_IN[facts["replacement"]]
+    note = f"task {task['name']}, {task['sequences']} sequences; intact {facts['intact']:.2f} nats; {stands_in}"
+    style = Style(about=About(line=facts["model"]["name"], model=facts["model"]["name"]))
+    return save_effects(folder / PICTURE, heads, shown_of(found, atlas), style, note)
+
+
+def shown_of(found: Ablation, atlas: Atlas | None = None) -> list[Shown]:
+    """The panels of a study: what was measured of score, direct, alone and together."""
+    alone: dict[Head, float] = {}
+    together: dict[Head, float] = {}
+    for heads, effect_S in found.effects.items():
+        if len(heads) == 1:
+            alone[heads[0]] = float(effect_S.mean())
+    for one in found.asked.named:
+        for head in one.heads if len(one.heads) > 1 else ():
+            together[head] = max(together.get(head, -np.inf), float(found.effect(one).mean()))
+    panels = [*_scores(found, atlas), Shown("direct", "logits of the right token", found.direct or {}, "direct")]
+    panels.append(Shown("alone", "nats per token without it", alone, "nats"))
+    panels.append(Shown("together", "nats per token without its dearest set", together, "nats"))
+    return [one for one in panels if one.values]
+
+
+def _scores(found: Ablation, atlas: Atlas | None) -> list[Shown]:
+    """The induction probe of the task's period, or of the first that was run."""
+    probes = [one for one in atlas.findings if one.probe.startswith("induction")] if atlas else []
+    period = found.facts["task"].get("period")
+    one = next((one for one in probes if one.probe == f"induction p{period}"), next(iter(probes), None))
+    if one is None or atlas is None:
+        return []
+    values = dict(zip(atlas.heads, one.effects.effect.tolist(), strict=True))
+    return [Shown(one.probe, f"above {one.against}", values, "score")]
+
+
+def save_effects(path: Path, heads: Sequence[Head], shown: Sequence[Shown], style: Style, note: str = "") -> Path:
+    """Draw the panels; heads: all of the model. Raises UsageError for a folder that cannot be written."""
+    layers = sorted({layer for layer, _ in heads})
+    title = style.headed(f"What {len(heads)} heads do, and what is lost without them")
+    panels = effect_panels(heads, shown)
+    return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
+
+
+def effect_panels(heads: Sequence[Head], shown: Sequence[Shown]) -> list[Panel]:
+    """The panels: colours from 0 on, or centred on 0 where effects reach far to both sides of it."""
+    layers = sorted({layer for layer, _ in heads})
+    shape = len(layers), 1 + max(head for _, head in heads)
+    reach: dict[str, tuple[float, float]] = {}
+    for one in shown:
+        known = [value for value in one.values.values() if value == value]
+        low, high = reach.get(one.scale, (0.0, 0.0))
+        reach[one.scale] = min([low, *known]), max([high, *known])
+    panels = []
+    for one in shown:
+        values_LH = np.full(shape, np.nan)
+        for (layer, head), value in one.values.items():
+            values_LH[layers.index(layer), head] = value
+        low, high = reach[one.scale]
+        signed, end = -low > SMALL * high, max(-low, high) or 1.0
+        scale = (-end, end) if signed else (low, end)
+        quantity: Quantity = "logit" if signed else "weight"
+        panels.append(Panel(one.name, values_LH, *scale, one.unit, quantity=quantity, values_printed=True))
+    return panels

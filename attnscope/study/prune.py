@@ -1,0 +1,97 @@
+"""The greedy pruning curve: which heads go one after the other, and the loss after each.
+
+    for step in pruned(prepared(loaded, task, []), heads):
+        print(step.layer, step.head, step.loss)
+
+At every step each head that is left is taken away beside those that are gone, and the one whose loss is least stays
+away (Michel et al. 2019, arXiv 1905.10650, prune by a score instead of by the loss itself).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.files import whole_file
+from attnscope.study.sets import HeadSet
+from attnscope.tables import as_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from attnscope.study.ablation import Advance, Passes
+
+Head = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A head that goes: which, and the mean loss without it and all before, in nats per token."""
+
+    layer: int
+    head: int
+    loss: float
+
+
+def pruned(
+    passes: Passes,
+    heads: Sequence[Head],
+    readings: Path | None = None,
+    advance: Advance = lambda token_layers: None,
+) -> Iterator[Step]:
+    """The steps until no head is left; readings: a folder where each is kept, and where a pruning goes on."""
+    away: list[Head] = []
+    while len(away) < len(heads):
+        left = [head for head in heads if head not in away]
+        path = None if readings is None else readings / f"step-{len(away) + 1:05}.npz"
+        step = _load(path) if path is not None and path.exists() else _best(passes, away, left)
+        if path is not None and not path.exists():
+            _save(step, path)
+        away.append((step.layer, step.head))
+        advance(_cost(passes, len(left)))
+        yield step
+
+
+def cost(passes: Passes, heads: int) -> int:
+    """Token-layers that so many steps take at the most: sets that begin late take less."""
+    return sum(_cost(passes, left) for left in range(1, heads + 1))
+
+
+def curve(steps: Sequence[Step], intact: float) -> pa.Table:
+    """A row per step: its number, the head that goes, the loss without it and all before, and what that costs."""
+    loss = np.array([one.loss for one in steps], np.float64)
+    return as_table(
+        {
+            "step": np.arange(1, len(steps) + 1, dtype=np.int32),
+            "layer": np.array([one.layer for one in steps], np.int32),
+            "head": np.array([one.head for one in steps], np.int32),
+            "loss": loss,
+            "effect": loss - intact,
+        }
+    )
+
+
+def _best(passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
+    sets = [HeadSet(f"and L{layer}H{head}", tuple(sorted([*away, (layer, head)]))) for layer, head in left]
+    loss_K = passes.losses(sets)[:, 1:].mean(0)
+    place = int(np.argmin(loss_K))
+    return Step(*left[place], float(loss_K[place]))
+
+
+def _cost(passes: Passes, left: int) -> int:
+    return passes.task.tokens * len(passes.loaded.geometry.layers) * (1 + left)
+
+
+def _save(step: Step, path: Path) -> None:
+    columns: dict[str, Any] = asdict(step)
+    with whole_file(path) as stream:
+        np.savez_compressed(stream, **columns)
+
+
+def _load(path: Path) -> Step:
+    with np.load(path, allow_pickle=False) as kept:
+        return Step(int(kept["layer"]), int(kept["head"]), float(kept["loss"]))

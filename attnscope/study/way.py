@@ -1,0 +1,256 @@
+"""The way from heads to logits: through the output projection, the residual stream and the final norm, if that is all.
+
+Nothing here knows families: every step is measured on a few tokens, and where one is not as simple it is said which.
+
+    way = way_to_logits(loaded, ids)        # or in words why there is none
+    way.towards(token_BT)                   # (B, T, E)
+
+Shapes: B text, T token, H head, V width of v, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.seam.call import TOLERANCE
+from attnscope.seam.checks import relative_error
+from attnscope.seam.engines import Unchecked
+from attnscope.seam.listen import calls_interface, listen
+from attnscope.study.copying import output_projections, projection
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+    from attnscope.seam.call import AttentionCall
+
+ROUNDINGS = 4  # of the additions and factors between a block's input and its output
+MOST_PARTS = 2  # modules of a block that add to the residual stream beside its attention
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A final norm whose scale is frozen: weight ⊙ x, or x without its mean, and some bias."""
+
+    module: nn.Module
+    weight_E: Tensor
+    bias_E: Tensor
+    centred: bool
+
+    def scale(self, x: Tensor, y: Tensor) -> Tensor:
+        """(..., 1): what it multiplied each row by, from what came in and out."""
+        straight, unbiased = self.straight(x), y - self.bias_E.to(y.device)
+        return (unbiased * straight).sum(-1, keepdim=True) / straight.square().sum(-1, keepdim=True)
+
+    def straight(self, x: Tensor) -> Tensor:
+        """The norm of x but for its scale."""
+        return self.weight_E.to(x.device) * (x - x.mean(-1, keepdim=True) if self.centred else x)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How what a head writes reaches the logits: linear, but for the scale of the final norm.
+
+    out: each attention module's output projection. added: the factor with which a block adds its attention. factor: of
+    the logits after the vocabulary projection. note: what is left out, in words.
+    """
+
+    out: Mapping[nn.Module, nn.Module]
+    added: float
+    norm: Norm
+    unembed: nn.Module
+    factor: float
+    note: str = ""
+
+    def towards(self, token_BT: Tensor) -> Tensor:
+        """(B, T, E): the direction of the residual stream that raises a token's logit over the mean of all."""
+        weight: Tensor = self.unembed.weight  # type: ignore[assignment]
+        unembed_BTE = weight[token_BT.to(weight.device)].float() - weight.mean(0, dtype=torch.float32)
+        direction = self.norm.weight_E.to(weight.device) * unembed_BTE
+        return direction - direction.mean(-1, keepdim=True) if self.norm.centred else direction
+
+
+def way_to_logits(loaded: LoadedModel, ids: Sequence[int]) -> Way | str:
+    """The way from the heads to the logits, verified on some tokens; or in words where it is not plain.
+
+    Every block must add its attention, as its output projection gives it, and what others of its modules give, to what
+    it was given; a norm must take the last block's output, and its projection be the logits but for a factor. Logits
+    that the family caps after that are taken before it: the cap is no part of what a head writes.
+    """
+    unembed = loaded.model.get_output_embeddings()
+    if not calls_interface(loaded.model):
+        return f"{loaded.geometry.model_type} attends where its heads' outputs are not seen"
+    if unembed is None or getattr(unembed, "weight", torch.empty(0)).ndim != 2:
+        return "the model has no vocabulary projection"
+    try:
+        return _way(loaded, ids, unembed)
+    except _NotPlainError as reason:
+        return str(reason)
+
+
+class _NotPlainError(Exception):
+    """Why a head's way to the logits is not plain."""
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """What every module was given and gave in one pass, and the heads' outputs of every attention module."""
+
+    given: Mapping[nn.Module, Tensor]
+    gave: Mapping[nn.Module, Tensor]
+    heads: Mapping[nn.Module, tuple[int, Tensor]]
+    logits: Tensor
+    dtype: torch.dtype
+
+    def close(self, found: Tensor, expected: Tensor) -> bool:
+        """As far as matrix products in the model's own precision allow."""
+        return found.shape == expected.shape and relative_error(found, expected) <= TOLERANCE[self.dtype][1]
+
+
+def _way(loaded: LoadedModel, ids: Sequence[int], unembed: nn.Module) -> Way:
+    passed = _passed(loaded, ids)
+    out = output_projections(loaded, ids)
+    config = loaded.model.config.get_text_config()
+    added = float(getattr(config, "residual_multiplier", 1.0))  # Granite's
+    blocks = _blocks(loaded.model, list(passed.heads))
+    before = passed.given.get(blocks[0])
+    for index, block in enumerate(blocks):
+        given = passed.given.get(block)
+        if given is None or before is None or not torch.equal(given, before):
+            raise _NotPlainError(f"block {index} does not take what the block before it gives")
+        _check_block(block, index, passed, out, added)
+        before = passed.gave.get(block)
+    assert before is not None
+    norm = _final_norm(loaded.model, blocks, before, passed)
+    factor, note = _logits_factor(unembed, passed.gave[norm.module], passed, config)
+    return Way(out, added, norm, unembed, factor, note)
+
+
+def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
+    given: dict[nn.Module, Tensor] = {}
+    gave: dict[nn.Module, Tensor] = {}
+    heads: dict[nn.Module, tuple[int, Tensor]] = {}
+
+    def keep(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        came, went = _first([*inputs, kwargs.get("hidden_states")]), _first([output])
+        if came is not None and went is not None:
+            given[module], gave[module] = came.detach().cpu().clone(), went.detach().cpu().clone()
+
+    def on_call(call: AttentionCall) -> None:
+        if call.call > 0 or call.output_BQHV is None:
+            raise _NotPlainError(f"layer {call.layer} attends twice")
+        heads[call.module] = call.layer, call.output_BQHV
+
+    handles = [one.register_forward_hook(keep, with_kwargs=True) for one in loaded.model.modules()]
+    ids_BT = torch.tensor([list(ids)], device=loaded.device)
+    try:
+        report = listen(loaded.model, ids_BT, on_call, engine=Unchecked(), logits_at=range(len(ids)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert report.logits is not None
+    dtype = next(loaded.model.parameters()).dtype
+    return _Passed(given, gave, heads, report.logits.cpu(), dtype if dtype in TOLERANCE else torch.bfloat16)
+
+
+def _first(values: Sequence[Any]) -> Tensor | None:
+    """The first tensor of numbers, also within tuples."""
+    for value in values:
+        found = _first(value) if isinstance(value, tuple | list) else value
+        if isinstance(found, Tensor) and found.is_floating_point():
+            return found
+    return None
+
+
+def _blocks(model: nn.Module, attentions: Sequence[nn.Module]) -> list[nn.Module]:
+    """The blocks that hold the attention modules: the one list of modules whose items hold one each at most."""
+    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList)]
+    for blocks in lists:
+        held = [sum(one in attentions for one in block.modules()) for block in blocks]
+        if sum(held) == len(attentions) and max(held, default=0) == 1:
+            return list(blocks)
+    raise _NotPlainError("its attention modules do not lie in one list of blocks")
+
+
+def _check_block(
+    block: nn.Module, index: int, passed: _Passed, out: Mapping[nn.Module, nn.Module], added: float
+) -> None:
+    """The block adds its attention, the sum of its heads through the projection, and other modules' outputs."""
+    attention = next((one for one in block.modules() if one in passed.heads), None)
+    parts = [one for one in block.children() if one in passed.gave and attention not in list(one.modules())]
+    own: list[Tensor] = []
+    if attention is not None:
+        layer, z_BTHV = passed.heads[attention]
+        if attention not in out:
+            raise _NotPlainError(f"layer {layer}: no projection takes the heads side by side, as they come")
+        own = [_written(out[attention], z_BTHV)]
+        if not passed.close(own[0], passed.gave[attention]):
+            raise _NotPlainError(f"layer {layer}: its attention gives something else than the sum of its heads")
+        own = [passed.gave[attention]]
+    given, gave = passed.given[block], passed.gave[block]
+    shaped = [passed.gave[one].reshape(gave.shape) for one in parts if passed.gave[one].numel() == gave.numel()]
+    allowed = ROUNDINGS * torch.finfo(passed.dtype).eps
+    for count in range(MOST_PARTS + 1):
+        for chosen in combinations(shaped, count):
+            terms = [given, *(added * one for one in (*own, *chosen))]
+            size = sum(one.float().abs() for one in (*terms, gave))
+            if bool(((sum(one.float() for one in terms) - gave.float()).abs() <= allowed * size).all()):
+                return
+    raise _NotPlainError(
+        f"block {index} does not add its modules' outputs as they are to what it was given, as where a norm follows "
+        "the attention"
+    )
+
+
+def _written(out: nn.Module, z_BTHV: Tensor) -> Tensor:
+    """What the heads write, each through its part of the projection, and its bias."""
+    W_O_HVE = projection(out, z_BTHV.shape[2], z_BTHV)
+    with torch.no_grad():
+        bias = out(z_BTHV.flatten(-2) * 0)
+    return (torch.einsum("bthv,hve->bte", z_BTHV.float(), W_O_HVE.float()) + bias).cpu()
+
+
+def _final_norm(model: nn.Module, blocks: Sequence[nn.Module], last: Tensor, passed: _Passed) -> Norm:
+    """The norm that takes what the last block gives."""
+    within = {one for block in blocks for one in block.modules()}
+    for module, given in passed.given.items():
+        if module in within or given.shape != last.shape or not torch.equal(given, last):
+            continue
+        norm = _frozen(module, given.float(), passed.gave[module].float(), passed.close)
+        if norm is not None:
+            return norm
+    raise _NotPlainError("no RMSNorm or LayerNorm takes what the last block gives")
+
+
+def _frozen(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Tensor], bool]) -> Norm | None:
+    """The module as a norm with a frozen scale, where it is one: of x or centred x, its weight as it is or beside 1."""
+    own = getattr(module, "weight", None)
+    one_E = torch.ones(x.shape[-1])
+    weights = [one_E] if own is None else [own.detach().float().cpu(), own.detach().float().cpu() + 1]  # Gemma's
+    bias = getattr(module, "bias", None)
+    bias_E = one_E * 0 if bias is None else bias.detach().float().cpu()
+    for centred in (False, True):
+        for weight_E in weights:
+            norm = Norm(module, weight_E, bias_E, centred)
+            if x.shape == y.shape and close(norm.scale(x, y) * norm.straight(x) + bias_E, y):
+                return norm
+    return None
+
+
+def _logits_factor(unembed: nn.Module, normed: Tensor, passed: _Passed, config: Any) -> tuple[float, str]:
+    """The factor of the logits after the projection, and what is left out."""
+    weight = next(unembed.parameters())
+    with torch.no_grad():
+        projected = unembed(normed.to(weight.device, weight.dtype)).float().cpu()
+    logits = passed.logits.float()
+    factor = float((logits * projected).sum() / projected.square().sum())
+    if passed.close(factor * projected, logits):
+        return factor, ""
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap and passed.close(cap * torch.tanh(projected / cap), logits):
+        return 1.0, f"of the logits before their cap at {cap:g}"
+    raise _NotPlainError("the logits are not the projection of the final norm, but for a factor")

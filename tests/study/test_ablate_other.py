@@ -1,0 +1,117 @@
+"""`attnscope ablate` with direct effects and its figure, and asked otherwise: pairs, a pruning, a screen."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from attnscope.study.ablation import losses, prepared
+from attnscope.study.direct import Direct, direct_means
+from attnscope.study.effects import Asked, ablate
+from attnscope.study.effects_picture import shown_of
+from attnscope.study.sets import HeadSet
+from attnscope.study.tasks import copy
+from helpers.command_line import call
+
+FEW = ("--sequences", "2", "--replace", "zero")
+
+
+def asked(*arguments):
+    result = call("ablate", "demo", *FEW, *arguments, "--format", "jsonl")
+    assert result.code == 0, result.err
+    return [json.loads(line) for line in result.out.splitlines()], result.err
+
+
+def test_direct_effects_stand_beside_each_head_alone(demo, tmp_path):
+    rows, _ = asked("--select", "3.0-1", "--random", "0", "--each", "--out", str(tmp_path / "a"))
+    expected = direct_means(prepared(demo, copy(demo, sequences=2), [], "zero")).values
+    alone = {row["heads"]: row for row in rows if (row["kind"], row["set"]) == ("alone", "each head")}
+    assert list(alone) == [f"L{layer}H{head}" for layer in range(4) for head in range(6)]
+    for layer, head in expected:
+        assert alone[f"L{layer}H{head}"]["direct"] == pytest.approx(expected[layer, head], abs=1e-5)
+    assert {row["direct"] for row in rows if row["kind"] == "together"} <= {None}
+    assert (tmp_path / "a" / "ablation.png").stat().st_size > 5000
+
+
+def test_the_figure_shows_what_was_measured(demo):
+    task, both = copy(demo, sequences=2), HeadSet("both", ((3, 0), (3, 1)))
+    said = Direct({(3, 0): 2.0}, "of the logits before their cap at 30")
+    found = ablate(demo, task, Asked.of([both], demo.geometry, random=0), "zero", direct=said)
+    direct, alone, together = shown_of(found)
+    cost = dict(zip(["alone", "both"], losses(demo, task, [HeadSet("", ((3, 1),)), both], "zero").T[1:], strict=True))
+    intact = found.intact_S.mean()
+    assert direct.values == {(3, 0): 2.0}
+    assert alone.values[3, 1] == pytest.approx(cost["alone"].mean() - intact, abs=1e-5)
+    assert together.values == {head: pytest.approx(cost["both"].mean() - intact, abs=1e-5) for head in both.heads}
+    assert found.facts["direct"] == said.said
+    without = ablate(demo, task, Asked.of([both], demo.geometry, random=0), "zero", direct=Direct({}, "no way"))
+    assert [one.name for one in shown_of(without)] == ["alone", "together"]
+    assert without.table()["direct"].null_count == len(without.table())
+
+
+def test_pairs_are_printed_and_written(demo, tmp_path):
+    rows, said = asked("--select", "3.0-1,1.5", "--pairs", "--out", str(tmp_path / "a"))
+    task, names = copy(demo, sequences=2), [(row["layer"], row["other_layer"]) for row in rows]
+    assert names == [(1, 3), (1, 3), (3, 3)]
+    loss = losses(
+        demo, task, [HeadSet(str(heads), heads) for heads in (((3, 0), (3, 1)), ((3, 0),), ((3, 1),))], "zero"
+    )
+    pair, one, other = (loss[:, 1:] - loss[:, :1]).mean(0)
+    assert rows[2]["pair"] == pytest.approx(pair, abs=1e-5)
+    assert rows[2]["synergy"] == pytest.approx(pair - one - other, abs=1e-5)
+    assert rows[2]["low"] is None  # under 32 sequences
+    assert "pairs of 3 heads on 2 sequences of copy: " in said
+    assert pq.read_table(tmp_path / "a" / "pairs.parquet").to_pylist() == rows
+
+
+def test_a_pruning_is_printed_drawn_and_goes_on(tmp_path):
+    arguments = ("--select", "3.0-1", "--prune", "--out", str(tmp_path / "a"))
+    rows, said = asked(*arguments)
+    assert [(row["step"], row["layer"]) for row in rows] == [(1, 3), (2, 3)]
+    assert rows[1]["loss"] > rows[0]["loss"]
+    assert f"intact {rows[0]['loss'] - rows[0]['effect']:.3f} nats per token" in said
+    assert (tmp_path / "a" / "prune.png").stat().st_size > 5000
+    kept = tmp_path / "a" / "prune" / "step-00001.npz"
+    with np.load(kept) as step:
+        told = dict(step)
+    np.savez(kept, **{**told, "loss": 77.0})
+    assert asked(*arguments)[0][0]["loss"] == 77.0
+    other = call("ablate", "demo", "--sequences", "3", *arguments)
+    assert (other.code, "holds another prune: task, replacement differ" in other.err) == (2, True)
+
+
+def test_the_screen_says_how_far_it_can_be_trusted():
+    rows, said = asked("--method", "gradient")
+    assert len(rows) == 24
+    assert sum(row["ablated"] is not None for row in rows) == 8
+    assert all(row["size"] == pytest.approx(abs(row["size"])) for row in rows)
+    assert "rank correlation with ablation of 8 heads: signed " in said
+    one = call("ablate", "demo", *FEW, "--method", "gradient", "--top", "3", columns=100).out.decode()
+    assert [line.split()[0] for line in one.splitlines()[-4:-1]] == [
+        f"L{row['layer']}H{row['head']}" for row in sorted(rows, key=lambda row: -row["signed"])[:3]
+    ]
+
+
+@pytest.mark.parametrize("question", [["--pairs", "--select", "3.*"], ["--prune"], ["--method", "gradient"]])
+def test_every_question_says_its_cost_first(question, tmp_path):
+    result = call("ablate", "demo", *question, "--dry-run", "--out", str(tmp_path / "a"))
+    assert (result.code, b"tokens x layers, about" in result.out) == (0, True)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--pairs", "--prune"], 2, "--pairs and --prune were both given; ask one question at a time"),
+        (["--prune", "--method", "gradient"], 2, "--prune and --method gradient were both given"),
+        (["--prune", "--by", "kv"], 2, "--by kv is for sets, and --prune was given"),
+        (["--pairs", "--each"], 2, "--each is for sets, and --pairs was given"),
+        (["--pairs", "--select", "3.0"], 4, "a pair takes two heads, and one was named"),
+        (["--method", "guess"], 2, "'guess'"),
+    ],
+)
+def test_bad_questions_in_one_line(arguments, code, said):
+    result = call("ablate", "demo", "-q", *FEW, *arguments)
+    assert (result.code, result.out, result.err.count("\n")) == (code, b"", 1)
+    assert said in result.err

@@ -1,0 +1,72 @@
+"""What the figures of effects and of a pruning show."""
+
+import math
+
+import numpy as np
+import pytest
+
+from attnscope.errors import UsageError
+from attnscope.figures import About, Style
+from attnscope.figures.fonts import Fonts
+from attnscope.figures.metrics import metrics_figure
+from attnscope.figures.pruning import pruning_figure, save_pruning
+from attnscope.figures.writer import drawing
+from attnscope.study.effects_picture import Shown, effect_panels, save_effects
+
+HEADS = [(0, 0), (0, 1), (2, 0), (2, 1)]
+ALONE = Shown("alone", "nats", {(0, 0): 0.08, (0, 1): -0.01, (2, 0): 0.66, (2, 1): 0.0}, "nats")
+TOGETHER = Shown("together", "nats", {(0, 0): 8.5, (2, 0): 12.34}, "nats")
+SIGNED = Shown("direct", "logits", {(0, 0): -2.0, (2, 1): math.nan, (2, 0): 1.0}, "logits")
+
+
+def words(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def test_panels_hold_the_heads_numbers_and_share_a_scale():
+    alone, together, direct = effect_panels(HEADS, [ALONE, TOGETHER, SIGNED])
+    np.testing.assert_array_equal(alone.values_LH, [[0.08, -0.01], [0.66, 0.0]])
+    np.testing.assert_array_equal(together.values_LH, [[8.5, np.nan], [12.34, np.nan]])
+    assert (alone.low, alone.high) == (together.low, together.high) == (-0.01, 12.34)
+    assert (direct.low, direct.high, direct.quantity) == (-2.0, 2.0, "logit")  # as far to both sides
+    assert alone.quantity == "weight"
+
+
+def test_the_numbers_stand_in_cells_that_have_room():
+    panels = effect_panels(HEADS, [TOGETHER])
+    with drawing(Fonts()):
+        figure = metrics_figure(panels, Style(), ["0", "2"])
+        assert {"8.50", "12.3"} <= set(words(figure.axes[0]))
+        many = effect_panels([(0, head) for head in range(80)], [Shown("a", "", {(0, 3): 2.5, (0, 4): 1.0}, "a")])
+        assert "2.50" not in words(metrics_figure(many, Style(), ["0"]).axes[0])
+
+
+def test_four_panels_stand_two_by_two():
+    with drawing(Fonts()):
+        figure = metrics_figure(effect_panels(HEADS, [ALONE, TOGETHER, SIGNED, ALONE]), Style(), ["0", "2"])
+        corners = [ax.get_position() for ax in figure.axes[::2]]
+    assert len({round(box.x0, 4) for box in corners}) == 2
+    assert len({round(box.y0, 4) for box in corners}) == 2
+
+
+def test_the_curve_has_every_head_and_its_loss():
+    with drawing(Fonts()):
+        figure = pruning_figure(["L2H4", "L0H1"], [0.04, 0.05, 0.8], [("uniform guess", 6.2)], Style())
+        [ax] = figure.axes
+        curve, intact, guess = ax.lines
+        np.testing.assert_array_equal(curve.get_ydata(), [0.04, 0.05, 0.8])
+        assert [label.get_text() for label in ax.get_xticklabels()] == ["intact", "L2H4", "L0H1"]
+        assert (intact.get_ydata()[0], guess.get_ydata()[0]) == (0.04, 6.2)
+        assert words(ax) == ["intact", "uniform guess"]
+        assert len(pruning_figure(["a"] * 100, [1.0] * 101, [], Style()).axes[0].get_xticklabels()) < 20
+
+
+def test_figures_are_written(tmp_path):
+    style = Style(title="Mine", about=About(line="demo"))
+    assert save_effects(tmp_path / "a.png", HEADS, [ALONE, TOGETHER], style, "a note").stat().st_size > 5000
+    assert save_pruning(tmp_path / "p.png", ["L0H0"], [0.0, 0.3], [], style).stat().st_size > 5000
+    with pytest.raises(ValueError, match="expected 2 losses for 1 heads"):
+        save_pruning(tmp_path / "p.png", ["L0H0"], [0.3], [], style)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        save_pruning(tmp_path / "file" / "p.png", ["L0H0"], [0.1, 0.3], [], style)
