@@ -28,7 +28,7 @@ from attnscope.figures import (
     save_metrics,
     save_overview,
 )
-from attnscope.figures.style import head_title, printed
+from attnscope.figures.style import Quantity, head_title, printed
 from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt, Span
 
 FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top")  # of every run; where they are named
+QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
 LONGEST_TEXT = 60  # letters at the foot of a figure
 Advance = Callable[[int], None]
 
@@ -230,7 +231,7 @@ def layer_maps(seen: Observation) -> list[Maps]:
             bin_rule=rule if max(found.rows.size, found.columns.size) > 1 else "",
             kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
             by_kv=by_kv,
-            quantity="logit" if seen.view.weights == "scores" else "weight",
+            quantity=QUANTITIES[seen.view.weights],
             starts_Q=starts_Q,
             starts_K=starts_K,
             turns=tuple(sorted(turns)),

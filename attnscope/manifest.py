@@ -25,7 +25,7 @@ from attnscope.text.prompt import Prompt, Span
 SCHEMA = "run/2"  # of a folder; goes up when a file or a column is renamed, or means something else
 NAME, MARK = "manifest.json", "unfinished.json"
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
-AROUND = frozenset({"out", "file", "ids", "offline", "trust_remote_code", "allow_pickle"})
+AROUND = frozenset({"out", "file", "ids", "generate", "offline", "trust_remote_code", "allow_pickle"})
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
     r"|(overview|metrics|mass|top|rollout|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
@@ -176,14 +176,19 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _same_text(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """The hash and the lengths say it; the ids too, where both say them, since two lists of ids may read the same."""
-    ids = [_mapping(said.get("prompt")).get("ids") for said in (before, now)]
-    return before.get("text") == now.get("text") and (None in ids or ids[0] == ids[1])
+    """The hash and the lengths say it; the ids too, where both say them, since two lists of ids may read the same.
+
+    One text may be divided into prompt and answer, and another time not.
+    """
+    prompts = [_mapping(said.get("prompt")) for said in (before, now)]
+    ids, answers = ([prompt.get(name) for prompt in prompts] for name in ("ids", "answer"))
+    return before.get("text") == now.get("text") and (None in ids or ids[0] == ids[1]) and answers[0] == answers[1]
 
 
 def _shown(said: Mapping[str, Any]) -> str:
-    tokens, text = _mapping(said.get("text")).get("tokens"), _mapping(said.get("prompt")).get("text")
-    return f"{_short(text)} ({_short(tokens)} tokens)"
+    tokens, prompt = _mapping(said.get("text")).get("tokens"), _mapping(said.get("prompt"))
+    answer = "" if prompt.get("answer") is None else f", from {_short(prompt['answer'])} on the answer"
+    return f"{_short(prompt.get('text'))} ({_short(tokens)} tokens{answer})"
 
 
 def _short(value: Any) -> str:
@@ -206,6 +211,7 @@ def _is_whole(prompt: Prompt) -> bool:
         and len(prompt.ids) > 0
         and all(type(column) is tuple and len(column) == len(prompt.ids) for column in columns.values())
         and all(type(one) is kinds[name] for name, column in columns.items() for one in column)
+        and (prompt.answer is None or (type(prompt.answer) is int and 0 < prompt.answer < len(prompt.ids)))
         and _in_order(prompt.characters, len(prompt.ids), len(prompt.text))
         and all(0 <= turn.start <= turn.stop <= len(prompt.ids) and type(turn.name) is str for turn in prompt.turns)
     )

@@ -35,11 +35,14 @@ if TYPE_CHECKING:
     from attnscope.measure.probes import View
     from attnscope.measure.relations import KeptKeys
     from attnscope.measure.rollout import Rollout
+    from attnscope.measure.spans import SpanPairs
     from attnscope.seam.call import CaptureReport
+    from attnscope.study.atlas import Atlas
     from attnscope.text.prompt import Prompt
     from attnscope.viewer.page import Page
 
 SHOWN_HEADS = 12  # of the table in a notebook
+ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
 RELATION = ("layer", "head", "kv_head", "query", "key", "weight")
 
 
@@ -94,7 +97,8 @@ class Relation:
 class Head:
     """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null.
 
-    uniform: the `mass` that uniform attention would have, None where no keys were chosen.
+    uniform: the `mass` that uniform attention would have, None where no keys were chosen. atlas_roles: what the atlas
+    names it, where there is one; role is what it looks like on this text.
     """
 
     layer: int
@@ -108,6 +112,7 @@ class Head:
     top_key: int = 0
     top_key_mass: float = float("nan")
     uniform: float | None = None
+    atlas_roles: tuple[str, ...] = ()
 
     @property
     def mass(self) -> float | None:
@@ -160,7 +165,9 @@ class Observation:
     where they were asked for; weight_heads: {layer: their numbers}. operands: {layer: q, k and v of its heads},
     likewise. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the tokens that were
     asked about; scores, supports and what tokens receive are then of the chosen queries, and `columns.scores["mass"]`
-    is there where keys were chosen. per_token: what every token has to do with them, where that was asked for.
+    is there where keys were chosen. per_token: what every token has to do with them, where that was asked for. spans:
+    {layer: the mass that the spans of `chosen` give each other, (H, S, S)}. atlas: what names the model's heads, where
+    there is one.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -186,6 +193,8 @@ class Observation:
     kept_keys: PerLayer[KeptKeys] | None = None
     chosen: Chosen = Chosen()
     per_token: PerLayer[TokenWeights] = field(default_factory=PerLayer)
+    spans: PerLayer[SpanPairs] = field(default_factory=PerLayer)
+    atlas: Atlas | None = None
 
     @property
     def prompt(self) -> Prompt:
@@ -212,7 +221,8 @@ class Observation:
     def table(self, sort: str | None = None) -> pa.Table:
         """The kept heads: which, role, top key, then a column per metric; in the order of `kept_heads`.
 
-        Where keys were chosen the last columns are mass and uniform, what uniform attention would give them.
+        Where keys were chosen mass and uniform follow, what uniform attention would give them; with an atlas
+        atlas_roles, joined by blanks, empty where it names none, null for the mean over a kv head's group.
         """
         columns, order = self.columns, self._order(sort)
         head, mass = columns.head[order], columns.scores.get(MASS.id)
@@ -228,6 +238,7 @@ class Observation:
                 "top_key_mass": columns.top_key_mass[order],
                 **{name: score.value[order].astype(np.float32) for name, score in columns.scores.items()},
                 **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
+                **({"atlas_roles": words([self._atlas_roles(place) for place in order])} if self.atlas else {}),
             }
         )
 
@@ -284,10 +295,10 @@ class Observation:
     ) -> pa.Table:
         """Who looks at whom: a row per head, query and key; of the queries and keys that were asked about.
 
-        Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` where logits were asked for);
-        entries under min_weight are left out. In the model's order, strongest key first; over "heads", strongest first
-        over all heads. other_keys: without key 0 and each query's own key, unless keys were asked for; query 0, asked
-        for, keeps the one key that it sees. Raises UsageError where no relations were kept.
+        Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` or `norm`, as the view reads
+        entries); those under min_weight are left out. In the model's order, strongest key first; over "heads",
+        strongest first over all heads. other_keys: without key 0 and each query's own key, unless keys were asked for;
+        query 0, asked for, keeps the one key that it sees. Raises UsageError where no relations were kept.
         """
         found, units = self._listed(self.relation_numbers(min_weight), over, other_keys), self.units()
         return as_table(
@@ -299,7 +310,7 @@ class Observation:
                 "query_token": texts_at(units, found["query"]),
                 "key": found["key"],
                 "key_token": texts_at(units, found["key"]),
-                "score" if self.view.weights == "scores" else "weight": found["weight"],
+                ENTRIES[self.view.weights]: found["weight"],
             }
         )
 
@@ -387,7 +398,8 @@ class Observation:
         from attnscope.viewer.side import Side
 
         side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
-        whole = selected(select, there) if select is not None else {}
+        named = self.atlas.by_role() if self.atlas else None
+        whole = selected(select, there, named) if select is not None else {}
         return page_of([side], Plan(max_mb, precision, whole), about(self, whole))
 
     def export(self, folder: str | Path, **how: Any) -> list[Path]:
@@ -454,7 +466,12 @@ class Observation:
             int(columns.top_key[place]),
             float(columns.top_key_mass[place]),
             float(mass.null[place]) if mass else None,
+            tuple((self._atlas_roles(place) or "").split()),
         )
+
+    def _atlas_roles(self, place: int) -> str | None:
+        layer, head = int(self.columns.layer[place]), int(self.columns.head[place])
+        return " ".join(self.atlas.roles.get((layer, head), ())) if self.atlas and head >= 0 else None
 
     def _order(self, sort: str | None) -> np.ndarray:
         """Places of the kept heads, in model order or by score; nulls last, ties in the model's order."""

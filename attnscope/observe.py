@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from attnscope.attention.questions import Features, Received
 from attnscope.errors import InputError, UsageError
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.maps import MAP_SIDE, Maps
-from attnscope.measure.metrics import MASS, METRICS, Texts
+from attnscope.measure.metrics import LOOKBACKS, MASS, METRICS
 from attnscope.measure.operands import KeptOperands, Operands
 from attnscope.measure.per_token import PerToken, TokenWeights
 from attnscope.measure.probes import (
@@ -41,11 +42,14 @@ from attnscope.measure.probes import Relation as TopRelations
 from attnscope.measure.relations import ChosenKeys, TopKeys
 from attnscope.measure.roles import NONE, near_uniform, roles_of
 from attnscope.measure.rollout import Rollout, RolloutProbe, spans_of
+from attnscope.measure.spans import SpanMass, SpanPairs
+from attnscope.measure.texts import Texts
 from attnscope.model import padding
 from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
 from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
+from attnscope.seam.projection import gram_root, output_projections
 from attnscope.text.tokens import Chosen, Found, choose
 
 if TYPE_CHECKING:
@@ -65,6 +69,7 @@ class Request:
     attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. per_token: keep what every token gets from the
     chosen queries, or gives to the keys where keys alone are chosen. query, key: the tokens that are asked about, as
     `text/tokens.py` reads them, with the groups of `define`, and the part of the maps that is kept; None for all.
+    spans: groups whose mass on each other is kept, of every pair.
 
         >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
     """
@@ -86,10 +91,12 @@ class Request:
     query: str | None = None
     key: str | None = None
     define: Mapping[str, str] = field(default_factory=dict)
+    spans: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.group and self.view.weights == "scores":
-            raise UsageError("logits of several keys cannot be summed into one", "use {weights=softmax} with {group}")
+        if self.group and self.view.weights != "softmax":
+            what = "logits" if self.view.weights == "scores" else "norms"
+            raise UsageError(f"{what} of several keys cannot be summed into one", "use {weights=softmax} with {group}")
 
     def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
         """The view, of the heads that `weights` or `operands` asks for."""
@@ -97,7 +104,7 @@ class Request:
 
     def chosen(self, prompt: Prompt) -> Chosen:
         """The tokens of a text that are asked about. Raises UsageError or InputError for what means none."""
-        return choose(prompt, self.query, self.key, self.define)
+        return choose(prompt, self.query, self.key, self.define, self.spans)
 
 
 def observe(
@@ -218,7 +225,14 @@ def _texts(asked: Sequence[Asked], device: str) -> Texts:
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     query_BT = _marked([one.chosen.query for one in asked], longest, default=True)
     key_BT = _marked([one.chosen.key for one in asked], longest, default=False)
-    return Texts(torch.tensor(ids), lengths, query_BT, key_BT).to(torch.device(device))
+    return Texts(torch.tensor(ids), lengths, query_BT, key_BT, _answers(prompts)).to(torch.device(device))
+
+
+def _answers(prompts: Sequence[Prompt]) -> torch.Tensor | None:
+    """Where each text's answer begins, its length where it has none, (B,); None where none has one."""
+    if all(prompt.answer is None for prompt in prompts):
+        return None
+    return torch.tensor([len(prompt) if prompt.answer is None else prompt.answer for prompt in prompts])
 
 
 def _marked(found: Sequence[Found | None], longest: int, default: bool) -> torch.Tensor | None:
@@ -235,9 +249,11 @@ def _marked(found: Sequence[Found | None], longest: int, default: bool) -> torch
 
 def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
     prompts, chosen = [one.prompt for one in asked], asked[0].chosen
-    mass = (MASS.id,) if any(one.chosen.key for one in asked) else ()
+    always = [name for name in request.metrics if name not in LOOKBACKS and name != MASS.id]
+    lookbacks = LOOKBACKS if always and any(prompt.answer is not None for prompt in prompts) else ()
+    mass = [MASS.id] if any(one.chosen.key for one in asked) else []
     probes: dict[str, Probe] = {
-        "scores": HeadScores((*(name for name in request.metrics if name != MASS.id), *mass)),
+        "scores": HeadScores((*always, *lookbacks, *mass)),
         "relation": TopRelation(request.key_zero),
         "top_key": TopKey(request.view),
     }
@@ -262,6 +278,8 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
         probes["rollout"] = RolloutProbe(_groups(prompts, request.rollout))
     if request.per_token:
         probes["per_token"] = PerToken(_towards(asked), request.view)
+    if request.spans:
+        probes["spans"] = SpanMass(_spans(asked, request.spans), request.view)
     return probes
 
 
@@ -292,6 +310,14 @@ def _towards(asked: Sequence[Asked]) -> Received | Features:
     return Features(share_BT[..., None]) if on_keys else Received(share_BT)
 
 
+def _spans(asked: Sequence[Asked], names: Sequence[str]) -> torch.Tensor:
+    """True on the tokens of each text's spans, (B, T, S)."""
+    longest = max(len(one.prompt) for one in asked)
+    marked = [_marked([one.chosen.spans.get(name) for one in asked], longest, default=False) for name in names]
+    nowhere_BT = torch.zeros(len(asked), longest, dtype=torch.bool)
+    return torch.stack([nowhere_BT if one is None else one for one in marked], -1)
+
+
 def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
     """The number of each token's group, (B, T); -1 for padding."""
     groups_BT = torch.full((len(prompts), max(len(prompt) for prompt in prompts)), -1)
@@ -299,6 +325,20 @@ def _groups(prompts: Sequence[Prompt], group: str) -> torch.Tensor:
         for number, span in enumerate(spans_of(prompt, group)):
             groups_BT[row, span.start : span.stop] = number
     return groups_BT
+
+
+def _gram_root(call: AttentionCall, out: Mapping[nn.Module, nn.Module]) -> torch.Tensor:
+    """What makes norms of a layer's values as they are written. Raises UsageError where they are not v W_O."""
+    spec, why = call.spec, ""
+    if spec is None:
+        why = "does not show the values of its attention"
+    elif spec.sinks_scale_output:
+        why = "scales what its weights give before it is written"
+    elif call.module not in out:
+        why = "has no output projection that is given the heads side by side, as they come"
+    if spec is None or why:
+        raise UsageError(f"this model family {why}, so that no key's share of it is known", "use {weights=softmax}")
+    return gram_root(out[call.module], spec.heads, spec.v_BGKV)
 
 
 class _Reading:
@@ -314,6 +354,7 @@ class _Reading:
     ) -> None:
         self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
         self.request, self.check, self.advance = request, check, advance
+        self.out = output_projections(loaded, self.prompts[0].ids[:4]) if request.view.weights == "value" else None
         self.texts, geometry = _texts(asked, loaded.device), loaded.geometry
         self.layers = {layer.index: layer for layer in geometry.attention_layers}
         self.all_layers = [layer.index for layer in geometry.layers]
@@ -333,7 +374,8 @@ class _Reading:
         key, known = LayerKey(call.layer), self.layers.get(call.layer)
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
-        layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device))
+        root = None if self.out is None else partial(_gram_root, call, self.out)
+        layer = Layer(key, call.P, kv_heads, self.texts.to(call.P.device), gram_root=root)
         for name, found in run_probes(self.probes, layer).items():
             if found is not None:
                 self.kept[name][key] = found
@@ -385,7 +427,12 @@ class _Reading:
                 }
             ),
             chosen=self.chosen[row],
+            spans=PerLayer({key: self._pairs(kept, row) for key, kept in self.kept.get("spans", {}).items()}),
         )
+
+    @staticmethod
+    def _pairs(kept: SpanPairs, row: int) -> SpanPairs:
+        return SpanPairs(kept.heads, kept.mass[row], kept.uniform[row])
 
     def _operands(self, kept: KeptOperands, row: int) -> KeptOperands:
         """One text's part, cut to its length; text and batch stay apart: B is 1."""

@@ -7,8 +7,10 @@ What can be refused is refused before the forward pass; no terminal is known her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 from attnscope.errors import InputError, MemoryLimitError, UsageError
@@ -19,7 +21,11 @@ from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
+from attnscope.seam.generation import continuation, ends
+from attnscope.selection import Named
 from attnscope.selection import select as selected
+from attnscope.study.atlas import Atlas, atlas_of
+from attnscope.text import answer as answers
 from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
 from attnscope.text.tokens import Chosen
 
@@ -30,7 +36,8 @@ Text = str | Prompt | Sequence[int]
 class Run:
     """One text about to be read: the model, the prompt, what to keep, and the engine that fits.
 
-    chosen: the tokens that are asked about. facts: what the manifest is to say beside what every run says.
+    chosen: the tokens that are asked about. facts: what the manifest is to say beside what every run says. atlas: what
+    names the model's heads, where there is one.
     """
 
     loaded: LoadedModel
@@ -39,6 +46,12 @@ class Run:
     engine: Engine
     chosen: Chosen = Chosen()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    atlas: Atlas | None = None
+
+    @property
+    def named(self) -> Named | None:
+        """The heads that the atlas names, as `selection.select` takes them."""
+        return self.atlas.by_role() if self.atlas else None
 
     def asking(self, request: Request) -> Run:
         """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""
@@ -56,8 +69,8 @@ class Run:
 
         advance: called with 1 whenever a layer was read.
         """
-        try:
-            return observe(
+        with _within_memory(self.loaded, len(self.prompt)):
+            seen = observe(
                 self.loaded,
                 [self.prompt],
                 self.request,
@@ -66,15 +79,7 @@ class Run:
                 facts=self.facts,
                 advance=advance,
             )[0]
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            count = len(self.prompt)
-            raise MemoryLimitError(
-                f"memory ran out on {self.loaded.device} while {count} tokens were read",
-                f"{tokens_that_should_fit(self.loaded, count)} tokens fit: shorten the text, or take a smaller model "
-                "or dtype",
-            ) from error
+        return replace(seen, atlas=self.atlas)
 
 
 def read(
@@ -106,44 +111,90 @@ def prepare(
     *,
     engine: str = "auto",
     select: str | None = None,
+    atlas: Atlas | Path | str | None = None,
     chat: bool = False,
     truncate: Side | None = None,
     memory: str | None = None,
     listen: bool = False,
+    generate: int | None = None,
+    answer: str | Sequence[int] | None = None,
+    advance: Callable[[int], object] = lambda tokens: None,
 ) -> Run:
     """Everything that comes before the forward pass: tokens, heads, engine; each refused where it does not fit.
 
-    select: heads to keep, as "27.3,last"; over the request's own. chat: apply the chat template. truncate: cut a text
-    that is too long, on this side. memory: what a layer's matrices may take, such as "4GB". listen: with the fused
-    engine, leave the layers' outputs to the model.
+    select: heads to keep, as "27.3,last"; over the request's own. atlas: see `atlas_of`. chat: apply the chat template.
+    truncate: cut a text that is too long, on this side. memory: what a layer's matrices may take, such as "4GB".
+    listen: with the fused engine, leave the layers' outputs to the model. generate: let the model put up to so many
+    tokens behind the text, which are read with it. answer: put this behind it instead, as text where the text is one,
+    else as ids. advance: called with 1 for every token that is generated.
     """
     if not isinstance(loaded, LoadedModel):
         raise UsageError(
             f"expected a LoadedModel, got {type(loaded).__name__}",
             "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
         )
-    prompt = _prompt(loaded, text, chat, truncate)
+    answers.check(generate, answer, truncate)
+    prompt = _prompt(loaded, text, chat, truncate, "" if generate else answer)
+    answers.check_room(prompt, generate, loaded.geometry.max_positions)
+    found = atlas_of(loaded, atlas)
     if select is not None:
-        request = replace(request, view=replace(request.view, heads=selected(select, loaded.geometry.heads_by_layer)))
-    chosen = request.chosen(prompt)
-    computes = choose(loaded, len(prompt), engine, memory, listen=listen)
-    _check_matrices(loaded, request, len(prompt))
-    return Run(loaded, prompt, request, computes, chosen, _facts(loaded, prompt, computes))
+        heads = selected(select, loaded.geometry.heads_by_layer, found.by_role() if found else None)
+        request = replace(request, view=replace(request.view, heads=heads))
+    tokens, made = len(prompt) + (generate or 0), dict[str, Any]()
+    computes = choose(loaded, tokens, engine, memory, listen=listen)
+    _check_matrices(loaded, request, tokens)
+    if generate:
+        prompt, made = _generated(loaded, prompt, generate, computes, advance)
+    facts = made | _facts(loaded, prompt, computes, found)
+    return Run(loaded, prompt, request, computes, request.chosen(prompt), facts, found)
 
 
-def _prompt(loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None) -> Prompt:
-    most = loaded.geometry.max_positions
+def _generated(
+    loaded: LoadedModel, prompt: Prompt, most: int, engine: Engine, advance: Callable[[int], object]
+) -> tuple[Prompt, dict[str, Any]]:
+    """The prompt with what the model puts behind it, and what the manifest says of that."""
+    with _within_memory(loaded, len(prompt) + most):
+        ids = continuation(loaded, prompt.ids, most, engine, advance)
+    facts = {"asked": most, "ids": ids, "stopped_by": "end token" if ends(loaded, ids[-1]) else "number asked for"}
+    return answers.continued(loaded.tokenizer, prompt, ids), {"generated": facts}
+
+
+@contextmanager
+def _within_memory(loaded: LoadedModel, tokens: int) -> Iterator[None]:
+    """Raise MemoryLimitError, which says what would fit, where memory runs out while so many tokens are read."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MemoryLimitError(
+            f"memory ran out on {loaded.device} while {tokens} tokens were read",
+            f"{tokens_that_should_fit(loaded, tokens)} tokens fit: shorten the text, or take a smaller model or dtype",
+        ) from error
+
+
+def _prompt(
+    loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None, answer: str | Sequence[int] | None
+) -> Prompt:
+    """The tokens; with an answer of any length, which `answers.check_room` judges."""
+    most = loaded.geometry.max_positions if answer is None else None
     if isinstance(text, str):
         if not text.strip():
             raise InputError("the text is empty", "give a text with at least one word")
+        if not isinstance(answer, str | None):
+            raise UsageError("the text is text, and its answer is not", "give both as text, or both as token ids")
         with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat)) as read:
-            prompt = read(text, chat, most, truncate)
+            prompt = read(text, chat, most, truncate, answer)
         loaded.check_ids(prompt.ids)
         return prompt
     check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
-    if isinstance(text, Prompt):
-        return text
-    return from_ids(loaded.tokenizer, text, max_tokens=most, truncate=truncate)
+    prompt = text if isinstance(text, Prompt) else from_ids(loaded.tokenizer, text, max_tokens=most, truncate=truncate)
+    if not answer:
+        return prompt if answer is None else replace(prompt, answer=len(prompt))
+    if isinstance(answer, str):
+        raise UsageError("the text is token ids, and its answer is not", "give both as text, or both as token ids")
+    check_ids(loaded, answer)
+    return answers.continued(loaded.tokenizer, prompt, answer)
 
 
 def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
@@ -158,8 +209,8 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
         )
 
 
-def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine) -> dict[str, Any]:
-    """How far the engine is from eager on this text, and whether positions were stretched."""
+def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine, atlas: Atlas | None) -> dict[str, Any]:
+    """How far the engine is from eager on this text, whether positions were stretched, and who names the heads."""
     facts: dict[str, Any] = {}
     if engine.name != "eager":
         facts["largest_difference_to_eager"] = difference(loaded, prompt)
@@ -169,6 +220,8 @@ def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine) -> dict[str, Any
             "stretched_to": loaded.geometry.max_positions,
             "by": "linear rope scaling",
         }
+    if atlas is not None:
+        facts["atlas"] = {name: atlas.facts.get(name) for name in ("seed", "sequences", "ids_sha256")}
     return facts
 
 

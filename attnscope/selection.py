@@ -1,4 +1,4 @@
-"""Which layers and heads are meant: "27", "27.3", "L27H3", "0-3.*", "last", "L-1", "*.0", joined by commas."""
+"""Which layers and heads are meant: "27", "27.3", "L27H3", "0-3.*", "last", "L-1", "*.0", "@induction", by commas."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from attnscope.errors import UsageError
+from attnscope.errors import InputError, UsageError
 
 _COUNT = r"\*|last|\d{1,18}(?:-\d{1,18})?|(?<=[LH])-\d{1,18}"
 _PART = re.compile(rf"^(?:L?(?P<layers>{_COUNT}))(?:(?:\.H?|H)(?P<heads>{_COUNT})?)?$", re.IGNORECASE)
-GRAMMAR = "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last` or `L-1`, `*.0`, joined by commas"
+GRAMMAR = "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last` or `L-1`, `*.0`, `@role`, joined by commas"
+Named = Mapping[str, Mapping[int, Sequence[int]]]  # {role: {layer: heads}}, of an atlas
 
 
-def select(expression: str, heads_by_layer: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+def select(
+    expression: str, heads_by_layer: Mapping[int, int], named: Named | None = None
+) -> dict[int, tuple[int, ...]]:
     """The heads that an expression names, by layer.
 
-    heads_by_layer: {layer index: number of heads} of the layers with attention. Returns {layer: heads}, both sorted.
-    Raises UsageError for a part that cannot be read, or that names a layer or head that is not there.
+    heads_by_layer: {layer index: number of heads} of the layers with attention. named: see `resolved`. Returns {layer:
+    heads}, both sorted. Raises UsageError for a part that cannot be read, or that names a layer or head that is not
+    there, and what `resolved` raises.
 
         >>> select("last.0-1,L0H3", {0: 4, 1: 4})
         {0: (3,), 1: (0, 1)}
     """
     chosen: dict[int, set[int]] = {}
     layers = sorted(heads_by_layer)
-    for part in (piece.strip() for piece in expression.split(",")):
+    for part in (piece.strip() for piece in resolved(expression, named).split(",")):
         match = _PART.match(part)
         if not match:
             raise UsageError(f"cannot read the selection {part!r}", f"write {GRAMMAR}")
@@ -39,6 +43,33 @@ def select(expression: str, heads_by_layer: Mapping[int, int]) -> dict[int, tupl
                 heads_here = _numbers(match["heads"] or "*", heads, "head", part, f"layer {layer}")
             chosen.setdefault(layer, set()).update(heads_here)
     return {layer: tuple(sorted(chosen[layer])) for layer in sorted(chosen) if chosen[layer]}
+
+
+def resolved(expression: str, named: Named | None) -> str:
+    """The expression with the heads themselves in place of every `@role`.
+
+    named: the heads of every role that there is, none where an atlas names none; None without an atlas. Raises
+    UsageError without an atlas and for a role that there is not, InputError for one that no head has.
+
+        >>> resolved("@induction,last", {"induction": {3: (0, 1)}})
+        'L3H0,L3H1,last'
+    """
+    parts = [piece.strip() for piece in expression.split(",")]
+    return ",".join(_of_role(part[1:], named) if part.startswith("@") else part for part in parts)
+
+
+def _of_role(role: str, named: Named | None) -> str:
+    if named is None:
+        raise UsageError(
+            f"no atlas says which heads are meant by @{role}",
+            "make one: attnscope scan MODEL --out DIR, and name it with {atlas=DIR}",
+        )
+    if role not in named:
+        raise UsageError(f"there is no role {role!r}", f"the roles are {', '.join(named)}")
+    if not named[role]:
+        there = ", ".join(f"@{one}" for one, heads in named.items() if heads) or "no role at all"
+        raise InputError(f"the atlas names no {role} head", f"it names {there}")
+    return ",".join(f"L{layer}H{head}" for layer, head in pairs(named[role]))
 
 
 def everything(heads_by_layer: Mapping[int, int]) -> dict[int, tuple[int, ...]]:

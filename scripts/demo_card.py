@@ -13,13 +13,13 @@ PROBE_TEXTS, PROBE_PERIOD = 16, 50
 WINDOW = 512
 POSITION_BOUNDS = (1, 64, 128, 256, 384, 512)
 BEGIN_ID, FIRST_ORDINARY_ID = 0, 3
-SCORES = ("induction_probe", "induction_text", "previous_token", "duplicate_token", "self", "first_token")
+SCORES = ("induction_probe", "induction_text", "previous_token", "duplicate_token", "self", "sink")
 NOTABLE = {
     "induction": ("induction_probe", 0.5),
     "previous token": ("previous_token", 0.5),
     "duplicate token": ("duplicate_token", 0.3),
     "own token": ("self", 0.3),
-    "first token": ("first_token", 0.5),
+    "sink": ("sink", 0.3),
 }
 
 LICENCE = """The weights, the tokenizer and the configuration in this folder are part of attnscope.
@@ -73,7 +73,7 @@ def probe_heads(model: LlamaForCausalLM, ids_BT: torch.Tensor) -> list[dict[str,
     """What every head does on texts made by `noise_twice` or `text_twice`: one row per head, scores 0 to 1.
 
     `induction_probe` is the mean weight on the token after the earlier copy, `duplicate_token` on the earlier copy,
-    both over the second showing; `previous_token`, `self` and `first_token` over all rows that see two keys or more.
+    both over the second showing; `previous_token` and `self` over all rows that see two keys or more, `sink` over all.
     Source: Olsson et al. 2022; Wang et al. 2022; Clark et al. 2019.
     """
     was_training, implementation = model.training, model.config._attn_implementation
@@ -97,7 +97,7 @@ def _scores(attn_BQK: torch.Tensor) -> dict[str, float]:
         "duplicate_token": attn_BQK[:, second_Q, second_Q - PROBE_PERIOD],
         "previous_token": attn_BQK[:, rows_Q, rows_Q - 1],
         "self": attn_BQK[:, rows_Q, rows_Q],
-        "first_token": attn_BQK[:, rows_Q, torch.zeros_like(rows_Q)],
+        "sink": attn_BQK[..., 0],
     }
     return {name: round(weights.mean().item(), 4) for name, weights in picked.items()}
 

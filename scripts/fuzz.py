@@ -379,7 +379,8 @@ def chats(rng: random.Random, folder: Path) -> Try:
 def corpora(rng: random.Random, folder: Path) -> Try:
     rows = [
         json.dumps(
-            {rng.choice(("text", "id", "messages", "\x1b")): rng.choice((*JSONS, *NASTY)) for _ in range(2)}
+            {rng.choice(("text", "id", "messages", "spans", "\x1b")): rng.choice((*JSONS, *NASTY)) for _ in range(2)}
+            | rng.choice(({}, {"text": TEXT, "spans": {"a": rng.choice((*JSONS, [[rng.choice(JSONS)] * 2]))}}))
         ).encode()
         for _ in range(rng.randrange(4))
     ]
@@ -397,6 +398,7 @@ def corpora(rng: random.Random, folder: Path) -> Try:
             ["--id-field", rng.choice(NASTY[:4]).replace("\x00", "")],
             ["--chat"],
             ["--text-field", "id"],
+            ["--spans", "a"],
         )
     )
     return Try(["batch", "-q", str(path), *where, *more])

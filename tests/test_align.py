@@ -1,8 +1,11 @@
 """Tokens of two texts that stand for the same characters, counted out by hand."""
 
+import itertools
+import random
+
 import pytest
 
-from attnscope.text.align import aligned
+from attnscope.text.align import aligned, units
 
 WHEN_A = ("<s>", " When", " Mary", " and", " John", ".")
 
@@ -41,3 +44,40 @@ def test_the_pairs(a, b, expected):
 def test_a_long_text_beside_itself_takes_no_time():
     words = [" the"] * 20_000
     assert aligned(words, words) == [(place, place) for place in range(20_000)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "of_a", "of_b"),
+    [
+        (("un", "likely", "."), ("unlike", "ly"), (0, 0, -1), (0, 0)),
+        (("the", " big", " cat"), ("the", " cat"), (0, -1, 1), (0, 1)),
+        (("<s>", " When", " Mary"), ("<s>", " When", " An", "na"), (0, 1, 2), (0, 1, 2, 2)),
+        (("日", "", ""), ("日", "", ""), (0, 1, 2), (0, 1, 2)),  # the same tokens stay apart
+        (("日", "", "", " a"), ("日", " a"), (0, 0, 0, 1), (0, 1)),
+        (("a",), ("b", " c"), (-1,), (-1, -1)),
+    ],
+)
+def test_the_units(a, b, of_a, of_b):
+    found = units(a, b)
+    assert (found.of_a, found.of_b, found.size) == (of_a, of_b, max(of_a) + 1)
+    assert units(b, a) == (of_b, of_a, found.size)
+    assert found.alone == tuple([at for at, unit in enumerate(of) if unit < 0] for of in (of_a, of_b))
+    for of, members in zip((of_a, of_b), found.members, strict=True):
+        assert members == [[at for at, one in enumerate(of) if one == unit] for unit in range(found.size)]
+
+
+def test_units_are_the_connected_parts_of_the_pairs():
+    pick = random.Random(0)
+    for _ in range(200):
+        a, b = ([pick.choice(["x", " y", "", " zz", "q."]) for _ in range(pick.randrange(9))] for _ in range(2))
+        pairs, found = aligned(a, b), units(a, b)
+        if a == b:
+            continue
+        nodes = {node for one, two in pairs for node in ((0, one), (1, two))}
+        label = {node: number for number, node in enumerate(nodes)}
+        for _ in pairs:  # as often as a label can travel
+            for one, two in pairs:
+                label[0, one] = label[1, two] = min(label[0, one], label[1, two])
+        for one, two in itertools.combinations(label, 2):
+            same = (found.of_a, found.of_b)[one[0]][one[1]] == (found.of_a, found.of_b)[two[0]][two[1]]
+            assert same == (label[one] == label[two])

@@ -15,6 +15,7 @@ import torch
 from attnscope.measure.metrics import METRICS
 from attnscope.text.prompt import from_text
 from helpers.command_line import SENTENCE, call
+from test_metrics import by_loops
 
 LAYERS, HEADS, KV_HEADS = 28, 24, 8
 ABOUT = ["layer", "head", "kv_head", "role", "near_uniform", "top_key", "top_key_token", "top_key_mass"]
@@ -145,6 +146,22 @@ def test_short_names_sort_like_ids():
         assert ran("heads", "--text", SENTENCE, "--sort", short) == ran("heads", "--text", SENTENCE, "--sort", name)
     places = [(row["layer"], row["head"]) for row in table(ran("heads", "--text", SENTENCE, "--sort", "layer"))]
     assert places == sorted(places)
+
+
+def test_metrics_of_length_are_columns_where_they_are_asked_for(demo):
+    """As Python loops have them over the model's own matrices."""
+    text, asked = "The river bank is wide. " * 9, ("--metrics", "keys 95,streaming_mass_32")
+    rows = table(ran("heads", "--text", text, "--engine", "fused", *asked))
+    assert list(rows[0]) == [*ABOUT, *METRICS, "keys_95", "streaming_mass_32"]
+    ids = demo.tokenizer(text).input_ids
+    with torch.no_grad():
+        matrices = demo.model(torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
+    visible = torch.ones(len(ids), len(ids)).tril().bool()
+    for row in rows:
+        weights = matrices[int(row["layer"])][0, int(row["head"])]
+        for name in ("keys_95", "streaming_mass_32"):
+            assert float(row[name]) == pytest.approx(by_loops(weights, visible, ids, name), abs=1e-5, rel=1e-3), name
+    assert [*table(ran("heads", "--text", SENTENCE, "--sort", "-str 512"))[0]][-1] == "streaming_mass_512"
 
 
 def test_parquet_has_the_types_of_a_dataset(tmp_path):

@@ -42,11 +42,11 @@ MAY_IMPORT = {
     "viewer": "_version errors files manifest measure selection shown text",
     "observation": "drawing errors export looks measure selection tables viewer text",
     "observe": "errors tables attention model seam measure text observation",
-    "run": "errors memory model observation observe parity seam selection text",
-    "api": "errors measure model observation observe run selection text",
-    "batch": "_version apart errors figures files measure memory model observation observe seam selection shown tables"
-    " text",
-    "study": "errors figures files attention measure model seam selection tables text",
+    "run": "errors memory model observation observe parity seam selection study text",
+    "api": "errors measure model observation observe run selection study text",
+    "batch": "_version apart errors figures files measure memory model observation observe seam selection shown study"
+    " tables text",
+    "study": "errors figures files attention measure memory model observe seam selection shown tables text",
     "": "_version errors",  # attnscope/__init__.py; what it hands out is imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them

@@ -13,7 +13,7 @@ from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import UsageError
-from attnscope.measure.metrics import KNOWN, METRICS, Texts, known, measure, order_of, support
+from attnscope.measure.metrics import KNOWN, METRICS, Texts, known, measure, order_of, support, with_asked
 from attnscope.measure.roles import role_of
 from attnscope.seam.listen import listen
 from helpers.families import tiny_model
@@ -35,6 +35,23 @@ def followers(tokens: list[int], i: int) -> list[int]:
     return [j + 1 for j in earlier(tokens, i) if j + 1 not in (i - 1, i)]
 
 
+def fewest(row: Row, share: float) -> int:
+    """How many of the largest weights add up to a share of the row; 1e-6 of it is left to rounding."""
+    taken, total = 0, 0.0
+    for weight in sorted(row, reverse=True):
+        if total >= (share - 1e-6) * sum(row):
+            break
+        taken, total = taken + 1, total + weight
+    return taken
+
+
+def streamed(row: Row, i: int, width: int) -> float:
+    return sum(a for j, a in enumerate(row) if j < 4 or i - j < width)
+
+
+NAMED = 4  # every fourth key is named, from key 1 on
+
+
 # One row's value, from the row, its visible keys, the tokens and the query's position; None where it says nothing.
 LOOPS: dict[str, Callable[[Row, list[int], list[int], int], float | None]] = {
     "previous_token": lambda a, v, t, i: a[i - 1] if len(v) >= 2 else None,
@@ -49,6 +66,11 @@ LOOPS: dict[str, Callable[[Row, list[int], list[int], int], float | None]] = {
     "confidence": lambda a, v, t, i: max(a) if len(v) >= 2 else None,
     "distance": lambda a, v, t, i: sum(x / sum(a) * (i - j) for j, x in enumerate(a)) if len(v) >= 2 else None,
     "local_mass_32": lambda a, v, t, i: sum(x for j, x in enumerate(a) if i - j < 32) if len(v) >= 2 else None,
+    "keys_95": lambda a, v, t, i: fewest(a, 0.95) if len(v) >= 2 else None,
+    "streaming_mass_32": lambda a, v, t, i: streamed(a, i, 32) if len(v) >= 2 else None,
+    "streaming_mass_128": lambda a, v, t, i: streamed(a, i, 128) if len(v) >= 2 else None,
+    "streaming_mass_512": lambda a, v, t, i: streamed(a, i, 512) if len(v) >= 2 else None,
+    "mass": lambda a, v, t, i: sum(a[1::NAMED]) if set(v) & set(range(1, len(t), NAMED)) else None,
     "focus": lambda a, v, t, i: (
         (1 - a[0]) * (1 - entropy_of(a[1:]) / math.log(len(set(v) - {0}))) if len(v) >= 3 else None
     ),
@@ -57,19 +79,23 @@ LOOPS: dict[str, Callable[[Row, list[int], list[int], int], float | None]] = {
 
 def by_loops(weights_QK: torch.Tensor, visible_QK: torch.Tensor, tokens: list[int], name: str) -> float:
     values = []
-    for i in range(len(tokens)):
-        keys = [j for j in range(len(tokens)) if visible_QK[i, j]]
-        value = LOOPS[name](weights_QK[i].double().tolist(), keys, tokens, i)
+    for i, (row, seen) in enumerate(zip(weights_QK.double().tolist(), visible_QK.tolist(), strict=True)):
+        value = LOOPS[name](row, [j for j, there in enumerate(seen) if there], tokens, i)
         if value is not None:
             values.append(value)
     return sum(values) / len(values) if values else math.nan
 
 
+def texts_of(tokens: list[int]) -> Texts:
+    """One text, of which some keys are named."""
+    named_BT = torch.arange(len(tokens))[None] % NAMED == 1
+    return Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]), key_BT=named_BT)
+
+
 def assert_equals_loops(P: AttentionOperator, tokens: list[int]) -> None:
-    texts = Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]))
-    scores = measure(P, texts, list(METRICS))
+    scores = measure(P, texts_of(tokens), list(KNOWN))
     visible_QK = P.visible.rows(0, P.queries)[0, 0]
-    for name in METRICS:
+    for name in KNOWN:
         expected = [by_loops(P.dense()[0, head], visible_QK, tokens, name) for head in range(P.heads)]
         assert scores[name][0].tolist() == pytest.approx(expected, abs=2e-6, rel=2e-6, nan_ok=True), name
 
@@ -108,8 +134,7 @@ def one_hot(keys: list[int]) -> DenseAttention:
 
 
 def scores_of(P: AttentionOperator, tokens: list[int]) -> dict[str, float]:
-    texts = Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]))
-    return {name: float(score[0, 0]) for name, score in measure(P, texts, list(METRICS)).items()}
+    return {name: float(score[0, 0]) for name, score in measure(P, texts_of(tokens), list(KNOWN)).items()}
 
 
 def test_heads_whose_answer_is_known() -> None:
@@ -169,11 +194,12 @@ def test_a_metric_without_a_row_is_null() -> None:
 def test_texts_of_a_padded_batch_score_as_they_do_alone() -> None:
     P, lengths = random_attention(20, batch=3), [20, 11, 1]
     ids_BT = torch.randint(0, 5, (3, 20), generator=torch.Generator().manual_seed(0))
-    together = measure(P, Texts(ids_BT, torch.tensor(lengths)), list(METRICS))
+    ids = [name for name in KNOWN if name != "mass"]
+    together = measure(P, Texts(ids_BT, torch.tensor(lengths)), ids)
     for row, n in enumerate(lengths):
         alone = DenseAttention(P.weights_BHQK[row : row + 1, :, :n, :n], Visibility(n, n))
-        expected = measure(alone, Texts(ids_BT[row : row + 1, :n], torch.tensor([n])), list(METRICS))
-        for name in METRICS:
+        expected = measure(alone, Texts(ids_BT[row : row + 1, :n], torch.tensor([n])), ids)
+        for name in ids:
             torch.testing.assert_close(together[name][row], expected[name][0], atol=1e-6, rtol=1e-6, equal_nan=True)
 
 
@@ -193,6 +219,20 @@ def test_support_counts_the_rows_behind_a_score() -> None:
 def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="did you mean 'induction'"):
         known(["inductoin"])
+    with pytest.raises(UsageError, match="did you mean 'keys_95'"):
+        with_asked("keys_59", "focus")
+    with pytest.raises(UsageError, match="measured where keys are named"):
+        with_asked("mass", "focus")
+
+
+def test_metrics_of_length_are_measured_where_they_are_named() -> None:
+    assert with_asked(None, "focus") == with_asked("entropy,", "mass") == tuple(METRICS)
+    assert with_asked("str 32, keys_95", "-streaming_mass_512") == (
+        *METRICS,
+        "keys_95",
+        "streaming_mass_32",
+        "streaming_mass_512",
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,4 +254,4 @@ def test_heads_are_sorted_by_ids_and_by_short_names(sort: str, expected: tuple[s
 def test_every_metric_says_what_it_is() -> None:
     for metric in KNOWN.values():
         assert all((metric.formula, metric.unit, metric.range, metric.source, metric.reading))
-    assert set(METRICS) == set(LOOPS)
+    assert set(KNOWN) == set(LOOPS)

@@ -10,7 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from attnscope.attention import visibility
-from attnscope.attention.operator import DenseAttention
+from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.questions import TopK
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
@@ -53,6 +53,52 @@ def test_window_mass_counts_the_last_keys(block_bytes: int, queries: int, keys: 
         assert found[b, h, q] == pytest.approx(sum(P.dense()[b, h, q, k].item() for k in near), abs=1e-6)
 
 
+def gathered(P: AttentionOperator, key_BQ: torch.Tensor) -> torch.Tensor:
+    """(B, H, Q), an entry at a time; 0 where there is no such key."""
+    dense, found = P.dense(), torch.zeros(P.batch, P.heads, P.queries)
+    for b, h, q in torch.cartesian_prod(*map(torch.arange, found.shape)).tolist():
+        key = int(key_BQ[b if len(key_BQ) > 1 else 0, q])
+        found[b, h, q] = dense[b, h, q, key] if 0 <= key < P.keys else 0.0
+    return found
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(9, 9), (4, 9)])
+def test_at_takes_keys_of_each_text(block_bytes: int, queries: int, keys: int) -> None:
+    """Of every text its own, of all the same, of no text; -1 and keys past the end are asked of nobody."""
+    P = random_attention(queries, keys)
+    key_BQ = torch.randint(-1, keys + 1, (2, queries), generator=torch.Generator().manual_seed(4))
+    key_BQ[1, :2] = -1
+    for asked in (key_BQ, key_BQ[:1]):
+        assert_close(P.at(asked), gathered(P, asked))
+    assert_close(P.at(key_BQ[0]), gathered(P, key_BQ[:1]))
+    assert P.at(key_BQ)[1, :, :2].abs().max() == 0
+    assert not P.at(key_BQ)[0].equal(P.at(key_BQ.flip(0))[0])
+
+
+@pytest.mark.parametrize("mask", ["none", "per text", "per head"])
+def test_which_keys_of_each_text_are_seen(block_bytes: int, mask: str) -> None:
+    shape = {"none": None, "per text": (2, 1, 9, 9), "per head": (1, 3, 9, 9)}[mask]
+    generator = torch.Generator().manual_seed(5)
+    visible = Visibility(9, 9, None if shape is None else torch.rand(shape, generator=generator) > 0.4)
+    key_BQ = torch.randint(-1, 10, (2, 9), generator=generator)
+    found, seen = visible.at(key_BQ), visible.rows(0, 9).expand(2, -1, -1, -1)
+    for b, h, q in torch.cartesian_prod(*map(torch.arange, found.shape)).tolist():
+        key = int(key_BQ[b, q])
+        assert bool(found[b, h, q]) == (0 <= key < 9 and bool(seen[b, h, q, key]))
+
+
+@pytest.mark.parametrize("percent", [1, 50, 95, 100])
+def test_how_many_keys_hold_a_share_of_a_row(block_bytes: int, percent: int) -> None:
+    P = random_attention(9, 9)
+    found = P.holding(percent)
+    for b, h, q in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(9)).tolist():
+        row = sorted(P.dense()[b, h, q].double().tolist(), reverse=True)
+        held = [sum(row[:count]) >= (percent / 100 - 1e-6) * sum(row) for count in range(10)]
+        assert found[b, h, q] == held.index(True)
+    empty = DenseAttention(torch.zeros(1, 1, 2, 2), Visibility(2, 2))
+    assert empty.holding(percent).tolist() == [[[0, 0]]]
+
+
 def test_mass_where_equal_keeps_its_questions_apart(block_bytes: int) -> None:
     P = random_attention(6, 6)
     labels = torch.tensor([[1, 2, 1, 1, 2, 3], [4, 4, 4, 5, 5, 4]])
@@ -92,7 +138,7 @@ def test_nan_in_a_row_stays_to_be_seen() -> None:
     weights[0, 1, 3, 2] = math.nan
     P = DenseAttention(weights, Visibility(5, 5))
     assert P.entropy()[0, 1, 3].isnan()
-    assert P.entropy().isnan().sum() == 1
+    assert P.entropy().isnan().sum() == P.holding(95).isnan().sum() == 1
 
 
 def test_topk_tells_a_visible_zero_from_a_hidden_one() -> None:

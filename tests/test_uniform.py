@@ -5,10 +5,10 @@ import torch
 from torch.testing import assert_close
 
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.questions import At, Back, Entropy, Key
+from attnscope.attention.questions import At, Back, Entropy, Holding, Key
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
-from attnscope.measure.metrics import METRICS, Texts, measure
+from attnscope.measure.metrics import LENGTHS, METRICS, Texts, measure
 
 VISIBLE = {
     "causal": Visibility(40, 40),
@@ -41,20 +41,20 @@ def test_it_answers_like_its_matrix(case: str) -> None:
     share_BQ = torch.rand(2, visible.queries, generator=generator)
     for share in (None, share_BQ):
         assert_close(uniform.received(share).expand(2, -1, -1), dense.received(share).expand(2, -1, -1))
-    key_BQ = torch.randint(-1, visible.keys, (1, visible.queries), generator=generator)
-    for question in (Back(0), Back(1), Key(0), At(key_BQ), Entropy(skip_key0=True)):
-        assert_close(
-            uniform.ask(question).expand(2, -1, -1), dense.ask(question).expand(2, -1, -1), atol=1e-5, rtol=1e-5
-        )
+    key_BQ = torch.randint(-1, visible.keys, (2, visible.queries), generator=generator)  # of each text its own
+    asked = (Back(0), Back(1), Key(0), At(key_BQ[:1]), At(key_BQ), Entropy(skip_key0=True), Holding(95), Holding(50))
+    two = DenseAttention(dense.dense().expand(2, -1, -1, -1), visible)
+    for question in asked:
+        assert_close(uniform.ask(question).expand(2, -1, -1), two.ask(question), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["causal", "window"])
 def test_every_metric_of_uniform_attention(case: str) -> None:
     visible = VISIBLE[case]
     texts = Texts(torch.randint(0, 6, (1, 40), generator=torch.Generator().manual_seed(1)), torch.tensor([40]))
-    seen_QK = visible.rows(0, 40)
-    expected = measure(DenseAttention(seen_QK / seen_QK.sum(-1, keepdim=True), visible), texts, list(METRICS))
-    for name, value in measure(UniformAttention(visible), texts, list(METRICS)).items():
+    seen_QK, ids = visible.rows(0, 40), [*METRICS, *LENGTHS]
+    expected = measure(DenseAttention(seen_QK / seen_QK.sum(-1, keepdim=True), visible), texts, ids)
+    for name, value in measure(UniformAttention(visible), texts, ids).items():
         assert_close(value, expected[name], atol=1e-5, rtol=1e-5)
 
 

@@ -22,6 +22,7 @@ from attnscope.attention.questions import (
     EqualLabels,
     Features,
     GroupMass,
+    Holding,
     MaxWeight,
     Question,
     Received,
@@ -91,7 +92,7 @@ class AttentionOperator(ABC):
         return self.ask(Features(features))
 
     def at(self, key_BQ: Tensor) -> Tensor:
-        """(B, H, Q): the weight of query i on key `key_BQ[b, i]`, (B or 1, Q) or (Q,); 0 where there is no such key."""
+        """(B, H, Q): the weight of query i on key `key_BQ[b, i]`, (B or 1, Q) or (Q,); 0 where there is none."""
         return self.ask(At(key_BQ if key_BQ.ndim == 2 else key_BQ[None]))
 
     def entropy(self, skip_key0: bool = False) -> Tensor:
@@ -105,6 +106,10 @@ class AttentionOperator(ABC):
     def max_weight(self) -> Tensor:
         """(B, H, Q): the largest weight of each row."""
         return self.ask(MaxWeight())
+
+    def holding(self, percent: int) -> Tensor:
+        """(B, H, Q): how many keys hold so much of a row, see `questions.Holding`."""
+        return self.ask(Holding(percent))
 
     def distance(self) -> Tensor:
         """(B, H, Q) tokens: see `questions.Distance`."""

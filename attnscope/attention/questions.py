@@ -59,13 +59,26 @@ class MaxWeight(Question):
 
 
 @dataclass(frozen=True, eq=False)
+class Holding(Question):
+    """(B, H, Q): the smallest number of keys that hold `percent` of what the row sums to; 0 in a row of zeros.
+
+    Where rounding decides which key is the last, engines differ by one.
+    """
+
+    percent: int
+
+
+@dataclass(frozen=True, eq=False)
 class Distance(Question):
     """(B, H, Q) tokens: sum A[i,j] (i - j) of the row divided by its sum."""
 
 
 @dataclass(frozen=True, eq=False)
 class At(Question):
-    """(B, H, Q): the weight of query i on key `key_BQ[b, i]`, (B or 1, Q); 0 where that key does not exist."""
+    """(B, H, Q): the weight of query i on key `key_BQ[b, i]`, (B or 1, Q); 0 where that key does not exist.
+
+    Key -1 says that nothing is asked of the query.
+    """
 
     key_BQ: Tensor
 

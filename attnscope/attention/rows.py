@@ -24,6 +24,7 @@ from attnscope.attention.questions import (
     EqualLabels,
     Features,
     GroupMass,
+    Holding,
     Key,
     MaxWeight,
     Question,
@@ -40,6 +41,7 @@ from attnscope.attention.visibility import Visibility
 CLOSE_ROWS = 256  # whose distances are counted from the first of them
 ROWS_PER_SORT = 64  # early rows of a causal text reach few keys: no more than those are sorted
 TINY = torch.finfo(torch.float32).tiny
+SLACK = 1e-6  # of a row: equal weights that reach a share exactly, such as 19 of 20, are not left to rounding
 
 
 @dataclass(eq=False)
@@ -203,6 +205,7 @@ READ: Mapping[type[Question], Callable[[Block, Any], Any]] = {
     Entropy: _entropy,
     SumOfSquares: lambda block, question: (block.rows * block.rows).sum(-1) / block.row_sum.square().clamp_min(TINY),
     MaxWeight: lambda block, question: block.rows.amax(-1),
+    Holding: lambda block, question: holding(block.rows, block.row_sum, question.percent),
     Distance: _distance,
     At: _one_key,
     Back: _one_key,
@@ -215,6 +218,18 @@ READ: Mapping[type[Question], Callable[[Block, Any], Any]] = {
     TopK: _top_k,
     Strongest: _strongest,
 }
+
+
+def holding(p: Tensor, sum_of_p: Tensor, percent: int) -> Tensor:
+    """How many of each row's largest entries (..., r, n) add up to `percent` of its sum, (..., r); 0 without p.
+
+    Counted by those that can go, from the smallest on: small numbers are added up first.
+    """
+    # NumPy sorts floats with vector instructions, some 20 times faster than torch does on a CPU
+    ascending = torch.from_numpy(np.sort(p.numpy())) if p.device.type == "cpu" else p.sort(-1).values
+    can_go = (1 - percent / 100 + SLACK) * sum_of_p[..., None]
+    gone = torch.searchsorted(ascending.cumsum(-1), can_go, right=True)[..., 0]
+    return (p.shape[-1] - gone) + 0 * sum_of_p  # a row with NaN stays NaN
 
 
 def mean_distance(p: Tensor, sum_of_p: Tensor, first_query: int, first_key: int = 0) -> Tensor:

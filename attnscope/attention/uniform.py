@@ -20,6 +20,7 @@ from attnscope.attention.questions import (
     Entropy,
     EqualLabels,
     Features,
+    Holding,
     Key,
     MaxWeight,
     Question,
@@ -75,6 +76,9 @@ class UniformAttention(AttentionOperator):
 
     def _share(self, question: SumOfSquares | MaxWeight) -> Tensor:
         return self._share_BHQ
+
+    def _holding(self, question: Holding) -> Tensor:
+        return (-(-self.visible.counts_BHQ * question.percent // 100)).float()
 
     def _features(self, question: Features) -> Tensor:
         features_BKM = question.features.to(self.device, torch.float64)
@@ -141,6 +145,7 @@ BY_COUNT: Mapping[type[Question], Form] = {
     Entropy: UniformAttention._entropy,
     SumOfSquares: UniformAttention._share,
     MaxWeight: UniformAttention._share,
+    Holding: UniformAttention._holding,
 }
 BY_RUN: Mapping[type[Question], Form] = {
     Features: UniformAttention._features,

@@ -54,4 +54,5 @@ def kept_bytes(job: Job, heads: int, tokens: int) -> float:
     """About how many bytes the results of one text take while they wait to be written."""
     entries = tokens * min(tokens, job.request.top_k or tokens) * heads if job.request.relations else 0
     squares = tokens * tokens * heads if job.request.weights or job.request.maps else 0
-    return 12.0 * entries + 4.0 * squares + 400.0 * heads + 200.0 * tokens
+    pairs = len(job.request.spans) ** 2 * heads
+    return 12.0 * entries + 4.0 * squares + 16.0 * pairs + 400.0 * heads + 200.0 * tokens

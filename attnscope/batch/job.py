@@ -23,7 +23,7 @@ class DatasetOutput:
     tables: of TABLES; `texts` is always written. format: parquet, csv or jsonl. spreadsheet: text cells that a
     spreadsheet would run as a formula begin with an apostrophe. pictures: what to draw of a text (a function of the
     observation), and draws it into a folder, in a worker process. about: what each file says of its run. chosen: which
-    of `query` and `key` name tokens of each text.
+    of `query` and `key` name tokens of each text. spans: the names of spans whose mass on each other is a table.
     """
 
     tables: tuple[str, ...] = TABLES
@@ -34,11 +34,12 @@ class DatasetOutput:
     pictures: Pictures | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
+    spans: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tables, with `texts`."""
-        return ("texts", *self.tables)
+        """The tables, with `texts`, and `spans` where there are any."""
+        return ("texts", *self.tables, *(("spans",) if self.spans else ()))
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Job:
     batch_tokens: the most tokens of a padded batch, None to choose by memory. shard_bytes: about what the files of one
     shard hold. strict: the first item that fails ends the run. engine: auto is eager (the model's own matrices) while
     those of the batch fit into memory, else fused. query_field, key_field: of the records, where each says itself which
-    tokens are asked about.
+    tokens are asked about. max_tokens: every text is cut to so many, on the side `truncate`, else on the right.
     """
 
     load: LoadOptions = LoadOptions()
@@ -63,6 +64,7 @@ class Job:
     engine: Literal["auto", "eager", "fused"] = "auto"
     query_field: str | None = None
     key_field: str | None = None
+    max_tokens: int | None = None
 
     @property
     def one_by_one(self) -> bool:

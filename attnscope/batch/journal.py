@@ -48,7 +48,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Record:
-    """One committed shard: items [first, first + items), what was written, and the digest of what was read."""
+    """One committed shard: items [first, first + items), what was written, and the digest of what was read.
+
+    lacking: of each span, how many texts had nothing of it.
+    """
 
     first: int
     items: int
@@ -58,6 +61,7 @@ class Record:
     rows: Mapping[str, int] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)  # path in the folder -> bytes
     failures: tuple[Failure, ...] = ()
+    lacking: Mapping[str, int] = field(default_factory=dict)
 
 
 def digest(items: Iterable[Item]) -> str:
@@ -186,6 +190,7 @@ def _sound(record: Record) -> bool:
         and isinstance(record.digest, str)
         and isinstance(record.rows, dict)
         and isinstance(record.files, dict)
+        and isinstance(record.lacking, dict)
         and all(isinstance(text, str) for one in record.failures for text in (one.file, one.id, one.reason))
     )
 

@@ -7,7 +7,7 @@ is that text's failure; what is wrong with the disk or the model ends the run, w
 from __future__ import annotations
 
 import gc
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass
 class Tally:
-    """How far a run has come; `read` is how many bytes of the corpus."""
+    """How far a run has come; `read` is how many bytes of the corpus, `lacking` how many texts lack a span, by name."""
 
     items: int = 0
     texts: int = 0
@@ -39,6 +39,7 @@ class Tally:
     failed: int = 0
     read: int = 0
     stopped: bool = False
+    lacking: Counter[str] = field(default_factory=Counter)
     first_failures: list[Failure] = field(default_factory=list)
 
     def add(self, done: Measured | Record) -> None:
@@ -47,6 +48,7 @@ class Tally:
         self.texts += done.texts
         self.tokens += done.tokens
         self.failed += len(done.failures)
+        self.lacking.update(done.lacking)
         self.first_failures += done.failures[: max(0, FIRST_FAILURES - len(self.first_failures))]
 
 

@@ -7,6 +7,7 @@ docs/schemas.md.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from attnscope.observation import HeadColumns, Observation
     from attnscope.text.tokens import Chosen
 
-SCHEMA_VERSIONS = {"texts": 2, "heads": 3, "relations": 1, "weights": 1}
+SCHEMA_VERSIONS = {"texts": 2, "heads": 3, "relations": 1, "spans": 1, "summary": 1, "weights": 1}
 TOKEN = pa.dictionary(pa.int32(), pa.string())
 ABOUT = [("item", pa.int64()), ("id", TOKEN)]
 SCHEMAS = {
@@ -69,6 +70,33 @@ SCHEMAS = {
             ("weight", pa.float32()),
         ]
     ),
+    "spans": pa.schema(
+        [
+            *ABOUT,
+            ("layer", pa.int32()),
+            ("head", pa.int32()),
+            ("kv_head", pa.int32()),
+            ("query_span", TOKEN),
+            ("key_span", TOKEN),
+            ("mass", pa.float32()),
+            ("uniform", pa.float32()),
+        ]
+    ),
+    "summary": pa.schema(
+        [
+            ("layer", pa.int32()),
+            ("head", pa.int32()),
+            ("kv_head", pa.int32()),
+            ("metric", TOKEN),
+            ("query_span", TOKEN),
+            ("key_span", TOKEN),
+            ("texts", pa.int64()),
+            ("mean", pa.float32()),
+            ("low", pa.float32()),
+            ("high", pa.float32()),
+            ("uniform", pa.float32()),
+        ]
+    ),
 }
 ROWS_A_PIECE = 1 << 19  # that are made, and written, at a time
 
@@ -100,6 +128,12 @@ class Measured:
         """Of all texts."""
         return sum(len(observation.prompt) for _, observation in self.seen)
 
+    @property
+    def lacking(self) -> Counter[str]:
+        """How many texts lack a span, by name."""
+        spans = (observation.chosen.spans for _, observation in self.seen)
+        return Counter(name for found in spans for name, one in found.items() if one is None)
+
 
 def pieces(measured: Measured) -> Iterator[Measured]:
     """The same observations in pieces of about ROWS_A_PIECE relations, at least one: what is small stays in caches."""
@@ -116,10 +150,11 @@ def pieces(measured: Measured) -> Iterator[Measured]:
 
 
 def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
-    """The columns of a table of this run: those of SCHEMAS, and behind them what it says of named queries and keys."""
+    """The columns of a table of this run: those of SCHEMAS, and behind them what it says of tokens that were named."""
     more: list[tuple[str, pa.DataType]] = []
-    if name == "texts" and output.chosen:
-        more = [(one, pa.string()) for one in (*output.chosen, "note")]
+    named = (*output.chosen, *(("positions",) if output.spans else ()))
+    if name == "texts" and named:
+        more = [(one, pa.string()) for one in (*named, "note")]
     if name == "heads" and "key" in output.chosen:
         more = [("mass", pa.float32()), ("uniform", pa.float32())]
     return pa.schema([*SCHEMAS[name], *(pa.field(*one) for one in more)])
@@ -130,7 +165,7 @@ def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Tabl
 
     >>> arrow_tables(Measured(1, [(item, observation)], []), DatasetOutput())["relations"]
     """
-    build = {"texts": _texts, "heads": _heads, "relations": _relations}
+    build = {"texts": _texts, "heads": _heads, "relations": _relations, "spans": _spans}
     return {name: build[name](measured.seen, output) for name in output.names}
 
 
@@ -156,6 +191,9 @@ def _chosen(chosen: Chosen) -> dict[str, str | None]:
     """The tokens that were asked about, as `--query` and `--key` take them, and what is to be said of them."""
     found = {"query": chosen.query, "key": chosen.key}
     said = {name: spelled(one.positions) for name, one in found.items() if one is not None}
+    if chosen.spans:
+        spans = {name: one and spelled(one.positions) for name, one in chosen.spans.items()}
+        said["positions"] = json.dumps(spans, ensure_ascii=False)
     return {**said, "note": "; ".join(chosen.notes) or None}
 
 
@@ -202,6 +240,36 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
         "key_token": key_token,
     }
     return _table(columns, SCHEMAS["relations"])
+
+
+def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
+    names, count = pa.array(output.spans, pa.string()), len(output.spans)
+    kept = [np.flatnonzero(one.columns.kept) for _, one in seen]
+    code = np.indices((count, count), np.int32).reshape(2, -1)  # of every pair: its query span, its key span
+
+    def which(name: str) -> np.ndarray:
+        parts = [getattr(one.columns, name)[places] for (_, one), places in zip(seen, kept, strict=True)]
+        return np.repeat(_joined(parts, np.int32), count**2)
+
+    def span(code: np.ndarray) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(numbers(np.tile(code, sum(map(len, kept)))), names)
+
+    def mass(name: str) -> pa.Array:
+        parts = [getattr(pairs, name).numpy().ravel() for _, one in seen for pairs in one.spans.values()]
+        return numbers(_joined(parts, np.float64).astype(np.float32))  # NaN is null
+
+    head = which("head")
+    columns = {
+        **_about(seen, [len(places) * count**2 for places in kept]),
+        "layer": which("layer"),
+        "head": numbers(head, head < 0),
+        "kv_head": which("kv_head"),
+        "query_span": span(code[0]),
+        "key_span": span(code[1]),
+        "mass": mass("mass"),
+        "uniform": mass("uniform"),
+    }
+    return _table(columns, SCHEMAS["spans"])
 
 
 def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> list[pa.DictionaryArray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -74,13 +75,13 @@ def unfinished(
 
 def item_cost(job: Job, geometry: Geometry) -> Callable[[Item], float]:
     """About how many bytes the files hold of an item, from its length in letters: what shards are cut by."""
-    heads = sum(layer.heads for layer in geometry.attention_layers)
+    heads, pairs = sum(layer.heads for layer in geometry.attention_layers), len(job.output.spans) ** 2
 
     def cost(item: Item) -> float:
-        tokens = max(1, round(len(item.text) / LETTERS_PER_TOKEN))
+        tokens = min(max(1, round(len(item.text) / LETTERS_PER_TOKEN)), job.max_tokens or sys.maxsize)
         relations = "relations" in job.output.tables
         rows = tokens * min(tokens / 2, job.request.top_k or tokens) if relations else 0
         squares = tokens * tokens if job.output.weights else 0
-        return heads * (6.0 * rows + squares + 120.0) + 200.0
+        return heads * (6.0 * rows + squares + 8.0 * pairs + 120.0) + 200.0
 
     return cost

@@ -13,6 +13,7 @@ from attnscope.batch.journal import Failure
 from attnscope.batch.replicas import Replicas
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
+from attnscope.batch.spans import given_spans
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.memory import is_out_of_memory, keep_freed_memory
 from attnscope.model.loading import LoadedModel, load
@@ -22,7 +23,7 @@ from attnscope.observe import observe
 from attnscope.seam.choice import choose
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.selection import select
-from attnscope.text.prompt import Prompt, reading
+from attnscope.text.prompt import Prompt, Side, reading
 from attnscope.text.tokens import Chosen
 
 SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
@@ -65,6 +66,7 @@ class Worker:
         self.loaded = loaded or load(job.load)
         if job.engine == "fused":
             choose(self.loaded, 1, "fused")  # refused now, not once per text
+        _check_positions(job.max_tokens, self.loaded.geometry.max_positions)
         self.request = job.request
         heads = self.loaded.geometry.heads_by_layer
         if job.select is not None:
@@ -114,19 +116,30 @@ class Worker:
         if item.problem is not None:
             raise InputError(item.problem)
         try:
-            prompt = read(item.text, self.job.chat, self.loaded.geometry.max_positions, self.job.truncate)
+            prompt = read(item.text, self.job.chat, *self._cut)
             self.loaded.check_ids(prompt.ids)
         except ModelError as error:
             raise InputError(error.message) from error
         return prompt
+
+    @property
+    def _cut(self) -> tuple[int | None, Side | None]:
+        """The most tokens that a text may have, and the side on which a longer one is cut; None: it fails."""
+        job = self.job
+        if job.max_tokens is None:
+            return self.loaded.geometry.max_positions, job.truncate
+        return job.max_tokens, job.truncate or "right"
 
     def _chosen(self, item: Item, prompt: Prompt) -> Chosen:
         """The tokens of an item that are asked about. Raises InputError where what says so means none."""
         asked, job = self.request, self.job
         query = asked.query if job.query_field is None else _expression(item, job.query_field)
         key = asked.key if job.key_field is None else _expression(item, job.key_field)
+        given = given_spans(item, prompt, asked.spans, job.chat) if asked.spans else {}
+        left = [name for name in asked.spans if name not in given]
         try:
-            return replace(asked, query=query, key=key).chosen(prompt)
+            chosen = replace(asked, query=query, key=key, spans=left).chosen(prompt)
+            return replace(chosen, spans={name: {**given, **chosen.spans}[name] for name in asked.spans})
         except UsageError as error:  # what a record says, or a pattern that takes too long on this text
             raise InputError(error.message) from error
 
@@ -168,6 +181,14 @@ class Worker:
             import torch
 
             torch.cuda.empty_cache()
+
+
+def _check_positions(tokens: int | None, positions: int | None) -> None:
+    if tokens is not None and positions is not None and tokens > positions:
+        raise UsageError(
+            f"texts of {tokens} tokens are too long: the model reads at most {positions}",
+            f"give {{max_tokens={positions}}} or less",
+        )
 
 
 def _expression(item: Item, field: str) -> str:

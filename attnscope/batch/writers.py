@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
@@ -39,6 +39,7 @@ class _Counts:
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.items = self.texts = self.tokens = 0
+        self.lacking: Counter[str] = Counter()
         self.failures: list[Failure] = []
 
     def count(self, measured: Measured) -> None:
@@ -46,11 +47,13 @@ class _Counts:
         self.items += measured.items
         self.texts += measured.texts
         self.tokens += measured.tokens
+        self.lacking.update(measured.lacking)
         self.failures += measured.failures
 
     def record(self, **written: Any) -> Record:
         """The shard's record; written: its digest, rows and files, where it has any."""
-        return Record(self.shard.first, self.items, self.texts, self.tokens, failures=tuple(self.failures), **written)
+        counts = self.items, self.texts, self.tokens
+        return Record(self.shard.first, *counts, failures=tuple(self.failures), lacking=dict(self.lacking), **written)
 
 
 class ShardWriter:
@@ -196,12 +199,13 @@ class StreamWriter:
     def add(self, measured: Measured) -> None:
         """Write some more texts."""
         tables = arrow_tables(measured, self.output)
-        texts = json_rows(tables["texts"].drop_columns("fields")).to_pylist()
-        fields = tables["texts"]["fields"].to_pylist()
-        rows = {name: _by_item(tables[name]) for name in self.output.tables}
-        for (item, _), text, given in zip(measured.seen, texts, fields, strict=True):
+        objects = [name for name in ("fields", "positions") if name in tables["texts"].column_names]
+        texts = json_rows(tables["texts"].drop_columns(objects)).to_pylist()
+        given = [[f',"{name}":{one}' for one in tables["texts"][name].to_pylist()] for name in objects]
+        rows = {name: _by_item(tables[name]) for name in self.output.names if name != "texts"}
+        for (item, _), text, *said in zip(measured.seen, texts, *given, strict=True):
             lists = (f',"{name}":[{",".join(rows[name].get(item.number, []))}]' for name in rows)
-            self.stream.write(f'{text[:-1]},"fields":{given}{"".join(lists)}}}\n'.encode())
+            self.stream.write(f"{text[:-1]}{''.join([*said, *lists])}}}\n".encode())
         self.stream.flush()
         self._counts.count(measured)
 

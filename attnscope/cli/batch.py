@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from attnscope.cli import output
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.batch_ray import BatchCommand
+from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "attnscope batch corpus.jsonl --text-field body --out runs/corpus",
+    "attnscope batch corpus.jsonl --text-field body --spans where=river --spans end=last --summary --out runs/spans",
     "zcat corpus.txt.gz | attnscope batch - --tables heads --to-stdout jsonl > heads.jsonl",
 )
 COMMAND = BatchCommand
@@ -37,13 +40,26 @@ def batch(asked: BatchRun) -> int:
 
     silence_libraries(asked.verbose)
     output.complain_through_talk(asked.quiet)
+    asked = asked.resolved()
     corpus, job = asked.corpus(), asked.job()
     if asked.dry_run:
         return batch_report.dry_run(job, corpus)
     with batch_report.GracefulStop() as stop, batch_report.RunProgress(corpus, asked.quiet) as progress:
         go = _to_stdout if asked.to_stdout else _to_folder
         outcome = go(asked, job, corpus, stop, progress.note)
-    return batch_report.ending(outcome, corpus, stop, asked)
+    code = batch_report.ending(outcome, corpus, stop, asked)
+    if asked.summary and not outcome.tally.stopped:
+        _summarise(asked, job)
+    return code
+
+
+def _summarise(asked: BatchRun, job: Job) -> None:
+    from attnscope.batch.summary import summarised, write_summary
+
+    assert asked.out is not None
+    with unwinding(), output.progress("summary", len(summarised(job.output)), asked.quiet) as advance:
+        path = write_summary(asked.out, job.output, advance)
+    output.talk(f"means over the texts in {path}", asked.quiet)
 
 
 def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:
@@ -65,7 +81,8 @@ def _to_folder(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
     )
     failed = list(journal.failures())
     before = sum(record.texts for record in journal.records.values()) - tally.texts
-    return Outcome(tally, len(journal.records), len(failed), failed[:1], before)
+    lacking = sum((Counter(record.lacking) for record in journal.records.values()), Counter[str]())
+    return Outcome(tally, len(journal.records), len(failed), failed[:1], before, lacking)
 
 
 def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, note: Callable[..., None]) -> Outcome:
@@ -84,7 +101,7 @@ def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
     tally = run_shards(
         worker, pieces, lambda shard: StreamWriter(stream, shard, job.output), lambda record: None, stop, note
     )
-    return Outcome(tally, tally.items, tally.failed, tally.first_failures)
+    return Outcome(tally, tally.items, tally.failed, tally.first_failures, lacking=tally.lacking)
 
 
 def drawing_processes() -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -51,6 +51,11 @@ class Sources(Tokens):
         Literal["txt", "jsonl", "csv", "parquet"] | None, Option(help="What stdin, or an odd suffix, is."), HELD
     ] = None
     whole: Annotated[bool, Option(help="A .txt file is one text, not one text per line."), HELD] = False
+    max_tokens: Annotated[
+        int | None,
+        Option(min=1, help="Cut texts to N tokens, on the right by default.", metavar="N"),
+        HELD,
+    ] = None
 
     def corpus(self) -> Corpus:
         """How the corpus is read."""
@@ -67,11 +72,34 @@ class Questions(Question):
         str | None, Option(help="Field of each record that names its queries.", metavar="NAME"), HELD
     ] = None
     key_field: Annotated[str | None, Option(help="Field that names its keys.", metavar="NAME"), HELD] = None
+    spans: Annotated[
+        list[str] | None,
+        Option(
+            help="The mass of spans on each other: subject=Mary; alone, subject is of --define, or of each record.",
+            metavar="NAME[=TOKENS]",
+        ),
+        HELD,
+    ] = None
 
     def __post_init__(self) -> None:
         for name in ("query", "key"):
             if getattr(self, name) is not None and getattr(self, f"{name}_field") is not None:
                 raise UsageError(f"--{name} and --{name}-field were both given", "give one of them")
+
+    @property
+    def meanings(self) -> list[str]:
+        return [*super().meanings, *(one for one in self.spans or () if "=" in one)]
+
+    @property
+    def span_names(self) -> tuple[str, ...]:
+        """The names of --spans. Raises UsageError for what is none."""
+        from attnscope.text.expressions import names_of_spans
+
+        return names_of_spans(self.spans or ())
+
+    def asks(self) -> dict[str, Any]:
+        """The fields of `Request` that say which tokens are meant, and the spans."""
+        return {**super().asks(), "spans": self.span_names}
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -98,6 +126,7 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
     format: Annotated[Literal["parquet", "csv", "jsonl"], Option(help="Format of the tables."), HELD] = "parquet"
     to_stdout: Annotated[Literal["jsonl"] | None, Option(help="Print one JSON object per text instead.")] = None
     matrices: Annotated[bool, Option(help="Whole matrices too, float16 safetensors."), HELD] = False
+    summary: Annotated[bool, Option(help="The corpus's own table too: means over the texts, with intervals.")] = False
     shard_size: Annotated[int, Option(min=1, help="MiB per shard, about.", metavar="MIB"), HELD] = 64
 
     def __post_init__(self) -> None:
@@ -105,6 +134,8 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
         Printing.__post_init__(self)
         if self.spreadsheet and self.format != "csv":
             raise UsageError("--spreadsheet is about csv", "add --format csv")
+        if self.summary and self.to_stdout:
+            raise UsageError("--summary is of a whole corpus, and --to-stdout prints text by text", "give --out DIR")
         _ = self.table_names, self.figure_kinds
 
     @property
@@ -117,8 +148,8 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
         """The kinds of --figures, in a fixed order."""
         return names(self.figures, FIGURES, "--figures")
 
-    def output(self, about: dict[str, object], chosen: tuple[str, ...]) -> DatasetOutput:
-        """What a worker writes; about: what it says of itself in every file; chosen: what names tokens."""
+    def output(self, about: dict[str, object], asked: Questions) -> DatasetOutput:
+        """What a worker writes; about: what it says of itself in every file; asked: the tokens that are named."""
         from attnscope.batch.job import DatasetOutput
 
         pictures = None
@@ -133,7 +164,8 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
             weights=self.matrices,
             pictures=pictures,
             about=about,
-            chosen=chosen,
+            chosen=asked.chosen,
+            spans=asked.span_names,
         )
 
 
@@ -181,8 +213,21 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         Questions.__post_init__(self)
         if (self.out is None) == (self.to_stdout is None) and not self.dry_run:
             raise UsageError("expected one place to write to", "give --out DIR or --to-stdout jsonl")
+        if self.summary and not (self.span_names or "heads" in self.table_names):
+            raise UsageError("--summary is of heads or spans, and neither is written", "add heads to --tables")
         if self.to_stdout and (self.figures or self.matrices or address(self.ray) is not None):
             raise UsageError("--to-stdout prints rows alone", "give --out DIR for figures, weights and --ray")
+
+    def resolved(self) -> BatchRun:
+        """The same with heads in place of every @role: workers and the folder's options know of no atlas."""
+        if "@" not in (self.select or ""):
+            return self
+        from attnscope.model.loading import locate
+        from attnscope.selection import resolved
+        from attnscope.study.atlas import atlas_of
+
+        atlas = atlas_of(locate(self.load_options()), self.atlas)
+        return replace(self, select=resolved(self.select or "", atlas.by_role() if atlas else None))
 
     def held(self) -> dict[str, object]:
         """The options that change the rows, each spelled one way: what an output folder is held to."""
@@ -194,7 +239,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
         from attnscope.measure.probes import View
         from attnscope.observe import Request
 
-        output = self.output({key: value for key, value in self.held().items() if key != "sources"}, self.chosen)
+        output = self.output({key: value for key, value in self.held().items() if key != "sources"}, self)
         request = Request(
             view=View(by_kv=self.by == "kv"),
             relations="relations" in output.tables,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -131,7 +131,7 @@ def clock(seconds: float) -> str:
 class Outcome:
     """How it went: what this run did, and, of a folder over all its runs, how many items failed, and the first.
 
-    before: how many texts earlier runs had measured.
+    before: how many texts earlier runs had measured. lacking: of each span, how many texts have nothing of it.
     """
 
     tally: Tally
@@ -139,6 +139,7 @@ class Outcome:
     failed: int
     first: Sequence[Failure]
     before: int = 0
+    lacking: Mapping[str, int] = field(default_factory=dict)
 
 
 def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writing) -> int:
@@ -147,6 +148,10 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
     if not tally.stopped:
         check_items(outcome.items, corpus)
     output.talk(_done(outcome, f" in {writing.out}" if writing.out else ""), writing.quiet)
+    for name, texts in outcome.lacking.items():
+        output.talk(
+            f"span {name!r} is not in {texts:,} of {several(outcome.before + tally.texts, 'text')}", writing.quiet
+        )
     reasons = [f"{one.file}{f', line {one.line}' * (one.line is not None)}: {one.reason}" for one in outcome.first]
     if outcome.failed and writing.out:
         listed = f"the first {reasons[0]}; all in {writing.out}/failures.jsonl"

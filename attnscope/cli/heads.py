@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.completion import metrics
+from attnscope.cli.completion import metrics as metric_names
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.options import FIGURES, Drawing, Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.show import FEW, Show, draw, stream
@@ -19,7 +19,29 @@ EXAMPLES = (
     'attnscope heads --text "the financial bank is located on river bank" --out runs/bank',
     'attnscope heads --text "Mary saw John, and John gave Mary a book" --query last --key Mary --top 5',
     "attnscope heads --file README.md --truncate right --sort induction --top 5",
+    "attnscope heads --file README.md --truncate right --sort keys_95 --metrics streaming_mass_32,streaming_mass_128",
+    'attnscope heads "the financial bank is located on" --generate 8 --sort lookback --top 5',
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Entries):
+    """What is read of the heads, and measured."""
+
+    metrics: Annotated[
+        str | None,
+        Option(
+            help="Measure these too, by commas: keys_95, streaming_mass_32, _128, _512.",
+            metavar="METRICS",
+            autocompletion=metric_names,
+        ),
+    ] = None
+
+    def ids(self, sort: str) -> tuple[str, ...]:
+        """The metrics that are measured where heads are sorted so. Raises UsageError for a name that is none."""
+        from attnscope.measure.metrics import with_asked
+
+        return with_asked(self.metrics, sort)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +54,19 @@ class Ranking(Top):
             help="Rank by a metric of `attnscope metrics`, or layer; -METRIC: smallest first (default: focus; "
             "with --key mass).",
             metavar="METRIC",
-            autocompletion=metrics,
+            autocompletion=metric_names,
         ),
     ] = None
     ascending: Annotated[bool, Option(help="Smallest first.")] = False
     top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20
+
+    def check(self, asked: TextRun) -> None:
+        """Raise UsageError for a metric of an answer where there is none; a run that is repeated may have one."""
+        from attnscope.measure.metrics import LOOKBACKS, order_of
+
+        about_answers = self.sort and order_of(self.sort)[0] in LOOKBACKS
+        if about_answers and not asked.answered and (asked.from_ is None or asked.has_text):
+            raise UsageError(f"--sort {self.sort} is about an answer", "add --generate N, or --answer TEXT")
 
     def by(self, question: Question) -> str:
         """The metric as it was given, or what it is where none was. Raises UsageError for one that is not measured."""
@@ -57,13 +87,13 @@ class Ranking(Top):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
-GROUPS = (TextRun, Entries, Question, Ranking, Results, Relations, Drawing, Show)
+GROUPS = (TextRun, Measured, Question, Ranking, Results, Relations, Drawing, Show)
 
 
 @takes(*GROUPS)
 def heads(
     asked: TextRun,
-    entries: Entries,
+    entries: Measured,
     question: Question,
     ranking: Ranking,
     printing: Results,
@@ -78,7 +108,9 @@ def heads(
     --key, each head's mass on those tokens; with --query, everything is of those tokens' rows alone.
     """
     entries.check(relations.group, drawing.scale)
+    ranking.check(asked)
     order, kinds = ranking.order(question), drawing.kinds(question)
+    measured = entries.ids(order)
     if kinds and not printing.out:
         raise UsageError("--figures are files", "name a folder with --out DIR")
     format = output.wanted_format(printing.format)
@@ -97,6 +129,7 @@ def heads(
         relations=printing.out is not None,
         top_k=relations.keys_per_query,
         group=relations.group,
+        metrics=measured,
         **question.asks(),
         **drawing.maps(),
         **({"maps": "all"} if printing.out else showing.maps(style, stream(only=False))),
@@ -109,7 +142,7 @@ def heads(
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     output.emit(seen.table(order), format, lambda: rendered(seen, shown, order), printing.spreadsheet)
     if format == "table":
-        output.talk(legend(shown), printing.quiet)
+        output.talk(legend(shown, seen.atlas is not None), printing.quiet)
         say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)
     for line in missing_support(seen):
         output.talk(line, printing.quiet)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnscope.cli import output
-from attnscope.measure.metrics import COLUMNS, KNOWN, MASS, METRICS, order_of
+from attnscope.measure.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, unsupported
 from attnscope.selection import spelled
 
@@ -74,13 +74,14 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
     return list(found.items())
 
 
-def legend(shown: Sequence[Head]) -> str:
+def legend(shown: Sequence[Head], atlas: bool = False) -> str:
     """One line that says what the table's words mean."""
     masses = [head.mass for head in shown if head.mass is not None]
     mass = "mass: what the queries give the keys, sorts by how far above uniform; " * bool(masses)
     none = "mass -: no query sees one of the keys; " * (bool(masses) and all(map(math.isnan, masses)))
     marked = "unif ≈: nearly uniform; " * any(head.near_uniform for head in shown)
-    ends = "uniform: attention spread uniformly", f"{marked}role -: not shown by this text", "relation: without key 0"
+    role = "roles: of the atlas; looks like" if atlas else "role"
+    ends = "uniform: attention spread uniformly", f"{marked}{role} -: not shown by this text", "relation: without key 0"
     return f"{none or mass}{'; '.join(ends)}"
 
 
@@ -110,7 +111,10 @@ def _which(seen: Observation, shown: Sequence[Head], kinds: Sequence[str]) -> li
     found = [Column("head", [*(head.name for head in shown), *("uniform" for _ in kinds)], number=False)]
     if ((columns.head >= 0) & (columns.head != columns.kv_head)).any():
         found.append(Column("kv", [*(str(head.kv_head) for head in shown), *blank]))
-    found.append(Column("role", [*(head.role for head in shown), *kinds], number=False))
+    if seen.atlas:
+        found.append(Column("roles", [*(" ".join(head.atlas_roles) or "-" for head in shown), *blank], number=False))
+    title = "looks like" if seen.atlas else "role"
+    found.append(Column(title, [*(head.role for head in shown), *kinds], number=False))
     if any(head.near_uniform for head in shown):
         found.append(Column("unif", [*("≈" if head.near_uniform else "" for head in shown), *blank]))
     return found
@@ -122,6 +126,7 @@ def _scores(
     """The metrics for which there is room; in any case the one that sorts, and what was asked for."""
     sorted_by, _ = order_of(sort)
     asked = [MASS.id, UNIFORM] if MASS.id in seen.columns.scores else []
+    asked += [name for name in (*LENGTHS, *LOOKBACKS) if name in seen.columns.scores]
     order = [*asked, *(name for name in dict.fromkeys((*KEPT_FIRST, *METRICS)) if name in METRICS or name in COLUMNS)]
     found: dict[str, Column] = {}
     for name in sorted(order, key=lambda name: name not in (*asked, sorted_by)):

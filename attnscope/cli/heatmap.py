@@ -13,8 +13,8 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.groups import recorded, spelled
-from attnscope.cli.heads import GROUPS, Ranking
-from attnscope.cli.options import FIGURES, Config, Drawing, Entries, Exporting, Question, TextRun
+from attnscope.cli.heads import GROUPS, Measured, Ranking
+from attnscope.cli.options import FIGURES, Config, Drawing, Exporting, Question, TextRun
 from attnscope.cli.show import Show, draw, first_heads, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -23,6 +23,7 @@ from attnscope.shown import visible
 EXAMPLES = (
     'attnscope heatmap --text "the cat sat on the mat" --select last --out runs/cat',
     'attnscope heatmap --text "the cat sat on the mat" --scale log --sink mask --image svg --out runs/cat',
+    'attnscope heatmap --text "the cat sat on the mat" --select 3.0,3.1 --weights value --show',
     'attnscope heatmap --text "Mary saw John, and John gave Mary a book" --query last --key Mary '
     "--figures overview,mass,top --out runs/mary",
 )
@@ -35,10 +36,10 @@ class Pictures(Config, Exporting):
     out: Annotated[Path | None, Option(help="Draw into this folder.")] = None
 
 
-@takes(TextRun, Entries, Question, Ranking, Pictures, Drawing, Show, file=GROUPS)
+@takes(TextRun, Measured, Question, Ranking, Pictures, Drawing, Show, file=GROUPS)
 def heatmap(
     asked: TextRun,
-    entries: Entries,
+    entries: Measured,
     question: Question,
     ranking: Ranking,
     pictures: Pictures,
@@ -54,6 +55,7 @@ def heatmap(
     if pictures.out is None and not showing.show:
         raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")
     entries.check(scale=drawing.scale)
+    ranking.check(asked)
     order, kinds = ranking.order(question), drawing.kinds(question) or FIGURES[:-1]
 
     from attnscope.cli.single import export_text, observe_text, report_checks
@@ -64,7 +66,7 @@ def heatmap(
     style, to = drawing.style(spelled("heatmap", *groups)), stream(only=not drawn)
     measured = not drawn or bool({"overview", "metrics", "top"} & set(kinds))
     kept = {"maps": "all"} if drawn else showing.maps(style, to)
-    kept |= {} if measured else {"metrics": ()}
+    kept |= {"metrics": entries.ids(order) if measured else ()}
     seen = observe_text(asked, entries, pictures, options, **question.asks(), **drawing.maps(), **kept)
     if drawn:
         names = [head.name for head in seen.kept_heads()] if entries.select else []

@@ -42,7 +42,9 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     from attnscope.cli.single import export_text, observe_text, report_checks
 
     options = recorded(asked, chosen, top, printing)
-    seen = observe_text(asked, Entries(select=chosen.select, by=chosen.by), printing, options, metrics=())
+    seen = observe_text(
+        asked, Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by), printing, options, metrics=()
+    )
     table = seen.key_table()
     if printing.out:
         export_text(seen, printing, options, figures=(), keys=True, spreadsheet=printing.spreadsheet)

@@ -156,7 +156,24 @@ class EngineChoice(EngineName):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRun(EngineChoice, ModelText):
+class Answer:
+    """What follows the text."""
+
+    panel = "Text"
+    generate: Annotated[
+        int | None, Option(help="Let the model go on for up to N tokens, greedily, and read them too.", metavar="N")
+    ] = None
+    answer: Annotated[
+        str | None,
+        Option(
+            help="Read this behind the text, as its answer; begin it with a space where one belongs.", metavar="TEXT"
+        ),
+        UNRECORDED,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRun(EngineChoice, Answer, ModelText):
     """One text through one model, or a run that was written down."""
 
     panel = "Text"
@@ -167,6 +184,23 @@ class TextRun(EngineChoice, ModelText):
         UNRECORDED,
     ] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from attnscope.text.answer import check
+
+        check(self.generate, self.answer, self.truncate)
+        if self.answer is not None and self.ids is not None:
+            raise UsageError("--answer follows a text, and --ids gives tokens", "leave out one of them")
+        if self.answered and self.from_ is not None and not self.has_text:
+            raise UsageError(
+                "the tokens of a run are read as they are", "leave out --generate or --answer, or add --text"
+            )
+
+    @property
+    def answered(self) -> bool:
+        """Whether an answer is to follow the text."""
+        return self.generate is not None or self.answer is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Selected:
@@ -175,9 +209,16 @@ class Selected:
     panel = "Attention"
     select: Annotated[
         str | None,
-        Option("-s", help="Heads: 27, 27.3, L27H3, 0-3.*, last (layer) or L-1, *.0; by commas.", metavar="HEADS"),
+        Option("-s", help="Heads: 27, 27.3, L27H3, 0-3.*, last (layer), *.0, @ROLE; by commas.", metavar="HEADS"),
         FIRST,
         HELD,
+    ] = None
+    atlas: Annotated[
+        Path | None,
+        Option(
+            help="What `scan` wrote: it says which heads @ROLE means (default: atlas/ in the model's folder).",
+            metavar="DIR",
+        ),
     ] = None
 
 
@@ -206,11 +247,16 @@ class Question(Query):
         HELD,
     ] = None
 
+    @property
+    def meanings(self) -> list[str]:
+        """What names mean, as `subject=Mary`."""
+        return list(self.define or ())
+
     def asks(self) -> dict[str, Any]:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
         from attnscope.text.tokens import check, defined
 
-        groups = defined(self.define or ())
+        groups = defined(self.meanings)
         for expression in (self.query, self.key):
             if expression is not None:
                 check(expression, groups)
@@ -228,7 +274,10 @@ class Heads(Selected):
 class Entries(Heads):
     """What is read of the heads."""
 
-    weights: Annotated[Literal["softmax", "scores"], Option(help="Weights, or logits before the softmax.")] = "softmax"
+    weights: Annotated[
+        Literal["softmax", "scores", "value"],
+        Option(help="Weights; logits before the softmax; or norms of what keys write, A |v W_O|."),
+    ] = "softmax"
 
     def view(self) -> View:
         """How entries are read."""
@@ -237,9 +286,10 @@ class Entries(Heads):
         return View(self.weights, self.by == "kv")
 
     def check(self, group: str | None = None, scale: str = "linear") -> None:
-        """Raise UsageError where --group or --scale asks of logits what only weights can give."""
-        if group and self.weights == "scores":
-            raise UsageError("logits of several keys cannot be summed into one", "use --weights softmax with --group")
+        """Raise UsageError where --group or --scale asks of logits or norms what only weights can give."""
+        if group and self.weights != "softmax":
+            what = "logits" if self.weights == "scores" else "norms"
+            raise UsageError(f"{what} of several keys cannot be summed into one", "use --weights softmax with --group")
         if scale != "linear" and self.weights == "scores":
             raise UsageError(
                 f"logits can be negative and have no {scale} scale", "use --scale linear with --weights scores"

@@ -70,13 +70,16 @@ def parity(asked: ModelText, selected: Selected, tolerance: Tolerance, printing:
 
     text = read_text(asked, printing) if asked.has_text else _sentence()
     output.complain_through_talk(printing.quiet)
-    run = prepared(asked, printing, text, selected.select)
+    run = prepared(asked, printing, text, selected)
 
     from attnscope.parity import check_parity
     from attnscope.parity.certificate import table
+    from attnscope.selection import resolved
+
+    select = selected.select and resolved(selected.select, run.named)
 
     with output.progress("forward pass and oracle", None, printing.quiet):
-        report = check_parity(run.loaded, run.prompt, select=selected.select, atol=tolerance.atol, engine=run.engine)
+        report = check_parity(run.loaded, run.prompt, select=select, atol=tolerance.atol, engine=run.engine)
     found = table(report)
     _write(printing, report, run)  # first: a reader of stdout may leave early
     output.emit(found, format, lambda: rendered(found))

@@ -23,6 +23,8 @@ EXAMPLES = (
     'attnscope relations --text "the cat sat on the mat" --select last --top-k 3',
     'attnscope relations --text "the cat sat on the mat" --query last --over heads | head -5',
     'attnscope relations --text "the cat sat on the mat" --key cat --top-k all --engine fused',
+    'attnscope relations --text "the cat sat on the mat" --query last --over heads --weights value | head -5',
+    'attnscope relations "the bank is" --answer " on the river" --query answer --key prompt --over heads',
     'echo "the bank by the river" | attnscope relations --text - --group words --min-weight 0.2 --format jsonl',
 )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Option
 
-from attnscope.cli import output
+from attnscope.cli import output, scan_texts
 from attnscope.cli.info import Named
 from attnscope.cli.options import Exporting, Format, Loading, Rehearsal, Seed, Top
 from attnscope.cli.signals import unwinding
@@ -19,16 +19,43 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+    from attnscope.model.loading import LoadOptions
     from attnscope.study.atlas import Atlas
     from attnscope.study.findings import Finding
     from attnscope.study.scan import Plan
+    from attnscope.study.texts import OnTexts
 
-EXAMPLES = ("attnscope scan demo --out runs/atlas", "attnscope scan demo --dry-run")
+EXAMPLES = (
+    "attnscope scan demo --texts corpus.txt.gz --out runs/atlas",
+    'attnscope scan demo --sequences 32 --out runs/few && attnscope heads "the cat sat" --atlas runs/few '
+    "--select @induction",
+    "attnscope scan demo --dry-run",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scanned(Named, Loading):
     """The model, named as `info` names it."""
+
+    revision: Annotated[
+        str | None, Option(help="Branch, tag or commit on the hub; several by commas: one scan each.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.revisions:
+            if not name or self.revisions.count(name) > 1:
+                raise UsageError(
+                    f"--revision {self.revision} names {name!r} twice"
+                    if name
+                    else "--revision names an empty revision",
+                    "name each once, as --revision step1000,step2000",
+                )
+
+    @property
+    def revisions(self) -> list[str]:
+        """The revisions that were named."""
+        return [] if self.revision is None else [name.strip() for name in self.revision.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +68,10 @@ class Probing(Rehearsal, Seed, Top):
     sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N")] = 64
     seed: Annotated[int, Option(help="Seed of the sequences.")] = 0
     pool: Annotated[Path | None, Option(help="A file of the token ids that probes are made of.", metavar="FILE")] = None
+    texts: Annotated[
+        Path | None,
+        Option(help="Texts: how far apart heads are on them, and what each looks like on how many.", metavar="FILE"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,35 +94,81 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     printed as csv.
     """
     format = output.wanted_format(kept.format)
+    if probing.texts is not None and kept.out is None and not probing.dry_run:
+        raise UsageError("--texts writes tables and a picture", "name a folder with --out DIR")
 
     from attnscope.model.libraries import silence_libraries
-    from attnscope.model.loading import load
     from attnscope.text.reading import read_ids
 
     output.complain_through_talk(kept.quiet)
     silence_libraries(kept.verbose)
     pool = None if probing.pool is None else read_ids(str(probing.pool))
-    with output.progress(f"loading {scanned.asked}", None, kept.quiet):
-        loaded = load(scanned.load_options())
-
-    from attnscope.study.scan import plan
-    from attnscope.study.scan import scan as scanned_by
-
-    planned = plan(loaded, seed=probing.seed, sequences=probing.sequences, pool=pool)
-    layers = len(loaded.geometry.attention_layers)
-    output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
-    if probing.dry_run:
-        output.show(_cost(planned, layers))
+    given = Given(pool, None if probing.texts is None else scan_texts.texts_of(probing.texts))
+    if len(scanned.revisions) > 1:
+        return scan_each(scanned, given, probing, kept)
+    found = scan_one(scanned.load_options(), given, probing, kept)
+    if found is None:
         return 0
-    output.talk(_cost(planned, layers), kept.quiet)
-    with unwinding(), output.progress("probes", planned.tokens, kept.quiet) as advance:
-        atlas = scanned_by(loaded, planned, kept.out, force=kept.force, advance=advance)
+    atlas, read = found
     shown = _shown(atlas, probing.probe)
-    output.emit(atlas.table(), format, lambda: rendered(atlas, shown, probing.top))
+    output.emit(atlas.table(), format, lambda: rendered(atlas, shown, probing.top, read))
     for what, why in atlas.facts["not_measured"].items():
         output.talk(f"not measured: {what}: {why}", kept.quiet)
     if format == "table":
         output.talk(f"probes: {', '.join(atlas.probes())}; --probe NAME shows another", kept.quiet)
+    return 0
+
+
+class Given(NamedTuple):
+    """What was read of files: the token ids of --pool, the texts of --texts."""
+
+    pool: list[int] | None
+    texts: list[str] | None
+
+
+def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -> tuple[Atlas, OnTexts | None] | None:
+    """Load one model and scan it; None where its cost is all that was asked for."""
+    from attnscope.model.loading import load
+
+    with output.progress(f"loading {options.model}", None, kept.quiet):
+        loaded = load(options)
+
+    from attnscope.study.scan import plan
+    from attnscope.study.scan import scan as scanned_by
+    from attnscope.study.texts import prompts_of
+
+    planned = plan(loaded, seed=probing.seed, sequences=probing.sequences, pool=given.pool)
+    prompts = None if given.texts is None else prompts_of(loaded, given.texts)
+    layers = len(loaded.geometry.attention_layers)
+    output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
+    cost = _cost(planned, layers) + (f"; {scan_texts.cost(prompts, layers)}" if prompts else "")
+    if probing.dry_run:
+        output.show(cost)
+        return None
+    output.talk(cost, kept.quiet)
+    with unwinding(), output.progress("probes", planned.tokens, kept.quiet) as advance:
+        atlas = scanned_by(loaded, planned, kept.out, force=kept.force, advance=advance)
+    return atlas, scan_texts.read_texts(loaded, atlas, prompts, kept) if prompts else None
+
+
+def scan_each(scanned: Scanned, given: Given, probing: Probing, kept: Kept) -> int:
+    """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
+    from attnscope.cli.scan_revisions import effects_at, folder_of
+    from attnscope.study.checkpoints import save_checkpoints, stacked
+
+    atlases: dict[str, Atlas] = {}
+    for number, revision in enumerate(scanned.revisions, start=1):
+        output.talk(f"revision {revision}, {number} of {len(scanned.revisions)}", kept.quiet)
+        options = replace(scanned.load_options(), revision=revision)
+        found = scan_one(options, given, probing, replace(kept, out=folder_of(kept.out, revision)))
+        if found is None:
+            return 0  # what one costs, the others cost
+        atlases[revision] = found[0]
+    if kept.out is not None:
+        save_checkpoints(atlases, kept.out, scanned.asked)
+    [shown, *_] = _shown(next(iter(atlases.values())), probing.probe)
+    format = output.wanted_format(kept.format)
+    output.emit(stacked(atlases), format, lambda: effects_at(atlases, shown.probe, probing.top))
     return 0
 
 
@@ -110,7 +187,7 @@ def _shown(atlas: Atlas, asked: str | None) -> list[Finding]:
     return [one for one in atlas.findings if one.probe == name]
 
 
-def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTable:
+def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None, read: OnTexts | None = None) -> RichTable:
     """The heads, those with a role first, then by effect: the probe's score, its nulls, and the effect's interval."""
     first, sheet = shown[0], output.sheet()
     copying = _copying(atlas, first)
@@ -121,8 +198,8 @@ def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTab
     for one in shown:
         sheet.add_column(output.one_line(one.against), justify="right", no_wrap=True)
     sheet.add_column(f"effect [95 %, all {heads}]", no_wrap=True)
-    for title in ("p", *(["copying"] if copying else [])):
-        sheet.add_column(title, justify="right", no_wrap=True)
+    for title in ("p", *(["copying"] if copying else []), *(["looks like"] if read else [])):
+        sheet.add_column(title, justify="left" if title == "looks like" else "right", no_wrap=True)
     effect = first.effects
     order = sorted(
         range(heads), key=lambda place: (not atlas.roles[atlas.heads[place]], -_or_least(float(effect.effect[place])))
@@ -137,6 +214,7 @@ def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None) -> RichTab
             f"{_signed(effect.effect[place])} [{_number(effect.low_all[place])}, {_number(effect.high_all[place])}]",
             _p(effect.p[place]),
             *([_number(copying.effects.score[place])] if copying else []),
+            *([scan_texts.looked(read, (layer, head))] if read else []),
         )
     return sheet
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.options import Config, Entries, Exporting, ModelText, Noise, OneText, TextRun, Writing
+from attnscope.cli.options import (
+    Answer,
+    Config,
+    Entries,
+    Exporting,
+    ModelText,
+    Noise,
+    OneText,
+    Selected,
+    TextRun,
+    Writing,
+)
 from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
@@ -32,25 +44,29 @@ def observe_text(
     from attnscope.run import prepare
 
     request = Request(view=entries.view(), **wanted)
-    run = prepare(
-        loaded,
-        text,
-        request,
-        engine=asked.engine,
-        select=entries.select,
-        chat=asked.chat,
-        truncate=asked.truncate,
-        memory=asked.memory,
-        listen=asked.listen,
-    )
+    how: dict[str, Any] = {"engine": asked.engine, "select": entries.select, "atlas": entries.atlas, "chat": asked.chat}
+    how |= {"memory": asked.memory, "listen": asked.listen, "truncate": asked.truncate}
+    with answering(asked, writing.quiet) as answer:
+        run = prepare(loaded, text, request, **how, **answer)
     check_out(run, writing, options)
     output.talk(header(run), writing.quiet)
+    tell_answer(run, writing.quiet)
     tell_chosen(run.prompt, run.chosen, writing.quiet)
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
     with output.progress("forward pass", len(loaded.geometry.attention_layers), writing.quiet) as advance:
         return run.observe(advance)
+
+
+@contextmanager
+def answering(asked: Answer, quiet: bool) -> Iterator[dict[str, Any]]:
+    """What `prepare` is told of the answer, with a bar while the model makes it."""
+    if asked.generate is None:
+        yield {"answer": asked.answer}
+        return
+    with output.progress("generating", asked.generate, quiet) as advance:
+        yield {"generate": asked.generate, "advance": advance}
 
 
 def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
@@ -97,14 +113,15 @@ def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
 
 
 def prepared(
-    asked: ModelText, writing: Writing, text: Text, select: str | None = None, query: str | None = None
+    asked: ModelText, writing: Writing, text: Text, selected: Selected | None = None, query: str | None = None
 ) -> Run:
     """A text for the model's own eager attention, its header told."""
     loaded = load_model(asked, writing)
     from attnscope.observe import Request
     from attnscope.run import prepare
 
-    how: dict[str, Any] = {"select": select, "chat": asked.chat, "truncate": asked.truncate}
+    how: dict[str, Any] = {"chat": asked.chat, "truncate": asked.truncate}
+    how |= {"select": selected.select, "atlas": selected.atlas} if selected else {}
     run = prepare(loaded, text, Request(query=query), engine="eager", **how)
     output.talk(header(run), writing.quiet)
     return run
@@ -135,6 +152,24 @@ def tell_chosen(prompt: Prompt, chosen: Chosen, quiet: bool) -> None:
     said = [f"{name} {found.expression}: {described(prompt, found)}" for name, found in named.items() if found]
     for line in (*said, *chosen.notes):
         output.talk(line, quiet)
+
+
+def tell_answer(run: Run, quiet: bool) -> None:
+    """Say which tokens are the answer; of one that was generated, what it is and why it ends."""
+    from attnscope.text.tokens import Found, described
+
+    prompt, made = run.prompt, run.facts.get("generated")
+    if prompt.answer is None:
+        return
+    if made is None:
+        output.talk(f"answer: {described(prompt, Found('answer', tuple(prompt.parts['answer'])))}", quiet)
+        return
+    ended = made["stopped_by"] == "end token"
+    count = (
+        f"{len(made['ids'])} of {made['asked']} tokens, the last the end token" if ended else f"{made['asked']} tokens"
+    )
+    said = "".join(prompt.plain[prompt.answer :]).strip()
+    output.talk(f"generated {count}: {said}({prompt.answer}-{len(prompt) - 1})", quiet)
 
 
 def _engine_words(run: Run) -> str:

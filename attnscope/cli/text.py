@@ -74,7 +74,7 @@ def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing
     from attnscope.looks import looks
 
     options = recorded(asked, chosen, question, mean, printing, colours)
-    entries = Entries(select=chosen.select, by=chosen.by)
+    entries = Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by)
     seen = observe_text(asked, entries, printing, options, metrics=(), per_token=True, **question.asks())
     over = mean.mean or ("none" if chosen.select else "all")
     if printing.out:

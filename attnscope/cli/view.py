@@ -14,7 +14,7 @@ from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.groups import spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, Config, Question, Selected, TextRun, Writing, check_folder
+from attnscope.cli.options import FIRST, Answer, Config, Question, Selected, TextRun, Writing, check_folder
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -80,8 +80,8 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     from attnscope.viewer.page import about, page_of
     from attnscope.viewer.side import Side
 
-    runs = runs_of(asked, question, pages)
-    plan = plan_of(pages, selected, runs[0].loaded)
+    runs = runs_of(asked, selected, question, pages)
+    plan = plan_of(pages, selected, runs[0])
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
     asked_about = replace(seen[0], chosen=runs[0].chosen)
     said = about(asked_about, plan.whole, command, groups_of(seen[0], question))
@@ -89,45 +89,48 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     return max(report_checks(one, pages.quiet) for one in seen)
 
 
-def runs_of(asked: TextRun, question: Question, pages: Pages) -> list[Run]:
+def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> list[Run]:
     """The text, and what it is compared with, ready to be read."""
-    from attnscope.cli.single import load_model, read_run
+    from attnscope.cli.single import answering, load_model, read_run
     from attnscope.observe import Request
     from attnscope.run import prepare
 
-    def ready(loaded: LoadedModel, text: Text, request: Request, chat: bool) -> Run:
-        how: dict[str, Any] = {"engine": asked.engine, "memory": asked.memory, "listen": asked.listen}
-        return prepare(loaded, text, request, chat=chat, truncate=asked.truncate, **how)
+    def ready(loaded: LoadedModel, text: Text, request: Request, chat: bool, follows: Answer, **more: Any) -> Run:
+        how: dict[str, Any] = more | {"engine": asked.engine, "memory": asked.memory, "listen": asked.listen}
+        with answering(follows, pages.quiet) as answer:
+            return prepare(loaded, text, request, chat=chat, truncate=asked.truncate, **how, **answer)
 
     text, loaded = read_run(asked, pages), load_model(asked, pages)
-    runs = [ready(loaded, text, Request(**question.asks()), asked.chat)]
+    runs = [ready(loaded, text, Request(**question.asks()), asked.chat, asked, atlas=selected.atlas)]
     if pages.compare_text is not None:
-        runs.append(ready(loaded, pages.compare_text, Request(), asked.chat))
+        runs.append(ready(loaded, pages.compare_text, Request(), asked.chat, asked))
     if pages.compare_model is not None:
         other = load_model(replace(asked, model=pages.compare_model, revision=None), pages)
         written = isinstance(text, str)
         again = text if written else runs[0].prompt.text  # tokens are of one model: the other reads what they say
-        runs.append(ready(other, again, Request(), asked.chat and written))
+        runs.append(ready(other, again, Request(), asked.chat and written, asked if written else Answer()))
     return runs
 
 
-def plan_of(pages: Pages, selected: Selected, loaded: LoadedModel) -> Plan:
+def plan_of(pages: Pages, selected: Selected, run: Run) -> Plan:
     """What may go into the page."""
     from attnscope.selection import select
     from attnscope.viewer.plan import Plan
 
-    whole = select(selected.select, loaded.geometry.heads_by_layer) if selected.select is not None else {}
+    heads = run.loaded.geometry.heads_by_layer
+    whole = {} if selected.select is None else select(selected.select, heads, run.named)
     return Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
 
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.cli.single import header, tell_chosen
+    from attnscope.cli.single import header, tell_answer, tell_chosen
     from attnscope.text.tokens import Chosen
 
     layers = run.loaded.geometry.attention_layers
     run = run.asking(replace(run.request, **plan.request(layers, len(run.prompt))))
     output.talk(header(run), quiet)
+    tell_answer(run, quiet)
     tell_chosen(run.prompt, run.chosen, quiet)
     whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens
     if asked.verify:

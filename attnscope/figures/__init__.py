@@ -10,30 +10,40 @@ from typing import TYPE_CHECKING, Any
 from attnscope.figures.style import About, Maps, Panel, Part, Style
 
 if TYPE_CHECKING:
+    from attnscope.figures.checkpoints import Course, save_courses
     from attnscope.figures.heads import save_head_maps
     from attnscope.figures.layers import save_layer, save_layers
     from attnscope.figures.metrics import save_metrics
     from attnscope.figures.overview import save_overview
+    from attnscope.figures.pairs import Pairs, save_pairs
 
 __all__ = [
     "About",
+    "Course",
     "Maps",
+    "Pairs",
     "Panel",
     "Part",
     "Style",
+    "save_courses",
     "save_head_maps",
     "save_layer",
     "save_layers",
     "save_metrics",
     "save_overview",
+    "save_pairs",
 ]
 
 _HOME = {
+    "Course": "checkpoints",
+    "Pairs": "pairs",
+    "save_courses": "checkpoints",
     "save_head_maps": "heads",
     "save_layer": "layers",
     "save_layers": "layers",
     "save_metrics": "metrics",
     "save_overview": "overview",
+    "save_pairs": "pairs",
 }
 
 

@@ -13,15 +13,28 @@ from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize, Powe
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from attnscope.errors import UsageError
-from attnscope.figures.style import TAKEN, Quantity, Style
+from attnscope.figures.style import OPEN, SIGNED, TAKEN, Quantity, Style
 
 BLANK = "#efefef"  # a key the query cannot see: light, so that it is never mistaken for a small weight
 TAKEN_COLOUR = "#cccccc"  # a sink that is drawn at the side
 DARK_INK, LIGHT_INK = "#262626", "#ffffff"
 LOWEST_FLOOR = 1e-6
 LIGHT_CELL = 0.408  # seaborn's threshold on the relative luminance
-# Perceptual and safe for colour-blind readers. The logits' has a dark middle: a light one would look like a blank cell.
-CMAPS: dict[Quantity, str] = {"weight": "viridis", "share": "viridis", "logit": "berlin"}
+# Perceptual and safe for colour-blind readers. A signed one has a dark middle: a light one would look like no cell.
+CMAPS: dict[Quantity, str] = {
+    "weight": "viridis",
+    "norm": "viridis",
+    "share": "viridis",
+    "logit": "berlin",
+    "difference": "berlin",
+}
+NAMES: dict[Quantity, str] = {
+    "weight": "attention weight",
+    "norm": "norm of what the key writes",
+    "share": "share of the token",
+    "logit": "logit",
+    "difference": "difference of attention weights",
+}
 ROUND = (1, 2, 5, 10)  # tick steps that a reader counts in
 
 
@@ -41,9 +54,10 @@ def find_limits(
     """One scale for all the arrays (... x queries x keys).
 
     Rows with one visible key (where more are visible than are drawn, the first `alone`) are 1 whatever the head does,
-    and would set every scale: they are left out and take the top colour. Logits reach equally far to both sides of 0;
-    weights start at 0, or on a log scale at the style's floor, without one at the power of ten below the least weight,
-    1e-6 at the lowest. Raises UsageError for a log or square-root scale on logits, which are logarithms.
+    and would set every scale: they are left out and take the top colour. Logits and differences reach equally far to
+    both sides of 0; weights start at 0, or on a log scale at the style's floor, without one at the power of ten below
+    the least weight, 1e-6 at the lowest. Raises UsageError for a log or square-root scale on logits, which are
+    logarithms.
     """
     if quantity == "logit" and style.scale != "linear":
         raise UsageError(
@@ -53,7 +67,7 @@ def find_limits(
     everything = np.concatenate([array[np.isfinite(array)] for array in arrays] or [np.zeros(0)])
     if not everything.size:
         return Limits(0.0, 1.0)
-    if quantity == "logit":
+    if quantity in SIGNED:
         reach = float(np.abs(everything).max()) or 0.5
         return Limits(-reach, reach)
     telling = np.concatenate([_telling(array, alone) for array in arrays])
@@ -85,9 +99,9 @@ def _floor(values: np.ndarray, high: float, asked: float | None) -> float:
 
 
 def sink_limits(values: np.ndarray, quantity: Quantity) -> Limits:
-    """The strip's own scale: logits from least to greatest, anything else from 0 to 1."""
+    """The strip's own scale: logits and norms from least to greatest, anything else from 0 to 1."""
     finite = values[np.isfinite(values)]
-    if quantity != "logit" or not finite.size:
+    if quantity not in OPEN or not finite.size:
         return Limits(0.0, 1.0)
     low, high = float(finite.min()), float(finite.max())
     return Limits(low, high) if high > low else Limits(low - 0.5, low + 0.5)
@@ -158,7 +172,7 @@ def quantity_name(quantity: Quantity, style: Style) -> str:
         return f"{quantity}, log scale"
     if style.scale == "sqrt":
         return f"{quantity}, square-root scale"
-    return {"weight": "attention weight", "logit": "logit", "share": "share of the token"}[quantity]
+    return NAMES[quantity]
 
 
 def label_colourbar(bar: Colorbar, limits: Limits, style: Style, label: str) -> None:

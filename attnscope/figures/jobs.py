@@ -12,7 +12,7 @@ import numpy as np
 
 from attnscope.figures.colours import Limits, find_limits, seen
 from attnscope.figures.fonts import shown_label
-from attnscope.figures.style import Axis, Maps, Quantity, Style, alone, bin_note, head_title, printed, split_sink
+from attnscope.figures.style import OPEN, Axis, Maps, Quantity, Style, alone, bin_note, head_title, printed, split_sink
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,9 @@ def _taken_note(maps: Maps, index: int, sink_Q: np.ndarray | None, values_QK: np
 
 def sink_note(maps: Maps, name: str, mean: str) -> str:
     """What was taken out, and how much it was."""
-    if maps.quantity == "logit":
-        return f"without {name}, mean {'of the largest logits' if maps.bin_size > 1 else 'logit'} {mean}"
+    if maps.quantity in OPEN:
+        what = f"of the largest {maps.quantity}s" if maps.bin_size > 1 else maps.quantity
+        return f"without {name}, mean {what} {mean}"
     return f"without {name}, mean mass {mean} (grey strip, 0 to 1)"
 
 

@@ -32,7 +32,7 @@ from attnscope.figures.mosaic import (
     relative,
 )
 from attnscope.figures.raster import press_image
-from attnscope.figures.style import Maps, Style, alone, bin_note, split_sink
+from attnscope.figures.style import OPEN, Maps, Style, alone, bin_note, split_sink
 from attnscope.figures.writer import Reused, drawing, px, save_figure, save_pixels
 
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
@@ -224,8 +224,8 @@ def _named(maps: Maps, head: int) -> str:
 
 def _strip_note(maps: Maps) -> str:
     what = "each head's own sink (key 0 where none is named)" if maps.sinks else "key 0"
-    if maps.quantity == "logit":
-        return f"{what} taken out: grey strips, its mean logit beside each title"
+    if maps.quantity in OPEN:
+        return f"{what} taken out: grey strips, its mean {maps.quantity} beside each title"
     return f"{what} taken out: grey strips from 0 to 1, its mean mass beside each title"
 
 

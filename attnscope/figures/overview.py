@@ -29,7 +29,7 @@ from attnscope.figures.mosaic import (
     relative,
 )
 from attnscope.figures.raster import Boxes
-from attnscope.figures.style import ROLE_COLOURS, Maps, Style, alone, bin_note, count, printed, split_sink
+from attnscope.figures.style import OPEN, ROLE_COLOURS, Maps, Style, alone, bin_note, count, printed, split_sink
 from attnscope.figures.writer import drawing, save_figure
 
 SCREEN_PX, GAP_PX = 1800, 8  # a gap holds the frames of two neighbours
@@ -123,7 +123,7 @@ def _removed_note(split: Sequence[tuple[Maps, np.ndarray | None]], maps: Maps) -
     if not sinks:
         return ""
     if maps.sinks:
-        return "each head's own sink taken out (grey strips" + (")" if maps.quantity == "logit" else ", 0 to 1)")
+        return "each head's own sink taken out (grey strips" + (")" if maps.quantity in OPEN else ", 0 to 1)")
     rows = [rest.values_HQK.reshape(-1, rest.values_HQK.shape[-1]) for rest, _ in split]
     key0 = [mass for rest, _ in split for mass in rest.key0]
     mean = float(np.mean(key0)) if key0 else column_mean(np.concatenate(sinks), np.concatenate(rows))

@@ -17,7 +17,9 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-Quantity = Literal["weight", "logit", "share"]
+Quantity = Literal["weight", "logit", "norm", "share", "difference"]
+OPEN: tuple[Quantity, ...] = ("logit", "norm", "difference")  # which may lie beyond 0 to 1
+SIGNED: tuple[Quantity, ...] = ("logit", "difference")  # their scales reach equally far to both sides of 0
 ImageFormat = Literal["png", "svg", "pdf"]
 MOST_ANNOTATED = 12  # tokens; numbers in more cells than that are too small to read
 DPI = 120
@@ -134,12 +136,12 @@ class Maps:
     `bin_rule` says how ("sum over keys, mean over queries"). Labels are one per row and one per column; `starts_Q` and
     `starts_K` the position of the first token in each, printed where not every token is labelled. `axes` name the two.
     `kv_heads` names each head's kv head in its title; `by_kv` says that `heads` counts kv heads. `quantity` says what
-    the values are: attention weights, logits (before the softmax), or shares of a token (a rollout's). `turns`: the
-    rows at which a turn of a chat begins. `key0`: each head's mean mass on key 0, where its column is binned and does
-    not tell. `sinks`: the key that each head rests on and its mean mass over all queries, where not all rest on key 0;
-    the columns then stay, so that all heads have the same. `part`: which tokens rows and columns stand for, where they
-    are some of the text's. `roles`: each head's, where they are known. `titles`, `name`: of each head and of the
-    picture, where they are not of one layer.
+    the values are: attention weights, logits (before the softmax), norms of what keys write, shares of a token (a
+    rollout's), or differences of weights. `turns`: the rows at which a turn of a chat begins. `key0`: each head's mean
+    mass on key 0, where its column is binned and does not tell. `sinks`: the key that each head rests on and its mean
+    mass over all queries, where not all rest on key 0; the columns then stay, so that all heads have the same. `part`:
+    which tokens rows and columns stand for, where they are some of the text's. `roles`: each head's, where known.
+    `titles`, `name`: of each head and of the picture, where they are not of one layer.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -182,7 +184,7 @@ class Maps:
         key, mass = self.sinks[index] if self.sinks else (0, math.nan)
         if key == 0:
             mass = self.key0[index] if self.key0 else math.nan
-        return key, math.nan if self.quantity == "logit" else mass
+        return key, math.nan if self.quantity in OPEN else mass
 
     def column(self, key: int) -> int | None:
         """The column that holds a key, None where it is not drawn."""

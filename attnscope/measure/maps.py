@@ -85,8 +85,8 @@ class Maps:
     """Matrices to draw, one text: whole up to `side` tokens, binned beyond; NaN where a query sees no key of a cell.
 
     rule "sum": sum over the keys of a bin, mean over its queries, so rows keep their sum. "max", and always for
-    scores: the largest entry. With `split_sink`, key 0 is a column of its own also where keys are binned. queries,
-    keys: the part of the matrices that is drawn, None for all; only its rows are read where it is not binned.
+    scores and norms: the largest entry. With `split_sink`, key 0 is a column of its own also where keys are binned.
+    queries, keys: the part of the matrices that is drawn, None for all; only its rows are read where it is not binned.
     """
 
     tokens: int
@@ -99,8 +99,8 @@ class Maps:
     _shown: OfMasks[Tensor] = field(default_factory=WeakKeyDictionary)  # layers that share a mask share it
 
     def __post_init__(self) -> None:
-        if self.view.weights == "scores":
-            self.rule = "max"  # a sum of logits says nothing
+        if self.view.weights != "softmax":
+            self.rule = "max"  # a sum of logits says nothing, nor one of norms: vectors cancel
         every = range(self.tokens)
         self.rows = Cells.of(every if self.queries is None else self.queries, self.side)
         self.columns = Cells.of(every if self.keys is None else self.keys, self.side, self.split_sink)

@@ -10,18 +10,15 @@ Shapes: B text, H head, Q query, K key. A is the weight matrix, n the tokens, v_
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from attnscope.attention.questions import (
     Back,
     Distance,
     Entropy,
     EqualLabels,
-    Features,
+    Holding,
     Key,
     MaxWeight,
     Question,
@@ -30,138 +27,19 @@ from attnscope.attention.questions import (
     Window,
 )
 from attnscope.errors import UsageError
+from attnscope.measure.definition import ROWS, Metric, visible_keys
+from attnscope.measure.texts import Texts
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from attnscope.attention.operator import AttentionOperator
-    from attnscope.attention.visibility import Visibility
-
-
-@dataclass(frozen=True)
-class Texts:
-    """What the metrics know of a batch of texts: token ids (B, T) and how many of them are text.
-
-    query_BT, key_BT: True on the queries that metrics are means over, and on the keys that `mass` is of; None for all
-    queries, and where no keys were named.
-    """
-
-    ids_BT: Tensor
-    length_B: Tensor
-    query_BT: Tensor | None = None
-    key_BT: Tensor | None = None
-    _seen: WeakKeyDictionary[Visibility, Tensor] = field(default_factory=WeakKeyDictionary, compare=False, repr=False)
-
-    @cached_property
-    def real_BT(self) -> Tensor:
-        """True where a token is text, not right padding."""
-        import torch
-
-        return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) < self.length_B[:, None]
-
-    @cached_property
-    def asked_BT(self) -> Tensor:
-        """True where a token is text and, where queries were named, one of them."""
-        return self.real_BT if self.query_BT is None else self.real_BT & self.query_BT
-
-    @cached_property
-    def mean_BT(self) -> Tensor:
-        """What makes a sum over queries the mean over those that are asked: 1 / how many, 0 for the others."""
-        return self.asked_BT / self.asked_BT.sum(1, keepdim=True)
-
-    @cached_property
-    def keys(self) -> Features:
-        """The question for the mass on the named keys, (B, H, Q, 1)."""
-        assert self.key_BT is not None
-        return Features(self.key_BT[..., None].float())
-
-    def sees_key_BHQ(self, visible: Visibility) -> Tensor:
-        """True where a query sees one of the named keys, (B, H or 1, Q); layers that share a mask share it."""
-        from attnscope.attention.uniform import UniformAttention
-
-        if visible not in self._seen:
-            self._seen[visible] = UniformAttention(visible).ask(self.keys)[..., 0] > 0
-        return self._seen[visible]
-
-    @cached_property
-    def first_BT(self) -> Tensor:
-        """Where in its text each position's token first stands."""
-        import torch
-
-        order_BT = torch.argsort(self.ids_BT, dim=1, stable=True)
-        sorted_BT = self.ids_BT.gather(1, order_BT)
-        place_BT = torch.arange(sorted_BT.shape[1], device=sorted_BT.device).repeat(len(sorted_BT), 1)
-        place_BT[:, 1:].masked_fill_(sorted_BT[:, 1:] == sorted_BT[:, :-1], 0)
-        first_BT = order_BT.gather(1, place_BT.cummax(1).values)  # of a run of equal tokens the first
-        return torch.zeros_like(order_BT).scatter(1, order_BT, first_BT)
-
-    def repeated(self, back: int) -> Tensor:
-        """(B, T): True where an equal token stands at least `back` tokens earlier in the text."""
-        import torch
-
-        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
-        return (self.first_BT <= position_T - back) & self.real_BT
-
-    @cached_property
-    def previous_BT(self) -> Tensor:
-        """The id of the token before each position; -1 before the first."""
-        import torch
-
-        return torch.nn.functional.pad(self.ids_BT[:, :-1], (1, 0), value=-1)
-
-    def to(self, device: torch.device) -> Texts:
-        """The same texts on another device."""
-        if self.ids_BT.device == device:
-            return self
-        query_BT, key_BT = (None if part is None else part.to(device) for part in (self.query_BT, self.key_BT))
-        return Texts(self.ids_BT.to(device), self.length_B.to(device), query_BT, key_BT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One head metric: its definition in words, what it asks, and what it makes of the answers row by row.
-
-    short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
-    answer, ...): their answers, each (B, H, Q), to the metric's value per row; the first answer without one.
-    """
-
-    id: str
-    short: str
-    title: str
-    formula: str
-    unit: str
-    range: str
-    source: str
-    reading: str
-    rows: str
-    asks: Callable[[Texts], tuple[Question, ...]]
-    value: Callable[..., Tensor] = lambda P, answer: answer
-
-
-def _visible(P: AttentionOperator) -> Tensor:
-    return P.visible.counts_BHQ.to(P.device).float()
 
 
 def _focus(P: AttentionOperator, entropy_without_key0: Tensor, key0: Tensor) -> Tensor:
     others = P.visible.others_BHQ.to(P.device).float()
     return (1 - key0) * (1 - entropy_without_key0 / others.clamp_min(2).log())
 
-
-ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
-    "two_keys": ("rows that see at least 2 keys", lambda P, texts: _visible(P) >= 2),
-    "three_keys": ("rows that see at least 3 keys", lambda P, texts: _visible(P) >= 3),
-    "all": ("all rows", lambda P, texts: _visible(P) >= 1),
-    "repeats": (
-        "rows that see at least 2 keys and have an earlier equal token",
-        lambda P, texts: (_visible(P) >= 2) & texts.repeated(1)[:, None],
-    ),
-    "repeats_apart": (
-        "rows that see at least 2 keys and have an equal token at least 3 tokens earlier",
-        lambda P, texts: (_visible(P) >= 2) & texts.repeated(3)[:, None],
-    ),
-    "sees_key": ("rows that see one of the named keys", lambda P, texts: texts.sees_key_BHQ(P.visible).to(P.device)),
-}
 
 METRICS: Mapping[str, Metric] = {
     metric.id: metric
@@ -263,7 +141,7 @@ METRICS: Mapping[str, Metric] = {
             reading="1: uniform over the visible keys; from 0.8 on the head is marked near_uniform",
             rows="two_keys",
             asks=lambda texts: (Entropy(),),
-            value=lambda P, entropy: entropy / _visible(P).clamp_min(2).log(),
+            value=lambda P, entropy: entropy / visible_keys(P).clamp_min(2).log(),
         ),
         Metric(
             id="effective_keys",
@@ -297,7 +175,7 @@ METRICS: Mapping[str, Metric] = {
             formula="mean of sum_j A[i,j] (i-j), the row divided by its sum",
             unit="tokens",
             range="0 to n-1",
-            source="Vig & Belinkov 2019, arXiv 1906.04284",
+            source="Vig & Belinkov 2019, arXiv 1906.04284 (they leave key 0 out; here it stays)",
             reading="how far back the head looks on average",
             rows="two_keys",
             asks=lambda texts: (Distance(),),
@@ -309,7 +187,7 @@ METRICS: Mapping[str, Metric] = {
             formula="mean of the mass on the last 32 keys, the query's own included",
             unit="share of a row",
             range="0 to 1",
-            source="Xiao et al. 2024 (DuoAttention), arXiv 2410.10819, streaming heads",
+            source="attnscope; see also Xiao et al. 2024 (DuoAttention), arXiv 2410.10819",
             reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
             rows="two_keys",
             asks=lambda texts: (Window(32),),
@@ -330,6 +208,50 @@ METRICS: Mapping[str, Metric] = {
         ),
     )
 }
+SINKS = 4  # first keys that StreamingLLM's cache keeps
+
+
+def _streaming(width: int) -> Metric:
+    """The mass on what a cache of the first SINKS and the last `width` keys holds."""
+
+    def value(P: AttentionOperator, recent: Tensor, *first: Tensor) -> Tensor:
+        query_Q = P.visible.position_Q.to(P.device)
+        gone = [mass * (query_Q - key >= width) for key, mass in enumerate(first)]  # no longer among the last
+        return recent + sum(gone)
+
+    return Metric(
+        id=f"streaming_mass_{width}",
+        short=f"str {width}",
+        title=f"streaming mass, {width} tokens",
+        formula=f"mean of the mass on the first {SINKS} and the last {width} keys, the query's own included",
+        unit="share of a row",
+        range="0 to 1",
+        source="Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453: what its cache keeps",
+        reading=f"near 1 on a text much longer than {width} tokens: the head reads sinks and recent keys alone",
+        rows="two_keys",
+        asks=lambda texts: (Window(width), *map(Key, range(SINKS))),
+        value=value,
+    )
+
+
+LENGTHS: Mapping[str, Metric] = {  # what a head needs of a long text: measured where it is asked for
+    metric.id: metric
+    for metric in (
+        Metric(
+            id="keys_95",
+            short="keys 95",
+            title="keys that hold 95 %",
+            formula="mean of the smallest number of keys whose weights add up to 0.95 of the row's sum",
+            unit="keys",
+            range="1 to n",
+            source="top-p attention, Lin et al. 2025 (Twilight), arXiv 2502.02770",
+            reading="how many keys a cache must keep for this head, if it keeps the right ones",
+            rows="two_keys",
+            asks=lambda texts: (Holding(95),),
+        ),
+        *map(_streaming, (32, 128, 512)),
+    )
+}
 MASS = Metric(
     id="mass",
     short="mass",
@@ -343,7 +265,56 @@ MASS = Metric(
     asks=lambda texts: (texts.keys,),
     value=lambda P, mass: mass[..., 0],
 )
-KNOWN = {**METRICS, MASS.id: MASS}  # METRICS are measured in any case, mass where keys are named
+
+
+def _lookback(part: int) -> dict[str, Any]:
+    """How a lookback ratio is measured: of mean weights per visible key of a part of the prompt, and of the answer."""
+
+    def value(P: AttentionOperator, mass_BHQ3: Tensor, seen_BHQ3: Tensor) -> Tensor:
+        mean_BHQ3 = mass_BHQ3 / seen_BHQ3.clamp_min(1e-30)  # times the keys that the row sees, in both means
+        prompt, answer = mean_BHQ3[..., part], mean_BHQ3[..., 2]
+        return prompt / (prompt + answer).clamp_min(1e-30)
+
+    return {
+        "asks": lambda texts: (texts.parts,),
+        "value": value,
+        "beside": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
+        "source": "Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
+        "unit": "share of two mean weights",
+        "range": "0 to 1",
+    }
+
+
+LOOKBACKS: Mapping[str, Metric] = {  # measured where a prompt has an answer
+    metric.id: metric
+    for metric in (
+        Metric(
+            id="lookback",
+            short="lookback",
+            title="lookback ratio",
+            formula="over the answer's rows but the last: mean of a / (a + b), "
+            "a the mean of A[i,j] over the prompt's visible keys, b over the answer's",
+            reading="above 0.5, which uniform attention gives: a key of the prompt gets more than one of the answer",
+            rows="answer",
+            **_lookback(0),
+        ),
+        Metric(
+            id="lookback_without_key0",
+            short="lookb -0",
+            title="lookback ratio without key 0",
+            formula="the same, key 0 left out of a",
+            reading="the same for what is no sink: where key 0 takes most, the plain ratio says little else",
+            rows="answer_beyond_0",
+            **_lookback(1),
+        ),
+    )
+}
+KNOWN = {
+    **METRICS,
+    **LENGTHS,
+    **LOOKBACKS,
+    MASS.id: MASS,
+}  # METRICS are measured in any case, mass where keys are named
 
 
 def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
@@ -361,7 +332,7 @@ def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
 def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
-    return metric.value(P, *(answers[question] for question in metric.asks(texts)))
+    return metric.value(P, *(answers[question] for question in metric.asks(texts)), *metric.beside(P, texts))
 
 
 def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:
@@ -396,10 +367,23 @@ def measure(P: AttentionOperator, texts: Texts, ids: Sequence[str]) -> dict[str,
 def support(P: AttentionOperator, texts: Texts) -> dict[str, Tensor]:
     """How many rows stand behind each kind of metric, {rows: (B, H or 1)}; `beyond_32` rows see more than 32 keys."""
     texts = texts.to(P.device)
-    kinds = [kind for kind in ROWS if kind != MASS.rows or texts.key_BT is not None]
+    needs = {MASS.rows: texts.key_BT, **{metric.rows: texts.answer_B for metric in LOOKBACKS.values()}}
+    kinds = [kind for kind in ROWS if kind not in needs or needs[kind] is not None]
     rows = {kind: counted_rows(P, texts, kind) for kind in kinds}
-    rows["beyond_32"] = (_visible(P) > 32) & texts.asked_BT[:, None]
+    rows["beyond_32"] = (visible_keys(P) > 32) & texts.asked_BT[:, None]
     return {kind: rows_BHQ.sum(-1) for kind, rows_BHQ in rows.items()}
+
+
+def with_asked(text: str | None, sort: str) -> tuple[str, ...]:
+    """What is measured: METRICS, those that a person names besides, by commas, and the one that heads are sorted by.
+
+    Raises UsageError for a name that is no metric, and for `mass`, which keys ask for.
+    """
+    named = known([part.strip() for part in (text or "").split(",") if part.strip()])
+    if MASS.id in named:
+        raise UsageError("mass is measured where keys are named", "name them with {key}")
+    asked = {*named, order_of(sort)[0]}
+    return tuple(name for name in (*METRICS, *LENGTHS) if name in METRICS or name in asked)
 
 
 COLUMNS = {"layer": "layer", "top_key_mass": "top key"}  # of heads, which order them too, and their short names

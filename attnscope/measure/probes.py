@@ -3,13 +3,15 @@
 A probe says what it asks of a layer (`asks`), and makes of the answers something small that is kept (`keep`); each is
 called once per layer. All probes' questions are answered in one pass. None keeps an N x N matrix that nobody asked for.
 
-Shapes: B text, H head (or kv head, where a view averages them), Q query, K key, G group of tokens, k kept keys.
+Shapes: B text, H head (or kv head, where a view averages them), Q query, K key, G group of tokens (of values: kv head,
+and R its query heads), V width of v, k kept keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -33,13 +35,14 @@ OfMasks = WeakKeyDictionary[Visibility, T]  # weak: a model that makes a mask pe
 class View:
     """How entries are read wherever they are tabled or drawn.
 
-    weights: "softmax", or "scores", the logits after scale, cap, bias and mask. by_kv: average the query heads that
-    share a kv head. heads: {layer: heads to keep}, None for all.
+    weights: "softmax"; "scores", the logits after scale, cap, bias and mask; or "value", the norm of what a key writes
+    into the residual stream, A[i,j] |v_j W_O| (Kobayashi et al. 2020, arXiv 2004.10102). by_kv: average the query heads
+    that share a kv head. heads: {layer: heads to keep}, None for all.
 
         >>> attnscope.Request(view=attnscope.View(by_kv=True, heads={0: [1, 2]}), relations=True)
     """
 
-    weights: Literal["softmax", "scores"] = "softmax"
+    weights: Literal["softmax", "scores", "value"] = "softmax"
     by_kv: bool = False
     heads: Mapping[int, Sequence[int]] | None = None
 
@@ -56,6 +59,8 @@ class View:
     def rows(self, layer: Layer, heads: Sequence[int], start: int, stop: int) -> Tensor:
         """Entries of a block of queries, fp32 (B, len(heads), stop - start, K)."""
         entries = layer.P.scores(start, stop) if self.weights == "scores" else layer.P.rows(start, stop)
+        if self.weights == "value":
+            entries = entries * layer.value_norm_BHK[:, :, None]
         entries = layer.per_kv_head(entries) if self.by_kv else entries
         return entries if list(heads) == list(range(entries.shape[1])) else entries[:, list(heads)]
 
@@ -74,12 +79,16 @@ class View:
 
 @dataclass(frozen=True)
 class Layer:
-    """Where a probe stands: which layer, its operator, its kv heads, and the texts on its device."""
+    """Where a probe stands: which layer, its operator, its kv heads, and the texts on its device.
+
+    gram_root: gives what makes the norms of v W_O of values v, (H, V, V), see `seam.projection`; where values weigh.
+    """
 
     key: LayerKey
     P: AttentionOperator
     kv_heads: int
     texts: Texts
+    gram_root: Callable[[], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
 
     def here(self, tensor: Tensor) -> Tensor:
@@ -89,6 +98,16 @@ class Layer:
         if id(tensor) not in self._here:
             self._here[id(tensor)] = tensor, tensor.to(self.P.device)  # holding the first keeps its id its own
         return self._here[id(tensor)][1]
+
+    @cached_property
+    def value_norm_BHK(self) -> Tensor:
+        """|v_j W_O| of each head and key, fp32 (B, H, K): a tensor as wide as the values, never as the model."""
+        assert self.gram_root is not None
+        root_HVV = self.gram_root()  # where there is none it says why
+        assert self.P.spec is not None
+        v_BGKV = self.P.spec.v_BGKV.float()
+        root_GRVV = root_HVV.unflatten(0, (v_BGKV.shape[1], -1))
+        return (v_BGKV[:, :, None] @ root_GRVV).norm(dim=-1).flatten(1, 2)
 
     def kv_head(self, head: int) -> int:
         """The kv head that a query head reads."""

@@ -81,7 +81,7 @@ ROLES = (  # the first rule that holds names the head
         "local_mass_32 at least 0.8, and 0.2 above uniform attention",
         "beyond_32",
         NEEDED_ROWS,
-        "Xiao et al. 2024 (DuoAttention)",
+        "attnscope; see also Xiao et al. 2024 (DuoAttention)",
         lambda score, uniform: (score["local_mass_32"] >= 0.8) & _above_uniform("local_mass_32", 0.2)(score, uniform),
     ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -131,6 +132,23 @@ def digest(folder: Path, allow_pickle: bool = False) -> str:
         for piece in _samples(path):
             hashed.update(piece)
     return hashed.hexdigest()
+
+
+def weights_sha256(folder: Path | None) -> dict[str, str]:
+    """The sha256 of each safetensors file of a folder, by name: seconds for a large model, once per process.
+
+    >>> weights_sha256(loaded.source_folder).keys()
+    dict_keys(['model.safetensors'])
+    """
+    paths = sorted(folder.glob("*.safetensors")) if folder else []
+    return {path.name: _sha256(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+
+
+@lru_cache
+def _sha256(path: Path, size: int, changed: int) -> str:
+    """size, changed: the file is read again where they are others."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _samples(path: Path) -> Iterator[bytes]:

@@ -132,6 +132,16 @@ class Source:
     snapshot: hub.Snapshot | None = None
 
     @property
+    def source_folder(self) -> Path:
+        """As of a LoadedModel."""
+        return self.folder
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of a Hub model."""
+        return self.snapshot.commit if self.snapshot else None
+
+    @property
     def listing(self) -> frozenset[str] | None:
         """What the Hub has of it, where that is known: the folder holds no weights yet."""
         return self.snapshot.listing if self.snapshot else None
@@ -173,7 +183,7 @@ def load(options: LoadOptions) -> LoadedModel:
         tokenizer=tokenizer,
         geometry=replace(geometry, parameters=sum(parameter.numel() for parameter in model.parameters())),
         name=source.name,
-        revision=source.snapshot.commit if source.snapshot else None,
+        revision=source.revision,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         source_folder=source.folder,
@@ -240,12 +250,18 @@ def identify(options: LoadOptions) -> tuple[str, LoadOptions]:
     Example:
         identify(LoadOptions(model="gpt2"))[0]  # "commit 607a30d783df"
     """
-    _check_options(options)
-    source = _locate(options)
-    checkpoint.check_config(source.folder)
+    source = locate(options)
     if source.snapshot:
         return f"commit {source.snapshot.commit[:12]}", replace(options, revision=source.snapshot.commit)
     return f"files {checkpoint.digest(source.folder, options.allow_pickle)[:12]}", options
+
+
+def locate(options: LoadOptions) -> Source:
+    """Where a model comes from, without its weights; raises as `load` does."""
+    _check_options(options)
+    source = _locate(options)
+    checkpoint.check_config(source.folder)
+    return source
 
 
 def _check_options(options: LoadOptions) -> None:

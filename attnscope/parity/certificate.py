@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.parity import ATOL, check_parity
 from attnscope.parity.verdicts import Difference, LayerParity, ParityReport
@@ -54,19 +53,6 @@ def certificate(report: ParityReport, loaded: LoadedModel, prompt: Prompt | Tens
         "not_shown": list(report.not_shown),
         "layers": [asdict(layer) for layer in report.layers],
     }
-
-
-def weights_sha256(folder: Path | None) -> dict[str, str]:
-    """The sha256 of each safetensors file of a folder, by name.
-
-    >>> weights_sha256(loaded.source_folder).keys()
-    dict_keys(['model.safetensors'])
-    """
-    found = {}
-    for path in sorted(folder.glob("*.safetensors")) if folder else []:
-        with path.open("rb") as stream:
-            found[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return found
 
 
 def verify(loaded: LoadedModel, prompt: Prompt | Tensor | Sequence[int], *, atol: float = ATOL) -> dict[str, Any]:

@@ -64,18 +64,10 @@ def listen(
         >>> report.output.last_hidden_state
         >>> listen(model, ids, lambda call: None, logits_at=[-1]).logits     # (texts, 1, vocabulary)
     """
-    if model.training:
-        raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
-    implementation = engine.implementation if engine else None
-    config = _config(model)
-    if config is not None and not pads_exactly(config):
-        settle_rotary(model)
     with (
-        _model_lock(model),
-        _implementation(model, implementation) as attention,
+        running(model, engine.implementation if engine else None) as attention,
         listening(model, on_call, engine=engine, windows=windows) as report,
         torch.set_grad_enabled(gradients),
-        _uncompiled(),
     ):
         inputs = {"use_cache": False, **_extras(model), **inputs}
         if logits_at is None:
@@ -90,6 +82,21 @@ def listen(
             "this model computes its attention where attnscope cannot listen",
         )
     return report
+
+
+@contextmanager
+def running(model: nn.Module, implementation: str | None) -> Iterator[str]:
+    """The model as it may be run: by one caller at a time, as if no text came before, uncompiled, without gradients.
+
+    Yields the attention implementation that it runs under. Raises UsageError for a model in training mode.
+    """
+    if model.training:
+        raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
+    with _model_lock(model), _implementation(model, implementation) as attention, torch.no_grad(), _uncompiled():
+        config = _config(model)
+        if config is not None and not pads_exactly(config):
+            settle_rotary(model)
+        yield attention
 
 
 @contextmanager

@@ -176,7 +176,7 @@ class Passes:
             apart = np.abs(shared.run(batch, tried)[0] - self.run(alone, tried)[0]).max()
         except BranchError as error:
             return replace(self, why_not=str(error))
-        except RuntimeError as error:  # any family's forward, with more rows than it began with
+        except (RuntimeError, IndexError, ValueError) as error:  # any family's forward
             return replace(self, why_not=f"this family's layers take no further rows: {str(error).splitlines()[0]}")
         if not apart <= AGREES[self.loaded.dtype]:
             return replace(self, why_not=f"shared and unshared differ by {apart:.1g} nats on the first text")

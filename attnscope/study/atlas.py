@@ -3,22 +3,24 @@
 atlas = kept(Path("runs/atlas"))
 atlas.roles[3, 0]           # ("induction", "sink")
 atlas.named("induction")    # {3: (0, 1)}
+atlas_of(loaded)            # what lies in atlas/ of the model's own folder, if it is of these weights
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from attnscope.errors import InputError
+from attnscope.errors import InputError, UsageError
 from attnscope.files import save_json
+from attnscope.model.checkpoint import weights_sha256
 from attnscope.study.findings import Finding
 from attnscope.study.roles import RULES
 from attnscope.study.statistics import Effects
@@ -26,7 +28,22 @@ from attnscope.tables import as_table, numbers, save
 
 SCHEMA = "atlas/1"
 NAME, TABLE = "atlas.json", "atlas.parquet"
+BESIDE = "atlas"  # the folder in a model's own that holds its atlas
 COLUMNS = ("score", "null", "effect", "low", "high", "low_all", "high_all", "p", "t", "n")
+
+
+logger = logging.getLogger(__name__)
+
+
+class Weights(Protocol):
+    """What tells one model's weights from another's: its name, the commit of a Hub model, where its files lie."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def source_folder(self) -> Path | None: ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,18 @@ class Atlas:
                 found[layer] = (*found.get(layer, ()), head)
         return found
 
+    def by_role(self) -> dict[str, dict[int, tuple[int, ...]]]:
+        """{role: {layer: heads}} of every role that there is, as `selection.select` takes it."""
+        return {one.role: self.named(one.role) for one in RULES}
+
+    def fits(self, model: Weights) -> bool | None:
+        """Whether this is the atlas of a model's weights; None where neither the commit nor the files tell."""
+        said = self.facts["model"]
+        if model.revision and (said["name"], said["revision"]) == (model.name, model.revision):
+            return True
+        scanned, there = said.get("weights_sha256"), weights_sha256(model.source_folder)
+        return scanned == there if scanned and there else None
+
     def save(self, folder: Path) -> None:
         """Write the table, and beside it roles, rules and facts."""
         save(self.table(), folder / TABLE)
@@ -83,14 +112,18 @@ class Atlas:
 
 def kept(folder: Path) -> Atlas:
     """The atlas of a folder that a scan has filled. Raises InputError for another folder."""
+    import pyarrow.parquet as pq
+
     try:
         facts = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        table = pq.read_table(folder / TABLE)
-    except (OSError, ValueError) as error:
+        if facts["schema"] != SCHEMA:
+            raise InputError(f"{folder} holds {facts['schema']!r}, and {SCHEMA!r} is read", "scan the model again")
+        return _read(facts, pq.read_table(folder / TABLE).to_pydict())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # it is a file that anybody may write
         raise InputError(f"{folder} holds no whole atlas", "make one: attnscope scan MODEL --out DIR") from error
-    if facts.get("schema") != SCHEMA:
-        raise InputError(f"{folder} holds {facts.get('schema')!r}, and {SCHEMA!r} is read", "scan the model again")
-    columns = table.to_pydict()
+
+
+def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:
     places = list(zip(columns["layer"], columns["head"], strict=True))
     heads = tuple(dict.fromkeys(places))
     findings = []
@@ -100,7 +133,43 @@ def kept(folder: Path) -> Atlas:
         findings.append(Finding(columns["probe"][start], columns["against"][start], effects))
     named = {(layer, head): tuple(facts["roles"].get(f"L{layer}H{head}", ())) for layer, head in heads}
     told = {name: value for name, value in facts.items() if name not in ("roles", "rules")}
+    _ = told["model"]["name"], told["model"]["revision"]
     return Atlas(heads, findings, named, told)
+
+
+def atlas_of(model: Weights, asked: Atlas | Path | str | None = None) -> Atlas | None:
+    """The atlas that was asked for, or the one in atlas/ of the model's own folder; None where there is none.
+
+    Raises InputError for a folder without an atlas, UsageError for an atlas of other weights. What lies beside the
+    model and is not its atlas is left aside, with a warning.
+    """
+    if asked is None:
+        return _beside(model)
+    found = asked if isinstance(asked, Atlas) else kept(Path(asked))
+    fits, of = found.fits(model), found.facts["model"]["name"]
+    if fits is False:
+        raise UsageError(
+            f"the atlas is of {of}, whose weights are not those of {model.name}",
+            f"scan this model: attnscope scan {model.name} --out DIR",
+        )
+    if fits is None:
+        logger.warning("nothing tells whether the atlas, of %s, is of the weights of %s", of, model.name)
+    return found
+
+
+def _beside(model: Weights) -> Atlas | None:
+    folder = model.source_folder / BESIDE if model.source_folder else None
+    if folder is None or not (folder / NAME).exists():
+        return None
+    try:
+        found = kept(folder)
+    except InputError as error:
+        logger.warning("%s", error)
+        return None
+    if found.fits(model):
+        return found
+    logger.warning("%s is left aside: it is not of these weights", folder)
+    return None
 
 
 def spelled(roles: Mapping[tuple[int, int], Sequence[str]]) -> dict[str, list[str]]:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.attention.questions import Question, TopK
 from attnscope.measure.probes import Answers, Layer
-from attnscope.seam.engines import ENGINES
-from attnscope.seam.listen import listen
+from attnscope.seam.projection import output_projections, projection
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -78,14 +77,6 @@ class Copying:
         return (top_BRk == token_BR.to(top_BRk.device)[..., None]).any(-1).double().mean(-1)
 
 
-def projection(out: nn.Module, heads: int, like: Tensor) -> Tensor:
-    """W_O (H, V, E) of an output projection, whatever class keeps it: what it makes of each unit vector."""
-    width = heads * like.shape[-1]
-    with torch.no_grad():
-        unit = torch.eye(width, dtype=like.dtype, device=like.device)
-        return (out(unit) - out(unit[:1] * 0)).view(heads, like.shape[-1], -1)
-
-
 def copying_of(loaded: LoadedModel, ids: Sequence[int]) -> Copying | str:
     """What asks a model's heads whether they copy; or why they cannot be asked. ids: some tokens to find W_O with."""
     unembed = loaded.model.get_output_embeddings()
@@ -93,37 +84,3 @@ def copying_of(loaded: LoadedModel, ids: Sequence[int]) -> Copying | str:
         return "the model has no vocabulary projection"
     found = output_projections(loaded, ids)
     return Copying(unembed, found) if found else "no projection takes the heads side by side, as they come"
-
-
-def output_projections(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Module, nn.Module]:
-    """{attention module: its output projection}: the module within it that is given the heads' outputs as they are."""
-    given: dict[nn.Module, Tensor] = {}
-    found: dict[nn.Module, nn.Module] = {}
-
-    def on_call(call: AttentionCall) -> None:
-        if call.output_BQHV is not None:
-            given[call.module] = call.output_BQHV.flatten(-2)
-
-    def watch(attention: nn.Module) -> Any:
-        def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            heads = given.get(attention)
-            if heads is None or not inputs or not isinstance(inputs[0], Tensor):
-                return
-            if inputs[0].numel() == heads.numel() and torch.equal(inputs[0].reshape(heads.shape), heads):
-                found.setdefault(attention, module)
-
-        return before
-
-    attentions = [one for one in loaded.model.modules() if "attention" in type(one).__name__.lower()]
-    handles = [
-        part.register_forward_pre_hook(watch(one))
-        for one in attentions
-        for part in one.modules()
-        if part is not one and not list(part.children()) and list(part.parameters())
-    ]
-    try:
-        listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), on_call, engine=ENGINES["eager"])
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found

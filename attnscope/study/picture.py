@@ -1,4 +1,7 @@
-"""probes.png: every probe of an atlas as a layers x heads map of its effects. L layer, H head."""
+"""probes.png: every probe of an atlas as a layers x heads map of its effects; head_js.png: how far apart heads are.
+
+L layer, H head, N head of all layers.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.figures import Panel, Style, save_metrics
+from attnscope.figures import Pairs, Panel, Style, save_metrics, save_pairs
+from attnscope.figures.style import ROLE_COLOURS, count
+from attnscope.study.clusters import clustered
 from attnscope.study.roles import LEAST
 
 if TYPE_CHECKING:
     from attnscope.study.atlas import Atlas
     from attnscope.study.findings import Finding
+    from attnscope.study.texts import OnTexts
+
+MORE_COLOURS = {"prefix-matching": "#7fb8da", "offset-2": "#8c6d31", "retrieval": "#7a0177"}
+OTHER_ROLE = "#000000"
+HEAD_JS = "head_js.png"
 
 
 def save_probes(atlas: Atlas, path: Path, style: Style = Style()) -> Path:
@@ -41,3 +51,27 @@ def probe_panel(atlas: Atlas, finding: Finding, layers: list[int]) -> Panel:
         unit=f"above {finding.against}",
         behind_LH=~(np.nan_to_num(low_LH, nan=-1.0) >= LEAST),
     )
+
+
+def save_head_js(found: OnTexts, atlas: Atlas, path: Path, style: Style = Style()) -> Path:
+    """Draw how far apart all heads are on texts, alike ones side by side, with the colours of their roles."""
+    tree, roles = clustered(found.js_NN), [atlas.roles.get(head, ()) for head in found.heads]
+    named = [one for one in atlas.by_role() if any(one in names for names in roles)]
+    legend = {role: role_colour(role) for role in named}
+    pairs = Pairs(
+        values_NN=found.js_NN,
+        labels=[f"L{layer}H{head}" for layer, head in found.heads],
+        leaves=tree.leaves,
+        merges=tree.merges,
+        colours=[[legend[role] for role in names] for names in roles],
+        legend=legend,
+    )
+    note = (
+        f"Jensen-Shannon divergence, mean over the rows of {count(len(found.looks_SN), 'text')}; tree: average linkage"
+    )
+    return save_pairs(path, pairs, style, title=f"How far apart {len(roles)} heads are", note=note, unit="JS, bits")
+
+
+def role_colour(role: str) -> str:
+    """Of a role of an atlas."""
+    return (ROLE_COLOURS | MORE_COLOURS).get(role, OTHER_ROLE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from attnscope.figures import About, Style
 from attnscope.files import whole_file
+from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.study.atlas import SCHEMA, Atlas
 from attnscope.study.claim import claim
@@ -85,7 +86,9 @@ def scan(
     that holds another scan, unless force says to write over it.
     """
     if folder is not None:
-        _claim(folder, planned, force)
+        model = {**planned.facts["model"], "weights_sha256": weights_sha256(loaded.source_folder)}
+        planned = replace(planned, facts={**planned.facts, "model": model})
+        claim(folder, READINGS, "scan", planned.facts, force)
     findings: list[Finding] = []
     heads: tuple[tuple[int, int], ...] = ()
     for trial in planned.trials:
@@ -98,11 +101,6 @@ def scan(
         save_probes(atlas, folder / PICTURE, Style(about=About(line=loaded.name, model=loaded.name)))
         atlas.save(folder)
     return atlas
-
-
-def _claim(folder: Path, planned: Plan, force: bool) -> None:
-    """Say in the folder which scan fills it; refuse one that another fills."""
-    claim(folder, READINGS, "scan", planned.facts, force)
 
 
 def _readings(loaded: LoadedModel, trial: Trial, folder: Path | None, advance: Callable[[int], object]) -> Readings:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import accumulate, takewhile
+from typing import NamedTuple
 
 UNIT = re.compile(r"\s*(\w+|[^\w\s])")
 Unit = re.Match[str]
@@ -33,6 +34,49 @@ def aligned(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
         for second in _tokens(owners_b, place_b)
     }
     return sorted(pairs)
+
+
+class Units(NamedTuple):
+    """What two texts share: the unit that each of their tokens belongs to, -1 for none, and how many units there are.
+
+    A unit is a token of either text, or the tokens of both that cannot be told apart where tokenizers cut differently.
+    """
+
+    of_a: tuple[int, ...]
+    of_b: tuple[int, ...]
+    size: int
+
+    @property
+    def members(self) -> tuple[list[list[int]], list[list[int]]]:
+        """The tokens of every unit, of either text."""
+        found: tuple[list[list[int]], ...] = ([[] for _ in range(self.size)], [[] for _ in range(self.size)])
+        for places, of in zip(found, (self.of_a, self.of_b), strict=True):
+            for token, unit in enumerate(of):
+                if unit >= 0:
+                    places[unit].append(token)
+        return found[0], found[1]
+
+    @property
+    def alone(self) -> tuple[list[int], list[int]]:
+        """The tokens of either text that the other lacks."""
+        a, b = ([token for token, unit in enumerate(of) if unit < 0] for of in (self.of_a, self.of_b))
+        return a, b
+
+
+def units(a: Sequence[str], b: Sequence[str]) -> Units:
+    """The tokens of two texts put together as `aligned` pairs them, in order; the same tokens one by one.
+
+    >>> units(["un", "likely", "."], ["unlike", "ly"])
+    Units(of_a=(0, 0, -1), of_b=(0, 0), size=1)
+    """
+    pairs = [(place, place) for place in range(len(a))] if list(a) == list(b) else aligned(a, b)
+    of_a, of_b, count = [-1] * len(a), [-1] * len(b), 0
+    for one, other in pairs:  # in order: a token of a unit is met before the next unit begins
+        unit = max(of_a[one], of_b[other])
+        unit = count if unit < 0 else unit
+        of_a[one] = of_b[other] = unit
+        count = max(count, unit + 1)
+    return Units(tuple(of_a), tuple(of_b), count)
 
 
 def _same(a: str, b: str) -> Iterator[tuple[Run, Run]]:

@@ -4,7 +4,8 @@ A token that no character belongs to, a begin token that the tokenizer adds, has
 """
 
 import re
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 
 Characters = tuple[tuple[int, int], ...]
 
@@ -42,6 +43,17 @@ def located(plain: Sequence[str], tokens: Sequence[str], text: str) -> Character
         found.append((found[-1][1] - 1 if split else start, stop))
         at = stop
     return tuple(found)
+
+
+def touched(characters: Characters, spans: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """Of each run of characters [start, stop), the tokens that hold one of them, or a part of one.
+
+    >>> touched(((0, 0), (0, 3), (3, 8)), [(2, 5), (0, 1)])
+    [(1, 2), (1,)]
+    """
+    starts, stops = [start for start, _ in characters], [stop for _, stop in characters]
+    near = (range(bisect_right(stops, start), bisect_left(starts, stop)) for start, stop in spans)
+    return [tuple(at for at in places if starts[at] < stops[at]) for places in near]
 
 
 def _place(said: str, text: str, at: int) -> tuple[int, int]:

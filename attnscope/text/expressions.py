@@ -22,11 +22,14 @@ GRAMMAR = (
     ("bank#2   bank#-1", "the second place of these, the last"),
     ('"3-7"   "#2"   "a, b"', "a text that looks like grammar; \\n is a newline"),
     ("user   assistant#2", "with --chat: turns of the user, the second answer"),
+    ("prompt   answer", "with --generate or --answer: the text, its answer"),
     ("subject", "what --define subject=Mary says"),
     ("bank,last", "both"),
     ("^special   2:,^bank", "all but these; positions from 2 without these"),
 )
-PRECEDENCE = "A word is taken for a position, else first, last or special, else a group, else a turn, else text."
+PRECEDENCE = (
+    "A word is taken for a position, else first, last or special, else a group, else a turn or part, else text."
+)
 
 _NUMBER = r"[0-9]{1,18}"
 _PART = re.compile(
@@ -93,6 +96,21 @@ def defined(pairs: Sequence[str]) -> dict[str, str]:
     for name in groups:
         check(name, groups)
     return groups
+
+
+def names_of_spans(given: Sequence[str]) -> tuple[str, ...]:
+    """The names, each once, in what `--spans NAME=EXPRESSION` and `--spans NAME,NAME` give.
+
+    >>> names_of_spans(["subject=Mary", "object,end"])
+    ('subject', 'object', 'end')
+    """
+    names = [name.strip() for one in given for name in (one.partition("=")[:1] if "=" in one else one.split(","))]
+    for name in names:
+        if not _GROUP.fullmatch(name):
+            raise UsageError(f"a span is a name, or a name and what it means, got {name!r}", "write {spans=end=last}")
+        if name in KEYWORDS:
+            raise UsageError(f"{name!r} means tokens already", "give them a name, as in {spans=end=last}")
+    return tuple(dict.fromkeys(names))
 
 
 def check(expression: str, groups: Mapping[str, str] = {}) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ class Prompt:
     `words` and `sentences` cover every token once, cut by `plain`, the text that each token shows; `turns` are the
     messages of a chat, without the begin token and without a system prompt that the template adds of its own. `removed`
     tokens were cut off. `characters` are those of `text` that each token holds, or holds a part of, as [start, stop).
+    `answer` is where the tokens of an answer begin, None where there is none: what stands before them is the prompt.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Prompt:
     turns: tuple[Span, ...]
     removed: int = 0
     characters: Characters = field(default=(), repr=False)
+    answer: int | None = None
 
     def __post_init__(self) -> None:
         if not self.characters:  # of ids, or of a manifest from before they were written down
@@ -71,6 +73,12 @@ class Prompt:
     def spans(self, group: str) -> tuple[Span, ...]:
         """The prompt's "words" or "sentences"."""
         return self.words if group == "words" else self.sentences
+
+    @property
+    def parts(self) -> dict[str, range]:
+        """The tokens of the "prompt" and of its "answer"; nothing where there is no answer."""
+        at = self.answer
+        return {} if at is None else {"prompt": range(at), "answer": range(at, len(self))}
 
     @property
     def sha256(self) -> str:
@@ -92,7 +100,7 @@ def place(tokenizer: Any, brought: bool, chat: bool) -> Where:
 
 
 def reading(tokenizer: Any, where: Where) -> Apart[Prompt]:
-    """(text, chat, max_tokens, truncate) -> `from_chat` or `from_text`, within a deadline unless it is "here".
+    """(text, chat, max_tokens, truncate, answer) -> `from_chat` or `from_text`, within a deadline unless it is "here".
 
     Raises ModelError too: for a tokenizer that fails, or takes too long.
 
@@ -100,31 +108,50 @@ def reading(tokenizer: Any, where: Where) -> Apart[Prompt]:
         ...     read("the bank", False, 2048, None)
     """
 
-    def read(text: str, chat: bool, max_tokens: int | None, truncate: Side | None) -> Prompt:
-        return (from_chat if chat else from_text)(tokenizer, text, max_tokens=max_tokens, truncate=truncate)
+    def read(text: str, chat: bool, max_tokens: int | None, truncate: Side | None, answer: str | None = None) -> Prompt:
+        made = from_chat if chat else from_text
+        return made(tokenizer, text, max_tokens=max_tokens, truncate=truncate, answer=answer)
 
     return Apart(read, where)
 
 
-def from_text(tokenizer: Any, text: str, *, max_tokens: int | None = None, truncate: Side | None = None) -> Prompt:
-    """The tokens of `tokenizer(text)`, begin token and all.
+def from_text(
+    tokenizer: Any,
+    text: str,
+    *,
+    max_tokens: int | None = None,
+    truncate: Side | None = None,
+    answer: str | None = None,
+) -> Prompt:
+    """The tokens of `tokenizer(text)`, begin token and all; of `tokenizer(text + answer)` where there is an answer.
 
     A text longer than `max_tokens` is an InputError with both numbers, or loses its tokens on the side `truncate`;
-    the begin token stays. InputError also for a text without tokens and for halves of surrogate pairs.
+    the begin token stays. InputError also for a text without tokens, for halves of surrogate pairs, and for an answer
+    whose first token begins in the last word of the text. An empty answer is one that is still to come.
 
     >>> from_text(tokenizer, "the bank").labels
     ('<s>', '·the', '·bank')
     """
-    ids, offsets = _encode(tokenizer, text)
-    return _prompt(tokenizer, text, ids, offsets, _kept(tokenizer, ids, max_tokens, truncate), [])
+    said = text + (answer or "")
+    ids, offsets = _encode(tokenizer, said)
+    kept = _kept(tokenizer, ids, max_tokens, truncate)
+    return _answered(_prompt(tokenizer, said, ids, offsets, kept, []), text, answer)
 
 
-def from_chat(tokenizer: Any, chat: str, *, max_tokens: int | None = None, truncate: Side | None = None) -> Prompt:
+def from_chat(
+    tokenizer: Any,
+    chat: str,
+    *,
+    max_tokens: int | None = None,
+    truncate: Side | None = None,
+    answer: str | None = None,
+) -> Prompt:
     """A chat through the tokenizer's template: plain text is one user turn, a JSON list of messages is as given.
 
-    The ids are those of `apply_chat_template(..., add_generation_prompt=False)`. The template alone says whether there
-    is a begin token, as the model was trained with it: the tokenizer adds none. UsageError without a template,
-    InputError for messages that are none or that the template refuses; lengths as in `from_text`.
+    The ids are those of `apply_chat_template(..., add_generation_prompt=False)`; with an answer, which stands where the
+    assistant's would, of `add_generation_prompt=True`. The template alone says whether there is a begin token, as the
+    model was trained with it: the tokenizer adds none. UsageError without a template, InputError for messages that are
+    none or that the template refuses; lengths and answers as in `from_text`.
 
     >>> [turn.name for turn in from_chat(tokenizer, '[{"role": "user", "content": "hi"}]').turns]
     ['user']
@@ -136,15 +163,22 @@ def from_chat(tokenizer: Any, chat: str, *, max_tokens: int | None = None, trunc
             "this model's tokenizer has no chat template", "leave out {chat}, or use an instruct or chat model"
         ) from error
     messages = read_messages(chat)
+    if answer is not None and messages[-1]["role"] == "assistant":
+        raise InputError("the chat ends with the assistant's own turn", "leave out that message: the answer follows it")
     try:
         text = _render(tokenizer, messages)
+        opened = text if answer is None else _render(tokenizer, messages, add_generation_prompt=True)
     except Exception as error:  # a template is a program of its own and may raise anything
         raise InputError(
             f"the model's chat template refused the messages: {error}", "check the roles and their order"
         ) from error
-    ids, offsets = _encode(tokenizer, text, add_special_tokens=False)
+    bounds = turn_bounds(_quiet(tokenizer), messages, text) if opened.startswith(text) else []
+    said = opened + (answer or "")
+    if bounds and len(said) > len(text):
+        bounds.append((len(text), len(said), "assistant"))
+    ids, offsets = _encode(tokenizer, said, add_special_tokens=False)
     kept = _kept(tokenizer, ids, max_tokens, truncate)
-    return _prompt(tokenizer, text, ids, offsets, kept, turn_bounds(_quiet(tokenizer), messages, text))
+    return _answered(_prompt(tokenizer, said, ids, offsets, kept, bounds), opened, answer)
 
 
 def from_ids(
@@ -162,6 +196,26 @@ def from_ids(
     if not listed:
         raise InputError("there are no token ids", "give at least one")
     return _prompt(tokenizer, None, listed, None, _kept(tokenizer, listed, max_tokens, truncate), [])
+
+
+def _answered(prompt: Prompt, text: str, answer: str | None) -> Prompt:
+    """The prompt, told where its answer begins: with the first token that holds characters behind `text`.
+
+    White space that ends the text may be a part of that token.
+    """
+    if answer is None:
+        return prompt
+    if not answer:
+        return replace(prompt, answer=len(prompt))
+    at = next((at for at, (_, stop) in enumerate(prompt.characters) if stop > len(text)), None)
+    if at is None:
+        raise InputError("the answer has no tokens", "give an answer with at least one word")
+    if text[prompt.characters[at][0] :].strip():
+        raise InputError(
+            f"the token {prompt.labels[at]!r} holds the end of the text and the beginning of the answer",
+            "divide them between two words; a space between them is a part of the answer",
+        )
+    return replace(prompt, answer=at)
 
 
 def _encode(tokenizer: Any, text: str, **how: Any) -> tuple[list[int], Offsets | None]:
@@ -276,8 +330,9 @@ def _name(tokenizer: Any, token: int) -> str:
     return f"<id {token}>" if name is None else name
 
 
-def _render(tokenizer: Any, messages: Sequence[Message]) -> str:
-    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=False))
+def _render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+    how = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
+    return str(tokenizer.apply_chat_template(list(messages), **how))
 
 
 def _quiet(tokenizer: Any) -> Render:

@@ -1,7 +1,6 @@
 """Which tokens are meant: an expression (`expressions`) and a Prompt -> positions."""
 
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -9,6 +8,7 @@ from itertools import pairwise
 
 from attnscope import shown
 from attnscope.errors import InputError, UsageError
+from attnscope.text.characters import touched
 from attnscope.text.expressions import KEYWORDS, Part, check, compiled, defined, parse
 from attnscope.text.labels import visible
 from attnscope.text.prompt import Prompt
@@ -36,28 +36,52 @@ class Found:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The queries and keys of one text that are asked about, None for all."""
+    """The queries and keys of one text that are asked about, None for all.
+
+    spans: by name, the tokens whose mass on each other is asked about, None for a name that the text has nothing of.
+    """
 
     query: Found | None = None
     key: Found | None = None
+    spans: Mapping[str, Found | None] = field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know of how the expressions were read."""
-        return tuple(note for found in (self.query, self.key) if found for note in found.notes)
+        return tuple(note for found in (self.query, self.key, *self.spans.values()) if found for note in found.notes)
 
 
-def choose(prompt: Prompt, query: str | None = None, key: str | None = None, defined: Mapping[str, str] = {}) -> Chosen:
-    """The queries and keys that two expressions mean in a text. Raises as `find`."""
+class NotThereError(InputError):
+    """An expression that means no token of this text."""
+
+
+def choose(
+    prompt: Prompt,
+    query: str | None = None,
+    key: str | None = None,
+    defined: Mapping[str, str] = {},
+    spans: Iterable[str] = (),
+) -> Chosen:
+    """The queries and keys that two expressions mean in a text, and its spans: groups, by name. Raises as `find`.
+
+    A span that the text has nothing of, or that no group says, is None.
+    """
     query_found, key_found = (None if one is None else find(prompt, one, defined) for one in (query, key))
-    return Chosen(query_found, key_found)
+    return Chosen(query_found, key_found, {name: _span(prompt, name, defined) for name in spans})
+
+
+def _span(prompt: Prompt, name: str, defined: Mapping[str, str]) -> Found | None:
+    try:
+        return find(prompt, name, defined) if name in defined else None
+    except NotThereError:
+        return None
 
 
 def find(prompt: Prompt, expression: str, defined: Mapping[str, str] = {}) -> Found:
     """The tokens that an expression means. defined: its groups, by name.
 
-    Raises UsageError for an expression that cannot be read, and InputError, which shows the tokens with their numbers,
-    where a part of it, or all of it, names none.
+    Raises UsageError for an expression that cannot be read, and NotThereError, which shows the tokens with their
+    numbers, where a part of it, or all of it, names none.
 
         >>> find(prompt, "bank#2,last").positions
         (8,)
@@ -138,6 +162,8 @@ class _Search:
         roles = {turn.name for turn in prompt.turns}
         if roles and word in {*roles, *ROLES}:
             return [tuple(range(turn.start, turn.stop)) for turn in prompt.turns if turn.name == word]
+        if word in prompt.parts:
+            return [tuple(prompt.parts[word])]
         return self._glob(word) if "*" in word else self._text(word)
 
     def _text(self, text: str) -> list[Place]:
@@ -182,18 +208,15 @@ class _Search:
     ) -> list[Place]:
         """The tokens that characters touch; a special token only as a whole."""
         characters, special = self.prompt.characters, self.prompt.special
-        starts, stops = [start for start, _ in characters], [stop for _, stop in characters]
-        found: dict[Place, None] = {}
-        for start, stop in spans:
-            if start == stop or not wanted(start, stop):
-                continue
-            near = range(bisect_right(stops, start), bisect_left(starts, stop))
-            place = tuple(at for at in near if starts[at] < stops[at])
-            if place and not any(special[at] and (starts[at] < start or stops[at] > stop) for at in place):
-                found[place] = None
-        return list(found)
+        asked = [(start, stop) for start, stop in spans if start < stop and wanted(start, stop)]
 
-    def _unmatched(self, part: Part) -> InputError:
+        def cut(at: int, start: int, stop: int) -> bool:
+            return special[at] and (characters[at][0] < start or characters[at][1] > stop)
+
+        found = zip(touched(characters, asked), asked, strict=True)
+        return list(dict.fromkeys(place for place, run in found if place and not any(cut(at, *run) for at in place)))
+
+    def _unmatched(self, part: Part) -> NotThereError:
         roles = list(dict.fromkeys(turn.name for turn in self.prompt.turns))
         if part.kind in ("slice", "range"):
             return self.nothing(f"{part.value!r} names no token of {len(self.prompt)}")
@@ -208,9 +231,9 @@ class _Search:
         wanted = f"/{part.value}/" if part.kind == "pattern" else shown.brief(part.value)
         return self.nothing(f"{wanted} is not in the text", _near(self.prompt, part.value))
 
-    def nothing(self, message: str, near: int = 0) -> InputError:
+    def nothing(self, message: str, near: int = 0) -> NotThereError:
         """The error that shows the tokens with their numbers, of a long text those around one."""
-        return InputError(f"{message}; the tokens are {_listed(self.prompt, near)}")  # no hint: those name options
+        return NotThereError(f"{message}; the tokens are {_listed(self.prompt, near)}")  # no hint: those name options
 
     @staticmethod
     def _each(positions: Iterable[int]) -> list[Place]:

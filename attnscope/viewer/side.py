@@ -76,7 +76,8 @@ class Matrices:
 def said_of(prompt: Prompt) -> dict[str, Any]:
     """The tokens of a text, its words, sentences and turns; characters are counted in the joined `plain`."""
     ends_T = list(accumulate(map(len, prompt.plain)))
-    answers = [turn.start for turn in prompt.turns if turn.name == "assistant"]
+    turns = [turn.start for turn in prompt.turns if turn.name == "assistant"]
+    answers = turns if prompt.answer is None else [prompt.answer]
     return {
         "text": "".join(prompt.plain),
         "tokens": {
@@ -109,8 +110,8 @@ class Side:
     """One observation on its way into the page; `said` is what needs no bytes."""
 
     def __init__(self, seen: Observation) -> None:
-        if seen.view.by_kv or seen.view.weights == "scores":
-            raise UsageError("a page shows weights of query heads", "observe without by_kv and without scores")
+        if seen.view.by_kv or seen.view.weights != "softmax":
+            raise UsageError("a page shows weights of query heads", "observe with weights=softmax, without by_kv")
         self.seen = seen
         self.at = {key: place for place, key in enumerate(seen.kv_of)}
 

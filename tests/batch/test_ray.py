@@ -16,13 +16,15 @@ import pytest
 
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.items import Item
-from attnscope.batch.job import Job
+from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.journal import Journal, Record, digest
 from attnscope.batch.pipeline import Run
 from attnscope.batch.run import run_folder
+from attnscope.batch.summary import write_summary
 from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.model.loading import LoadOptions
+from attnscope.observe import Request
 from helpers.corpora import content, jsonl, rows, some_texts
 
 ray = pytest.importorskip("ray")
@@ -39,7 +41,9 @@ def stopped() -> Iterator[None]:
 
 
 def job_of(model: Path, shard_bytes: int) -> Job:
-    return Job(LoadOptions(model=str(model), device="cpu"), shard_bytes=shard_bytes)
+    request = Request(relations=True, define={"place": "bank", "end": "last"}, spans=("place", "end"))
+    output = DatasetOutput(spans=("place", "end"))
+    return Job(LoadOptions(model=str(model), device="cpu"), request, output=output, shard_bytes=shard_bytes)
 
 
 def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
@@ -51,6 +55,10 @@ def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, stopp
     assert (tally.texts, tally.failed) == (40, 1)
     assert len(journal.records) > 3
     assert same(tmp_path / "here", tmp_path / "ray")
+    assert {path.parent.name for path in (tmp_path / "ray").glob("*/part-*")} == {*job.output.names}
+    assert tally.lacking["place"] == sum(record.lacking.get("place", 0) for record in journal.records.values()) > 0
+    here, there = (write_summary(tmp_path / name, job.output).read_bytes() for name in ("here", "ray"))
+    assert here == there
     again = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))[1]
     assert again.texts == 0  # nothing twice
     with pytest.raises(InputError, match="line 41: empty"):

@@ -14,17 +14,25 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class FakeHub:
-    """Serves `folder` as `owner/tiny`; `owner/gated` is gated, all else is not found. `requests` is what was asked."""
+    """Serves `folder` as `owner/tiny`; `owner/gated` is gated, all else is not found. `requests` is what was asked.
+
+    commits: folders of other revisions of `owner/tiny`, whose name is their commit.
+    """
 
     folder: Path
     url: str = ""
     requests: list[str] = field(default_factory=list)
+    commits: dict[str, Path] = field(default_factory=dict)
+
+    def folder_of(self, commit: str) -> Path:
+        """Where the files of a commit lie."""
+        return self.commits.get(commit, self.folder)
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[FakeHub]:
-    """Serve a model folder until the block ends."""
-    hub = FakeHub(folder)
+def serve(folder: Path, commits: dict[str, Path] | None = None) -> Iterator[FakeHub]:
+    """Serve a model folder, and those of other commits, until the block ends."""
+    hub = FakeHub(folder, commits=commits or {})
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -52,11 +60,15 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             elif path.startswith("/api/models/owner/tiny/revision/absent"):
                 self._refuse(404, "RevisionNotFound")
             elif path.startswith("/api/models/owner/tiny"):
-                names = sorted(file.name for file in hub.folder.iterdir())
-                description = {"id": "owner/tiny", "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+                commit = next((one for one in hub.commits if one in path.split("/")), COMMIT)
+                names = sorted(file.name for file in hub.folder_of(commit).iterdir())
+                description = {"id": "owner/tiny", "sha": commit, "siblings": [{"rfilename": name} for name in names]}
                 self._json(description, path)
-            elif path.startswith(f"/owner/tiny/resolve/{COMMIT}/"):
-                self._file(hub.folder / path.rsplit("/", 1)[1])
+            elif (parts := path.split("/"))[:4] == ["", "owner", "tiny", "resolve"] and parts[4] in (
+                COMMIT,
+                *hub.commits,
+            ):
+                self._file(hub.folder_of(parts[4]) / parts[-1], parts[4])
             else:
                 self._refuse(404 if path.startswith("/api/models/owner/") else 401, "RepoNotFound")
 
@@ -73,12 +85,12 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
                 body = description
             self._answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
-        def _file(self, file: Path) -> None:
+        def _file(self, file: Path, commit: str) -> None:
             if not file.is_file():
                 return self._refuse(404, "EntryNotFound")
             content = file.read_bytes()
             etag = hashlib.sha1(content, usedforsecurity=False).hexdigest()
-            return self._answer(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
+            return self._answer(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": commit})
 
         def _refuse(self, status: int, code: str) -> None:
             self._answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})

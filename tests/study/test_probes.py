@@ -6,7 +6,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from attnscope.model.loading import wrap
-from attnscope.study.copying import Copying, copying_of, output_projections
+from attnscope.seam.projection import output_projections
+from attnscope.study.copying import Copying, copying_of
 from attnscope.study.findings import compare, read
 from attnscope.study.pool import begins, token_pool
 from attnscope.study.probes import Measure, trials

@@ -1,11 +1,18 @@
-"""Paired statistics: p against an exact count, intervals against simulated coverage."""
+"""Statistics over texts: p against an exact count, intervals against simulated coverage."""
 
+import importlib
+import random
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attnscope.study.statistics import FEWEST, paired
+from attnscope.observe import Request, observe
+from attnscope.study.statistics import FEWEST, means, paired
+from attnscope.text.prompt import from_text
+
+SIMULATED = 2000
 
 
 def draws(count, heads, seed=0, shift=0.0):
@@ -82,3 +89,77 @@ def test_the_same_seed_gives_the_same_bits():
     score = draws(64, 5)
     first, again = (paired(score, np.zeros_like(score), seed=3) for _ in range(2))
     assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in vars(first))
+
+
+def test_means_without_nulls_are_the_effects_against_nothing():
+    values = draws(64, 5, shift=0.3)
+    found, one = means(values, seed=3), paired(values, np.zeros_like(values), seed=3, flips=1)
+    assert found.mean == pytest.approx(values.mean(0))
+    assert found.n.tolist() == [64] * 5
+    half = means(values[:, :1], seed=3)
+    assert (half.low[0], half.high[0]) == pytest.approx((found.low[0], found.high[0]))  # whatever stands beside it
+    assert found.high - found.low == pytest.approx(one.high - one.low, rel=0.05)  # other draws: flips came before
+
+
+def test_a_null_leaves_its_text_out_of_its_own_head_alone():
+    values = draws(64, 4)
+    values[:3, 1] = values[40:, 3] = np.nan
+    found = means(values)
+    alone = means(values[3:, 1:2])
+    assert found.n.tolist() == [64, 61, 64, 40]
+    assert found.mean == pytest.approx(np.nanmean(values, 0))
+    assert (found.low[1], found.high[1]) == pytest.approx((alone.low[0], alone.high[0]))
+    assert means(values[:, [0, 2]]).low == pytest.approx(found.low[[0, 2]])
+
+
+def test_means_of_few_or_no_texts():
+    values = draws(40, 2)
+    values[FEWEST - 1 :, 0] = values[:, 1] = np.nan
+    found = means(values)
+    assert found.n.tolist() == [FEWEST - 1, 0]
+    assert found.mean[0] == pytest.approx(values[: FEWEST - 1, 0].mean())
+    assert np.isnan([*found.low, *found.high, found.mean[1]]).all()
+
+
+def sinks(demo, texts):
+    """The sink of every head in every text, (texts, heads)."""
+    prompts = [from_text(demo.tokenizer, text, max_tokens=256, truncate="right") for text in texts]
+    order = sorted(prompts, key=len)
+    batches = [order[start : start + 16] for start in range(0, len(order), 16)]
+    seen = [one for batch in batches for one in observe(demo, batch, Request(metrics=("sink",)))]
+    return np.stack([one.columns.scores["sink"].value for one in seen])
+
+
+def covered(population_SN, draws):
+    """How often intervals over 32 texts hold the mean of all, head by head, in SIMULATED samples."""
+    places = np.random.default_rng(0).integers(0, len(population_SN), (SIMULATED, FEWEST))
+    true_N, held = population_SN.mean(0), []
+    for seed in range(20):  # samples that share a seed share their draws, and are taken at once
+        sample_SMN = population_SN[places[seed::20].T]
+        found = means(sample_SMN.reshape(FEWEST, -1), seed=seed, draws=draws)
+        low_MN, high_MN = (end.reshape(sample_SMN.shape[1:]) for end in (found.low, found.high))
+        held.append((low_MN <= true_N) & (true_N <= high_MN))
+    return np.concatenate(held).mean(0)
+
+
+@pytest.fixture
+def corpus(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    return importlib.import_module("demo_corpus")
+
+
+def test_intervals_over_texts_cover_their_level(demo, corpus):
+    texts = list(corpus._made_documents(random.Random(0), count=150))
+    found = covered(sinks(demo, texts), draws=499)
+    assert 0.93 <= found.mean() <= 0.97
+    assert found.min() >= 0.92  # 499 draws are few: the next test has four times as many
+    assert found.max() <= 0.98
+
+
+@pytest.mark.slow
+def test_intervals_over_written_and_made_texts_cover_their_level_head_by_head(demo, corpus):
+    read = corpus.read_corpus(seed=0)
+    for texts in (read.made[:150], read.held_out[:150], read.train[:150]):
+        found = covered(sinks(demo, texts), draws=2000)
+        assert ((found >= 0.93) & (found <= 0.97)).all()
+        assert 0.93 <= found.mean() <= 0.97

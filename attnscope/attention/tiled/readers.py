@@ -22,6 +22,7 @@ from attnscope.attention.questions import (
     EqualLabels,
     Features,
     GroupMass,
+    Holding,
     Key,
     MaxWeight,
     Question,
@@ -32,7 +33,7 @@ from attnscope.attention.questions import (
     TopK,
     Window,
 )
-from attnscope.attention.rows import TINY, asked_key, inside, largest, mean_distance, picked
+from attnscope.attention.rows import TINY, asked_key, holding, inside, largest, mean_distance, picked
 from attnscope.attention.tiled.tiles import HIDDEN, Tile
 
 DENSE_MATCHES = 1 / 16  # share of equal pairs in a tile beyond which a product is cheaper than looking them up
@@ -81,6 +82,12 @@ class SumOfSquaresReader(Reader):
 class MaxWeightReader(Reader):
     def visit(self, tile: Tile) -> None:
         self.answer[tile.answer] = (tile.max_p * tile.norm)[..., 0]
+
+
+class HoldingReader(Reader):
+    def visit(self, tile: Tile) -> None:
+        held_Hr = holding(tile.p, tile.key0 + tile.rest, self.question.percent)
+        self.answer[tile.answer] = held_Hr * (tile.norm[..., 0] > 0)
 
 
 class OneKeyReader(Reader):
@@ -329,6 +336,7 @@ READERS: Mapping[type[Question], Callable[[Any, AttentionOperator], Reader]] = {
     Entropy: EntropyReader,
     SumOfSquares: SumOfSquaresReader,
     MaxWeight: MaxWeightReader,
+    Holding: HoldingReader,
     Distance: DistanceReader,
     At: OneKeyReader,
     Back: OneKeyReader,

@@ -1,0 +1,181 @@
+"""The corpus's own table: the mean of every metric over the texts, head by head, with intervals; made of written rows.
+
+Shapes: S text, N head, or head and pair of spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from attnscope.batch.folder import locked
+from attnscope.batch.job import DatasetOutput
+from attnscope.batch.journal import Journal, Record
+from attnscope.batch.rows import SCHEMAS, TOKEN, schema_of
+from attnscope.batch.table_files import TableFile
+from attnscope.files import write_whole
+from attnscope.measure.metrics import MASS, METRICS
+from attnscope.study.statistics import means
+from attnscope.tables import numbers
+
+HELD = 1 << 27  # numbers that are held at a time: 512 MiB; one metric is held in any case
+WHICH, BITS = ("layer", "kv_head", "head"), 16  # the numbers that make a head's key, and the bits of each
+LARGEST = (1 << BITS) - 1
+
+
+def summarised(output: DatasetOutput) -> list[tuple[str, str]]:
+    """What means are taken of, (table, column) each."""
+    heads = [*METRICS, *([MASS.id] if "key" in output.chosen else [])] if "heads" in output.tables else []
+    return [*(("heads", name) for name in heads), *([("spans", MASS.id)] if output.spans else [])]
+
+
+def write_summary(folder: Path, output: DatasetOutput, advance: Callable[[int], object] = lambda done: None) -> Path:
+    """Write the summary of a folder's committed shards beside them; the path. advance: told of every metric.
+
+    Whatever the batches, shards and runs that made the rows, equal rows make an equal file. Raises UsageError for a
+    folder that a run is writing to.
+
+        >>> write_summary(Path("runs/corpus"), job.output)
+    """
+    with locked(folder):
+        records = Journal(folder).records
+    shards = [records[first] for first in sorted(records)]
+    parts = []
+    for table, columns in _passes(shards, output):
+        rows = _Rows(folder, shards, table, output)
+        keys_N, values = rows.read([*columns, *(["uniform"] if MASS.id in columns else [])])
+        for name in columns:
+            parts.append(rows.means(name, keys_N, values))
+            advance(1)
+    whole = pa.concat_tables([SCHEMAS["summary"].empty_table(), *parts]).unify_dictionaries()
+
+    def write(path: Path) -> None:
+        file = TableFile(path, "summary", output)
+        file.write(whole)
+        file.close()
+
+    return write_whole(folder / f"summary.{output.format}", write)
+
+
+def _passes(shards: Sequence[Record], output: DatasetOutput) -> Iterator[tuple[str, list[str]]]:
+    """What is read at a time: a table, and as many of its columns as may be held."""
+    asked = summarised(output)
+    for table in dict.fromkeys(table for table, _ in asked):
+        columns = [name for of, name in asked if of == table]
+        most = max(1, HELD // max(1, sum(shard.rows.get(table, 0) for shard in shards)))
+        for start in range(0, len(columns), most):
+            yield table, columns[start : start + most]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The written rows of a table, heads or spans."""
+
+    folder: Path
+    shards: Sequence[Record]
+    table: str
+    output: DatasetOutput
+
+    def read(self, columns: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Which head (and pair of spans) each number is of, ascending (N,), and the columns, (S, N) float32 each."""
+        files = [name for shard in self.shards if shard.rows.get(self.table) for name in shard.files]
+        parts = [self._part(self.folder / name, columns) for name in files if name.startswith(f"{self.table}/")]
+        keys_N = np.unique(np.concatenate([keys for keys, _ in parts])) if parts else np.empty(0, np.int64)
+        return keys_N, {name: _stacked(keys_N, [(keys, part.pop(name)) for keys, part in parts]) for name in columns}
+
+    def _part(self, path: Path, columns: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        rows = _written(path, ["item", *WHICH, *self._spans, *columns], self._schema, self.output.format)
+        key = np.zeros(len(rows), np.int64)
+        for name in WHICH:
+            key = key << BITS | _numpy(rows[name], -1) + (name == "head")  # no head, of a kv head's mean, is 0
+        for name in self._spans:
+            code = pc.index_in(rows[name], pa.array(self.output.spans, pa.string()))
+            key = key * len(self.output.spans) + _numpy(code, 0)
+        texts, text = np.unique(_numpy(rows["item"], 0), return_inverse=True)
+        keys, place = np.unique(key, return_inverse=True)
+        part = {name: np.full((len(texts), len(keys)), np.nan, np.float32) for name in columns}
+        for name in columns:
+            part[name][text, place] = _numpy(rows[name], np.nan)
+        return keys, part
+
+    @property
+    def _spans(self) -> tuple[str, ...]:
+        return ("query_span", "key_span") if self.table == "spans" else ()
+
+    @property
+    def _schema(self) -> pa.Schema:
+        """The columns as they are read: text is text."""
+        plain = [
+            (one.name, pa.string() if one.type == TOKEN else one.type) for one in schema_of(self.table, self.output)
+        ]
+        return pa.schema(plain)
+
+    def means(self, name: str, keys_N: np.ndarray, values: dict[str, np.ndarray]) -> pa.Table:
+        """The rows of the summary for one column."""
+        found, names = means(values[name]), self.output.spans
+        which_N, pair_N = np.divmod(keys_N, len(names) ** 2) if self._spans else (keys_N, None)
+        columns = {
+            **_heads(which_N),
+            "metric": _coded(np.zeros_like(keys_N), [name]),
+            "query_span": pa.nulls(len(keys_N), TOKEN) if pair_N is None else _coded(pair_N // len(names), names),
+            "key_span": pa.nulls(len(keys_N), TOKEN) if pair_N is None else _coded(pair_N % len(names), names),
+            "texts": numbers(found.n),
+            **{end: numbers(getattr(found, end).astype(np.float32)) for end in ("mean", "low", "high")},
+            "uniform": numbers(_uniform(values, name).astype(np.float32)),
+        }
+        return pa.table(columns, schema=SCHEMAS["summary"])
+
+
+def _heads(which_N: np.ndarray) -> dict[str, pa.Array]:
+    number = {name: (which_N >> BITS * place & LARGEST).astype(np.int32) for place, name in enumerate(reversed(WHICH))}
+    head = number["head"] - 1
+    return {"layer": numbers(number["layer"]), "head": numbers(head, head < 0), "kv_head": numbers(number["kv_head"])}
+
+
+def _coded(code: np.ndarray, names: Sequence[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(numbers(code.astype(np.int32)), pa.array(names, pa.string()))
+
+
+def _uniform(values: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """The mean of what uniform attention gives, over the texts that have it; NaN for a metric that nobody names."""
+    if name != MASS.id:
+        return np.full(values[name].shape[1], np.nan)
+    there_SN = np.logical_not(np.isnan(values["uniform"]))
+    with np.errstate(invalid="ignore"):
+        return np.nansum(values["uniform"], 0, dtype=np.float64) / there_SN.sum(0)
+
+
+def _stacked(keys_N: np.ndarray, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Texts below each other, NaN where one has not got a head: some layers are not heard in long texts."""
+    values_SN = np.full((sum(len(part) for _, part in parts), len(keys_N)), np.nan, np.float32)
+    start = 0
+    for keys, part in parts:
+        values_SN[start : start + len(part), np.searchsorted(keys_N, keys)] = part
+        start += len(part)
+    return values_SN
+
+
+def _written(path: Path, columns: Sequence[str], schema: pa.Schema, format: str) -> pa.Table:
+    """Some columns of a table's file."""
+    if format == "parquet":
+        import pyarrow.parquet as pq
+
+        return pq.ParquetFile(path).read(columns=list(columns))
+    if format == "csv":
+        from pyarrow import csv
+
+        return csv.read_csv(path, convert_options=csv.ConvertOptions(include_columns=columns, column_types=schema))
+    from pyarrow import json
+
+    options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    return json.read_json(path, parse_options=options).select(columns)
+
+
+def _numpy(column: Any, null: float) -> np.ndarray:
+    return column.fill_null(null).to_numpy()

@@ -1,0 +1,218 @@
+"""`attnscope compare`: two texts, or two models, head by head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from typer import Option
+
+from attnscope.cli import output
+from attnscope.cli.completion import models
+from attnscope.cli.groups import recorded, spelled
+from attnscope.cli.heads import GROUPS
+from attnscope.cli.options import FIRST, UNRECORDED, EngineName, Look, ModelText, Results, Selected, Top
+from attnscope.cli.signals import unwinding
+from attnscope.cli.takes import takes
+from attnscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from attnscope.figures import Style
+    from attnscope.model.loading import LoadedModel
+    from attnscope.run import Run, Text
+    from attnscope.study.comparison import Comparison, Reading
+
+EXAMPLES = (
+    'attnscope compare --text "Mary gave John a book" --compare-text "John gave Mary a book" --out runs/swapped',
+    "attnscope compare --texts corpus.txt.gz --compare-model demo --top 5",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides(ModelText):
+    """One side, and what is compared with it."""
+
+    compare_text: Annotated[str | None, Option(help="The other text.", metavar="TEXT"), FIRST, UNRECORDED] = None
+    compare_model: Annotated[
+        str | None, Option(help="The other model, on the same texts.", metavar="NAME", autocompletion=models), FIRST
+    ] = None
+    texts: Annotated[
+        str | None, Option(help="For two models: a file of texts, a folder or a glob; - reads stdin.", metavar="FILE")
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compare_text is None and self.compare_model is None:
+            raise UsageError("nothing to compare with", "give --compare-text TEXT or --compare-model NAME")
+        if self.compare_text is not None and self.compare_model is not None:
+            raise UsageError("--compare-text and --compare-model were both given", "give one of them")
+        if self.texts is not None and (self.has_text or self.compare_text is not None):
+            raise UsageError("--texts is for two models, in the place of a text", "give it with --compare-model alone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room(EngineName):
+    """Who computes the attention, and how much is kept of the first side."""
+
+    memory: Annotated[
+        str | None,
+        Option(help="What may be kept of the first side, e.g. 4GB (default: what is free).", metavar="SIZE"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences(Results):
+    """A table to stdout, the same and its pictures to --out."""
+
+    out: Annotated[Path | None, Option(help="Write tables, signed maps and compare.json here.")] = None
+
+
+class Named(NamedTuple):
+    """A text on either side, and how messages call it."""
+
+    name: str
+    first: Text
+    other: Text
+
+
+@takes(Sides, Room, Selected, Top, Differences, Look, file=GROUPS)
+def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Differences, look: Look) -> int:
+    """Two texts, or two models on the same texts, head by head.
+
+    Tokens are aligned by characters. Per head: the Jensen-Shannon divergence in bits over the keys that both have,
+    averaged over the shared queries, beside the mass that is lost to the others, and every metric's difference. Over
+    at least 32 texts with intervals. In a pipe all heads are printed as csv.
+    """
+    format = output.wanted_format(printing.format)
+
+    from attnscope.manifest import AROUND
+    from attnscope.selection import select
+
+    texts, loaded = texts_of(asked, printing), load_models(asked, printing)
+
+    from attnscope.cli.compare_table import rendered
+    from attnscope.study.comparison import check_alike
+    from attnscope.study.comparison import compare as compared
+    from attnscope.study.differences import about, check_folder, heads_table
+
+    check_alike(*loaded)
+    heads = select(selected.select or "*", loaded[0].geometry.heads_by_layer)
+    groups = (asked, room, selected, look)
+    options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
+    said = about(loaded, [str(part) for one in texts for part in one[1:]], options)
+    if printing.out is not None:
+        check_folder(printing.out, said, printing.force)
+    maps = heads if printing.out is not None and len(texts) == 1 else None
+    steps = 2 * len(texts) * len(loaded[0].geometry.attention_layers)
+    with output.progress("forward passes", steps, printing.quiet) as advance:
+        pairs = readings(texts, loaded, asked, room, printing.quiet)
+        found = compared(pairs, maps=maps, memory=room.memory, advance=advance)
+    places = [place for place in found.order if found.heads[place][1] in heads.get(found.heads[place][0], ())]
+    if printing.out is not None:
+        write(found, places, said, look.style(spelled("compare", *groups)), printing)
+    table = heads_table(found, places)
+    output.emit(table, format, lambda: rendered(found, places[: top.top]), printing.spreadsheet)
+    return report(found, printing.quiet)
+
+
+def texts_of(asked: Sides, printing: Differences) -> list[Named]:
+    """The texts of both sides. Raises UsageError or InputError for what cannot be read."""
+    from attnscope.cli.single import read_text
+
+    if asked.texts is None:
+        text = read_text(asked, printing)
+        return [Named("the text", text, text if asked.compare_text is None else asked.compare_text)]
+
+    from attnscope.batch.corpus import Corpus, find_files
+    from attnscope.batch.items import read_items
+
+    output.complain_through_talk(printing.quiet)
+    corpus, found = Corpus((asked.texts,), chat=asked.chat), list[Named]()
+    for item in read_items(corpus, find_files(corpus)):
+        if item.problem is None:
+            found.append(Named(item.id, item.text, item.text))
+        elif item.problem not in ("empty", "empty line"):
+            raise InputError(f"{item.id}: {item.problem}", "mend the file, or name another with --texts")
+    if not found:
+        raise InputError(f"{asked.texts} holds no text", "name a file with one text per line")
+    return found
+
+
+def load_models(asked: Sides, printing: Differences) -> tuple[LoadedModel, LoadedModel]:
+    """The model of either side; one and the same for two texts."""
+    from attnscope.cli.single import load_model
+
+    loaded = load_model(asked, printing)
+    if asked.compare_model is None:
+        return loaded, loaded
+    return loaded, load_model(replace(asked, model=asked.compare_model, revision=None), printing)
+
+
+def readings(
+    texts: Sequence[Named], loaded: Sequence[LoadedModel], asked: Sides, room: Room, quiet: bool
+) -> Iterator[tuple[Reading, Reading]]:
+    """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
+    from attnscope.cli.single import header
+    from attnscope.run import prepare
+    from attnscope.study.comparison import Reading
+
+    def ready(model: LoadedModel, text: Text, chat: bool) -> Run:
+        return prepare(model, text, engine=room.engine, chat=chat, truncate=asked.truncate, memory=room.memory)
+
+    for name, first, other in texts:
+        try:
+            runs = [ready(loaded[0], first, asked.chat)]
+            written = isinstance(other, str)  # tokens are of one model: the other reads what they say
+            runs.append(ready(loaded[1], other if written else runs[0].prompt.text, asked.chat and written))
+        except InputError as error:
+            if len(texts) == 1:
+                raise
+            output.talk(f"left out: {name}: {error.message}", quiet)
+            continue
+        for run in runs if len(texts) == 1 else ():
+            output.talk(header(run), quiet)
+        one, two = (Reading(run.loaded, run.prompt, run.engine) for run in runs)
+        yield one, two
+
+
+def write(
+    found: Comparison, places: Sequence[int], said: Mapping[str, Any], style: Style, printing: Differences
+) -> None:
+    """Tables and pictures into --out, with a bar while they are drawn; said: what tells it from another comparison."""
+    from attnscope.study.differences import save
+
+    assert printing.out is not None
+    pictures = 1 + len(found.pair.drawn.values if found.pair and found.pair.drawn else ())
+    with unwinding(), output.progress("drawing", pictures, printing.quiet) as advance:
+        how: dict[str, Any] = {"places": places, "spreadsheet": printing.spreadsheet, "advance": advance}
+        written = save(found, printing.out, said, style, **how)
+    output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
+
+
+def report(found: Comparison, quiet: bool) -> int:
+    """Say what stands beside the table and what did not hold; the exit code that follows."""
+    if found.pair:
+        from attnscope.text.tokens import Found, described
+
+        output.talk(f"{found.pair.shared.size} shared tokens, aligned by characters", quiet)
+        for name, reading, alone in zip(
+            ("the first text", "the other"), found.pair[:2], found.pair.shared.alone, strict=True
+        ):
+            if alone:
+                said = described(reading.prompt, Found("", tuple(alone)))
+                output.talk(f"only in {name}: {said}", quiet)
+    else:
+        from attnscope.study.statistics import FEWEST
+
+        output.talk(f"{found.texts} texts" + ", too few for intervals" * (found.texts < FEWEST), quiet)
+    layers = sorted({layer for layer, _ in found.heads})
+    differing = [layer for (layer, _), js in zip(found.heads, found.js.effect, strict=True) if js > 0]
+    if not differing:
+        output.talk("no head differs", quiet)
+    elif min(differing) > layers[0]:
+        output.talk(f"no head differs before layer {min(differing)}", quiet)
+    for line in found.failures:
+        output.talk(f"does not hold: {line}", quiet=False)
+    return 1 if found.failures else 0

@@ -1,0 +1,42 @@
+"""`attnscope scan --revision a,b,c`: one scan per checkpoint, and what becomes of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnscope.cli import output
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from attnscope.study.atlas import Atlas
+
+
+def folder_of(out: Path | None, revision: str) -> Path | None:
+    """Where a revision's scan goes: refs/pr/1 is one folder, not three."""
+    return None if out is None else out / revision.replace("/", "_")
+
+
+def effects_at(atlases: Mapping[str, Atlas], probe: str, top: int | None) -> RichTable:
+    """The effect of one probe at every checkpoint, by head: those with a role at the last first, then by effect."""
+    import numpy as np
+
+    from attnscope.study.checkpoints import courses
+
+    last = list(atlases.values())[-1]
+    heads = list(last.heads)
+    [course] = [one for one in courses(atlases, heads) if one.name == probe]
+    sheet = output.sheet()
+    for title in ("head", "roles at the last"):
+        sheet.add_column(title, no_wrap=True)
+    for revision in atlases:
+        sheet.add_column(output.one_line(revision), justify="right", no_wrap=True)
+    best_N = np.nan_to_num(course.values_RN[-1], nan=-np.inf)
+    order = sorted(range(len(heads)), key=lambda place: (not last.roles[heads[place]], -best_N[place]))
+    for place in order[:top]:
+        effects = ("-" if value != value else f"{value:+.2f}" for value in course.values_RN[:, place].tolist())
+        layer, head = heads[place]
+        sheet.add_row(f"L{layer}H{head}", " ".join(last.roles[layer, head]) or "-", *effects)
+    return sheet

@@ -1,0 +1,59 @@
+"""`attnscope scan --texts`: a file of texts, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnscope.cli import output
+from attnscope.cli.signals import unwinding
+from attnscope.errors import InputError
+
+if TYPE_CHECKING:
+    from attnscope.cli.options import Exporting
+    from attnscope.model.loading import LoadedModel
+    from attnscope.study.atlas import Atlas
+    from attnscope.study.texts import OnTexts
+    from attnscope.text.prompt import Prompt
+
+
+def texts_of(path: Path) -> list[str]:
+    """The texts of a file, as `batch` reads one. Raises InputError where there are none."""
+    from attnscope.batch.corpus import Corpus, find_files
+    from attnscope.batch.items import read_items
+
+    corpus = Corpus((str(path),))
+    items = list(read_items(corpus, find_files(corpus)))
+    texts = [item.text for item in items if item.problem is None]
+    if not texts:
+        why = f": {items[0].problem}" if items else ""
+        raise InputError(f"there is no text in {path}{why}", "give a text per line, or records with a field text")
+    return texts
+
+
+def cost(prompts: Sequence[Prompt], layers: int) -> str:
+    """What reading them takes, and how many were cut."""
+    cut = sum(prompt.removed > 0 for prompt in prompts)
+    longest = max(map(len, prompts))
+    said = f" ({cut} cut to {longest})" if cut else ""
+    return f"{len(prompts)} texts{said}: {sum(map(len, prompts))} tokens x {layers} layers"
+
+
+def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kept: Exporting) -> OnTexts:
+    """Read the texts into --out, and draw how far apart heads are on them."""
+    from attnscope.figures import About, Style
+    from attnscope.study.picture import HEAD_JS, save_head_js
+    from attnscope.study.texts import on_texts
+
+    assert kept.out is not None
+    with unwinding(), output.progress("texts", len(prompts), kept.quiet) as advance:
+        found = on_texts(loaded, prompts, kept.out, force=kept.force, advance=advance)
+        save_head_js(found, atlas, kept.out / HEAD_JS, Style(about=About(line=loaded.name, model=loaded.name)))
+    return found
+
+
+def looked(found: OnTexts, head: tuple[int, int]) -> str:
+    """`sink 82 %`: what a head looks like on most texts that show it."""
+    shares = {look: share for look, share in found.shares.get(head, {}).items() if look != "-"}
+    return next((f"{look} {share:.0%}".replace("%", " %") for look, share in shares.items()), "-")

@@ -1,0 +1,121 @@
+"""How far one layer's attention is on one side from that on another: over the tokens that two texts share.
+
+Rows and columns are units (`text/align.py`): a token, or the tokens that stand for the same where tokenizers cut
+differently. Mass is summed over a unit's keys and averaged over its queries.
+
+Shapes: H head, T token, U unit, r units of a block, q queries, C cell of a map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention.operator import AttentionOperator
+from attnscope.attention.tiled import TiledAttention
+from attnscope.attention.visibility import row_blocks
+from attnscope.measure.maps import Cells
+
+TINY = torch.finfo(torch.float64).tiny
+COPIES = 16  # fp32 entries that a block's arithmetic takes per entry of its rows
+
+
+class Side(NamedTuple):
+    """A layer's attention for one text, and the unit of each token, (T,), -1 for none."""
+
+    P: AttentionOperator
+    unit_T: Tensor
+
+    def mass(self, read: Callable[[int, int], Tensor], start: int, stop: int, units: int) -> Tensor:
+        """Units [start, stop) as queries on all units, and last on tokens of none: fp64 (H, r, U + 1).
+
+        read: the rows of a range of queries, (1, H, q, T).
+        """
+        query_q = ((self.unit_T >= start) & (self.unit_T < stop)).nonzero().flatten()
+        first, last = int(query_q[0]), int(query_q[-1])
+        rows_HqT = read(first, last + 1)[0][:, query_q - first].double()
+        column_T, row_q = self.unit_T.where(self.unit_T >= 0, units), self.unit_T[query_q] - start
+        mass_HqU = rows_HqT.new_zeros(*rows_HqT.shape[:2], units + 1).index_add_(-1, column_T, rows_HqT)
+        sums_HrU = mass_HqU.new_zeros(len(mass_HqU), stop - start, units + 1).index_add_(1, row_q, mass_HqU)
+        return sums_HrU / row_q.bincount(minlength=stop - start)[:, None]
+
+
+class Divergence(NamedTuple):
+    """Two sides of a layer, (H,) float64 each.
+
+    js: the Jensen-Shannon divergence in bits of the mass on shared units, renormalised, as a mean over the shared rows
+    that have some on both sides; NaN without. rows: how many those are. lost, other_lost: the mean mass that either
+    side gives to tokens that the other lacks. map: the other side's mass minus the first's of some heads, (h, C, C)
+    float32, NaN where a query does not see the key on both sides.
+    """
+
+    js: np.ndarray
+    rows: np.ndarray
+    lost: np.ndarray
+    other_lost: np.ndarray
+    map: np.ndarray | None = None
+
+
+def readable(P: AttentionOperator) -> AttentionOperator:
+    """The weights as they follow from q and k, which can be kept of every layer; where the family shows none, P."""
+    return P if P.spec is None else TiledAttention(P.spec)
+
+
+def diverge(first: Side, second: Side, units: int, cells: Cells | None = None, heads: Sequence[int] = ()) -> Divergence:
+    """Compare two sides block by block of their rows; cells, heads: of the map that is wanted.
+
+    >>> diverge(Side(P, unit_T), Side(P, unit_T), 9).js    # all 0
+    """
+    count, device = first.P.heads, first.P.device
+    js_H, rows_H, lost_H, other_H = (torch.zeros(count, dtype=torch.float64, device=device) for _ in range(4))
+    drawn = None if cells is None or not heads else _Map(cells, heads, device)
+    for start, stop in row_blocks(units, COPIES * count * max(first.P.keys, second.P.keys)):
+        p_HrU, q_HrU = (side.mass(side.P.rows, start, stop, units).to(device) for side in (first, second))
+        of_row_Hr = js_bits(p_HrU[..., :-1], q_HrU[..., :-1])
+        js_H += of_row_Hr.nansum(-1)
+        rows_H += of_row_Hr.isfinite().sum(-1)
+        lost_H += p_HrU[..., -1].sum(-1)
+        other_H += q_HrU[..., -1].sum(-1)
+        if drawn is not None:
+            both = [side.mass(side.P.visible.rows, start, stop, units).to(device) > 0 for side in (first, second)]
+            drawn.add((q_HrU - p_HrU)[..., :-1], (both[0] & both[1])[..., :-1], start)
+    js, rows, lost, other = (one.cpu().numpy() for one in (js_H / rows_H, rows_H, lost_H / units, other_H / units))
+    return Divergence(js, rows, lost, other, None if drawn is None else drawn.values())
+
+
+def js_bits(p: Tensor, q: Tensor) -> Tensor:
+    """Jensen-Shannon divergence of rows in bits, 0 to 1, each divided by its sum; NaN where one of them is empty.
+
+    Lin 1991, doi 10.1109/18.61115. Equal rows give exactly 0.
+    """
+    p, q = (rows / rows.sum(-1, keepdim=True) for rows in (p, q))
+    mean = ((p + q) / 2).clamp_min(TINY)
+    parts = [torch.special.xlogy(rows, rows / mean) for rows in (p, q)]
+    return ((parts[0] + parts[1]).sum(-1) / (2 * np.log(2))).clamp(0.0, 1.0)
+
+
+class _Map:
+    """The difference of some heads, put together into cells as the blocks come."""
+
+    def __init__(self, cells: Cells, heads: Sequence[int], device: torch.device) -> None:
+        self.heads, side = list(heads), len(cells.sizes)
+        self.cell_U = cells.groups(len(cells.tokens)).to(device)
+        self.size_C = torch.tensor(cells.sizes, device=device)
+        self.sum_hCC = torch.zeros(len(self.heads), side, side, dtype=torch.float64, device=device)
+        self.seen_hCC = torch.zeros_like(self.sum_hCC)
+
+    def add(self, difference_HrU: Tensor, seen_HrU: Tensor, start: int) -> None:
+        seen_hrU = seen_HrU if len(seen_HrU) == 1 else seen_HrU[self.heads]  # one mask for all heads
+        difference_hrU = difference_HrU[self.heads].masked_fill(~seen_hrU, 0.0)
+        row_r = self.cell_U[start : start + difference_hrU.shape[1]]
+        for into, values in ((self.sum_hCC, difference_hrU), (self.seen_hCC, seen_hrU.double())):
+            columns = values.new_zeros(*values.shape[:2], into.shape[-1]).index_add_(-1, self.cell_U, values)
+            into.index_add_(1, row_r, columns.expand(len(into), -1, -1))
+
+    def values(self) -> np.ndarray:
+        mean_hCC = self.sum_hCC / self.size_C[:, None]
+        return mean_hCC.masked_fill(self.seen_hCC == 0, torch.nan).float().cpu().numpy()

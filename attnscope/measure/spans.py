@@ -1,0 +1,77 @@
+"""The mass that spans of a text give each other: every one as query with every one as key, of every head.
+
+Shapes: B text, H head (or kv head, where a view averages them), Q query, K key, T token, S span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import Features, Question
+from attnscope.attention.uniform import UniformAttention
+from attnscope.measure.probes import Answers, Layer, OfMasks, View
+
+
+class SpanPairs(NamedTuple):
+    """Of a layer's kept heads (H numbers) the mass of every pair of spans, and that of uniform attention, (B, H, S, S).
+
+    Query spans before key spans; NaN where no query of the one sees a key of the other.
+    """
+
+    heads: list[int]
+    mass: Tensor
+    uniform: Tensor
+
+
+@dataclass
+class SpanMass:
+    """The mass of every span on every span: the sum over the keys, the mean over the queries that see one of them.
+
+    So it is `mass` as `metrics.MASS` has it, of all pairs at once: a question whose answer grows with the tokens alone.
+    spans_BTS: True on the tokens of each span, which may overlap; a span without a token has no mass.
+    """
+
+    spans_BTS: Tensor
+    view: View = View()
+    _uniform: OfMasks[Tensor] = field(default_factory=WeakKeyDictionary)  # layers that share a mask share it
+
+    @cached_property
+    def _question(self) -> Features:
+        return Features(self.spans_BTS.float())
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [self._here(layer)] if self.view.kept(layer) else []
+
+    def keep(self, layer: Layer, answers: Answers) -> SpanPairs | None:
+        heads = self.view.kept(layer)
+        if not heads:
+            return None
+        uniform_BHQS = self._null(layer)
+        found = (self._means(one, uniform_BHQS > 0) for one in (answers[self._here(layer)], uniform_BHQS))
+        pairs = (one.expand(layer.P.batch, layer.P.heads, -1, -1) for one in found)
+        if self.view.by_kv:
+            pairs = (layer.per_kv_head(one.contiguous()) for one in pairs)
+        return SpanPairs(heads, *(one[:, heads].cpu() for one in pairs))
+
+    def _here(self, layer: Layer) -> Features:
+        return Features(layer.here(self._question.features))
+
+    def _null(self, layer: Layer) -> Tensor:
+        """(B, H or 1, Q, S): what uniform attention gives each span, above 0 where a query sees a token of it."""
+        visible = layer.P.visible
+        if visible not in self._uniform:
+            self._uniform[visible] = UniformAttention(visible).ask(self._here(layer))
+        return self._uniform[visible].to(layer.P.device)
+
+    def _means(self, mass_BHQS: Tensor, sees_BHQS: Tensor) -> Tensor:
+        """(B, H, S, S) float64: over the queries of a span, of those that see the key span."""
+        query_BSQ = self.spans_BTS.to(mass_BHQS.device, torch.float64).transpose(1, 2)[:, None]
+        sums_BHSS = query_BSQ @ torch.where(sees_BHQS, mass_BHQS, 0.0).double()
+        return sums_BHSS / (query_BSQ @ sees_BHQS.double())

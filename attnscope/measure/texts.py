@@ -1,0 +1,132 @@
+"""What metrics know of a batch of texts: token ids, which are text, and which queries and keys were named.
+
+Shapes: B text, H head, Q query, K key, T token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from attnscope.attention.questions import Features
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from attnscope.attention.operator import AttentionOperator
+    from attnscope.attention.visibility import Visibility
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What the metrics know of a batch of texts: token ids (B, T) and how many of them are text.
+
+    query_BT, key_BT: True on the queries that metrics are means over, and on the keys that `mass` is of; None for all
+    queries, and where no keys were named. answer_B: where the answer to a prompt begins, the length of a text that is
+    none; None where no text is.
+    """
+
+    ids_BT: Tensor
+    length_B: Tensor
+    query_BT: Tensor | None = None
+    key_BT: Tensor | None = None
+    answer_B: Tensor | None = None
+    _seen: WeakKeyDictionary[Visibility, Tensor] = field(default_factory=WeakKeyDictionary, compare=False, repr=False)
+    _parts_seen: WeakKeyDictionary[Visibility, Tensor] = field(
+        default_factory=WeakKeyDictionary, compare=False, repr=False
+    )
+
+    @cached_property
+    def real_BT(self) -> Tensor:
+        """True where a token is text, not right padding."""
+        import torch
+
+        return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) < self.length_B[:, None]
+
+    @cached_property
+    def asked_BT(self) -> Tensor:
+        """True where a token is text and, where queries were named, one of them."""
+        return self.real_BT if self.query_BT is None else self.real_BT & self.query_BT
+
+    @cached_property
+    def mean_BT(self) -> Tensor:
+        """What makes a sum over queries the mean over those that are asked: 1 / how many, 0 for the others."""
+        return self.asked_BT / self.asked_BT.sum(1, keepdim=True)
+
+    @cached_property
+    def keys(self) -> Features:
+        """The question for the mass on the named keys, (B, H, Q, 1)."""
+        assert self.key_BT is not None
+        return Features(self.key_BT[..., None].float())
+
+    def sees_key_BHQ(self, visible: Visibility) -> Tensor:
+        """True where a query sees one of the named keys, (B, H or 1, Q); layers that share a mask share it."""
+        from attnscope.attention.uniform import UniformAttention
+
+        if visible not in self._seen:
+            self._seen[visible] = UniformAttention(visible).ask(self.keys)[..., 0] > 0
+        return self._seen[visible]
+
+    @cached_property
+    def parts(self) -> Features:
+        """The question for the mass on the prompt, on the prompt without key 0, and on the answer, (B, H, Q, 3)."""
+        import torch
+
+        assert self.answer_B is not None
+        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
+        prompt_BT = position_T < self.answer_B[:, None]
+        return Features(torch.stack([prompt_BT, prompt_BT & (position_T > 0), ~prompt_BT], -1).float())
+
+    def parts_seen_BHQ3(self, visible: Visibility) -> Tensor:
+        """Of the keys that a query sees, the share that each of these parts has; layers that share a mask share it."""
+        from attnscope.attention.uniform import UniformAttention
+
+        if visible not in self._parts_seen:
+            self._parts_seen[visible] = UniformAttention(visible).ask(self.parts)
+        return self._parts_seen[visible]
+
+    def answering(self, P: AttentionOperator, part: int) -> Tensor:
+        """(B, H or 1, Q): True where a token of the answer made the next one, and saw a part of the prompt."""
+        import torch
+
+        assert self.answer_B is not None
+        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
+        made_BT = (position_T >= self.answer_B[:, None]) & (position_T < self.length_B[:, None] - 1)
+        return made_BT[:, None] & (self.parts_seen_BHQ3(P.visible)[..., part].to(P.device) > 0)
+
+    @cached_property
+    def first_BT(self) -> Tensor:
+        """Where in its text each position's token first stands."""
+        import torch
+
+        order_BT = torch.argsort(self.ids_BT, dim=1, stable=True)
+        sorted_BT = self.ids_BT.gather(1, order_BT)
+        place_BT = torch.arange(sorted_BT.shape[1], device=sorted_BT.device).repeat(len(sorted_BT), 1)
+        place_BT[:, 1:].masked_fill_(sorted_BT[:, 1:] == sorted_BT[:, :-1], 0)
+        first_BT = order_BT.gather(1, place_BT.cummax(1).values)  # of a run of equal tokens the first
+        return torch.zeros_like(order_BT).scatter(1, order_BT, first_BT)
+
+    def repeated(self, back: int) -> Tensor:
+        """(B, T): True where an equal token stands at least `back` tokens earlier in the text."""
+        import torch
+
+        position_T = torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device)
+        return (self.first_BT <= position_T - back) & self.real_BT
+
+    @cached_property
+    def previous_BT(self) -> Tensor:
+        """The id of the token before each position; -1 before the first."""
+        import torch
+
+        return torch.nn.functional.pad(self.ids_BT[:, :-1], (1, 0), value=-1)
+
+    def to(self, device: torch.device) -> Texts:
+        """The same texts on another device."""
+        if self.ids_BT.device == device:
+            return self
+        asked = (self.query_BT, self.key_BT, self.answer_B)
+        query_BT, key_BT, answer_B = (None if part is None else part.to(device) for part in asked)
+        return Texts(self.ids_BT.to(device), self.length_B.to(device), query_BT, key_BT, answer_B)

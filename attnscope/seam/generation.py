@@ -1,0 +1,78 @@
+"""The model goes on from its prompt by itself: greedy, with its cache, and a mask that hides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from attnscope.errors import ModelError
+from attnscope.memory import is_out_of_memory
+from attnscope.seam.listen import running
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+    from attnscope.seam.engines import Engine
+
+
+def continuation(
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    most: int,
+    engine: Engine,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> list[int]:
+    """The ids that the model puts behind a prompt: at most `most`, fewer where the last of them is an end token.
+
+    As its own generation config says, but without sampling and beams, so that it repeats. engine: whose attention
+    implementation it runs under. advance: called with 1 for every new token. Raises ModelError where the model has no
+    generation of its own, or fails in it.
+
+        >>> continuation(loaded, loaded.tokenizer("the bank").input_ids, 8, ENGINES["eager"])
+    """
+    model, ids_BT = loaded.model, torch.tensor([list(ids)], device=loaded.device)
+    if not getattr(model, "can_generate", lambda: False)():
+        raise ModelError(f"{loaded.name} cannot generate", "give the answer with {answer=TEXT}")
+    with running(model, engine.implementation):
+        try:
+            found_BT = model.generate(
+                ids_BT,
+                # Without it, transformers takes every token that equals the pad token for padding: with one token for
+                # both, the begin token too.
+                attention_mask=torch.ones_like(ids_BT),
+                do_sample=False,
+                num_beams=1,
+                num_return_sequences=1,
+                max_new_tokens=most,
+                streamer=_Steps(advance),
+                return_dict_in_generate=False,
+            )
+        except Exception as error:  # any family's own code
+            if is_out_of_memory(error):
+                raise
+            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise ModelError(f"{loaded.name} cannot generate: {why}", "give the answer with {answer=TEXT}") from error
+    return found_BT[0, len(ids) :].tolist()
+
+
+def ends(loaded: LoadedModel, token: int) -> bool:
+    """Whether generation ends with this token."""
+    end = loaded.model.generation_config.eos_token_id
+    return token in (end if isinstance(end, list) else [end])
+
+
+class _Steps:
+    """What transformers hands each new token to, after the prompt."""
+
+    def __init__(self, advance: Callable[[int], object]) -> None:
+        self.advance, self.begun = advance, False
+
+    def put(self, ids: Tensor) -> None:
+        if self.begun:
+            self.advance(1)
+        self.begun = True
+
+    def end(self) -> None:
+        """Nothing is left to do."""

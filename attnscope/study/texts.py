@@ -1,0 +1,178 @@
+"""A person's own texts in a scan: how far apart heads are on them, and what each head looks like on how many.
+
+    found = on_texts(loaded, prompts_of(loaded, ["the financial bank", ...]))
+    found.js_NN, found.shares[3, 1]      # {"sink": 0.82, "induction": 0.18}
+
+Shapes: N head of all layers, T token, E entry below the diagonal, S text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from attnscope.errors import InputError
+from attnscope.files import whole_file
+from attnscope.observe import Request, observe
+from attnscope.study.claim import claim
+from attnscope.tables import as_table, save, words
+from attnscope.text.prompt import Prompt, place, reading
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+
+LONGEST = 128  # tokens: rows of every head are held at once, and compared pair by pair
+AT_ONCE = 16  # texts whose readings share a file
+DIVERGENCES, LOOKS, READINGS = "head_js.parquet", "looks_like.csv", "texts"
+
+
+@dataclass(frozen=True)
+class OnTexts:
+    """js_NN: the mean Jensen-Shannon divergence of every pair of heads, in bits. looks_SN: what they look like."""
+
+    heads: tuple[tuple[int, int], ...]
+    js_NN: np.ndarray
+    looks_SN: np.ndarray
+
+    @cached_property
+    def shares(self) -> Mapping[tuple[int, int], Mapping[str, float]]:
+        """{(layer, head): {look: share of the texts}}, the largest first; `-` where a text cannot show it."""
+        texts = len(self.looks_SN)
+        counts = [Counter(looks.tolist()).most_common() for looks in self.looks_SN.T]
+        shares = [{look: number / texts for look, number in found} for found in counts]
+        return dict(zip(self.heads, shares, strict=True))
+
+    def looks_table(self) -> pa.Table:
+        """A row per head and look: layer, head, looks_like, share."""
+        rows = [(*head, look, share) for head, found in self.shares.items() for look, share in found.items()]
+        layer, head, looks, share = zip(*rows, strict=True)
+        return as_table(
+            {
+                "layer": np.array(layer, np.int32),
+                "head": np.array(head, np.int32),
+                "looks_like": words(looks),
+                "share": np.array(share, np.float64),
+            }
+        )
+
+    def js_table(self) -> pa.Table:
+        """A row per pair of heads: layer, head, other_layer, other_head, js."""
+        one, two = np.triu_indices(len(self.heads), 1)
+        layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
+        columns = {"layer": layer[one], "head": head[one], "other_layer": layer[two], "other_head": head[two]}
+        return as_table({**columns, "js": self.js_NN[one, two]})
+
+
+class _Part(NamedTuple):
+    """Some texts' readings; sum_NN: over the texts."""
+
+    heads: np.ndarray
+    sum_NN: np.ndarray
+    looks_SN: np.ndarray
+
+
+def prompts_of(loaded: LoadedModel, texts: Sequence[str]) -> list[Prompt]:
+    """The texts as tokens, at most LONGEST of each. Raises InputError where none has two."""
+    most = min(LONGEST, loaded.geometry.max_positions or LONGEST)
+    with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, False)) as read:
+        prompts = [read(text, False, most, "right") for text in texts]
+    kept = [prompt for prompt in prompts if len(prompt) > 1]  # a single token sees itself, whatever the head
+    if not kept:
+        raise InputError("no text has two tokens", "give longer texts")
+    for prompt in kept:
+        loaded.check_ids(prompt.ids)
+    return kept
+
+
+def on_texts(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    folder: Path | None = None,
+    *,
+    force: bool = False,
+    advance: Callable[[int], object] = lambda texts: None,
+) -> OnTexts:
+    """Read every text; with the folder of a scan, keep what was read there, and write tables.
+
+    advance: called with the texts of every pass, and of what an earlier run had read. Raises UsageError for a folder
+    in which other texts were read, unless force says to write over them.
+    """
+    readings = None
+    if folder is not None:
+        ids = hashlib.sha256(b"".join(np.array([len(one), *one.ids], np.int64).tobytes() for one in prompts))
+        facts = {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}
+        readings = claim(folder, READINGS, "corpus", facts, force)
+    starts = range(0, len(prompts), AT_ONCE)
+    parts = [_part(loaded, prompts[start : start + AT_ONCE], readings, start, advance) for start in starts]
+    heads = tuple((int(layer), int(head)) for layer, head in parts[0].heads)
+    mean_NN = np.sum([part.sum_NN for part in parts], axis=0) / len(prompts)
+    found = OnTexts(heads, mean_NN, np.concatenate([part.looks_SN for part in parts]))
+    if folder is not None:
+        save(found.js_table(), folder / DIVERGENCES)
+        save(found.looks_table(), folder / LOOKS)
+    return found
+
+
+def _part(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    readings: Path | None,
+    start: int,
+    advance: Callable[[int], object],
+) -> _Part:
+    """The readings of some texts, from the folder where an earlier run left them."""
+    path = None if readings is None else readings / f"{start:06}.npz"
+    if path is not None and path.exists():
+        advance(len(prompts))
+        with np.load(path, allow_pickle=False) as found:
+            return _Part(*(found[name] for name in _Part._fields))
+    read = []
+    for prompt in prompts:
+        read.append(_read(loaded, prompt))
+        advance(1)
+    part = _Part(read[0].heads, np.sum([one.sum_NN for one in read], 0), np.vstack([one.looks_SN for one in read]))
+    if path is not None:
+        with whole_file(path) as stream:
+            np.savez_compressed(stream, **part._asdict())
+    return part
+
+
+def _read(loaded: LoadedModel, prompt: Prompt) -> _Part:
+    """One forward pass: how far apart all heads are, and what each looks like."""
+    [seen] = observe(loaded, [prompt], Request(weights=True))
+    weights_NTT = torch.cat(list(seen.weights.values())).to(loaded.device)
+    heads = np.stack([seen.columns.layer, seen.columns.head], 1)
+    return _Part(heads, head_js(weights_NTT), seen.columns.role.astype(str)[None])
+
+
+def head_js(weights_NTT: Tensor) -> np.ndarray:
+    """The Jensen-Shannon divergence of every pair of heads in bits, (N, N) float64: the mean over rows.
+
+    Row 0 sees one key, and is left out. Lin 1991, doi 10.1109/18.61115.
+    """
+    count, tokens, _ = weights_NTT.shape
+    seen_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=weights_NTT.device).tril()
+    seen_TT[0] = False
+    rows_NE = weights_NTT[:, seen_TT]
+    entropy_N = _entropy(rows_NE)
+    js_NN = torch.zeros(count, count, dtype=torch.float64, device=weights_NTT.device)
+    for one in range(count - 1):
+        middle_NE = (rows_NE[one] + rows_NE[one + 1 :]) / 2
+        js_NN[one, one + 1 :] = _entropy(middle_NE) - (entropy_N[one] + entropy_N[one + 1 :]) / 2
+    js_NN = js_NN.clamp(min=0) / ((tokens - 1) * np.log(2))
+    return (js_NN + js_NN.T).cpu().numpy()
+
+
+def _entropy(rows_NE: Tensor) -> Tensor:
+    """Summed over the rows, in nats, (N,)."""
+    return torch.special.entr(rows_NE).sum(1, dtype=torch.float64)

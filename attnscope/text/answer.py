@@ -1,0 +1,66 @@
+"""A prompt and its answer: what can be asked for, and the tokens of an answer behind those of a prompt."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from attnscope.errors import InputError, UsageError
+from attnscope.text.characters import located
+from attnscope.text.prompt import Prompt, Side, Span, from_ids
+
+
+def check(generate: int | None, answer: str | Sequence[int] | None, truncate: Side | None) -> None:
+    """Raise UsageError or InputError for an answer that cannot be meant."""
+    if generate is not None and answer is not None:
+        raise UsageError("an answer is either generated or given", "leave out {generate} or {answer}")
+    if generate is not None and not (isinstance(generate, int) and generate >= 1):
+        raise UsageError(f"a number of new tokens from 1 was expected, {generate!r} came", "use {generate=8}")
+    if answer is not None and not (answer.strip() if isinstance(answer, str) else len(answer)):
+        raise InputError("the answer is empty", "give an answer with at least one word, or use {generate=8}")
+    if truncate and (generate, answer) != (None, None):
+        raise UsageError("an answer follows the whole text, not what was left of it", "leave out {truncate}")
+
+
+def check_room(prompt: Prompt, generate: int | None, most: int | None) -> None:
+    """Raise InputError where the model has no positions for a prompt and its answer; most: how many it has."""
+    count, more = len(prompt), generate or 0
+    if prompt.answer is None or most is None or count + more <= most:
+        return
+    said = (
+        f"the text has {count} tokens and {more} more were asked for"
+        if more
+        else f"text and answer have {count} tokens"
+    )
+    hint = f"ask for at most {most - count}" if count < most and more else "shorten the text"
+    raise InputError(f"{said}, the model reads at most {most}", hint)
+
+
+def continued(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Prompt:
+    """The prompt with the tokens of an answer behind it; in a chat they belong to the assistant's turn.
+
+    >>> continued(tokenizer, from_text(tokenizer, "the"), [903]).parts["answer"]
+    range(2, 3)
+    """
+    at, whole = len(prompt), from_ids(tokenizer, [*prompt.ids, *ids])
+    plain, tokens, before = whole.plain[at:], whole.tokens[at:], len(prompt.text)
+    said = "".join(plain)
+    characters = tuple((before + start, before + stop) for start, stop in located(plain, tokens, said))
+    return Prompt(
+        text=prompt.text + said,
+        ids=whole.ids,
+        tokens=prompt.tokens + tokens,
+        labels=prompt.labels + whole.labels[at:],
+        special=prompt.special + whole.special[at:],
+        plain=prompt.plain + plain,
+        turns=_turns(prompt.turns, at, len(whole)),
+        removed=prompt.removed,
+        characters=prompt.characters + characters,
+        answer=at,
+    )
+
+
+def _turns(turns: tuple[Span, ...], at: int, stop: int) -> tuple[Span, ...]:
+    """Those of a chat with the answer in the assistant's, which the template may have opened; else none."""
+    if not turns:
+        return ()
+    opened = turns[-1].name == "assistant" and turns[-1].stop == at
+    return (*turns[: len(turns) - opened], Span(turns[-1].start if opened else at, stop, "assistant"))

@@ -1,0 +1,474 @@
+"""An answer, generated or given: its rows are those of the model's own generation, and its tokens have names.
+
+Shapes: L layer, H head, Q query, K key, S step of a generation.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.measure.metrics import LOOKBACKS
+from attnscope.model.loading import LoadedModel, LoadOptions, load
+from attnscope.observation import Observation
+from attnscope.observe import Request, observe
+from attnscope.seam.engines import ENGINES
+from attnscope.text.prompt import Prompt, from_chat, from_text
+from attnscope.text.tokens import find
+from helpers.command_line import call
+from helpers.made_tokenizers import MAKERS
+from helpers.pages import Read
+from helpers.parity_models import as_loaded, roused_model
+from helpers.pretrained import pretrained
+
+TEXT = "the financial bank is located on"
+EITHER_ENGINE = pytest.mark.parametrize("engine", ENGINES)
+FAMILIES = {"gpt2": {}, "mistral": {"sliding_window": 6}, "gemma2": {"sliding_window": 6}}
+MODELS = ["demo", "stories260K-llama", *FAMILIES]
+IDS = torch.randint(6, 120, (9,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def loaded(request: pytest.FixtureRequest, demo: LoadedModel) -> LoadedModel:
+    """The demo, real weights, and tiny models with and without windows; the tiny ones read the demo's tokens."""
+    if request.param in FAMILIES:
+        return tiny(demo, request.param, **FAMILIES[request.param])
+    return demo if request.param == "demo" else load(LoadOptions(model=str(pretrained(request.param))))
+
+
+def tiny(demo: LoadedModel, family: str, **overrides: object) -> LoadedModel:
+    model = roused_model(family, **overrides)
+    model.generation_config.eos_token_id = None  # random weights end at once, or never
+    return replace(as_loaded(model), tokenizer=demo.tokenizer)
+
+
+def steps_of(loaded: LoadedModel, prompt_ids: Sequence[int], count: int) -> tuple[list[int], list[list[torch.Tensor]]]:
+    """What the plain model generates, and its weights: S lists of L tensors (H, Q, K)."""
+    ids = torch.tensor([prompt_ids])
+    made = loaded.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        output_attentions=True,
+        return_dict_in_generate=True,
+    )
+    return made.sequences[0, len(prompt_ids) :].tolist(), [[one[0] for one in step] for step in made.attentions]
+
+
+def assert_rows(seen: Observation, steps: Sequence[Sequence[torch.Tensor]], first: int) -> None:
+    """Every row that generation made is the observation's; a cache with a window holds the last keys alone."""
+    for number, step in enumerate(steps):
+        for layer, weights_HQK in enumerate(step):
+            last = first + number
+            found_HQK = seen.weights[layer][:, :first] if number == 0 else seen.weights[layer][:, last - 1 : last]
+            keys = weights_HQK.shape[-1]
+            torch.testing.assert_close(found_HQK[..., last - keys : last], weights_HQK, atol=1e-5, rtol=0)
+            assert not found_HQK[..., : last - keys].any()
+
+
+def texts_of(loaded: LoadedModel) -> object:
+    return IDS if loaded.name in FAMILIES else TEXT
+
+
+@EITHER_ENGINE
+def test_rows_are_those_of_the_models_own_generation(loaded: LoadedModel, engine: str) -> None:
+    seen = attnscope.capture(loaded, texts_of(loaded), engine=engine, generate=12)
+    at = seen.prompt.answer
+    ids, steps = steps_of(loaded, seen.prompt.ids[:at], 12)
+    assert list(seen.prompt.ids[at:]) == ids == seen.facts["generated"]["ids"]
+    assert len(steps) == len(ids) > 3
+    assert_rows(seen, steps, at)
+    wrong = [[one.roll(1, -1) for one in step] for step in steps]
+    with pytest.raises(AssertionError):
+        assert_rows(seen, wrong, at)
+
+
+def by_loops(loaded: LoadedModel, prompt: Prompt) -> dict[str, np.ndarray]:
+    """Chuang et al.'s ratio over the plain model's matrices, of the keys that have weight, (L, H) per metric."""
+    at, count = prompt.answer, len(prompt)
+    with torch.no_grad():
+        layers = loaded.model(torch.tensor([prompt.ids]), output_attentions=True, use_cache=False).attentions
+    found = {}
+    for name, first in (("lookback", 0), ("lookback_without_key0", 1)):
+        ratios_LHQ = []
+        for weights_HQK in (one[0].double() for one in layers):
+            rows = []
+            for query in range(at, count - 1):
+                seen = [key for key in range(count) if weights_HQK[:, query, key].any()]
+                context = [key for key in seen if first <= key < at]
+                if context:
+                    a = weights_HQK[:, query, context].mean(-1)
+                    rows.append(a / (a + weights_HQK[:, query, [key for key in seen if key >= at]].mean(-1)))
+            ratios_LHQ.append(torch.stack(rows).mean(0))
+        found[name] = torch.stack(ratios_LHQ).numpy()
+    return found
+
+
+def assert_lookbacks(seen: Observation, expected: dict[str, np.ndarray]) -> None:
+    assert list(expected) == list(LOOKBACKS)
+    for name, values_LH in expected.items():
+        score = seen.columns.scores[name]
+        np.testing.assert_allclose(score.value, values_LH.ravel(), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(score.null, 0.5, atol=1e-6, rtol=0)
+
+
+@EITHER_ENGINE
+def test_the_lookback_ratio_is_that_of_loops_over_the_models_own_matrices(loaded: LoadedModel, engine: str) -> None:
+    seen = attnscope.capture(loaded, texts_of(loaded), engine=engine, generate=12)
+    assert_lookbacks(seen, by_loops(loaded, seen.prompt))
+    with pytest.raises(AssertionError):
+        assert_lookbacks(seen, by_loops(loaded, replace(seen.prompt, answer=seen.prompt.answer + 1)))
+
+
+def test_it_is_the_mean_over_the_steps_of_a_generation_as_the_authors_code_takes_it(demo: LoadedModel) -> None:
+    seen = attnscope.capture(demo, TEXT, generate=12)
+    at = seen.prompt.answer
+    ratios = []
+    for step in steps_of(demo, seen.prompt.ids[:at], 12)[1][1:]:  # in the first there is no new token to look at
+        weights_LHK = torch.stack(step)[:, :, -1]
+        context, new = weights_LHK[..., :at].mean(-1), weights_LHK[..., at:].mean(-1)
+        ratios.append(context / (context + new))
+    np.testing.assert_allclose(seen.columns.scores["lookback"].value, torch.stack(ratios).mean(0).ravel(), atol=1e-5)
+
+
+@EITHER_ENGINE
+def test_texts_of_one_pass_look_back_as_they_do_alone_and_null_is_null(demo: LoadedModel, engine: str) -> None:
+    prompts = [from_text(demo.tokenizer, TEXT, answer=answer) for answer in (" the river bank", None, " a", " the old")]
+    together = observe(demo, prompts, Request(), engine=ENGINES[engine])
+    for prompt, seen, rows in zip(prompts, together, (2, 0, 0, 1), strict=True):
+        assert {layer["answer"] for layer in seen.support.values()} == {rows}
+        value = seen.columns.scores["lookback"].value
+        assert np.isnan(value).all() == (rows == 0)
+        if rows:
+            assert_lookbacks(seen, by_loops(demo, prompt))
+    assert "lookback" not in observe(demo, prompts[1:2], Request())[0].columns.scores
+
+
+def test_it_is_null_where_no_key_of_the_prompt_is_seen_or_none_but_the_first(demo: LoadedModel) -> None:
+    narrow = tiny(demo, "mistral", sliding_window=2)
+    seen = attnscope.capture(narrow, [7], answer=[8, 9, 10, 11])
+    assert {layer["answer"] for layer in seen.support.values()} == {1}  # the first new token's row alone sees key 0
+    assert {layer["answer_beyond_0"] for layer in seen.support.values()} == {0}
+    assert np.isnan(seen.columns.scores["lookback_without_key0"].value).all()
+    assert not np.isnan(seen.columns.scores["lookback"].value).any()
+
+
+def greedy(loaded: LoadedModel, ids: Sequence[int], count: int) -> list[int]:
+    """The likeliest token, one after another, without a cache and without a mask."""
+    found = list(ids)
+    for _ in range(count):
+        with torch.no_grad():
+            found.append(int(loaded.model(torch.tensor([found]), use_cache=False).logits[0, -1].argmax()))
+    return found[len(ids) :]
+
+
+@EITHER_ENGINE
+def test_a_pad_token_that_is_the_begin_token_masks_nothing(engine: str) -> None:
+    """Without an explicit mask, transformers takes the begin token for padding: rows are off by 0.99."""
+    loaded = load(LoadOptions())
+    loaded.tokenizer.pad_token = loaded.tokenizer.bos_token
+    loaded.model.generation_config.pad_token_id = loaded.tokenizer.bos_token_id
+    seen = attnscope.capture(loaded, TEXT, engine=engine, generate=4)
+    at = seen.prompt.answer
+    assert seen.prompt.ids[0] == loaded.tokenizer.pad_token_id
+    assert list(seen.prompt.ids[at:]) == greedy(loaded, seen.prompt.ids[:at], 4)
+    ids = torch.tensor([seen.prompt.ids[:at]])
+    how = {"max_new_tokens": 4, "do_sample": False, "output_attentions": True, "return_dict_in_generate": True}
+    trapped = loaded.model.generate(ids, **how).attentions[0]
+    assert max(float((seen.weights[n][:, :at, :at] - one[0]).abs().max()) for n, one in enumerate(trapped)) > 0.9
+
+
+def test_sampling_and_beams_of_the_models_own_config_are_left_aside_and_the_rest_is_not() -> None:
+    loaded = load(LoadOptions())
+    config = loaded.model.generation_config
+    config.update(do_sample=True, temperature=5.0, num_beams=3, num_return_sequences=2)
+    plain = attnscope.capture(loaded, TEXT, generate=4).facts["generated"]["ids"]
+    assert plain == greedy(loaded, from_text(loaded.tokenizer, TEXT).ids, 4)
+    assert (config.do_sample, config.num_beams) == (True, 3)
+    config.update(suppress_tokens=[plain[0]])
+    assert plain[0] not in attnscope.capture(loaded, TEXT, generate=4).facts["generated"]["ids"]
+
+
+def test_the_end_token_is_the_last_of_the_answer_and_more_are_not_asked_for(demo: LoadedModel) -> None:
+    ended = attnscope.capture(demo, TEXT, generate=8, request=Request())
+    assert ended.facts["generated"] == {"asked": 8, "ids": [265, 586, 1501, 16, 1], "stopped_by": "end token"}
+    assert ended.prompt.text == TEXT + " the new castle.</s>"
+    cut = attnscope.capture(demo, TEXT, generate=2, request=Request())
+    assert cut.facts["generated"] == {"asked": 2, "ids": [265, 586], "stopped_by": "number asked for"}
+
+
+def test_a_model_that_cannot_generate_is_said(demo: LoadedModel) -> None:
+    class Silent(type(demo.model)):
+        @classmethod
+        def can_generate(cls) -> bool:
+            return False
+
+    silent = replace(demo, model=Silent(demo.model.config).eval())
+    with pytest.raises(ModelError, match='demo cannot generate; give the answer with answer="TEXT"'):
+        attnscope.capture(silent, TEXT, generate=2)
+
+    class Broken(type(demo.model)):
+        def generate(self, *args: object, **kwargs: object) -> None:
+            raise ValueError("no cache of this kind\nand more")
+
+    with pytest.raises(ModelError, match="demo cannot generate: no cache of this kind;"):
+        attnscope.capture(replace(demo, model=Broken(demo.model.config).eval()), TEXT, generate=2)
+
+
+# An answer that is given.
+
+
+def test_a_given_answer_is_read_as_one_text_with_its_prompt(demo: LoadedModel) -> None:
+    answer = " the river bank"
+    seen = attnscope.capture(demo, TEXT, answer=answer)
+    plain = attnscope.capture(demo, TEXT + answer)
+    assert seen.prompt == replace(plain.prompt, answer=7)
+    assert all(torch.equal(seen.weights[layer], plain.weights[layer]) for layer in plain.weights)
+    assert "generated" not in seen.facts
+    of_ids = attnscope.capture(demo, plain.prompt.ids[:7], answer=plain.prompt.ids[7:])
+    assert (of_ids.prompt.ids, of_ids.prompt.answer) == (plain.prompt.ids, 7)
+    again = attnscope.capture(demo, replace(seen.prompt, answer=None), answer=[1])
+    assert again.prompt.parts == {"prompt": range(10), "answer": range(10, 11)}
+    assert again.prompt.characters[:10] == seen.prompt.characters
+
+
+def test_the_models_own_answer_given_back_is_the_same_text(demo: LoadedModel) -> None:
+    made = attnscope.capture(demo, TEXT, generate=4).prompt
+    given = from_text(demo.tokenizer, TEXT, answer=made.text.removeprefix(TEXT))
+    assert made == given
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "llama", "slow"])
+def test_prompt_and_answer_meet_between_two_tokens(tokenizer: str) -> None:
+    made = MAKERS[tokenizer]()
+    for text, answer in (("the bank", " on river"), ("the bank", "\nthe bank 日本"), ("the bank 日", "!")):
+        prompt = from_text(made, text, answer=answer)
+        assert prompt.ids == from_text(made, text + answer).ids
+        said = "".join(prompt.plain[at] for at in prompt.parts["answer"])
+        assert said.lstrip() == answer.lstrip()
+
+
+def test_a_token_across_the_border_is_refused(demo: LoadedModel) -> None:
+    with pytest.raises(InputError, match="holds the end of the text and the beginning of the answer"):
+        from_text(demo.tokenizer, "the financial ba", answer="nk is")
+    spaced = from_text(demo.tokenizer, "the financial ", answer="bank is")
+    assert spaced == from_text(demo.tokenizer, "the financial", answer=" bank is")
+
+
+# Chats.
+
+
+def chatting(header: str = "{% if add_generation_prompt %}assistant: {% endif %}") -> LoadedModel:
+    loaded = load(LoadOptions())
+    turns = "{% for one in messages %}{{ one.role + ': ' + one.content + '\n' }}{% endfor %}"
+    loaded.tokenizer.chat_template = turns + header
+    return loaded
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_in_a_chat_the_answer_is_the_assistants_turn(header: bool) -> None:
+    loaded = chatting() if header else chatting("")
+    seen = attnscope.capture(loaded, "where is the bank", chat=True, generate=3, request=Request())
+    at, assistant = seen.prompt.answer, seen.prompt.turns[-1]
+    opened = "user: where is the bank\n" + "assistant: " * header
+    assert "".join(seen.prompt.plain[:at]) == opened
+    assert [turn.name for turn in seen.prompt.turns] == ["user", "assistant"]
+    assert "".join(seen.prompt.plain[assistant.start : at]) == opened[len("user: where is the bank\n") :]
+    assert assistant.stop == len(seen.prompt)
+    given = from_chat(loaded.tokenizer, "where is the bank", answer="on the river")
+    assert given.text == opened + "on the river"
+    assert "".join(given.plain[one] for one in find(given, "answer").positions) == " " * header + "on the river"
+    assert (given.turns[-1].name, given.turns[-1].stop) == ("assistant", len(given))
+    assert find(given, "user").positions[-1] < given.turns[-1].start
+
+
+def test_a_chat_that_was_answered_already_is_refused() -> None:
+    chat = json.dumps([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}])
+    with pytest.raises(InputError, match="the chat ends with the assistant's own turn"):
+        attnscope.capture(chatting(), chat, chat=True, generate=3)
+
+
+# Names.
+
+
+def test_prompt_and_answer_name_tokens_where_there_is_an_answer(demo: LoadedModel) -> None:
+    prompt = from_text(demo.tokenizer, TEXT, answer=" the river bank")
+    assert find(prompt, "prompt").positions == tuple(range(7))
+    assert find(prompt, "answer").positions == (7, 8, 9)
+    assert find(prompt, "answer,^last").positions == (7, 8)
+    assert find(prompt, "answer", {"answer": "bank#1"}).positions == (3,)
+    for name in ("prompt", "answer"):
+        with pytest.raises(InputError, match=f"'{name}' is not in the text; the tokens are 0 <s>"):
+            find(replace(prompt, answer=None), name)
+    written = from_text(demo.tokenizer, "the answer is a prompt", answer=" answer")
+    assert find(written, '"answer"').positions == find(replace(written, answer=None), "answer").positions
+
+
+@EITHER_ENGINE
+def test_the_mass_that_an_answer_gives_its_prompt(demo: LoadedModel, engine: str) -> None:
+    seen = attnscope.capture(demo, TEXT, engine=engine, generate=4, query="answer", key="prompt")
+    at, steps = seen.prompt.answer, attnscope.capture(demo, TEXT, engine="eager", generate=4).weights
+    expected = [float(head[at:, :at].sum(-1).mean()) for layer in steps.values() for head in layer]
+    assert [head.mass for head in seen.heads] == pytest.approx(expected, abs=2e-6)
+
+
+# Commands.
+
+
+def said(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+
+
+def test_a_run_says_what_was_generated_and_is_repeated_with_it(tmp_path: Path) -> None:
+    made, again, ranked = tmp_path / "a", tmp_path / "b", ("--sort", "lookback", "--select", "1.*")
+    done = call("relations", TEXT, "--generate", "8", "--query", "answer", "--select", "1.4", "-o", str(made))
+    assert done.code == 0, done.err
+    assert "generated 5 of 8 tokens, the last the end token: the new castle.</s>(7-11)" in done.err.splitlines()
+    assert "query answer: the new castle.</s>(7-11)" in done.err.splitlines()
+    manifest = said(made)
+    assert manifest["generated"] == {"asked": 8, "ids": [265, 586, 1501, 16, 1], "stopped_by": "end token"}
+    assert (manifest["options"]["generate"], manifest["prompt"]["answer"]) == (8, 7)
+    for folder in (again, made):  # the second time it is the same run
+        repeated = call("relations", str(made), "-o", str(folder))
+        assert repeated.code == 0, repeated.err
+        assert "answer: the new castle.</s>(7-11)" in repeated.err.splitlines()
+        assert repeated.out == done.out
+    first, second = (call("heads", *words, *ranked, "-q") for words in ((TEXT, "--generate", "8"), (str(made),)))
+    assert len(first.out.splitlines()) == 7
+    assert first.out != second.out  # all queries, and those of the answer
+    column = [[line.split(b",")[-1] for line in one.out.splitlines()] for one in (first, second)]
+    assert column[0] == column[1]
+    whole = call("relations", TEXT + " the new castle.</s>", "--query", "7:", "-o", str(made))
+    assert whole.code == 2
+    assert "(12 tokens, from 7 on the answer), now" in whole.err
+
+
+def test_an_answer_in_a_manifest_stands_within_its_tokens(tmp_path: Path) -> None:
+    assert call("relations", TEXT, "--answer", " the river", "-q", "-o", str(tmp_path)).code == 0
+    manifest = said(tmp_path)
+    for answer in (0, 9, -1, 1.5, True, "7"):
+        manifest["prompt"]["answer"] = answer
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+        done = call("relations", str(tmp_path))
+        assert (done.code, done.out) == (2, b"")
+        assert "does not say which tokens were read" in done.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("relations", "--over", "heads"),
+        ("heatmap", "--show", "--select", "1.4"),
+        ("view", "--out", "{}/page.html"),
+        ("text", "--select", "1.4"),
+        ("rollout",),
+        ("keys",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_of_a_text_takes_an_answer(tmp_path: Path, command: tuple[str, ...]) -> None:
+    name, *rest = (word.format(tmp_path) for word in command)
+    asked = ("--query", "answer") if name not in ("rollout", "keys") else ()
+    done = call(name, TEXT, "--answer", " the river bank", *asked, *rest)
+    assert done.code == 0, done.err
+    assert "answer: the river bank(7-9)" in done.err.splitlines()
+    if asked:
+        assert "query answer: the river bank(7-9)" in done.err.splitlines()
+
+
+def test_a_page_generates_for_both_its_sides_and_knows_their_answers(tmp_path: Path) -> None:
+    page = tmp_path / "two.html"
+    done = call("view", TEXT, "--compare-text", "the river bank is", "--generate", "3", "--out", str(page))
+    assert done.code == 0, done.err
+    assert [line.split(":")[0] for line in done.err.splitlines() if line.startswith("generated")] == [
+        "generated 3 tokens"
+    ] * 2
+    assert [side["answer"] for side in Read(page.read_bytes()).said["sides"]] == [7, 5]
+
+
+LONG = "the" + " bank" * 505
+REFUSED = [
+    (("--generate", "0"), 2, "a number of new tokens from 1 was expected, 0 came; use --generate 8"),
+    (("--generate", "-3"), 2, "a number of new tokens from 1 was expected"),
+    (("--generate", "many"), 2, "Invalid value for '--generate': "),
+    (("--generate", "2", "--answer", " x"), 2, "either generated or given; leave out --generate or --answer"),
+    (("--answer", " "), 4, "the answer is empty; give an answer with at least one word, or use --generate 8"),
+    (("--generate", "2", "--truncate", "left"), 2, "an answer follows the whole text"),
+    (("--answer", " x", "--truncate", "right"), 2, "leave out --truncate"),
+    (
+        ("--text", LONG, "--generate", "8"),
+        4,
+        "the text has 507 tokens and 8 more were asked for, the model reads at most",
+    ),
+    (("--text", LONG, "--generate", "8"), 4, "; ask for at most 5"),
+    (("--text", LONG, "--answer", " bank" * 8), 4, "text and answer have 515 tokens, the model reads at most 512"),
+    (("--ids", "-", "--answer", " x"), 2, "--answer follows a text, and --ids gives tokens"),
+    (
+        ("{}", "--generate", "4"),
+        2,
+        "the tokens of a run are read as they are; leave out --generate or --answer, or add",
+    ),
+    (("--from", "{}", "--answer", " x"), 2, "the tokens of a run are read as they are"),
+    (("--text", TEXT, "--sort", "lookback"), 2, "--sort lookback is about an answer; add --generate N, or --answer"),
+    (("--text", TEXT, "--query", "answer"), 4, "'answer' is not in the text; the tokens are 0 <s>"),
+]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    assert call("relations", TEXT, "-q", "-o", str(folder)).code == 0
+    return folder
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_cannot_be_answered_is_said_in_a_line(
+    run_folder: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    words = [word.format(run_folder) for word in arguments]
+    texts = {"--text", "--ids", "--from", str(run_folder)}
+    done = call("heads", *([] if texts & set(words) else [TEXT]), *words, stdin=b"[0, 5]")
+    assert (done.code, done.out) == (code, b"")
+    lines = done.err.splitlines()
+    assert message in lines[-1]
+    assert all(line.startswith("repeats ") for line in lines[:-1])
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"generate": 0}, UsageError, "use generate=8"),
+        ({"generate": "8"}, UsageError, "'8' came"),
+        ({"generate": 2, "answer": " x"}, UsageError, "either generated or given"),
+        ({"answer": ""}, InputError, "the answer is empty"),
+        ({"answer": [5]}, UsageError, "give both as text, or both as token ids"),
+        ({"generate": 600}, InputError, "the text has 7 tokens and 600 more were asked for"),
+    ],
+    ids=str,
+)
+def test_python_is_told_the_same(demo: LoadedModel, how: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        attnscope.capture(demo, TEXT, **how)
+
+
+def test_ids_take_an_answer_of_ids(demo: LoadedModel) -> None:
+    for how, message in (({"answer": " x"}, "both as token ids"), ({"answer": [9999]}, "token 0 has the id 9999")):
+        with pytest.raises((UsageError, InputError), match=message):
+            attnscope.capture(demo, [0, 423], **how)
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "asking.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("line", "talk"), re.findall(r"^attnscope (heads .*)\n((?:.+\n)+?)```", PAGE, re.MULTILINE))
+def test_the_page_shows_what_is_said(line: str, talk: str) -> None:
+    assert set(talk.splitlines()) < set(call(*shlex.split(line)).err.splitlines())

@@ -1,0 +1,133 @@
+"""Weights times what keys write, A |v W_O|, against loops over output_attentions, v and W_O.
+
+Shapes: H head, G kv head, Q query, K key, T token, V width of v, E model width.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import attnscope
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiled import TiledAttention
+from attnscope.attention.visibility import Visibility
+from attnscope.errors import UsageError
+from attnscope.measure.layers import LayerKey
+from attnscope.measure.probes import Layer, View
+from attnscope.measure.texts import Texts
+from attnscope.model.loading import wrap
+from attnscope.observe import Request
+from attnscope.seam.projection import gram_root
+from attnscope.tables import rows
+from helpers.dispatched import largest_tensor
+from helpers.families import tiny_model
+
+IDS, VALUE = [6, 9, 7, 6, 9, 30, 41, 7, 6, 9, 12], View(weights="value")
+GROUPS = {"llama": 2, "gemma2": 2, "gpt2": 4}  # kv heads of 4 heads
+
+
+def sharpened(family: str) -> nn.Module:
+    """Weights that are not uniform, biases that are not 0."""
+    model = tiny_model(family)
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        if any(part in name for part in ("q_proj", "k_proj", "c_attn.weight")):
+            parameter.data.mul_(6)
+        if name.endswith("bias"):
+            parameter.data.normal_(generator=torch.Generator().manual_seed(number))
+    return model
+
+
+def by_loops(model: nn.Module, family: str) -> list[torch.Tensor]:
+    """Per layer (H, Q, K): the norm of every alpha v W_O, a vector as wide as the model at a time."""
+    values: list[torch.Tensor] = []
+    projections = [
+        (name, part) for name, part in model.named_modules() if name.endswith(("v_proj", "attn.c_attn", "self_attn.v"))
+    ]
+    handles = [part.register_forward_hook(lambda _, inputs, out: values.append(out[0])) for _, part in projections]
+    with torch.no_grad():
+        attentions = model(torch.tensor([IDS]), output_attentions=True).attentions
+    for handle in handles:
+        handle.remove()
+    found = []
+    for layer, weights in enumerate(attentions):
+        if family == "gpt2":
+            v_TGV = values[layer].chunk(3, -1)[2].unflatten(-1, (4, -1))
+            W_O_HVE = model.transformer.h[layer].attn.c_proj.weight.unflatten(0, (4, -1))
+        else:
+            v_TGV = values[layer].unflatten(-1, (GROUPS[family], -1))
+            W_O_HVE = model.model.layers[layer].self_attn.o_proj.weight.T.unflatten(0, (4, -1))
+        norms = torch.zeros(4, len(IDS), len(IDS))
+        for head in range(4):
+            for key in range(len(IDS)):
+                written_E = v_TGV[key, head * GROUPS[family] // 4].double() @ W_O_HVE[head].double()
+                for query in range(len(IDS)):
+                    norms[head, query, key] = (weights[0, head, query, key] * written_E).norm()
+        found.append(norms)
+    return found
+
+
+@pytest.mark.parametrize("engine", ["eager", "fused"])
+@pytest.mark.parametrize("family", GROUPS)
+def test_norms_are_those_of_a_loop(family: str, engine: str, demo) -> None:
+    """As matrices, as maps, as relations, and as means over a kv head."""
+    model = sharpened(family)
+    expected = by_loops(model, family)
+    loaded = wrap(model, demo.tokenizer)
+    wanted = Request(view=VALUE, metrics=(), weights=True, relations=True, top_k=2, maps="all")
+    seen = attnscope.capture(loaded, IDS, engine=engine, request=wanted)
+    for layer, norms in enumerate(expected):
+        assert norms.max() > 2 * norms[norms > 0].median()
+        torch.testing.assert_close(seen.weights[layer], norms, atol=1e-5, rtol=1e-5)
+        assert (np.isnan(seen.maps.values[layer]) == (norms == 0).numpy()).all()
+        np.testing.assert_allclose(np.nan_to_num(seen.maps.values[layer]), norms, atol=1e-5, rtol=1e-5)
+    assert seen.relations().column_names[-1] == "norm"
+    strongest = {(layer, head, query): [] for layer in range(4) for head in range(4) for query in range(len(IDS))}
+    for layer, head, _, query, _, _, _, norm in rows(seen.relations()):
+        strongest[layer, head, query].append(norm)
+    for (layer, head, query), norms in strongest.items():
+        largest = sorted(expected[layer][head, query].tolist(), reverse=True)[:2]
+        assert norms == pytest.approx([norm for norm in largest if norm > 0], abs=1e-5)
+    by_kv = Request(view=View(weights="value", by_kv=True), metrics=(), weights=True)
+    mean = attnscope.capture(loaded, IDS, engine=engine, request=by_kv).weights
+    for layer, norms in enumerate(expected):
+        torch.testing.assert_close(mean[layer], norms.unflatten(0, (GROUPS[family], -1)).mean(1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_wrong_kv_head_is_noticed(demo) -> None:
+    model = sharpened("llama")
+    expected = by_loops(model, "llama")
+    swapped = nn.Parameter(model.model.layers[0].self_attn.v_proj.weight.unflatten(0, (2, -1)).flip(0).flatten(0, 1))
+    model.model.layers[0].self_attn.v_proj.weight = swapped
+    found = attnscope.capture(wrap(model, demo.tokenizer), IDS, request=Request(view=VALUE, metrics=(), weights=True))
+    assert (found.weights[0] - expected[0]).abs().max() > 1e-2
+
+
+def test_no_tensor_is_as_wide_as_the_model_for_every_key() -> None:
+    heads, keys, width, model = 8, 300, 16, 2048
+    q, v = torch.randn(1, heads, keys, width), torch.randn(1, 2, keys, width)
+    out = nn.Linear(heads * width, model, bias=False)
+    P = TiledAttention(AttentionSpec(q, v, v, 1.0, Visibility(keys, keys)))
+    root = gram_root(out, heads, v)
+    layer = Layer(LayerKey(0), P, 2, Texts(torch.zeros(1, keys), torch.tensor([keys])), gram_root=lambda: root)
+    with torch.no_grad(), largest_tensor() as largest:
+        norms = layer.value_norm_BHK
+    assert largest[0] <= 4 * heads * keys * width
+    W_O_HVE = out.weight.T.unflatten(0, (heads, width))
+    expected = torch.stack([(v[0, head // 4] @ W_O_HVE[head]).norm(dim=-1) for head in range(heads)])
+    torch.testing.assert_close(norms[0], expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("falcon", "does not show the values"),
+        ("bitnet", "has no output projection that is given the heads"),
+        ("granite_swa", "scales what its weights give"),
+    ],
+)
+def test_families_without_a_plain_projection_are_refused_in_a_line(family: str, why: str, demo) -> None:
+    loaded = wrap(tiny_model(family), demo.tokenizer)
+    with pytest.raises(UsageError, match=why) as refused:
+        attnscope.capture(loaded, IDS, request=Request(view=VALUE, metrics=(), weights=True), engine="eager")
+    assert "\n" not in str(refused.value)
