@@ -35,6 +35,7 @@ EXAMPLES = (
     "attnscope ablate demo --method gradient --sequences 32",
 )
 EACH = "each head"
+PROBED = ("repeated", "offsets")  # trials that name the sets where nobody does
 MANY = 4  # heads of a set up to which each one's numbers are shown
 
 
@@ -47,7 +48,9 @@ class Taken(Selected):
         Path | None,
         Option(help='Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', metavar="FILE"),
     ] = None
-    atlas: Annotated[Path | None, Option(help="Sets are the roles of this atlas of `scan`.", metavar="DIR")] = None
+    atlas: Annotated[
+        Path | None, Option(help="What `scan` wrote: sets are its roles, or --select's @ROLE.", metavar="DIR")
+    ] = None
     by: Annotated[Literal["head", "kv"], Option(help="What goes at least: a head, or all heads of a kv head.")] = "head"
     each: Annotated[bool, Option("--each", help="Every head of the model alone, too.")] = False
     replace: Annotated[
@@ -57,9 +60,9 @@ class Taken(Selected):
     random: Annotated[int, Option(min=0, help="Random sets beside each, of other heads.", metavar="N")] = 100
 
     def __post_init__(self) -> None:
-        named = [f"--{name}" for name in ("select", "sets", "atlas") if getattr(self, name) is not None]
-        if len(named) > 1:
-            raise UsageError(f"{named[0]} and {named[1]} were both given", "give one of them")
+        named = [f"--{name}" for name in ("select", "atlas") if getattr(self, name) is not None]
+        if self.sets is not None and named:
+            raise UsageError(f"{named[0]} and --sets were both given", "give one of them")
 
     @property
     def nothing(self) -> bool:
@@ -111,7 +114,7 @@ class Measured(Format, Exporting):
 
 @takes(Scanned, Taken, On, Otherwise, Measured)
 def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measured: Measured) -> int:
-    """What is lost without some heads: alone, together, and beside random sets.
+    """What is lost without some heads, alone and together.
 
     A head's output is replaced before the output projection while the model predicts, and the loss compared with that
     of the intact rows beside it, in nats per token. Heads back each other up: alone each may cost nothing, and all
@@ -122,10 +125,12 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     otherwise.check(taken)
     loaded = _loaded(scanned, measured)
     task, whole = on.task(loaded), otherwise.asks_all and taken.nothing
-    if on.dry_run and taken.nothing and not whole:
-        output.show(_before_probes(loaded, task, on))
-        return 0
-    atlas = None if whole else _atlas(loaded, taken, on, measured.quiet)
+    atlas = None if whole or taken.sets is not None else _kept(loaded, taken.atlas)
+    if atlas is None and taken.nothing and not whole:
+        if on.dry_run:
+            output.show(_before_probes(loaded, task, on))
+            return 0
+        atlas = _probed(loaded, on, measured.quiet)
     named = [] if whole else _named(loaded, taken, atlas)
     if otherwise.question is not None:
         heads = sorted({head for one in named for head in one.heads})
@@ -184,7 +189,7 @@ def _probes(loaded: LoadedModel, seed: int) -> Plan:
     from attnscope.study.scan import plan
 
     planned = plan(loaded, seed=seed)
-    return replace(planned, trials=[one for one in planned.trials if one.name != "sink"])
+    return replace(planned, trials=[one for one in planned.trials if one.name.startswith(PROBED)])
 
 
 def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
@@ -196,13 +201,6 @@ def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
     )
 
 
-def _atlas(loaded: LoadedModel, taken: Taken, on: On, quiet: bool) -> Atlas | None:
-    """The atlas that sets come from: of a folder, or of probes that are run now; None where the sets are named."""
-    if taken.atlas is not None:
-        return _kept(loaded, taken.atlas)
-    return _probed(loaded, on, quiet) if taken.nothing else None
-
-
 def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[HeadSet]:
     """The sets that were asked for: of a file, a selection and each of its heads, or a set per role of the atlas."""
     from attnscope.study.roles import RULES
@@ -211,7 +209,7 @@ def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[H
     if taken.sets is not None:
         return read_sets(taken.sets, loaded.geometry)
     if taken.select is not None:
-        [together] = selected(taken.select, loaded.geometry)
+        together = selected(taken.select, loaded.geometry, atlas.by_role() if atlas else None)
         each = parts(together, loaded.geometry, taken.by == "kv")
         return [together, *(one for one in each if one.heads != together.heads)]
     assert atlas is not None
@@ -221,14 +219,14 @@ def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[H
     return found
 
 
-def _kept(loaded: LoadedModel, folder: Path) -> Atlas:
-    """The atlas of a folder, of a model with the same heads."""
+def _kept(loaded: LoadedModel, folder: Path | None) -> Atlas | None:
+    """The atlas of a folder, or the one beside the model; None without one."""
     from attnscope.selection import everything, pairs
-    from attnscope.study.atlas import kept
+    from attnscope.study.atlas import atlas_of
 
-    atlas = kept(folder)
-    if set(atlas.heads) != set(pairs(everything(loaded.geometry.heads_by_layer))):
-        raise InputError(f"{folder} is the atlas of a model with other heads", "scan this one")
+    atlas = atlas_of(loaded, folder)
+    if atlas is not None and set(atlas.heads) != set(pairs(everything(loaded.geometry.heads_by_layer))):
+        raise InputError("the atlas is of a model with other heads", "scan this one")
     return atlas
 
 

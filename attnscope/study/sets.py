@@ -17,7 +17,7 @@ import numpy as np
 
 from attnscope.errors import InputError, UsageError
 from attnscope.model.geometry import Geometry
-from attnscope.selection import pairs, select
+from attnscope.selection import Named, pairs, select
 from attnscope.text.reading import read_text
 
 CONTROLS = 100
@@ -78,9 +78,9 @@ def _read_set(line: str, where: str, geometry: Geometry) -> HeadSet:
         raise InputError(f"{where}: {error.message}", error.hint) from error
 
 
-def selected(expression: str, geometry: Geometry) -> list[HeadSet]:
-    """The heads that an expression names, together in one set of its name. Raises UsageError as `select`."""
-    return [head_set(expression, select(expression, geometry.heads_by_layer))]
+def selected(expression: str, geometry: Geometry, named: Named | None = None) -> HeadSet:
+    """The heads that an expression names, together in a set of its name; named, and what is raised: as of `select`."""
+    return head_set(expression, select(expression, geometry.heads_by_layer, named))
 
 
 def of_roles(roles: Mapping[tuple[int, int], Sequence[str]], order: Sequence[str]) -> list[HeadSet]:

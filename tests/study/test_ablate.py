@@ -6,11 +6,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope.errors import UsageError
+from attnscope.model.loading import DEMO_FOLDER
 from attnscope.study.ablation import Passes, losses
-from attnscope.study.atlas import Atlas
 from attnscope.study.effects import Asked, ablate, cost
 from attnscope.study.sets import HeadSet
 from attnscope.study.tasks import copy
+from helpers.atlases import made_atlas
 from helpers.command_line import call
 
 SETS = [HeadSet("induction", ((3, 0), (3, 1))), HeadSet("one", ((1, 4),))]
@@ -135,16 +136,17 @@ def test_texts_are_a_corpus(tmp_path):
     assert [json.loads(line)["n"] for line in result.out.splitlines()] == [2, 2]
 
 
-HEADS = tuple((layer, head) for layer in range(4) for head in range(6))
-ATLAS = Atlas(HEADS, [], {head: ("induction",) * (head in SETS[0].heads) for head in HEADS}, {})
+ATLAS = made_atlas(DEMO_FOLDER, dict.fromkeys(SETS[0].heads, ("induction",)))
 
 
-def test_roles_of_an_atlas_are_sets(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.study.atlas.kept", lambda folder: ATLAS)
-    result = call("ablate", "demo", "--atlas", str(tmp_path), *FAST, "-q", "--format", "jsonl")
-    assert json.loads(result.out.splitlines()[0])["heads"] == "L3H0 L3H1"
-    monkeypatch.setattr("attnscope.study.atlas.kept", lambda folder: Atlas(HEADS[:3], [], {}, {}))
-    result = call("ablate", "demo", "--atlas", str(tmp_path))
+def test_roles_of_an_atlas_are_sets(tmp_path):
+    ATLAS.save(tmp_path / "demo")
+    for select in ((), ("--select", "@induction")):
+        arguments = (*select, "--atlas", str(tmp_path / "demo"), *FAST)
+        result = call("ablate", "demo", *arguments, "-q", "--format", "jsonl")
+        assert json.loads(result.out.splitlines()[0])["heads"] == "L3H0 L3H1"
+    made_atlas(None, {}, heads=(1, 3)).save(tmp_path / "other")
+    result = call("ablate", "demo", "--atlas", str(tmp_path / "other"))
     assert (result.code, "a model with other heads" in result.err) == (4, True)
 
 
@@ -158,7 +160,7 @@ def test_without_sets_probes_name_them(monkeypatch):
     ]
     assert "no sets were named: probes find the roles, " in result.err
     assert json.loads(result.out.splitlines()[0])["set"] == "induction"
-    monkeypatch.setattr("attnscope.study.scan.scan", lambda loaded, planned, advance: Atlas(HEADS, [], {}, {}))
+    monkeypatch.setattr("attnscope.study.scan.scan", lambda loaded, planned, advance: made_atlas(None, {}))
     result = call("ablate", "demo", *FAST)
     assert (result.code, "no head has a role; name heads with --select" in result.err) == (4, True)
 
@@ -181,6 +183,7 @@ def test_what_it_would_take_is_said_before_anything_is_run(tmp_path):
     ("arguments", "code", "said"),
     [
         (["--select", "3.9"], 2, "names head 9"),
+        (["--select", "@induction"], 2, "--atlas"),
         (["--select", "3.0", "--sets", "sets.jsonl"], 2, "--select and --sets were both given"),
         (["--sets", "nowhere.jsonl"], 4, "there is no file nowhere.jsonl"),
         (["--atlas", "nowhere"], 4, "nowhere holds no whole atlas"),
