@@ -32,6 +32,8 @@ Head = tuple[int, int]
 class Otherwise:
     """Another question than what sets cost."""
 
+    panel = "Question"
+
     pairs: Annotated[
         bool, Option("--pairs", help="Instead: what any two of the heads cost beyond what both cost alone.")
     ] = False

@@ -68,7 +68,7 @@ def metrics_figure(
 def _metrics_figure(
     panels: Sequence[Panel], style: Style, labels: Sequence[str], room: float, said: tuple[str, str]
 ) -> Figure:
-    shown = [panel for panel in panels if _varies(panel)] or list(panels)
+    shown = [panel for panel in panels if panel.values_printed or _varies(panel)] or list(panels)
     layers, heads = panels[0].values_LH.shape
     most = MOST_COLUMNS if style.inches is None else max(1, int(style.inches * DPI / COLUMN_PX))
     columns = math.ceil(len(shown) / math.ceil(len(shown) / most))  # four stand two by two
@@ -155,6 +155,7 @@ def _draw(ax: Axes, bar_ax: Axes, panel: Panel, style: Style) -> None:
 
 
 def _print_values(ax: Axes, panel: Panel, style: Style) -> None:
+    """The value in each cell, two decimals below 10."""
     image = ax.images[0]
     for (row, column), value in np.ndenumerate(panel.values_LH):
         if np.isfinite(value):

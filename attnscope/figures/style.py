@@ -259,7 +259,7 @@ class Panel:
     name and unit stand above it. uniform: what uniform attention would score, one number per kind of layer. few_L: the
     layers in which a text has fewer rows than a role needs to stand on; support: why, in words. quantity: what a colour
     map is chosen by. first: row and column of the heads that are numbered, in their order. behind_LH: the heads that
-    stand behind grey. values_printed: in the cells, where they have room.
+    stand behind grey. values_printed: in the cells, where they have room; the panel is drawn even if heads are alike.
     """
 
     name: str

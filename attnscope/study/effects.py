@@ -23,7 +23,6 @@ from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
 from attnscope.study.ablation import Passes, prepared
 from attnscope.study.claim import claim
-from attnscope.study.direct import Direct
 from attnscope.study.replacement import Replacement
 from attnscope.study.sets import CONTROLS, HeadSet, controls_of, parts, whole_groups
 from attnscope.study.statistics import paired
@@ -32,6 +31,7 @@ from attnscope.tables import as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
+    from attnscope.study.direct import Direct
 
 SCHEMA = "ablation/1"
 NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
@@ -149,7 +149,7 @@ def ablate(
 ) -> Ablation:
     """Run a task with every set's heads replaced; with a folder, keep each pass's readings, and write table and facts.
 
-    direct: each head's direct effect. advance: called with the tokens
+    direct: the heads' direct effects. advance: called with the tokens
     times layers of every pass, and of what an earlier run had read. Raises as `losses`, and UsageError for a folder
     that holds another ablation, unless force says to write over it.
     """

@@ -41,6 +41,13 @@ def test_the_numbers_stand_in_cells_that_have_room():
         assert "2.50" not in words(metrics_figure(many, Style(), ["0"]).axes[0])
 
 
+def test_a_set_whose_heads_are_alike_is_drawn():
+    alike = Shown("together", "nats", {(0, 0): 8.5, (2, 0): 8.5}, "nats")
+    with drawing(Fonts()):
+        figure = metrics_figure(effect_panels(HEADS, [ALONE, alike]), Style(), ["0", "2"])
+    assert len(figure.axes) == 4  # two panels with their bars
+
+
 def test_four_panels_stand_two_by_two():
     with drawing(Fonts()):
         figure = metrics_figure(effect_panels(HEADS, [ALONE, TOGETHER, SIGNED, ALONE]), Style(), ["0", "2"])
