@@ -428,10 +428,8 @@ LOOKBACKS = (
     ),
 )
 ASKED = {metric.id: metric for metric in (*LOOKBACKS, MASS)}
-KNOWN = {
-    **METRICS,
-    **ASKED,
-}  # METRICS are measured in any case, lookbacks where there is an answer, mass where keys are named
+# METRICS are measured in any case, lookbacks where there is an answer, mass where keys are named.
+KNOWN = {**METRICS, **ASKED}
 
 
 def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
