@@ -164,12 +164,9 @@ def tell_answer(run: Run, quiet: bool) -> None:
     if made is None:
         output.talk(f"answer: {described(prompt, Found('answer', tuple(prompt.parts['answer'])))}", quiet)
         return
-    ended = made["stopped_by"] == "end token"
-    count = (
-        f"{len(made['ids'])} of {made['asked']} tokens, the last the end token" if ended else f"{made['asked']} tokens"
-    )
-    said = "".join(prompt.plain[prompt.answer :]).strip()
-    output.talk(f"generated {count}: {said}({prompt.answer}-{len(prompt) - 1})", quiet)
+    count, most, said = len(made["ids"]), made["asked"], "".join(prompt.plain[prompt.answer :]).strip()
+    how = f"{count} of {most} tokens, the last the end token" if made["stopped_by"] == "end token" else f"{most} tokens"
+    output.talk(f"generated {how}: {said}({prompt.answer}-{len(prompt) - 1})", quiet)
 
 
 def _engine_words(run: Run) -> str:

@@ -309,12 +309,8 @@ LOOKBACKS: Mapping[str, Metric] = {  # measured where a prompt has an answer
         ),
     )
 }
-KNOWN = {
-    **METRICS,
-    **LENGTHS,
-    **LOOKBACKS,
-    MASS.id: MASS,
-}  # METRICS are measured in any case, mass where keys are named
+# METRICS are measured in any case, LENGTHS where asked for, LOOKBACKS where there is an answer, mass of named keys
+KNOWN = {**METRICS, **LENGTHS, **LOOKBACKS, MASS.id: MASS}
 
 
 def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
