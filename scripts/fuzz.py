@@ -60,10 +60,12 @@ RAW_JSON = (
 NUMBERED = (
     "--memory", "--positions", "--top", "--top-k", "--min-weight", "--device", "--select", "--query", "--seed",
     "--tokens", "--atol", "--shard-size", "--batch-tokens", "--num-actors", "--num-gpus-per-actor",
+    "--generate",
 )  # fmt: skip
 NAMED = (
     "--model", "--revision", "--file", "--config", "--out", "--sort", "--select", "--device", "--dtype", "--group",
     "--device-map", "--memory", "--top-k", "--text", "command", "metric", "info", "corpus", "parity", "explain",
+    "--answer",
 )  # fmt: skip
 CONFIGURED = (
     "model_type", "text_config", "auto_map", "architectures", "num_hidden_layers", "num_attention_heads",

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from attnscope.cli.app import COMMANDS
-from attnscope.measure.metrics import LENGTHS, METRICS
+from attnscope.measure.metrics import LENGTHS, LOOKBACKS, METRICS
 from helpers.command_line import HANGS, call
 from helpers.forks import shim
 
@@ -48,7 +48,7 @@ def test_options():
 
 
 def test_values():
-    assert offered("attnscope", "heads", "--sort", "") == [*METRICS, *LENGTHS, "mass"]
+    assert offered("attnscope", "heads", "--sort", "") == [*METRICS, *LENGTHS, *LOOKBACKS, "mass"]
     assert offered("attnscope", "heads", "--sort", "indu") == ["induction"]
     assert offered("attnscope", "metrics", "ent") == [name for name in METRICS if name.startswith("ent")]
     assert "log" in offered("attnscope", "heatmap", "--scale", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from attnscope.study.findings import Finding
     from attnscope.study.scan import Plan
     from attnscope.study.texts import OnTexts
+
+WIDE = 108  # a narrower screen shows one null alone, and roles below each other
 
 EXAMPLES = (
     "attnscope scan demo --texts corpus.txt.gz --out runs/atlas",
@@ -114,6 +117,8 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     output.emit(atlas.table(), format, lambda: rendered(atlas, shown, probing.top, read))
     for what, why in atlas.facts["not_measured"].items():
         output.talk(f"not measured: {what}: {why}", kept.quiet)
+    for rule in atlas.rules():
+        output.talk(f"{rule.role}: {rule.condition}{f' ({rule.source})' * bool(rule.source)}", kept.quiet)
     if format == "table":
         output.talk(f"probes: {', '.join(atlas.probes())}; --probe NAME shows another", kept.quiet)
     return 0
@@ -138,6 +143,8 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
     from attnscope.study.texts import prompts_of
 
     planned = plan(loaded, seed=probing.seed, sequences=probing.sequences, pool=given.pool)
+    if probing.probe not in (None, *planned.probes):
+        raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {', '.join(planned.probes)}")
     prompts = None if given.texts is None else prompts_of(loaded, given.texts)
     layers = len(loaded.geometry.attention_layers)
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
@@ -182,24 +189,25 @@ def _shown(atlas: Atlas, asked: str | None) -> list[Finding]:
     names = atlas.probes()
     periods = [name for name in names if name.startswith("induction")]
     name = asked or (periods[len(periods) // 2] if periods else names[0])
-    if name not in names:
-        raise UsageError(f"there is no probe {name!r}", f"the probes are {', '.join(names)}")
     return [one for one in atlas.findings if one.probe == name]
 
 
 def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None, read: OnTexts | None = None) -> RichTable:
     """The heads, those with a role first, then by effect: the probe's score, its nulls, and the effect's interval."""
     first, sheet = shown[0], output.sheet()
-    copying = _copying(atlas, first)
+    wide = output.width() >= WIDE
+    shown = shown if wide else shown[:1]
+    copying, uniform = _copying(atlas, first), atlas.facts.get("near_uniform", {})
     heads = len(atlas.heads)
     for title in ("head", "roles"):
         sheet.add_column(title, no_wrap=True)
-    sheet.add_column(output.one_line(first.probe), justify="right", no_wrap=True)
-    for one in shown:
-        sheet.add_column(output.one_line(one.against), justify="right", no_wrap=True)
-    sheet.add_column(f"effect [95 %, all {heads}]", no_wrap=True)
-    for title in ("p", *(["copying"] if copying else []), *(["looks like"] if read else [])):
-        sheet.add_column(title, justify="left" if title == "looks like" else "right", no_wrap=True)
+    for title in (first.probe, *(one.against for one in shown)):
+        sheet.add_column(output.one_line(title), justify="right")
+    sheet.add_column(f"effect\n[95 %, all {heads}]", no_wrap=True)
+    for title in ("p", *(["copying"] if copying else []), *(["JS"] if uniform else [])):
+        sheet.add_column(title, justify="right", no_wrap=True)
+    if read:
+        sheet.add_column("looks like", no_wrap=True)
     effect = first.effects
     order = sorted(
         range(heads), key=lambda place: (not atlas.roles[atlas.heads[place]], -_or_least(float(effect.effect[place])))
@@ -208,12 +216,13 @@ def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None, read: OnTe
         layer, head = atlas.heads[place]
         sheet.add_row(
             f"L{layer}H{head}",
-            " ".join(atlas.roles[layer, head]) or "-",
+            (" " if wide else "\n").join(atlas.roles[layer, head]) or "-",
             _number(effect.score[place]),
             *(_number(one.effects.null[place]) for one in shown),
             f"{_signed(effect.effect[place])} [{_number(effect.low_all[place])}, {_number(effect.high_all[place])}]",
             _p(effect.p[place]),
             *([_number(copying.effects.score[place])] if copying else []),
+            *([_number(uniform.get(f"L{layer}H{head}", math.nan))] if uniform else []),
             *([scan_texts.looked(read, (layer, head))] if read else []),
         )
     return sheet
@@ -230,11 +239,11 @@ def _or_least(value: float) -> float:
 
 
 def _number(value: float) -> str:
-    return f"{value:.2f}" if value == value else "-"
+    return f"{value:z.2f}" if value == value else "-"
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f}" if value == value else "-"
+    return f"{value:+z.2f}" if value == value else "-"
 
 
 def _p(value: float) -> str:

@@ -22,7 +22,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.files import save_json
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.study.findings import Finding
-from attnscope.study.roles import RULES
+from attnscope.study.roles import MARK, RULES, Rule
 from attnscope.study.statistics import Effects
 from attnscope.tables import as_table, numbers, save
 
@@ -83,6 +83,11 @@ class Atlas:
         """The probes that were read, each once."""
         return list(dict.fromkeys(one.probe for one in self.findings))
 
+    def rules(self) -> list[Rule]:
+        """The conditions of what is said of any head."""
+        said = {role for roles in self.roles.values() for role in roles}
+        return [rule for rule in RULES if rule.role in said] + [MARK] * bool(self.facts.get("near_uniform"))
+
     def named(self, role: str) -> dict[int, tuple[int, ...]]:
         """{layer: heads} that have a role; empty where none has."""
         found: dict[int, tuple[int, ...]] = {}
@@ -106,7 +111,7 @@ class Atlas:
     def save(self, folder: Path) -> None:
         """Write the table, and beside it roles, rules and facts."""
         save(self.table(), folder / TABLE)
-        rules = {one.role: one.condition for one in RULES}
+        rules = {one.role: one.condition for one in (*RULES, MARK)}
         save_json({**self.facts, "roles": spelled(self.roles), "rules": rules}, folder / NAME)
 
 

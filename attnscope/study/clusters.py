@@ -3,6 +3,8 @@
     tree = clustered(distance_NN)
     tree.leaves       # neighbours are alike
 
+scipy has it too, but seaborn imports scipy where it is there, and every picture would begin half as late again.
+
 N thing.
 """
 

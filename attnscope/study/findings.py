@@ -19,6 +19,7 @@ from attnscope.seam.choice import choose
 from attnscope.seam.listen import listen
 from attnscope.study.copying import CalledLayer
 from attnscope.study.probes import Arm, Contrast, Measure, Trial, batches
+from attnscope.study.retrieval import completed
 from attnscope.study.statistics import Effects, paired
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ def read(loaded: LoadedModel, trial: Trial, advance: Callable[[int], object] = l
     for name, arm in trial.arms.items():
         parts: dict[str, list[np.ndarray]] = {asked: [] for asked in arm.asks}
         for ids_BT in batches(arm.ids_ST, BATCH_TOKENS):
+            if arm.completed:
+                ids_BT = completed(loaded, ids_BT, arm.completed)
+                advance(ids_BT.size - len(ids_BT))
             heads, found = _pass(loaded, ids_BT, arm)
             for asked, value_BN in found.items():
                 parts[asked].append(value_BN)
@@ -72,9 +76,12 @@ def compare(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding]:
         there_S1 = np.isfinite(score_SN).sum(1, keepdims=True)
         return (np.nansum(score_SN, 1, keepdims=True) - score_SN) / np.maximum(there_S1 - 1, 1)
 
-    return [
-        Finding(one.probe, one.against, paired(values[one.score], null_SN(one), seed=seed)) for one in trial.contrasts
-    ]
+    def effects(one: Contrast) -> Effects:
+        shown_S = np.isfinite(values[one.score]).any(1)
+        shown_S |= ~shown_S.any()
+        return paired(values[one.score][shown_S], null_SN(one)[shown_S], seed=seed)
+
+    return [Finding(one.probe, one.against, effects(one)) for one in trial.contrasts]
 
 
 def _pass(

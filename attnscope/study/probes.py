@@ -21,6 +21,8 @@ from attnscope.attention.questions import At, Back, Question, Received
 from attnscope.attention.uniform import UniformAttention
 from attnscope.measure.probes import Answers, Layer, Probe
 from attnscope.study.copying import Copying
+from attnscope.study.retrieval import VALUES, Recall, Retrieval, lengths, needles
+from attnscope.study.uniformity import FromUniform
 
 SEQUENCES = 64
 PERIODS = (10, 25, 50, 100)
@@ -31,10 +33,20 @@ KEY0, STRONGEST = "key 0", "strongest key"
 
 
 class Arm(NamedTuple):
-    """Sequences (S, T), and by name what is asked of every layer that reads them: a (B, H) tensor each."""
+    """Sequences (S, T), and by name what is asked of every layer that reads them: a (B, H) tensor each.
+
+    Behind a shorter sequence stands -1. completed: tokens that the model itself adds to each before it is read.
+    """
 
     ids_ST: np.ndarray
     asks: Mapping[str, Probe]
+    completed: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """That are read, also while the model completes the sequences: the last that it makes is not read then."""
+        given, made = int((self.ids_ST >= 0).sum()), len(self.ids_ST) * self.completed
+        return 2 * (given + made) - len(self.ids_ST) if self.completed else given
 
 
 class Measure(NamedTuple):
@@ -44,11 +56,15 @@ class Measure(NamedTuple):
     name: str
 
 
+RECALL, FROM_UNIFORM = Measure("needle", "recall"), Measure("distinct", "from uniform")  # decide no contrast
+
+
 @dataclass(frozen=True)
 class Contrast:
     """What a trial decides: the score of a probe against one null, paired by sequence.
 
-    null: several measures mean their largest, none the mean of the other heads' scores.
+    null: several measures mean their largest, none the mean of the other heads' scores. Sequences in which no head has
+    a score are left out.
     """
 
     probe: str
@@ -59,7 +75,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Trial:
-    """Sequences of one length, what is asked of them, and what that decides."""
+    """Sequences, what is asked of them, and what that decides."""
 
     name: str
     arms: Mapping[str, Arm]
@@ -67,8 +83,8 @@ class Trial:
 
     @property
     def tokens(self) -> int:
-        """Of all sequences of all arms."""
-        return sum(arm.ids_ST.size for arm in self.arms.values())
+        """That all arms take."""
+        return sum(arm.tokens for arm in self.arms.values())
 
 
 @dataclass(frozen=True)
@@ -129,13 +145,15 @@ def trials(
     seed: int = 0,
     count: int = SEQUENCES,
     copying: Copying | None = None,
+    retrieval: bool = True,
 ) -> list[Trial]:
     """Every trial that a vocabulary and so many positions allow, drawn by a seed; each has a draw of its own.
 
-    copying: what asks whether heads copy, on the period that comes nearest to COPIED_PERIOD.
+    copying: what asks whether heads copy, on the period that comes nearest to COPIED_PERIOD. retrieval: whether the
+    model can complete sequences.
 
     >>> [trial.name for trial in trials(range(100, 400), positions=128)]
-    ['repeated p10', 'repeated p25', 'repeated p50', 'offsets', 'sink']
+    ['repeated p10', 'repeated p25', 'repeated p50', 'offsets', 'sink', 'retrieval']
     """
     room = positions or 10**9
     periods = [one for one in PERIODS if 2 * one <= len(pool) and 2 * one + len(begin) <= room]
@@ -149,6 +167,8 @@ def trials(
     length = min(LENGTH, len(pool), room - len(begin))
     made["offsets"] = lambda generator: _offsets(pool, begin, length, count, generator)
     made["sink"] = lambda generator: _sinks(pool, begin, length, count, generator)
+    if retrieval and (runs := lengths(count, room)):
+        made["retrieval"] = lambda generator: _retrieval(needles(pool, begin, runs, generator))
     return [make(np.random.default_rng([seed, *name.encode()])) for name, make in made.items()]
 
 
@@ -190,7 +210,9 @@ def _offsets(
 ) -> Trial:
     """Distinct tokens: a weight so many tokens back can come from the place alone."""
     names = {steps: f"{steps} back" for steps in OFFSETS}
-    asks = {name: MassBack(steps, len(begin) + OFFSETS.stop - 1) for steps, name in names.items()}
+    first = len(begin) + OFFSETS.stop - 1
+    asks: dict[str, Probe] = {name: MassBack(steps, first) for steps, name in names.items()}
+    asks[FROM_UNIFORM.name] = FromUniform(first)
     contrasts = [
         Contrast(
             f"offset {steps}",
@@ -227,6 +249,14 @@ def _sinks(pool: Sequence[int], begin: Sequence[int], length: int, count: int, g
     return Trial("sink", arms, contrasts)
 
 
+def _retrieval(ids_ST: np.ndarray) -> Trial:
+    """What is hidden in a long text, asked for at its end."""
+    score, null = Measure("needle", "retrieval"), Measure("needle", "moved span")
+    asks: dict[str, Probe] = {score.name: Retrieval(), null.name: Retrieval(moved=True), RECALL.name: Recall()}
+    contrast = Contrast("retrieval", "moved span", score, (null,))
+    return Trial("retrieval", {"needle": Arm(ids_ST, asks, completed=VALUES)}, [contrast])
+
+
 def _distinct(pool: Sequence[int], length: int, count: int, generator: np.random.Generator) -> np.ndarray:
     """(count, length): in each sequence no token comes twice."""
     ids = np.asarray(pool, np.int64)
@@ -238,7 +268,10 @@ def _after(begin: Sequence[int], ids_ST: np.ndarray) -> np.ndarray:
 
 
 def batches(ids_ST: np.ndarray, tokens: int) -> Iterator[np.ndarray]:
-    """The sequences in batches of about so many tokens, at least one sequence each."""
-    step = max(1, tokens // ids_ST.shape[1])
-    for start in range(0, len(ids_ST), step):
-        yield ids_ST[start : start + step]
+    """The sequences in batches of one length and about so many tokens, at least one sequence each."""
+    width_S = (ids_ST >= 0).sum(1)
+    for alike_ST in np.split(ids_ST, np.flatnonzero(np.diff(width_S)) + 1):
+        width = int((alike_ST[0] >= 0).sum())
+        step = max(1, tokens // width)
+        for start in range(0, len(alike_ST), step):
+            yield alike_ST[start : start + step, :width]

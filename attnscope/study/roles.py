@@ -8,15 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnscope.study.findings import Finding
+from attnscope.study.retrieval import RECALLED
+from attnscope.study.uniformity import NEAR
 
 LEAST, COPIES, PERIODS = 0.3, 0.5, 2
 OFFSETS = {0: "self", 1: "previous-token", 2: "offset-2", 3: "offset-3", 4: "offset-4"}
-SOURCE = {
-    "induction": "Olsson et al. 2022, arXiv 2209.11895",
-    "prefix-matching": "Olsson et al. 2022, arXiv 2209.11895",
-    "duplicate-token": "Wang et al. 2022, arXiv 2211.00593",
-    "sink": "Gu et al. 2024, arXiv 2410.10781",
-}
+OLSSON = "Olsson et al. 2022, arXiv 2209.11895"
 
 
 @dataclass(frozen=True)
@@ -25,6 +22,7 @@ class Rule:
 
     role: str
     condition: str
+    source: str = ""
 
 
 RULES = (
@@ -32,12 +30,33 @@ RULES = (
         "induction",
         f"lower bound >= {LEAST} against other tokens and above 0 against shuffled ones, at {PERIODS} periods; "
         f"copying >= {COPIES}",
+        OLSSON,
     ),
-    Rule("prefix-matching", "as induction, without copying, or where that was not measured"),
+    Rule("prefix-matching", "as induction, without copying, or where that was not measured", OLSSON),
     *(Rule(role, f"lower bound >= {LEAST} above the best other offset") for role in OFFSETS.values()),
-    Rule("duplicate-token", f"lower bound >= {LEAST} and above 0, as induction, at {PERIODS} periods"),
-    Rule("sink", f"lower bound >= {LEAST} above uniform attention, key 0 of {64} tokens"),
+    Rule(
+        "duplicate-token",
+        f"lower bound >= {LEAST} and above 0, as induction, at {PERIODS} periods",
+        "Wang et al. 2022, arXiv 2211.00593",
+    ),
+    Rule(
+        "sink",
+        f"lower bound >= {LEAST} above uniform attention, key 0 of {64} tokens",
+        "Gu et al. 2024, arXiv 2410.10781",
+    ),
+    Rule(
+        "retrieval",
+        f"lower bound >= {LEAST} above a moved span, over runs with recall > {RECALLED}",
+        "Wu et al. 2024, arXiv 2404.15574",
+    ),
 )
+MARK = Rule("near_uniform", f"mean Jensen-Shannon divergence (JS) to uniform attention < {NEAR} bits; a mark, no role")
+
+
+def near_uniform(divergence_SN: np.ndarray) -> dict[int, float]:
+    """{head: its mean divergence} of the heads that the mark holds for."""
+    mean_N = divergence_SN.mean(0)
+    return {int(head): float(mean_N[head]) for head in np.flatnonzero(mean_N < NEAR)}
 
 
 def roles_of(findings: Sequence[Finding], heads: int) -> list[tuple[str, ...]]:
@@ -60,5 +79,6 @@ def roles_of(findings: Sequence[Finding], heads: int) -> list[tuple[str, ...]]:
         **{role: bound(f"offset {steps}", "best other offset") >= LEAST for steps, role in OFFSETS.items()},
         "duplicate-token": at_periods("duplicate-token"),
         "sink": bound("sink", "uniform") >= LEAST,
+        "retrieval": bound("retrieval", "moved span") >= LEAST,
     }
     return [tuple(rule.role for rule in RULES if holds[rule.role][head]) for head in range(heads)]

@@ -24,8 +24,9 @@ from attnscope.study.copying import Copying, copying_of
 from attnscope.study.findings import Finding, Readings, compare, read
 from attnscope.study.picture import save_probes
 from attnscope.study.pool import begins, token_pool
-from attnscope.study.probes import SEQUENCES, Measure, Trial, trials
-from attnscope.study.roles import roles_of
+from attnscope.study.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, trials
+from attnscope.study.retrieval import recalled, unable
+from attnscope.study.roles import near_uniform, roles_of
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -46,11 +47,17 @@ class Plan:
         """Of all sequences of all trials."""
         return sum(trial.tokens for trial in self.trials)
 
+    @property
+    def probes(self) -> list[str]:
+        """Each once."""
+        return list(dict.fromkeys(one.probe for trial in self.trials for one in trial.contrasts))
+
 
 def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> Plan:
     """The trials that a model's vocabulary and positions allow. Raises as `token_pool`."""
     drawn_from, begin = token_pool(loaded, pool), begins(loaded)
-    copying = copying_of(loaded, [*begin, *drawn_from[:3]])
+    few = [*begin, *drawn_from[:3]]
+    copying, why_no_retrieval = copying_of(loaded, few), unable(loaded, few)
     made = trials(
         drawn_from,
         begin,
@@ -58,7 +65,9 @@ def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool
         seed,
         sequences,
         copying if isinstance(copying, Copying) else None,
+        retrieval=not why_no_retrieval,
     )
+    missing = {"copying": copying if isinstance(copying, str) else "", "retrieval": why_no_retrieval}
     ids = hashlib.sha256(b"".join(arm.ids_ST.tobytes() for trial in made for arm in trial.arms.values()))
     facts = {
         "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
@@ -67,7 +76,7 @@ def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool
         "sequences": sequences,
         "pool": {"tokens": len(drawn_from), "first": drawn_from[0], "last": drawn_from[-1]},
         "ids_sha256": ids.hexdigest(),
-        "not_measured": {"copying": copying} if isinstance(copying, str) else {},
+        "not_measured": {what: why for what, why in missing.items() if why},
     }
     return Plan(made, seed, facts)
 
@@ -90,17 +99,30 @@ def scan(
         planned = replace(planned, facts={**planned.facts, "model": model})
         claim(folder, READINGS, "scan", planned.facts, force)
     findings: list[Finding] = []
+    beside: dict[str, Any] = {}
     heads: tuple[tuple[int, int], ...] = ()
     for trial in planned.trials:
         readings = _readings(loaded, trial, folder, advance)
         findings += compare(trial, readings, planned.seed)
+        beside |= _beside(trial, readings)
         heads = readings.heads
     named = dict(zip(heads, roles_of(findings, len(heads)), strict=True))
-    atlas = Atlas(heads, findings, named, {"schema": SCHEMA, **planned.facts, "versions": versions()})
+    atlas = Atlas(heads, findings, named, {"schema": SCHEMA, **planned.facts, **beside, "versions": versions()})
     if folder is not None:
         save_probes(atlas, folder / PICTURE, Style(about=About(line=loaded.name, model=loaded.name)))
         atlas.save(folder)
     return atlas
+
+
+def _beside(trial: Trial, readings: Readings) -> dict[str, Any]:
+    """What a trial says beside its contrasts: which heads are near uniform attention, how many needles were found."""
+    said: dict[str, Any] = {}
+    if FROM_UNIFORM in readings.values:
+        marked = near_uniform(readings.values[FROM_UNIFORM])
+        said["near_uniform"] = {"L{}H{}".format(*readings.heads[place]): value for place, value in marked.items()}
+    if RECALL in readings.values:
+        said["retrieval"] = recalled(trial.arms[RECALL.arm].ids_ST, readings.values[RECALL][:, 0])
+    return said
 
 
 def _readings(loaded: LoadedModel, trial: Trial, folder: Path | None, advance: Callable[[int], object]) -> Readings:

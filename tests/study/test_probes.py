@@ -7,11 +7,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from attnscope.model.loading import wrap
 from attnscope.seam.projection import output_projections
-from attnscope.study.copying import Copying, copying_of
-from attnscope.study.findings import compare, read
+from attnscope.study.copying import copying_of
+from attnscope.study.findings import read
 from attnscope.study.pool import begins, token_pool
 from attnscope.study.probes import Measure, trials
-from attnscope.study.roles import roles_of
+from attnscope.study.scan import plan, scan
 from helpers.families import tiny_model
 
 WORDS, ROOM, SHARP = 120, 80, 400.0
@@ -105,10 +105,21 @@ def test_output_projections_are_found_where_the_heads_go(model_type, name, demo)
 
 
 def hand_built(tokenizer):
-    """GPT-2 with 2 layers x 2 heads: previous-token and uniform, induction and uniform."""
+    """GPT-2 with 2 layers x 2 heads: previous-token and uniform, induction and uniform.
+
+    The induction head writes what it copies twice as large as a token stands in the stream: the model says it.
+    """
     width = 2 * WORDS + ROOM
     config = GPT2Config(
-        n_layer=2, n_head=2, n_embd=width, vocab_size=WORDS, n_positions=ROOM, attn_implementation="eager"
+        n_layer=2,
+        n_head=2,
+        n_embd=width,
+        vocab_size=WORDS,
+        n_positions=ROOM,
+        attn_implementation="eager",
+        bos_token_id=0,
+        pad_token_id=0,  # begin and padding with one token: whoever guesses a mask hides the begin token
+        eos_token_id=1,  # and an end token that comes up in needles
     )
     model = GPT2LMHeadModel(config).eval()
     with torch.no_grad():
@@ -132,34 +143,37 @@ def hand_built(tokenizer):
             second.c_attn.weight[token[word], word] = SHARP
             second.c_attn.weight[before[word], width + word] = 1
             second.c_attn.weight[token[word], 2 * width + word] = 1
-            second.c_proj.weight[word, token[word]] = 1
+            second.c_proj.weight[word, token[word]] = 2
+        model.transformer.ln_f.weight.fill_(1)
     return wrap(model, tokenizer)
 
 
 @pytest.fixture(scope="module")
 def built(demo):
-    """The findings of the hand-built decoder, {(probe, against): effects}, and its roles."""
+    """The atlas of the hand-built decoder, and its effects as {(probe, against): effects}."""
     loaded = hand_built(demo.tokenizer)
-    copying = copying_of(loaded, [0, 1, 2, 3])
-    assert isinstance(copying, Copying)
-    findings = []
-    for trial in trials(range(1, WORDS), (0,), ROOM, copying=copying):
-        readings = read(loaded, trial)
-        findings += compare(trial, readings)
-    assert readings.heads == ((0, 0), (0, 1), (1, 0), (1, 1))
-    return {(one.probe, one.against): one.effects for one in findings}, roles_of(findings, 4)
+    atlas = scan(loaded, plan(loaded, pool=range(1, WORDS)))
+    assert atlas.heads == ((0, 0), (0, 1), (1, 0), (1, 1))
+    assert atlas.facts["not_measured"] == {}
+    return atlas, {(one.probe, one.against): one.effects for one in atlas.findings}
 
 
 def test_hand_built_heads_score_one_and_uniform_heads_score_the_null(built):
-    found, roles = built
+    atlas, found = built
     for period in ("p10", "p25"):
         effects = found[f"induction {period}", "other"]
         assert effects.score[2] == pytest.approx(1, abs=1e-3)
         assert effects.effect[[1, 3]] == pytest.approx(0, abs=1e-5)
+        assert found[f"duplicate-token {period}", "other"].effect[[1, 3]] == pytest.approx(0, abs=1e-5)
     assert found["offset 1", "best other offset"].score[0] == pytest.approx(1, abs=1e-3)
     assert found["sink", "uniform"].effect[[1, 3]] == pytest.approx(0, abs=1e-5)
+    assert found["strongest key", "uniform"].effect[[1, 3]] == pytest.approx(0, abs=1e-5)
     assert found["copying", "other heads"].score[2] == 1
-    assert roles == [("previous-token",), (), ("induction",), ()]
+    assert found["retrieval", "moved span"].score == pytest.approx([0, 0, 1, 0])
+    assert list(atlas.roles.values()) == [("previous-token",), (), ("induction", "retrieval"), ()]
+    uniform = dict.fromkeys(("L0H1", "L1H0", "L1H1"), 0)  # among distinct tokens the induction head finds none either
+    assert atlas.facts["near_uniform"] == pytest.approx(uniform, abs=1e-6)
+    assert atlas.facts["retrieval"] == {"runs": 64, "counted": 64, "recall": {"64": 1.0}}
 
 
 def test_a_window_that_hides_the_key_is_null_not_zero(demo):

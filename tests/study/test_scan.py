@@ -19,7 +19,12 @@ from attnscope.study.scan import plan, scan
 from helpers.command_line import call
 from helpers.families import tiny_model
 
-EXPECTED = {"induction": {"L3H0", "L3H1"}, "previous-token": {"L1H5", "L2H1"}, "offset-2": {"L1H4"}}
+EXPECTED = {
+    "induction": {"L3H0", "L3H1"},
+    "previous-token": {"L1H5", "L2H1"},
+    "offset-2": {"L1H4"},
+    "retrieval": {"L3H0", "L3H1"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +45,24 @@ def test_the_demos_heads_are_named(kept):
     assert heads_of(json.loads((folder / "atlas.json").read_text())["roles"]) == EXPECTED
 
 
+def test_the_demos_induction_heads_retrieve_where_it_finds_the_needle(kept):
+    found, folder = kept
+    [retrieval] = [one.effects for one in found.findings if one.probe == "retrieval"]
+    assert np.flatnonzero(retrieval.score >= 0.8).tolist() == [18, 19]
+    assert (np.delete(retrieval.score, [18, 19]) <= 0.1).all()
+    told = json.loads((folder / "atlas.json").read_text())["retrieval"]
+    assert told["runs"] == 64 + 32 + 16 + 8
+    assert set(retrieval.n) == {told["counted"]}
+    assert list(told["recall"]) == ["64", "128", "256", "512"]
+
+
 def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):
     found, folder = kept
     again = read_back(folder)
     assert (again.heads, again.roles, again.facts) == (found.heads, found.roles, found.facts)
     assert again.table().equals(found.table())
     assert again.named("previous-token") == {1: (5,), 2: (1,)}
-    assert again.named("retrieval") == {}
+    assert again.named("offset-4") == {}
     with pytest.raises(InputError, match="holds no whole atlas"):
         read_back(tmp_path)
     (tmp_path / "atlas.json").write_text(json.dumps({"schema": "atlas/0"}))
@@ -151,10 +167,11 @@ def test_the_command_prints_and_writes(tmp_path):
     assert (tmp_path / "a" / "atlas.parquet").exists()
 
 
-def test_what_it_would_take_is_said_before_anything_is_read(tmp_path):
+def test_what_it_would_take_is_said_before_anything_is_read(demo, tmp_path):
     result = call("scan", "demo", "--dry-run", "--out", str(tmp_path / "a"))
     assert result.code == 0
-    assert b"tokens x 4 layers" in result.out
+    planned = plan(demo)
+    assert f"retrieval): {planned.tokens} tokens x 4 layers" in result.out.decode()
     assert not (tmp_path / "a").exists()
 
 
@@ -162,6 +179,19 @@ def test_few_sequences_have_no_interval_and_no_role():
     result = call("scan", "demo", "--sequences", "8", "-q", "--format", "jsonl")
     rows = [json.loads(line) for line in result.out.splitlines()]
     assert {row["low_all"] for row in rows} == {None}
+
+
+def test_whatever_is_named_is_said_with_its_condition(kept):
+    found, folder = kept
+    said = {rule.role: rule.condition for rule in found.rules()}
+    assert set(said) == {role for roles in found.roles.values() for role in roles} | {"near_uniform"}
+    assert said.items() <= json.loads((folder / "atlas.json").read_text())["rules"].items()
+    result = call("scan", "demo", "--sequences", "2", "--format", "table", columns=80)  # no interval, so no role
+    assert [line.split(":")[0] for line in result.err.splitlines() if "mean Jensen-Shannon" in line] == ["near_uniform"]
+    assert not [line for line in result.err.splitlines() if "lower bound" in line]
+    marked = next(line for line in result.out.decode().splitlines() if "L1H0" in line)
+    assert float(marked.split()[-1]) < 0.15
+    assert "  JS" in result.out.decode().splitlines()[2]
 
 
 @pytest.mark.parametrize(

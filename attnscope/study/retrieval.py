@@ -1,0 +1,163 @@
+"""Retrieval: the head finds what is hidden in a long text, and the model says the token that the head looks at.
+
+Wu et al. 2024, arXiv 2404.15574, as their code counts (retrieval_head_detection.py): steps of greedy decoding, where
+the paper intersects sets of tokens; runs in which the model did not find the needle do not count.
+
+Shapes: S sequence, T token, B text of a pass, H head, Q query, V value of the needle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import Question, TopK
+from attnscope.measure.probes import Answers, Layer
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+
+VALUES = 8  # tokens of the needle behind its key, and tokens that the model makes
+DEPTHS = (0.1, 0.5, 0.9)
+SHORTEST = 64  # tokens of a run, with those that are made
+RECALLED = 0.5  # a run with no more of the needle does not count
+
+
+def lengths(count: int, room: int) -> list[int]:
+    """The tokens of every run: so many short ones, then half as many of twice the length, as far as `room`.
+
+    >>> Counter(lengths(64, 512))
+    Counter({64: 64, 128: 32, 256: 16, 512: 8})
+    """
+    found, length = [], SHORTEST
+    while length <= room and count:
+        found += [length] * count
+        length, count = 2 * length, count // 2
+    return found
+
+
+def needles(
+    pool: Sequence[int], begin: Sequence[int], length_S: Sequence[int], generator: np.random.Generator
+) -> np.ndarray:
+    """(S, T): a haystack with a key and its values at one depth after the other, and the key once more.
+
+    Other tokens of the pool make the haystack, distinct as far as they go. -1 stands behind a shorter sequence.
+    """
+    ids_ST, ordinary = np.full((len(length_S), max(length_S) - VALUES), -1, np.int64), np.setdiff1d(pool, begin)
+    for place, length in enumerate(length_S):
+        room = length - len(begin) - 2 * (VALUES + 1)
+        drawn = generator.choice(ordinary, min(VALUES + 1 + room, len(ordinary)), replace=False)
+        needle, hay = np.split(drawn, [VALUES + 1])
+        hay = hay if len(hay) == room else generator.choice(hay, room)
+        hidden = np.insert(hay, round(DEPTHS[place % len(DEPTHS)] * room), needle)
+        ids_ST[place, : length - VALUES] = np.concatenate([begin, hidden, needle[:1]])
+    return ids_ST
+
+
+class Found(NamedTuple):
+    """Of completed texts: where the needle's values stand (B, V), the tokens made (B, V), how many values they say."""
+
+    value_BV: Tensor
+    made_BV: Tensor
+    recall_B: Tensor
+
+
+def found(ids_BT: Tensor) -> Found:
+    """Where the last token of the prompt stands first, its needle begins: no other token is as it."""
+    key_B1 = ids_BT[:, -VALUES - 1, None]
+    value_BV = (ids_BT == key_B1).int().argmax(-1, keepdim=True) + torch.arange(1, VALUES + 1, device=ids_BT.device)
+    made_BV = ids_BT[:, -VALUES:]
+    recalled_BV = (ids_BT.gather(-1, value_BV)[..., None] == made_BV[:, None]).any(-1)
+    return Found(value_BV, made_BV, recalled_BV.double().mean(-1))
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """The share of decoding steps whose strongest key is a value of the needle and the token that was made.
+
+    NaN where the model did not find the needle, and for heads whose mask hides it. moved: the same of as many keys a
+    third of the prompt away.
+    """
+
+    moved: bool = False
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [TopK(1)]
+
+    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+        ids_BT = layer.texts.ids_BT
+        tokens, needle = ids_BT.shape[1], found(ids_BT)
+        row_V = torch.arange(tokens - VALUES - 1, tokens - 1, device=ids_BT.device)
+        key_BHV = answers[TopK(1)][1][..., 0][..., row_V]
+        token_BHV = ids_BT[:, None].expand(-1, layer.P.heads, -1).gather(-1, key_BHV)
+        start_B11 = needle.value_BV[:, None, :1]
+        if self.moved:
+            prompt = tokens - VALUES
+            fits = start_B11 + prompt // 3 + VALUES < prompt
+            start_B11 = start_B11 + torch.where(fits, prompt // 3, -(prompt // 3))
+        inside_BHV = (key_BHV >= start_B11) & (key_BHV < start_B11 + VALUES)
+        share_BH = (inside_BHV & (token_BHV == needle.made_BV[:, None])).double().mean(-1)
+        counts_BH = (needle.recall_B > RECALLED)[:, None] & self._sees(layer, needle.value_BV, row_V)
+        return share_BH.masked_fill(~counts_BH, torch.nan).cpu()
+
+    @staticmethod
+    def _sees(layer: Layer, value_BV: Tensor, row_V: Tensor) -> Tensor:
+        """(B, H or 1): whether every step may look at the value that is its turn."""
+        key_BQ = torch.full_like(layer.texts.ids_BT, -1)
+        key_BQ[:, row_V] = value_BV
+        visible = layer.P.visible
+        return visible.at(key_BQ.to(visible.position_Q.device))[..., row_V].all(-1).to(value_BV.device)
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The share of the needle's values among the tokens made, ROUGE-1 recall: the same for every head."""
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return []
+
+    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+        return found(layer.texts.ids_BT).recall_B[:, None].expand(-1, layer.P.heads).cpu()
+
+
+def recalled(ids_ST: np.ndarray, recall_S: np.ndarray) -> dict[str, Any]:
+    """What atlas.json says of the runs: how many there were and counted, and the mean recall by their length."""
+    length_S = (ids_ST >= 0).sum(1) + VALUES
+    by_length = {str(one): float(recall_S[length_S == one].mean()) for one in np.unique(length_S)}
+    return {"runs": len(recall_S), "counted": int((recall_S > RECALLED).sum()), "recall": by_length}
+
+
+def completed(loaded: LoadedModel, ids_BT: np.ndarray, count: int) -> np.ndarray:
+    """The texts with so many more tokens, each the likeliest; (B, T) -> (B, T + count)."""
+    ids = torch.tensor(ids_BT, device=loaded.device)
+    made = loaded.model.generate(  # what a generation config asks beyond the likeliest token is turned off
+        ids,
+        attention_mask=torch.ones_like(ids),  # else transformers takes begin tokens that are pad tokens for padding
+        max_new_tokens=count,
+        do_sample=False,
+        num_beams=1,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        eos_token_id=None,
+        return_dict_in_generate=False,
+    )
+    return np.asarray(made.cpu())
+
+
+def unable(loaded: LoadedModel, ids: Sequence[int]) -> str:
+    """Why a model cannot complete texts; empty where it can. ids: some tokens to try it with."""
+    longest = loaded.geometry.max_positions
+    if longest is not None and longest < SHORTEST:
+        return f"the model reads {longest} tokens, and {SHORTEST} are needed"
+    if loaded.model.get_output_embeddings() is None or not getattr(loaded.model, "can_generate", lambda: False)():
+        return "the model makes no tokens"
+    try:
+        completed(loaded, np.array([list(ids)]), 2)
+    except Exception as error:  # any family's own code
+        return f"the model cannot generate: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
+    return ""
