@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -171,6 +172,7 @@ def scan_each(scanned: Scanned, given: Given, probing: Probing, kept: Kept) -> i
         if found is None:
             return 0  # what one costs, the others cost
         atlases[revision] = found[0]
+        gc.collect()  # a model holds itself in circles, and would stay beside the next
     if kept.out is not None:
         save_checkpoints(atlases, kept.out, scanned.asked)
     [shown, *_] = _shown(next(iter(atlases.values())), probing.probe)

@@ -1,5 +1,8 @@
 """`scan --revision a,b`: one scan per checkpoint of a hub model, a table and a picture of them all."""
 
+import gc
+import weakref
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -9,6 +12,7 @@ from attnscope.figures import Style
 from attnscope.figures.checkpoints import COLOURS, GREY, Course, courses_figure
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.writer import drawing
+from attnscope.model import loading
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import Source
 from attnscope.study.atlas import Atlas, kept
@@ -72,10 +76,28 @@ def test_named_heads_are_coloured_the_same_everywhere_and_named_at_their_end():
     assert [text.get_text() for text in one.get_xticklabels()] == ["a", "b"]
 
 
-def test_each_checkpoint_is_scanned_and_all_are_shown(hub, tmp_path):
+@pytest.fixture
+def alone(monkeypatch):
+    """How many models that were loaded earlier are still there, whenever one is loaded; nobody collects by chance."""
+    before, found, load = [], [], loading.load
+
+    def watched(options):
+        found.append(sum(one() is not None for one in before))
+        loaded = load(options)
+        before.append(weakref.ref(loaded.model))
+        return loaded
+
+    monkeypatch.setattr(loading, "load", watched)
+    gc.disable()
+    yield found
+    gc.enable()
+
+
+def test_each_checkpoint_is_scanned_and_all_are_shown(hub, alone, tmp_path):
     asked = ["scan", "owner/tiny", "--revision", f"main, {LATER}", "--sequences", "2", "--probe", "sink"]
     result = call(*asked, "--out", str(tmp_path), columns=160)
     assert result.code == 0, result.err
+    assert alone == [0, 0]
     assert "roles at the last" in result.out.decode()
     assert {path.name for path in tmp_path.iterdir()} == {"main", LATER, "checkpoints.parquet", "checkpoints.png"}
     rows = pq.read_table(tmp_path / "checkpoints.parquet").to_pylist()
