@@ -49,7 +49,7 @@ class Taken(Selected):
         Option(help='Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', metavar="FILE"),
     ] = None
     atlas: Annotated[
-        Path | None, Option(help="What `scan` wrote: its roles are the sets, or what @ROLE selects.", metavar="DIR")
+        Path | None, Option(help="What `scan` wrote: sets are its roles, or what @ROLE selects.", metavar="DIR")
     ] = None
     by: Annotated[Literal["head", "kv"], Option(help="What goes at least: a head, or all heads of a kv head.")] = "head"
     each: Annotated[bool, Option("--each", help="Every head of the model alone, too.")] = False
