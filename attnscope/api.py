@@ -15,7 +15,7 @@ from attnscope.model.loading import load as load_model
 from attnscope.observation import Observation
 from attnscope.observe import Request
 from attnscope.run import Text, read
-from attnscope.study.atlas import Atlas
+from attnscope.study.atlas.atlas import Atlas
 from attnscope.text.prompt import Side
 
 

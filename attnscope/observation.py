@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from attnscope.measure.rollout import Rollout
     from attnscope.measure.spans import SpanPairs
     from attnscope.seam.call import CaptureReport
-    from attnscope.study.atlas import Atlas
+    from attnscope.study.atlas.atlas import Atlas
     from attnscope.text.prompt import Prompt
     from attnscope.viewer.page import Page
 

@@ -24,7 +24,7 @@ from attnscope.seam.engines import Engine
 from attnscope.seam.generation import continuation, ends
 from attnscope.selection import Named
 from attnscope.selection import select as selected
-from attnscope.study.atlas import Atlas, atlas_of
+from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
 from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
 from attnscope.text.tokens import Chosen

@@ -22,10 +22,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from attnscope.model.loading import LoadedModel, LoadOptions, load, wrap
 from attnscope.seam.engines import Altered, Unchecked
 from attnscope.seam.listen import listen
-from attnscope.study.ablation import CPU_TOKENS, prepared
-from attnscope.study.branches import unheard
-from attnscope.study.sets import HeadSet
-from attnscope.study.tasks import Task, copy
+from attnscope.study.ablation.branches import unheard
+from attnscope.study.ablation.passes import CPU_TOKENS, prepared
+from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.ablation.tasks import Task, copy
 
 WAYS = {
     "shared": "shared passes, many heads each",

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from attnscope.model.loading import LoadedModel
-    from attnscope.study.atlas import Atlas
-    from attnscope.study.effects import Ablation
-    from attnscope.study.scan import Plan
-    from attnscope.study.sets import HeadSet
-    from attnscope.study.tasks import Task
+    from attnscope.study.ablation.effects import Ablation
+    from attnscope.study.ablation.sets import HeadSet
+    from attnscope.study.ablation.tasks import Task
+    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.study.atlas.scan import Plan
 
 EXAMPLES = (
     "attnscope ablate demo --select 3.0-1 --sequences 32 --out runs/ablate",
@@ -94,7 +94,7 @@ class On(Rehearsal, Seed, Top):
 
     def task(self, loaded: LoadedModel) -> Task:
         """The sequences, and what counts in them."""
-        from attnscope.study import tasks
+        from attnscope.study.ablation import tasks
 
         if self.texts is not None:
             return tasks.texts(loaded, _corpus(self.texts, self.sequences))
@@ -137,11 +137,11 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
         return answered(loaded, task, heads, otherwise, (taken, on, measured))
 
     from attnscope.selection import everything, pairs
-    from attnscope.study.ablation import Passes
-    from attnscope.study.direct import direct_means
-    from attnscope.study.effects import Asked, cost
-    from attnscope.study.effects import ablate as ablated_by
-    from attnscope.study.effects_picture import save_ablation
+    from attnscope.study.ablation.direct import direct_means
+    from attnscope.study.ablation.effects import Asked, cost
+    from attnscope.study.ablation.effects import ablate as ablated_by
+    from attnscope.study.ablation.passes import Passes
+    from attnscope.study.ablation.picture import save_ablation
 
     asked = Asked.of(named, loaded.geometry, by_kv=taken.by == "kv", seed=on.seed, random=taken.random)
     if taken.each:
@@ -186,7 +186,7 @@ def _loaded(scanned: Scanned, measured: Measured) -> LoadedModel:
 
 def _probes(loaded: LoadedModel, seed: int) -> Plan:
     """The probes of repetition and offsets, as `scan` runs them."""
-    from attnscope.study.scan import plan
+    from attnscope.study.atlas.scan import plan
 
     planned = plan(loaded, seed=seed)
     return replace(planned, trials=[one for one in planned.trials if one.name.startswith(PROBED)])
@@ -203,8 +203,8 @@ def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
 
 def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[HeadSet]:
     """The sets that were asked for: of a file, a selection and each of its heads, or a set per role of the atlas."""
-    from attnscope.study.roles import RULES
-    from attnscope.study.sets import of_roles, parts, read_sets, selected
+    from attnscope.study.ablation.sets import of_roles, parts, read_sets, selected
+    from attnscope.study.atlas.roles import RULES
 
     if taken.sets is not None:
         return read_sets(taken.sets, loaded.geometry)
@@ -222,7 +222,7 @@ def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[H
 def _kept(loaded: LoadedModel, folder: Path | None) -> Atlas | None:
     """The atlas of a folder, or the one beside the model; None without one."""
     from attnscope.selection import everything, pairs
-    from attnscope.study.atlas import atlas_of
+    from attnscope.study.atlas.atlas import atlas_of
 
     atlas = atlas_of(loaded, folder)
     if atlas is not None and set(atlas.heads) != set(pairs(everything(loaded.geometry.heads_by_layer))):
@@ -232,7 +232,7 @@ def _kept(loaded: LoadedModel, folder: Path | None) -> Atlas | None:
 
 def _probed(loaded: LoadedModel, on: On, quiet: bool) -> Atlas:
     """What the probes find."""
-    from attnscope.study.scan import scan
+    from attnscope.study.atlas.scan import scan
 
     planned, layers = _probes(loaded, on.seed), len(loaded.geometry.layers)
     output.talk(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers", quiet)
@@ -243,7 +243,7 @@ def _probed(loaded: LoadedModel, on: On, quiet: bool) -> Atlas:
 def _each_head(loaded: LoadedModel, taken: Taken) -> Sequence[HeadSet]:
     """Every head of the model, or every kv group."""
     from attnscope.selection import everything
-    from attnscope.study.sets import head_set, parts
+    from attnscope.study.ablation.sets import head_set, parts
 
     return parts(head_set(EACH, everything(loaded.geometry.heads_by_layer)), loaded.geometry, taken.by == "kv")
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from attnscope.cli.ablate import Measured, On, Taken
     from attnscope.figures import Style
     from attnscope.model.loading import LoadedModel
-    from attnscope.study.ablation import Advance, Passes
-    from attnscope.study.tasks import Task
+    from attnscope.study.ablation.passes import Advance, Passes
+    from attnscope.study.ablation.tasks import Task
 
 Head = tuple[int, int]
 
@@ -105,10 +105,10 @@ def answered(
     """Ask, print and write; heads: all of the model where none were named."""
     from attnscope.selection import everything
     from attnscope.selection import pairs as in_order
-    from attnscope.study.ablation import Passes, prepared
+    from attnscope.study.ablation.effects import operations, task_facts
+    from attnscope.study.ablation.passes import Passes, prepared
+    from attnscope.study.ablation.sets import HeadSet
     from attnscope.study.claim import claim
-    from attnscope.study.effects import operations, task_facts
-    from attnscope.study.sets import HeadSet
 
     (taken, on, measured), question = groups, otherwise.question
     assert question is not None
@@ -149,7 +149,7 @@ def _write(found: Answer, question: Question, folder: Path, line: str) -> None:
 
 
 def _pairs_cost(asking: Asking) -> int:
-    from attnscope.study.pairs import pair_sets
+    from attnscope.study.ablation.pairs import pair_sets
 
     return asking.passes.token_layers(pair_sets(asking.heads))
 
@@ -158,8 +158,8 @@ def _pairs(asking: Asking) -> Answer:
     """The synergy of every two heads."""
     import numpy as np
 
-    from attnscope.study.effects import part_losses
-    from attnscope.study.pairs import pair_sets, synergies
+    from attnscope.study.ablation.effects import part_losses
+    from attnscope.study.ablation.pairs import pair_sets, synergies
 
     if len(asking.heads) < 2:
         raise InputError("a pair takes two heads, and one was named", "name more of them")
@@ -171,14 +171,14 @@ def _pairs(asking: Asking) -> Answer:
 
 
 def _pruning_cost(asking: Asking) -> int:
-    from attnscope.study.prune import cost
+    from attnscope.study.ablation.prune import cost
 
     return asking.passes.token_layers([]) + cost(asking.passes, len(asking.heads))
 
 
 def _pruning(asking: Asking) -> Answer:
     """The heads in the order in which they are missed least."""
-    from attnscope.study.prune import curve, pruned
+    from attnscope.study.ablation.prune import curve, pruned
 
     loaded, passes = asking.passes.loaded, asking.passes
     intact = float(passes.losses([], asking.advance)[:, 0].mean())
@@ -196,14 +196,14 @@ def _pruning(asking: Asking) -> Answer:
 
 
 def _screen_cost(asking: Asking) -> int:
-    from attnscope.study.gradient import BACKWARD, TRIED
+    from attnscope.study.ablation.gradient import BACKWARD, TRIED
 
     return (BACKWARD + 1 + TRIED) * asking.passes.token_layers([])
 
 
 def _screen(asking: Asking) -> Answer:
     """All heads to first order, some of them ablated beside."""
-    from attnscope.study.gradient import screened
+    from attnscope.study.ablation.gradient import screened
 
     found = screened(asking.passes, asking.advance)
     return Answer(found.table(), lambda top: screen_sheet(found, top), (trusted(found),))

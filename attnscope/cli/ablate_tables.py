@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table as RichTable
 
-    from attnscope.study.gradient import Screen
-    from attnscope.study.pairs import Pairs
-    from attnscope.study.prune import Step
+    from attnscope.study.ablation.gradient import Screen
+    from attnscope.study.ablation.pairs import Pairs
+    from attnscope.study.ablation.prune import Step
 
 
 def screen_sheet(screen: Screen, top: int | None) -> RichTable:

@@ -224,7 +224,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
             return self
         from attnscope.model.loading import locate
         from attnscope.selection import resolved
-        from attnscope.study.atlas import atlas_of
+        from attnscope.study.atlas.atlas import atlas_of
 
         atlas = atlas_of(locate(self.load_options()), self.atlas)
         return replace(self, select=resolved(self.select or "", atlas.by_role() if atlas else None))

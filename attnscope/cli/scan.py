@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from attnscope.model.loading import LoadOptions
-    from attnscope.study.atlas import Atlas
-    from attnscope.study.findings import Finding
-    from attnscope.study.scan import Plan
-    from attnscope.study.texts import OnTexts
+    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.study.atlas.findings import Finding
+    from attnscope.study.atlas.scan import Plan
+    from attnscope.study.atlas.texts import OnTexts
 
 WIDE = 108  # a narrower screen shows one null alone, and roles below each other
 
@@ -139,9 +139,9 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
     with output.progress(f"loading {options.model}", None, kept.quiet):
         loaded = load(options)
 
-    from attnscope.study.scan import plan
-    from attnscope.study.scan import scan as scanned_by
-    from attnscope.study.texts import prompts_of
+    from attnscope.study.atlas.scan import plan
+    from attnscope.study.atlas.scan import scan as scanned_by
+    from attnscope.study.atlas.texts import prompts_of
 
     planned = plan(loaded, seed=probing.seed, sequences=probing.sequences, pool=given.pool)
     if probing.probe not in (None, *planned.probes):
@@ -162,7 +162,7 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
 def scan_each(scanned: Scanned, given: Given, probing: Probing, kept: Kept) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
     from attnscope.cli.scan_revisions import effects_at, folder_of
-    from attnscope.study.checkpoints import save_checkpoints, stacked
+    from attnscope.study.atlas.checkpoints import save_checkpoints, stacked
 
     atlases: dict[str, Atlas] = {}
     for number, revision in enumerate(scanned.revisions, start=1):

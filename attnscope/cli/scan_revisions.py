@@ -11,7 +11,7 @@ from attnscope.cli import output
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from attnscope.study.atlas import Atlas
+    from attnscope.study.atlas.atlas import Atlas
 
 
 def folder_of(out: Path | None, revision: str) -> Path | None:
@@ -23,7 +23,7 @@ def effects_at(atlases: Mapping[str, Atlas], probe: str, top: int | None) -> Ric
     """The effect of one probe at every checkpoint, by head: those with a role at the last first, then by effect."""
     import numpy as np
 
-    from attnscope.study.checkpoints import courses
+    from attnscope.study.atlas.checkpoints import courses
 
     last = list(atlases.values())[-1]
     heads = list(last.heads)

@@ -13,8 +13,8 @@ from attnscope.errors import InputError
 if TYPE_CHECKING:
     from attnscope.cli.options import Exporting
     from attnscope.model.loading import LoadedModel
-    from attnscope.study.atlas import Atlas
-    from attnscope.study.texts import OnTexts
+    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.study.atlas.texts import OnTexts
     from attnscope.text.prompt import Prompt
 
 
@@ -43,8 +43,8 @@ def cost(prompts: Sequence[Prompt], layers: int) -> str:
 def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kept: Exporting) -> OnTexts:
     """Read the texts into --out, and draw how far apart heads are on them."""
     from attnscope.figures import About, Style
-    from attnscope.study.picture import HEAD_JS, save_head_js
-    from attnscope.study.texts import on_texts
+    from attnscope.study.atlas.picture import HEAD_JS, save_head_js
+    from attnscope.study.atlas.texts import on_texts
 
     assert kept.out is not None
     with unwinding(), output.progress("texts", len(prompts), kept.quiet) as advance:

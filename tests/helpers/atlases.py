@@ -3,8 +3,8 @@
 import numpy as np
 
 from attnscope.model.checkpoint import weights_sha256
-from attnscope.study.atlas import SCHEMA, Atlas
-from attnscope.study.findings import Finding
+from attnscope.study.atlas.atlas import SCHEMA, Atlas
+from attnscope.study.atlas.findings import Finding
 from attnscope.study.statistics import Effects
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from attnscope.errors import UsageError
 from attnscope.model.loading import DEMO_FOLDER
-from attnscope.study.ablation import Passes, losses
-from attnscope.study.effects import Asked, ablate, cost
-from attnscope.study.sets import HeadSet
-from attnscope.study.tasks import copy
+from attnscope.study.ablation.effects import Asked, ablate, cost
+from attnscope.study.ablation.passes import Passes, losses
+from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.ablation.tasks import copy
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 
@@ -72,7 +72,7 @@ def test_the_folder_holds_the_table_and_what_it_is_of(studied):
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.study.ablation.CPU_TOKENS", 4 * 101)
+    monkeypatch.setattr("attnscope.study.ablation.passes.CPU_TOKENS", 4 * 101)
     task, asked = copy(demo, sequences=2), Asked.of(SETS, demo.geometry, random=3)
     whole = ablate(demo, task, asked, folder=tmp_path)
     readings = sorted((tmp_path / "ablation").glob("*.npz"))

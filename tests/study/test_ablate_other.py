@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.study.ablation import losses, prepared
-from attnscope.study.direct import Direct, direct_means
-from attnscope.study.effects import Asked, ablate
-from attnscope.study.effects_picture import shown_of
-from attnscope.study.sets import HeadSet
-from attnscope.study.tasks import copy
+from attnscope.study.ablation.direct import Direct, direct_means
+from attnscope.study.ablation.effects import Asked, ablate
+from attnscope.study.ablation.passes import losses, prepared
+from attnscope.study.ablation.picture import shown_of
+from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.ablation.tasks import copy
 from helpers.command_line import call
 
 FEW = ("--sequences", "2", "--replace", "zero")

@@ -11,11 +11,11 @@ from attnscope.errors import InputError, ModelError
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import Altered, Eager, Tiled
 from attnscope.seam.listen import listen
-from attnscope.study.ablation import losses, prepared
-from attnscope.study.effects import Asked, ablate
-from attnscope.study.replacement import replacing
-from attnscope.study.sets import HeadSet
-from attnscope.study.tasks import Task, copy
+from attnscope.study.ablation.effects import Asked, ablate
+from attnscope.study.ablation.passes import losses, prepared
+from attnscope.study.ablation.replacement import replacing
+from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.ablation.tasks import Task, copy
 from helpers.families import tiny_model
 
 FAMILIES = ["llama", "gpt2", "gemma3_text"]
@@ -164,7 +164,7 @@ def test_a_long_list_of_sets_takes_several_passes_and_gives_the_same(demo, monke
     task = random_task(9, 9)
     sets = [HeadSet("", (head,)) for head in OTHERS]
     whole = losses(demo, task, sets)
-    monkeypatch.setattr("attnscope.study.ablation.CPU_TOKENS", 7 * task.lengths[0])
+    monkeypatch.setattr("attnscope.study.ablation.passes.CPU_TOKENS", 7 * task.lengths[0])
     passes = prepared(demo, task, sets)
     assert max(len(part) for _, part in passes.chunks(sets)) == 6
     assert passes.losses(sets) == pytest.approx(whole, abs=1e-5)

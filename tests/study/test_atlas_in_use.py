@@ -12,7 +12,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.selection import resolved, select
-from attnscope.study.atlas import atlas_of
+from attnscope.study.atlas.atlas import atlas_of
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 from helpers.folders import saved

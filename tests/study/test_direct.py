@@ -5,8 +5,8 @@ import torch
 
 from attnscope.seam.engines import Altered, Eager
 from attnscope.seam.listen import listen
-from attnscope.study.direct import direct_effects
-from attnscope.study.way import way_to_logits
+from attnscope.study.ablation.direct import direct_effects
+from attnscope.study.ablation.way import way_to_logits
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 
 GRANITE = {"residual_multiplier": 0.22, "logits_scaling": 8.0, "embedding_multiplier": 12.0}

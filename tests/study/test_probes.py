@@ -7,11 +7,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from attnscope.model.loading import wrap
 from attnscope.seam.projection import output_projections
-from attnscope.study.copying import copying_of
-from attnscope.study.findings import read
-from attnscope.study.pool import begins, token_pool
-from attnscope.study.probes import Measure, trials
-from attnscope.study.scan import plan, scan
+from attnscope.study.atlas.copying import copying_of
+from attnscope.study.atlas.findings import read
+from attnscope.study.atlas.pool import begins, token_pool
+from attnscope.study.atlas.probes import Measure, trials
+from attnscope.study.atlas.scan import plan, scan
 from helpers.families import tiny_model
 
 WORDS, ROOM, SHARP = 120, 80, 400.0

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from attnscope.model.loading import wrap
-from attnscope.study.findings import compare, read
-from attnscope.study.pool import begins, token_pool
-from attnscope.study.probes import FROM_UNIFORM, RECALL, Arm, Measure, Trial, trials
-from attnscope.study.retrieval import DEPTHS, Recall, Retrieval, completed, lengths, needles
-from attnscope.study.roles import near_uniform, roles_of
-from attnscope.study.scan import plan
-from attnscope.study.uniformity import js_bits
+from attnscope.study.atlas.findings import compare, read
+from attnscope.study.atlas.pool import begins, token_pool
+from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, Arm, Measure, Trial, trials
+from attnscope.study.atlas.retrieval import DEPTHS, Recall, Retrieval, completed, lengths, needles
+from attnscope.study.atlas.roles import near_uniform, roles_of
+from attnscope.study.atlas.scan import plan
+from attnscope.study.atlas.uniformity import js_bits
 from helpers.families import tiny_model
 
 SCORE, MOVED = Measure("needle", "retrieval"), Measure("needle", "moved span")

@@ -9,13 +9,13 @@ import pytest
 
 from attnscope.errors import InputError, UsageError
 from attnscope.model.loading import wrap
-from attnscope.study import scan as scan_room
-from attnscope.study.atlas import kept as read_back
-from attnscope.study.atlas import spelled
-from attnscope.study.findings import compare, read
-from attnscope.study.picture import probe_panel
-from attnscope.study.pool import token_pool
-from attnscope.study.scan import plan, scan
+from attnscope.study.atlas import scan as scan_room
+from attnscope.study.atlas.atlas import kept as read_back
+from attnscope.study.atlas.atlas import spelled
+from attnscope.study.atlas.findings import compare, read
+from attnscope.study.atlas.picture import probe_panel
+from attnscope.study.atlas.pool import token_pool
+from attnscope.study.atlas.scan import plan, scan
 from helpers.command_line import call
 from helpers.families import tiny_model
 

@@ -8,14 +8,14 @@ import torch
 
 from attnscope.seam.engines import Altered, Eager
 from attnscope.seam.listen import listen
-from attnscope.study.ablation import losses, prepared
-from attnscope.study.direct import direct
-from attnscope.study.gradient import first_order, rank_correlation
-from attnscope.study.pairs import pair_sets, synergies
-from attnscope.study.prune import cost, curve, pruned
-from attnscope.study.sets import HeadSet
-from attnscope.study.tasks import Task, copy
-from attnscope.study.way import way_to_logits
+from attnscope.study.ablation.direct import direct
+from attnscope.study.ablation.gradient import first_order, rank_correlation
+from attnscope.study.ablation.pairs import pair_sets, synergies
+from attnscope.study.ablation.passes import losses, prepared
+from attnscope.study.ablation.prune import cost, curve, pruned
+from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.ablation.tasks import Task, copy
+from attnscope.study.ablation.way import way_to_logits
 
 INDUCTION = ((3, 0), (3, 1))
 

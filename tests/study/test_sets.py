@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attnscope.errors import InputError, UsageError
-from attnscope.study.sets import HeadSet, controls_of, of_roles, parts, read_sets, selected, whole_groups
-from attnscope.study.tasks import copy, targets, texts
+from attnscope.study.ablation.sets import HeadSet, controls_of, of_roles, parts, read_sets, selected, whole_groups
+from attnscope.study.ablation.tasks import copy, targets, texts
 
 INDUCTION, PREVIOUS = HeadSet("induction", ((3, 0), (3, 1))), HeadSet("previous-token", ((1, 5), (2, 1)))
 

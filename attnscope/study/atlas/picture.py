@@ -12,13 +12,13 @@ import numpy as np
 
 from attnscope.figures import Pairs, Panel, Style, save_metrics, save_pairs
 from attnscope.figures.style import ROLE_COLOURS, count
-from attnscope.study.clusters import clustered
-from attnscope.study.roles import LEAST
+from attnscope.study.atlas.clusters import clustered
+from attnscope.study.atlas.roles import LEAST
 
 if TYPE_CHECKING:
-    from attnscope.study.atlas import Atlas
-    from attnscope.study.findings import Finding
-    from attnscope.study.texts import OnTexts
+    from attnscope.study.atlas.atlas import Atlas
+    from attnscope.study.atlas.findings import Finding
+    from attnscope.study.atlas.texts import OnTexts
 
 MORE_COLOURS = {"prefix-matching": "#7fb8da", "offset-2": "#8c6d31", "retrieval": "#7a0177"}
 OTHER_ROLE = "#000000"

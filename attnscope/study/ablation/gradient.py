@@ -18,15 +18,15 @@ from torch import Tensor
 
 from attnscope.seam.engines import Altered
 from attnscope.seam.listen import listen
-from attnscope.study.branches import unheard
-from attnscope.study.sets import HeadSet
+from attnscope.study.ablation.branches import unheard
+from attnscope.study.ablation.sets import HeadSet
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.seam.call import Place
-    from attnscope.study.ablation import Advance, Passes
+    from attnscope.study.ablation.passes import Advance, Passes
 
 TRIED = 8  # heads that are ablated to see how far the screen can be trusted
 BACKWARD = 3  # what a pass with its backward pass takes, in passes

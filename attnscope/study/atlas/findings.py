@@ -17,9 +17,9 @@ from attnscope.measure.metrics import Texts
 from attnscope.measure.probes import run_probes
 from attnscope.seam.choice import choose
 from attnscope.seam.listen import listen
-from attnscope.study.copying import CalledLayer
-from attnscope.study.probes import Arm, Contrast, Measure, Trial, batches
-from attnscope.study.retrieval import completed
+from attnscope.study.atlas.copying import CalledLayer
+from attnscope.study.atlas.probes import Arm, Contrast, Measure, Trial, batches
+from attnscope.study.atlas.retrieval import completed
 from attnscope.study.statistics import Effects, paired
 
 if TYPE_CHECKING:

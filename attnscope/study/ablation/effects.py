@@ -21,17 +21,17 @@ import pyarrow as pa
 from attnscope.files import save_json, whole_file
 from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
-from attnscope.study.ablation import Passes, prepared
+from attnscope.study.ablation.passes import Passes, prepared
+from attnscope.study.ablation.replacement import Replacement
+from attnscope.study.ablation.sets import CONTROLS, HeadSet, controls_of, parts, whole_groups
+from attnscope.study.ablation.tasks import Task
 from attnscope.study.claim import claim
-from attnscope.study.replacement import Replacement
-from attnscope.study.sets import CONTROLS, HeadSet, controls_of, parts, whole_groups
 from attnscope.study.statistics import paired
-from attnscope.study.tasks import Task
 from attnscope.tables import as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
-    from attnscope.study.direct import Direct
+    from attnscope.study.ablation.direct import Direct
 
 SCHEMA = "ablation/1"
 NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"

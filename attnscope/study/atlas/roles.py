@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnscope.study.findings import Finding
-from attnscope.study.retrieval import RECALLED
-from attnscope.study.uniformity import NEAR
+from attnscope.study.atlas.findings import Finding
+from attnscope.study.atlas.retrieval import RECALLED
+from attnscope.study.atlas.uniformity import NEAR
 
 LEAST, COPIES, PERIODS = 0.3, 0.5, 2
 OFFSETS = {0: "self", 1: "previous-token", 2: "offset-2", 3: "offset-3", 4: "offset-4"}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.seam.call import Place
-from attnscope.study.sets import HeadSet
+from attnscope.study.ablation.sets import HeadSet
 
 Replacement = Literal["mean", "zero", "resample"]
 Call = tuple[int, int]  # layer, and which call of it

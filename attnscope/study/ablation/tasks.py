@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import InputError
-from attnscope.study.pool import begins, token_pool
-from attnscope.study.probes import SEQUENCES, trials
+from attnscope.study.atlas.pool import begins, token_pool
+from attnscope.study.atlas.probes import SEQUENCES, trials
 from attnscope.text.prompt import Prompt, place, reading
 from attnscope.text.reading import read_text
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.study.sets import HeadSet
+from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.statistics import Effects, paired
 from attnscope.tables import as_table
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 from attnscope.errors import InputError, UsageError
 from attnscope.files import save_json
 from attnscope.model.checkpoint import weights_sha256
-from attnscope.study.findings import Finding
-from attnscope.study.roles import MARK, RULES, Rule
+from attnscope.study.atlas.findings import Finding
+from attnscope.study.atlas.roles import MARK, RULES, Rule
 from attnscope.study.statistics import Effects
 from attnscope.tables import as_table, numbers, save
 

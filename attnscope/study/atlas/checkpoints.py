@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.figures import About, Course, Style, save_courses
-from attnscope.study.atlas import Atlas
-from attnscope.study.roles import LEAST
+from attnscope.study.atlas.atlas import Atlas
+from attnscope.study.atlas.roles import LEAST
 from attnscope.tables import save, words
 
 TABLE, PICTURE = "checkpoints.parquet", "checkpoints.png"

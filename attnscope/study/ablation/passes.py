@@ -24,10 +24,10 @@ from attnscope.model.padding import pads, to_be_found
 from attnscope.seam.call import Place
 from attnscope.seam.engines import Altered, Engine, Unchecked
 from attnscope.seam.listen import calls_interface, listen
-from attnscope.study.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
-from attnscope.study.replacement import Replace, Replacement, Summing, of_the_next, replacing, zeros
-from attnscope.study.sets import HeadSet
-from attnscope.study.tasks import Task
+from attnscope.study.ablation.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
+from attnscope.study.ablation.replacement import Replace, Replacement, Summing, of_the_next, replacing, zeros
+from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.ablation.tasks import Task
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel

@@ -22,7 +22,7 @@ from attnscope.seam.call import TOLERANCE
 from attnscope.seam.checks import relative_error
 from attnscope.seam.engines import Unchecked
 from attnscope.seam.listen import calls_interface, listen
-from attnscope.study.copying import output_projections, projection
+from attnscope.study.atlas.copying import output_projections, projection
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.files import whole_file
-from attnscope.study.sets import HeadSet
+from attnscope.study.ablation.sets import HeadSet
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.study.ablation import Advance, Passes
+    from attnscope.study.ablation.passes import Advance, Passes
 
 Head = tuple[int, int]
 

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from attnscope.seam.engines import Unchecked
 from attnscope.seam.listen import listen
-from attnscope.study.copying import projection
-from attnscope.study.way import Way, way_to_logits
+from attnscope.study.ablation.way import Way, way_to_logits
+from attnscope.study.atlas.copying import projection
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.call import AttentionCall
-    from attnscope.study.ablation import Advance, Passes
+    from attnscope.study.ablation.passes import Advance, Passes
 
 Head = tuple[int, int]
 TRIED = 8  # tokens on which the way is verified

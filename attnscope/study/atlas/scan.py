@@ -18,15 +18,15 @@ from attnscope.figures import About, Style
 from attnscope.files import whole_file
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
-from attnscope.study.atlas import SCHEMA, Atlas
+from attnscope.study.atlas.atlas import SCHEMA, Atlas
+from attnscope.study.atlas.copying import Copying, copying_of
+from attnscope.study.atlas.findings import Finding, Readings, compare, read
+from attnscope.study.atlas.picture import save_probes
+from attnscope.study.atlas.pool import begins, token_pool
+from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, trials
+from attnscope.study.atlas.retrieval import recalled, unable
+from attnscope.study.atlas.roles import near_uniform, roles_of
 from attnscope.study.claim import claim
-from attnscope.study.copying import Copying, copying_of
-from attnscope.study.findings import Finding, Readings, compare, read
-from attnscope.study.picture import save_probes
-from attnscope.study.pool import begins, token_pool
-from attnscope.study.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, trials
-from attnscope.study.retrieval import recalled, unable
-from attnscope.study.roles import near_uniform, roles_of
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel

@@ -13,8 +13,8 @@ from attnscope.figures import About, Panel, Style, save_metrics
 from attnscope.figures.style import Quantity
 
 if TYPE_CHECKING:
-    from attnscope.study.atlas import Atlas
-    from attnscope.study.effects import Ablation
+    from attnscope.study.ablation.effects import Ablation
+    from attnscope.study.atlas.atlas import Atlas
 
 Head = tuple[int, int]
 PICTURE = "ablation.png"

@@ -20,9 +20,9 @@ from torch import Tensor
 from attnscope.attention.questions import At, Back, Question, Received
 from attnscope.attention.uniform import UniformAttention
 from attnscope.measure.probes import Answers, Layer, Probe
-from attnscope.study.copying import Copying
-from attnscope.study.retrieval import VALUES, Recall, Retrieval, lengths, needles
-from attnscope.study.uniformity import FromUniform
+from attnscope.study.atlas.copying import Copying
+from attnscope.study.atlas.retrieval import VALUES, Recall, Retrieval, lengths, needles
+from attnscope.study.atlas.uniformity import FromUniform
 
 SEQUENCES = 64
 PERIODS = (10, 25, 50, 100)

@@ -1,0 +1,1 @@
+"""The atlas of a model: probes, what heads score on them, roles, and where an atlas is read."""
