@@ -31,10 +31,17 @@ def save_probes(atlas: Atlas, path: Path, style: Style = Style()) -> Path:
     first: dict[str, Finding] = {}
     for one in atlas.findings:
         first.setdefault(one.probe, one)
-    panels = [probe_panel(atlas, one, layers) for one in first.values()]
+    kinds = list(dict.fromkeys(_kind(name) for name in first))
+    names = sorted(first, key=lambda name: kinds.index(_kind(name)))
+    panels = [probe_panel(atlas, first[name], layers) for name in names]
     title = style.headed(f"Probes of {len(atlas.heads)} heads in {len(layers)} layers")
     note = f"effect: score minus null; behind grey: a lower bound for all heads at once below {LEAST}"
     return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
+
+
+def _kind(probe: str) -> str:
+    """The probe without its period: its panels stand side by side."""
+    return probe.partition(" p")[0]
 
 
 def probe_panel(atlas: Atlas, finding: Finding, layers: list[int]) -> Panel:
