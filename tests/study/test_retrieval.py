@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnscope.measure.divergence import js_bits
 from attnscope.model.loading import wrap
 from attnscope.study.atlas.findings import compare, read
 from attnscope.study.atlas.pool import begins, token_pool
@@ -13,7 +14,6 @@ from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, Arm, Measure, Tri
 from attnscope.study.atlas.retrieval import DEPTHS, Recall, Retrieval, completed, lengths, needles
 from attnscope.study.atlas.roles import near_uniform, roles_of
 from attnscope.study.atlas.scan import plan
-from attnscope.study.atlas.uniformity import js_bits
 from helpers.families import tiny_model
 
 SCORE, MOVED = Measure("needle", "retrieval"), Measure("needle", "moved span")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from attnscope.attention.questions import Question
+from attnscope.measure.divergence import js_bits
 from attnscope.measure.probes import Answers, Layer
 
 NEAR = 0.15  # bits: below it a head is marked
-TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,3 @@ class FromUniform:
         P = layer.P
         seen_BHQK = P.visible.rows(self.first, P.queries).to(P.device).double()
         return js_bits(P.rows(self.first, P.queries).double(), seen_BHQK).mean(-1).cpu()
-
-
-def js_bits(p: Tensor, q: Tensor) -> Tensor:
-    """Jensen-Shannon divergence of rows, each divided by its sum; NaN where one of them is empty."""
-    p, q = (rows / rows.sum(-1, keepdim=True) for rows in (p, q))
-    mean = ((p + q) / 2).clamp_min(TINY)
-    sums = [torch.special.xlogy(rows, rows / mean).sum(-1) for rows in (p, q)]
-    return ((sums[0] + sums[1]) / 2 / torch.log(torch.tensor(2.0, dtype=p.dtype))).clamp(0.0, 1.0)
