@@ -419,6 +419,7 @@ REFUSED = [
     ),
     (("--from", "{}", "--answer", " x"), 2, "the tokens of a run are read as they are"),
     (("--text", TEXT, "--sort", "lookback"), 2, "--sort lookback is about an answer; add --generate N, or --answer"),
+    (("--text", TEXT, "--metrics", "lookback"), 2, "--metrics lookback is about an answer; add --generate N"),
     (("--text", TEXT, "--query", "answer"), 4, "'answer' is not in the text; the tokens are 0 <s>"),
 ]
 

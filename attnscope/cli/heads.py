@@ -24,6 +24,9 @@ EXAMPLES = (
 )
 
 
+ANSWER = "add --generate N, or --answer TEXT"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured(Entries):
     """What is read of the heads, and measured."""
@@ -60,13 +63,17 @@ class Ranking(Top):
     ascending: Annotated[bool, Option(help="Smallest first.")] = False
     top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20
 
-    def check(self, asked: TextRun) -> None:
+    def check(self, asked: TextRun, metrics: str | None) -> None:
         """Raise UsageError for a metric of an answer where there is none; a run that is repeated may have one."""
-        from attnscope.measure.metrics import LOOKBACKS, order_of
+        from attnscope.measure.metrics import LOOKBACKS, known, order_of
 
-        about_answers = self.sort and order_of(self.sort)[0] in LOOKBACKS
-        if about_answers and not asked.answered and (asked.from_ is None or asked.has_text):
-            raise UsageError(f"--sort {self.sort} is about an answer", "add --generate N, or --answer TEXT")
+        if asked.answered or (asked.from_ is not None and not asked.has_text):
+            return
+        if self.sort and order_of(self.sort)[0] in LOOKBACKS:
+            raise UsageError(f"--sort {self.sort} is about an answer", ANSWER)
+        for name in filter(None, (metrics or "").split(",")):
+            if known([name.strip()])[0] in LOOKBACKS:
+                raise UsageError(f"--metrics {name} is about an answer", ANSWER)
 
     def by(self, question: Question) -> str:
         """The metric as it was given, or what it is where none was. Raises UsageError for one that is not measured."""
@@ -108,7 +115,7 @@ def heads(
     --key, each head's mass on those tokens; with --query, everything is of those tokens' rows alone.
     """
     entries.check(relations.group, drawing.scale)
-    ranking.check(asked)
+    ranking.check(asked, entries.metrics)
     order, kinds = ranking.order(question), drawing.kinds(question)
     measured = entries.ids(order)
     if kinds and not printing.out:

@@ -55,7 +55,7 @@ def heatmap(
     if pictures.out is None and not showing.show:
         raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")
     entries.check(scale=drawing.scale)
-    ranking.check(asked)
+    ranking.check(asked, entries.metrics)
     order, kinds = ranking.order(question), drawing.kinds(question) or FIGURES[:-1]
 
     from attnscope.cli.single import export_text, observe_text, report_checks
