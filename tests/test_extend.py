@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import subprocess
 import sys
@@ -18,22 +19,44 @@ from extend import EXTENSIONS, extend  # noqa: E402
 TEXT = "the financial bank is located on river bank by the river"
 
 
+READ = ("--text", TEXT, "--format", "csv", "-q")
+HEADS = ("heads", "--engine")
+COMMANDS = (
+    (*HEADS, "recomputed", *READ),
+    (*HEADS, "eager", *READ),
+    ("tokens", *READ),
+    ("heads", "--help"),
+    ("--help",),
+)
+PROCESS = """
+import json, sys
+from helpers.command_line import call
+done = [call(*arguments) for arguments in json.load(sys.stdin)]
+print(json.dumps([(one.code, one.out.decode(), one.err) for one in done]))
+"""
+
+
 @pytest.fixture(scope="module")
-def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return extend(tmp_path_factory.mktemp("copy"))
-
-
-def table_of(folder: Path, *arguments: str) -> list[dict[str, str]]:
-    """The rows that a command of the copy prints."""
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], str]:
+    """{command: what it prints} in a process of the copy."""
+    folder = extend(tmp_path_factory.mktemp("copy"))
     done = subprocess.run(
-        [sys.executable, "-m", "attnscope", *arguments, "--text", TEXT, "--format", "csv", "-q"],
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        [sys.executable, "-c", PROCESS],
+        input=json.dumps(COMMANDS),
+        env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'tests'}", "COLUMNS": "100"},
         cwd=folder,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return list(csv.DictReader(io.StringIO(done.stdout)))
+    found = json.loads(done.stdout)
+    assert [code for code, _, _ in found] == [0] * len(COMMANDS), found
+    return {command: out for command, (_, out, _) in zip(COMMANDS, found, strict=True)}
+
+
+def table(printed: str) -> list[dict[str, str]]:
+    """The rows of CSV."""
+    return list(csv.DictReader(io.StringIO(printed)))
 
 
 @pytest.mark.parametrize("what", EXTENSIONS)
@@ -44,26 +67,21 @@ def test_it_is_one_or_two_files_which_the_guide_names(what: str) -> None:
     assert all(f"`{name.replace('tokens', 'NAME')}`" in line for name in files)
 
 
-def test_the_metric_is_measured_on_the_new_engine_as_python_loops_have_it(extended: Path) -> None:
-    weights = attnscope.capture(attnscope.load("demo"), TEXT, engine="eager").weights
-    rows = table_of(extended, "heads", "--engine", "recomputed")
+def test_the_metric_is_measured_on_the_new_engine_as_python_loops_have_it(demo, said) -> None:
+    weights = attnscope.capture(demo, TEXT, engine="eager").weights
+    rows = table(said[(*HEADS, "recomputed", *READ)])
     assert len(rows) == 24
     for row in rows:
         matrix = weights[int(row["layer"])][int(row["head"])].tolist()
         expected = [matrix[query][query - 2] for query in range(2, len(matrix))]
         assert float(row["two_back"]) == pytest.approx(sum(expected) / len(expected), abs=1e-5)
-    eager = table_of(extended, "heads", "--engine", "eager")
+    eager = table(said[(*HEADS, "eager", *READ)])
     assert float(eager[0]["entropy"]) == pytest.approx(float(rows[0]["entropy"]), abs=1e-5)
 
 
-def test_the_option_is_in_the_help_and_the_command_in_the_list(extended: Path) -> None:
-    def said(*arguments: str) -> str:
-        command = [sys.executable, "-m", "attnscope", *arguments, "--help"]
-        env = os.environ | {"PYTHONPATH": str(extended), "COLUMNS": "100"}
-        return subprocess.run(command, env=env, cwd=extended, capture_output=True, text=True, check=True).stdout
-
-    assert "--role ROLE" in said("heads")
-    assert "auto|eager|recomputed|fused" in said("heads")
-    assert "tokens" in said()
-    labels = [row["token"] for row in table_of(extended, "tokens")]
+def test_the_option_is_in_the_help_and_the_command_in_the_list(said: dict[tuple[str, ...], str]) -> None:
+    assert "--role ROLE" in said["heads", "--help"]
+    assert "auto|eager|recomputed|fused" in said["heads", "--help"]
+    assert "tokens" in said[("--help",)]
+    labels = [row["token"] for row in table(said["tokens", *READ])]
     assert "".join(labels).replace("·", " ").split()[-2:] == ["the", "river"]

@@ -1,5 +1,6 @@
 """Loading in a fresh process: what is imported, what is said, and how the Hub is talked to."""
 
+import itertools
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -22,32 +24,71 @@ def folder(tmp_path):
 
 
 SCRIPT = """
-import sys, json, time
+import sys, json, os, time
 from attnscope.model import hub
 from attnscope.errors import AttnscopeError
 from attnscope.model.libraries import silence_libraries
 from attnscope.model.loading import LoadOptions, load
-options = json.loads(sys.argv[1])
-hub.ANSWER_SECONDS = options.pop("answer", hub.ANSWER_SECONDS)
 silence_libraries(False)
-started = time.monotonic()
-try:
-    loaded = load(LoadOptions(**options))
-    print("loaded", loaded.revision, "torch" in sys.modules)
-except AttnscopeError as error:
-    print(type(error).__name__, error, "torch" in sys.modules)
-print(time.monotonic() - started)
+def say(options):
+    hub.ANSWER_SECONDS = options.pop("answer", hub.ANSWER_SECONDS)
+    started = time.monotonic()
+    try:
+        loaded = load(LoadOptions(**options))
+        print("loaded", loaded.revision, "torch" in sys.modules)
+    except AttnscopeError as error:
+        print(type(error).__name__, error, "torch" in sys.modules)
+    print(time.monotonic() - started, flush=True)
 """
+ONCE = "say(json.loads(sys.argv[1]))"
+FORKS = """
+import torch, transformers.models.llama.modeling_llama
+for line in sys.stdin:
+    if not os.fork():
+        try:
+            say(json.loads(line))
+        finally:
+            os._exit(0)
+    os.wait()
+    print("end", flush=True)
+"""
+
+
+def settings(home, endpoint="http://127.0.0.1:9"):
+    """The environment of a process whose Hub is at `endpoint` and whose cache is `home`."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
+    return environment | {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
 
 
 def in_a_fresh_process(home, endpoint="http://127.0.0.1:9", **options):
     """stdout, stderr and seconds of loading in a process whose Hub is at `endpoint` and whose cache is `home`."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    command = [sys.executable, "-c", SCRIPT, json.dumps(options)]
+    command, environment = [sys.executable, "-c", SCRIPT + ONCE, json.dumps(options)], settings(home, endpoint)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS, check=False)
     said, seconds = done.stdout.strip().rsplit("\n", 1)
     return said, done.stderr, float(seconds)
+
+
+@contextmanager
+def forks(home, endpoint):
+    """stdout and stderr of loading, as often as it is called: a fork of a process that has imported everything."""
+    noise, pipe = home.with_name("noise"), subprocess.PIPE
+    noise.touch()
+    command, how = [sys.executable, "-c", SCRIPT + FORKS], {"env": settings(home, endpoint), "text": True}
+    with noise.open("a") as stderr, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, **how) as process:
+
+        def loading(**options):
+            before = noise.stat().st_size
+            process.stdin.write(json.dumps(options) + "\n")
+            process.stdin.flush()
+            said, _seconds = itertools.takewhile("end\n".__ne__, process.stdout)
+            return said.strip(), noise.read_text()[before:]
+
+        yield loading
 
 
 @pytest.mark.parametrize("missing", ["folder", "config.json", "tokenizer.json", "model.safetensors"])
@@ -61,15 +102,16 @@ def test_what_is_missing_is_said_before_torch_is_imported(folder, tmp_path, miss
 
 
 def test_a_hub_model_is_loaded_and_found_again_offline(folder, tmp_path):
-    with serve(folder) as fake:
-        said, noise, _ = in_a_fresh_process(tmp_path / "home", fake.url, model="owner/tiny")
-        assert (said, noise) == (f"loaded {COMMIT} True", "")
-        assert f"GET /owner/tiny/resolve/{COMMIT}/model.safetensors" in fake.requests
-        asked = len(fake.requests)
-        said, noise, _ = in_a_fresh_process(tmp_path / "home", fake.url, model="owner/tiny", offline=True)
-        assert (said, noise) == (f"loaded {COMMIT} True", "")
-        assert len(fake.requests) == asked
-    said, noise, _ = in_a_fresh_process(tmp_path / "home", model="owner/tiny")
+    with ExitStack() as served:
+        fake = served.enter_context(serve(folder))
+        with forks(tmp_path / "home", fake.url) as loading:
+            assert loading(model="owner/tiny") == (f"loaded {COMMIT} True", "")
+            assert f"GET /owner/tiny/resolve/{COMMIT}/model.safetensors" in fake.requests
+            asked = len(fake.requests)
+            assert loading(model="owner/tiny", offline=True) == (f"loaded {COMMIT} True", "")
+            assert len(fake.requests) == asked
+            served.close()
+            said, noise = loading(model="owner/tiny")
     assert said == f"loaded {COMMIT} True"
     assert "using the cached copy, commit 0123456789ab" in noise
 

@@ -18,6 +18,7 @@ from attnscope.manifest import OURS, prompt_of
 from attnscope.run import prepare
 from attnscope.tables import FORMULA_STARTS, as_table, save, tamed, write
 from helpers.command_line import SENTENCE, call
+from helpers.families import tiny_model
 from helpers.forks import Forked
 
 STORY, CAT = "the river bank is green and the old boat lies still", "the cat sat on the mat"
@@ -206,12 +207,13 @@ def test_the_library_holds_a_folder_to_its_run_too(seen, demo, tmp_path):
 
 
 def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path):
+    small = attnscope.wrap(tiny_model("llama", num_hidden_layers=2, vocab_size=2000), demo.tokenizer)
     for image in ("png", "svg", "pdf"):
         for by_kv in (False, True):
             view = attnscope.View(by_kv=by_kv)
             request = attnscope.Request(view=view, relations=True, maps="all", rollout="tokens")
             style = attnscope.Style(image=image)
-            attnscope.capture(demo, "the bank", request=request).export(tmp_path, style=style, heads=[], force=True)
+            attnscope.capture(small, "the bank", request=request).export(tmp_path, style=style, heads=[], force=True)
             assert {f"rollout.{image}", f"metrics.{image}", f"overview.{image}", "rollout.csv"} < listed(tmp_path)
 
 
@@ -231,7 +233,20 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
     "arguments",
     [
         ("heads", "--text", STORY, "--top", "2", "--sort", "entropy", "--by", "kv", "--group", "words", "-s", "1-2"),
-        ("heads", "--text", "日本 🎉 \u00e9 {~}", "--scale", "log", "--sink", "mask", "--annotate", "--top", "all"),
+        (
+            "heads",
+            "--text",
+            "日本 🎉 \u00e9 {~}",
+            "--scale",
+            "log",
+            "--sink",
+            "mask",
+            "--annotate",
+            "--top",
+            "all",
+            "-s",
+            "3",
+        ),
         ("heads", "--text", STORY * 60, "--truncate", "left", "--bin", "max", "--top", "1"),
         ("heads", "--text", STORY, "--chat", "--top", "1"),
         ("relations", "--text", STORY, "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),

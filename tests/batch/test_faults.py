@@ -32,8 +32,8 @@ from helpers.forks import Forked
 KILLS = Path(__file__).parents[1] / "helpers" / "kills.py"
 
 
-def killed(tmp_path: Path, model: Path, kills: int, seed: int) -> None:
-    corpus = jsonl(tmp_path / "corpus.jsonl", [*some_texts(70), ""])
+def killed(tmp_path: Path, model: Path, texts: int, kills: int, seed: int) -> None:
+    corpus = jsonl(tmp_path / "corpus.jsonl", [*some_texts(texts), ""])
     command = [sys.executable, str(KILLS), str(model), str(corpus), str(tmp_path), str(kills), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
@@ -48,12 +48,12 @@ def killed(tmp_path: Path, model: Path, kills: int, seed: int) -> None:
 
 
 def test_killed_at_random_moments_the_dataset_is_the_same_byte_for_byte(tmp_path: Path, tiny_folder: Path) -> None:
-    killed(tmp_path, tiny_folder, kills=5, seed=1)
+    killed(tmp_path, tiny_folder, texts=20, kills=5, seed=1)
 
 
 @pytest.mark.slow
 def test_killed_at_fifty_random_moments(tmp_path: Path, tiny_folder: Path) -> None:
-    killed(tmp_path, tiny_folder, kills=50, seed=2)
+    killed(tmp_path, tiny_folder, texts=70, kills=50, seed=2)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -222,7 +222,7 @@ def test_a_second_run_on_the_same_folder_is_refused(tmp_path: Path, tiny_folder:
 
 
 def test_a_closed_pipe_ends_silently(tmp_path: Path, tiny_folder: Path) -> None:
-    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(600))
+    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(150))
     arguments = ("batch", corpus, "--model", tiny_folder, "--to-stdout", "jsonl", "--tables", "heads", "-q")
     run = Forked(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert run.stdout is not None

@@ -33,11 +33,29 @@ from attnscope.batch.cluster import Cluster, _waits_for, check_room, started, wa
 ONE_THREAD = {"env_vars": {"OMP_NUM_THREADS": "1"}}
 
 
-@pytest.fixture
-def stopped() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def none_behind() -> Iterator[None]:
     """Leave no Ray behind."""
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def stopped() -> Iterator[None]:
+    """No Ray before and after."""
+    ray.shutdown()
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def local() -> None:
+    """A cluster of two cores, both free: the one of the test before where there is one."""
+    if not ray.is_initialized():
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
+    deadline = time.monotonic() + 60
+    while ray.available_resources().get("CPU") != 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def job_of(model: Path, shard_bytes: int) -> Job:
@@ -46,11 +64,10 @@ def job_of(model: Path, shard_bytes: int) -> Job:
     return Job(LoadOptions(model=str(model), device="cpu"), request, output=output, shard_bytes=shard_bytes)
 
 
-def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
+def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, local: None) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(40), ""])
     job, reading = job_of(tiny_folder, 40_000), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=1))
     assert (tally.texts, tally.failed) == (40, 1)
     assert len(journal.records) > 3
@@ -65,11 +82,10 @@ def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, stopp
         run_folder(replace(job, strict=True), reading, tmp_path / "strict", {}, cluster=Cluster(actors=1))
 
 
-def test_every_core_may_have_an_actor_and_no_more(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
+def test_every_core_may_have_an_actor_and_no_more(tmp_path: Path, tiny_folder: Path, local: None) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", some_texts(30))
     job, reading = job_of(tiny_folder, 40_000), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {})
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
     assert _waits_for(ray, Cluster(actors=2)).startswith("0 of 2 actors have their place, others wait for room")
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=2))
     assert (tally.texts, len(journal.records) > 2) == (30, True)
@@ -133,22 +149,20 @@ def same(here: Path, there: Path) -> bool:
     return shards == others
 
 
-def test_figures_are_drawn_by_the_actors(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
+def test_figures_are_drawn_by_the_actors(tmp_path: Path, tiny_folder: Path, local: None) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(3, longest=4), ""])
     job, reading = drawing_job(tiny_folder, 2_000), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {}, workers=1)
     assert len(list((tmp_path / "here" / "figures").rglob("*.png"))) == 3 * (1 + 4)
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
     run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster())
     assert same(tmp_path / "here", tmp_path / "ray")
 
 
 @pytest.mark.slow
-def test_an_actor_is_killed_while_it_draws(tmp_path: Path, tiny_folder: Path, stopped: None) -> None:
+def test_an_actor_is_killed_while_it_draws(tmp_path: Path, tiny_folder: Path, stopped: None, local: None) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", some_texts(40, longest=4))
     job, reading = drawing_job(tiny_folder, 6_000), Corpus((str(corpus),))
     run_folder(job, reading, tmp_path / "here", {}, workers=1)
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
     killed: list[int] = []
     painters: list[int] = []
 

@@ -214,9 +214,9 @@ def test_damaged_tables_are_refused_in_one_line(tmp_path, run, name, old, new):
 
 def test_tables_that_do_not_fit_lose_keys(tmp_path):
     folder = tmp_path / "all"
-    text = " ".join([SENTENCE, SWAPPED] * 12)
+    text = " ".join([SENTENCE, SWAPPED] * 8)
     assert call("relations", "--text", text, "--top-k", "all", "--out", str(folder), "-q").code == 0
-    page, talk = viewed(tmp_path, str(folder), "--from-tables", "--max-mb", "0.3")
+    page, talk = viewed(tmp_path, str(folder), "--from-tables", "--max-mb", "0.25")
     kept = page.said["sides"][0]["relations"]
     assert page.maps() == {}
     assert kept["k"] < 10
