@@ -522,6 +522,12 @@ def test_the_query_is_named_as_everywhere() -> None:
     assert call(*asked, "--model", "./nowhere", "--query", "#2").code == 2
 
 
+def test_a_role_is_no_head() -> None:
+    said = call("explain", SENTENCE, "--head", "@induction", "-q")
+    assert (said.code, said.out) == (2, b"")
+    assert said.err == "attnscope: --head @induction names a role, expected one head; write it as L2H3 or 2.3\n"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -187,6 +187,8 @@ def one_head(text: str, heads: dict[int, int]) -> tuple[int, int]:
     """The layer and head that `L2H3` or `2.3` names; UsageError unless it is exactly one."""
     from attnscope.selection import pairs, select
 
+    if "@" in text:
+        raise UsageError(f"--head {text} names a role, expected one head", "write it as L2H3 or 2.3")
     found = pairs(select(text, heads))
     if len(found) != 1:
         raise UsageError(f"--head {text} names {len(found)} heads, expected one", "write it as L2H3 or 2.3")
