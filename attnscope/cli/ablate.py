@@ -10,6 +10,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.ablate_other import Otherwise, answered
+from attnscope.cli.ablate_tables import notes, sets_sheet
 from attnscope.cli.options import Exporting, Format, Rehearsal, Seed, Selected, Top
 from attnscope.cli.scan import Scanned
 from attnscope.cli.signals import unwinding
@@ -19,10 +20,7 @@ from attnscope.errors import InputError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table as RichTable
-
     from attnscope.model.loading import LoadedModel
-    from attnscope.study.ablation.effects import Ablation
     from attnscope.study.ablation.sets import HeadSet
     from attnscope.study.ablation.tasks import Task
     from attnscope.study.atlas.atlas import Atlas
@@ -36,7 +34,6 @@ EXAMPLES = (
 )
 EACH = "each head"
 PROBED = ("repeated", "offsets")  # trials that name the sets where nobody does
-MANY = 4  # heads of a set up to which each one's numbers are shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +163,7 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
         )
         if measured.out is not None:
             save_ablation(found, measured.out, pairs(everything(loaded.geometry.heads_by_layer)), atlas)
-    output.emit(found.table(), format, lambda: rendered(found, on.top))
+    output.emit(found.table(), format, lambda: sets_sheet(found, on.top))
     for line in notes(found):
         output.talk(line, measured.quiet)
     return 0
@@ -260,59 +257,3 @@ def _corpus(path: Path, most: int) -> list[str]:
     if not found:
         raise InputError(f"{path} holds no text", "give one text per line, or records with a field 'text'")
     return found
-
-
-def notes(found: Ablation) -> list[str]:
-    """What a reader of the table has to know beside it."""
-    facts = found.facts
-    told = [f"intact {facts['intact']:.3f} nats per token, {len(found.intact_S)} sequences"]
-    if facts["direct"] is not None:
-        told.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
-    if facts["replacement"] == "resample":
-        told.append("resample tells the model what is true of another sequence: it costs more than nothing at all does")
-    if facts["unshared"]:
-        told.append(f"the passes were unshared: {facts['unshared']}")
-    if facts["spread"] is not None:
-        told.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} nats: less is noise")
-    few = [f"{name} {count}" for name, count in facts["random_sets"].items() if count < facts["random_asked"]]
-    if few:
-        told.append(f"fewer random sets than {facts['random_asked']}, for want of other heads: {', '.join(few)}")
-    return told
-
-
-def rendered(found: Ablation, top: int | None) -> RichTable:
-    """A row per set: each of its heads alone, all together, and where random sets lie."""
-    sheet, rows = output.sheet(), found.table().to_pylist()
-    for title in ("set", "heads", "direct", "alone", "together [95 %]", "p", "random sets, 99 %", "above"):
-        sheet.add_column(title, no_wrap=True, justify="right" if title in ("p", "above") else "left")
-    together = [row for row in rows if row["kind"] == "together"]
-    for row in together[:top]:
-        alone = [one for one in rows if (one["kind"], one["set"]) == ("alone", row["set"])]
-        heads = row["heads"].split()
-        sheet.add_row(
-            output.one_line(row["set"]),
-            row["heads"] if len(heads) <= MANY else f"{len(heads)} heads",
-            _each([one["direct"] for one in alone]),
-            _each([one["effect"] for one in alone]),
-            f"{_signed(row['effect'])} [{_number(row['low'])}, {_number(row['high'])}]",
-            "-" if row["p"] is None else "<.001" if row["p"] < 0.001 else f"{row['p']:.3f}".lstrip("0"),
-            "-" if row["random_low"] is None else f"{_signed(row['random_low'])} to {_signed(row['random_high'])}",
-            "-" if row["percentile"] is None else f"{row['percentile']:.0f} %",
-        )
-    return sheet
-
-
-def _each(values: list[float | None]) -> str:
-    """The values of a few heads, or the least and the largest of many."""
-    known = [value for value in values if value is not None]
-    if len(known) <= MANY:
-        return " ".join(map(_signed, known)) or "-"
-    return f"{_signed(min(known))} to {_signed(max(known))}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _signed(value: float | None) -> str:
-    return "-" if value is None else "0.00" if abs(value) < 0.005 else f"{value:+.2f}"

@@ -1,10 +1,8 @@
-"""What `ablate` shows on a terminal of a screen, of pairs and of a pruning."""
+"""What `ablate` shows on a terminal: of sets, of a screen, of pairs and of a pruning."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from attnscope.cli import output
 
@@ -13,15 +11,58 @@ if TYPE_CHECKING:
 
     from rich.table import Table as RichTable
 
+    from attnscope.study.ablation.effects import Ablation
     from attnscope.study.ablation.gradient import Screen
     from attnscope.study.ablation.pairs import Pairs
     from attnscope.study.ablation.prune import Step
+
+MANY = 4  # heads of a set up to which each one's numbers are shown
+
+
+def notes(found: Ablation) -> list[str]:
+    """What a reader of the table has to know beside it."""
+    facts = found.facts
+    told = [f"intact {facts['intact']:.3f} nats per token, {len(found.intact_S)} sequences"]
+    if facts["direct"] is not None:
+        told.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
+    if facts["replacement"] == "resample":
+        told.append("resample tells the model what is true of another sequence: it costs more than nothing at all does")
+    if facts["unshared"]:
+        told.append(f"the passes were unshared: {facts['unshared']}")
+    if facts["spread"] is not None:
+        told.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} nats: less is noise")
+    few = [f"{name} {count}" for name, count in facts["random_sets"].items() if count < facts["random_asked"]]
+    if few:
+        told.append(f"fewer random sets than {facts['random_asked']}, for want of other heads: {', '.join(few)}")
+    return told
+
+
+def sets_sheet(found: Ablation, top: int | None) -> RichTable:
+    """A row per set: each of its heads alone, all together, and where random sets lie."""
+    sheet, rows = output.sheet(), found.table().to_pylist()
+    for title in ("set", "heads", "direct", "alone", "together [95 %]", "p", "random sets, 99 %", "above"):
+        sheet.add_column(title, no_wrap=True, justify="right" if title in ("p", "above") else "left")
+    together = [row for row in rows if row["kind"] == "together"]
+    for row in together[:top]:
+        alone = [one for one in rows if (one["kind"], one["set"]) == ("alone", row["set"])]
+        heads = row["heads"].split()
+        sheet.add_row(
+            output.one_line(row["set"]),
+            row["heads"] if len(heads) <= MANY else f"{len(heads)} heads",
+            _each([one["direct"] for one in alone]),
+            _each([one["effect"] for one in alone]),
+            f"{_short(row['effect'])} [{_nats(row['low'])}, {_nats(row['high'])}]",
+            "-" if row["p"] is None else "<.001" if row["p"] < 0.001 else f"{row['p']:.3f}".lstrip("0"),
+            "-" if row["random_low"] is None else f"{_short(row['random_low'])} to {_short(row['random_high'])}",
+            "-" if row["percentile"] is None else f"{row['percentile']:.0f} %",
+        )
+    return sheet
 
 
 def screen_sheet(screen: Screen, top: int | None) -> RichTable:
     """The heads, largest signed effect first."""
     sheet = _sheet("head", "signed", "|gradient|", "ablated")
-    for place in np.argsort(-screen.signed_N, kind="stable")[:top]:
+    for place in (-screen.signed_N).argsort(kind="stable")[:top]:
         values = (screen.signed_N[place], screen.size_N[place], screen.ablated_N[place])
         sheet.add_row(_named(screen.heads[place]), signed(values[0]), nats(values[1]), signed(values[2]))
     return sheet
@@ -29,7 +70,7 @@ def screen_sheet(screen: Screen, top: int | None) -> RichTable:
 
 def trusted(screen: Screen) -> str:
     """How well the screen orders the heads that were ablated too."""
-    tried = int(np.isfinite(screen.ablated_N).sum())
+    tried = int((screen.ablated_N == screen.ablated_N).sum())  # not NaN
     first, second = screen.correlations
     return f"rank correlation with ablation of {tried} heads: signed {first:+.2f}, |gradient| {second:+.2f}"
 
@@ -38,7 +79,7 @@ def pairs_sheet(pairs: Pairs, top: int | None) -> RichTable:
     """The pairs, largest synergy first."""
     count, found = len(pairs.pairs), pairs.effects
     sheet = _sheet("heads", "pair", "sum", f"synergy [95 %, all {count}]", "p")
-    for place in np.argsort(-found.effect, kind="stable")[:top]:
+    for place in (-found.effect).argsort(kind="stable")[:top]:
         interval = f"{signed(found.effect[place])} [{nats(found.low_all[place])}, {nats(found.high_all[place])}]"
         heads = " ".join(map(_named, pairs.pairs[place]))
         p = found.p[place]
@@ -74,3 +115,19 @@ def _sheet(*titles: str) -> RichTable:
     for place, title in enumerate(titles):
         sheet.add_column(title, justify="left" if place == 0 or "[" in title else "right", no_wrap=True)
     return sheet
+
+
+def _each(values: list[float | None]) -> str:
+    """The values of a few heads, or the least and the largest of many."""
+    known = [value for value in values if value is not None]
+    if len(known) <= MANY:
+        return " ".join(map(_short, known)) or "-"
+    return f"{_short(min(known))} to {_short(max(known))}"
+
+
+def _nats(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else "0.00" if abs(value) < 0.005 else f"{value:+.2f}"

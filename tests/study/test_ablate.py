@@ -152,7 +152,9 @@ def test_roles_of_an_atlas_are_sets(tmp_path):
 
 def test_without_sets_probes_name_them(monkeypatch):
     probed = []
-    monkeypatch.setattr("attnscope.study.scan.scan", lambda loaded, planned, advance: probed.append(planned) or ATLAS)
+    monkeypatch.setattr(
+        "attnscope.study.atlas.scan.scan", lambda loaded, planned, advance: probed.append(planned) or ATLAS
+    )
     result = call("ablate", "demo", *FAST, "--format", "jsonl")
     assert [one.name for one in probed[0].trials] == [
         *(f"repeated p{period}" for period in (10, 25, 50, 100)),
@@ -160,13 +162,13 @@ def test_without_sets_probes_name_them(monkeypatch):
     ]
     assert "no sets were named: probes find the roles, " in result.err
     assert json.loads(result.out.splitlines()[0])["set"] == "induction"
-    monkeypatch.setattr("attnscope.study.scan.scan", lambda loaded, planned, advance: made_atlas(None, {}))
+    monkeypatch.setattr("attnscope.study.atlas.scan.scan", lambda loaded, planned, advance: made_atlas(None, {}))
     result = call("ablate", "demo", *FAST)
     assert (result.code, "no head has a role; name heads with --select" in result.err) == (4, True)
 
 
 def test_before_the_probes_have_run_a_set_has_its_cost(monkeypatch):
-    monkeypatch.setattr("attnscope.study.scan.scan", lambda *given, **how: pytest.fail("nothing is to be run"))
+    monkeypatch.setattr("attnscope.study.atlas.scan.scan", lambda *given, **how: pytest.fail("nothing is to be run"))
     result = call("ablate", "demo", *FAST, "--dry-run")
     assert result.code == 0
     assert b"then per set and random set at most 202 tokens x 4 layers" in result.out  # 2 sequences of 101 tokens

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.cli.ablate import notes
+from attnscope.cli.ablate_tables import notes
 from attnscope.errors import InputError, ModelError
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import Altered, Eager, Tiled
