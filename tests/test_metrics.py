@@ -52,6 +52,21 @@ def streamed(row: Row, i: int, width: int) -> float:
 NAMED = 4  # every fourth key is named, from key 1 on
 
 
+def answer_at(tokens: list[int]) -> int:
+    """The second half of a text is its answer; one token has none."""
+    return (len(tokens) + 1) // 2
+
+
+def looked_back(row: Row, seen: list[int], tokens: list[int], i: int, first: int) -> float | None:
+    """A row of the answer but its last: the mean weight of the prompt's keys over that and the answer's."""
+    at = answer_at(tokens)
+    prompt, answer = [row[j] for j in seen if first <= j < at], [row[j] for j in seen if j >= at]
+    if not prompt or not at <= i < len(tokens) - 1:
+        return None
+    a, b = sum(prompt) / len(prompt), sum(answer) / len(answer)
+    return a / (a + b) if a + b else 0.0
+
+
 # One row's value, from the row, its visible keys, the tokens and the query's position; None where it says nothing.
 LOOPS: dict[str, Callable[[Row, list[int], list[int], int], float | None]] = {
     "previous_token": lambda a, v, t, i: a[i - 1] if len(v) >= 2 else None,
@@ -70,6 +85,8 @@ LOOPS: dict[str, Callable[[Row, list[int], list[int], int], float | None]] = {
     "streaming_mass_32": lambda a, v, t, i: streamed(a, i, 32) if len(v) >= 2 else None,
     "streaming_mass_128": lambda a, v, t, i: streamed(a, i, 128) if len(v) >= 2 else None,
     "streaming_mass_512": lambda a, v, t, i: streamed(a, i, 512) if len(v) >= 2 else None,
+    "lookback": lambda a, v, t, i: looked_back(a, v, t, i, 0),
+    "lookback_without_key0": lambda a, v, t, i: looked_back(a, v, t, i, 1),
     "mass": lambda a, v, t, i: sum(a[1::NAMED]) if set(v) & set(range(1, len(t), NAMED)) else None,
     "focus": lambda a, v, t, i: (
         (1 - a[0]) * (1 - entropy_of(a[1:]) / math.log(len(set(v) - {0}))) if len(v) >= 3 else None
@@ -87,9 +104,10 @@ def by_loops(weights_QK: torch.Tensor, visible_QK: torch.Tensor, tokens: list[in
 
 
 def texts_of(tokens: list[int]) -> Texts:
-    """One text, of which some keys are named."""
+    """One text, of which some keys are named, and whose second half is an answer."""
     named_BT = torch.arange(len(tokens))[None] % NAMED == 1
-    return Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]), key_BT=named_BT)
+    answer_B = torch.tensor([answer_at(tokens)])
+    return Texts(torch.tensor([tokens]), torch.tensor([len(tokens)]), key_BT=named_BT, answer_B=answer_B)
 
 
 def assert_equals_loops(P: AttentionOperator, tokens: list[int]) -> None:
@@ -195,10 +213,15 @@ def test_texts_of_a_padded_batch_score_as_they_do_alone() -> None:
     P, lengths = random_attention(20, batch=3), [20, 11, 1]
     ids_BT = torch.randint(0, 5, (3, 20), generator=torch.Generator().manual_seed(0))
     ids = [name for name in KNOWN if name != "mass"]
-    together = measure(P, Texts(ids_BT, torch.tensor(lengths)), ids)
+
+    def texts(rows: slice, longest: int) -> Texts:
+        length_B = torch.tensor(lengths[rows])
+        return Texts(ids_BT[rows, :longest], length_B, answer_B=(length_B + 1) // 2)
+
+    together = measure(P, texts(slice(3), 20), ids)
     for row, n in enumerate(lengths):
         alone = DenseAttention(P.weights_BHQK[row : row + 1, :, :n, :n], Visibility(n, n))
-        expected = measure(alone, Texts(ids_BT[row : row + 1, :n], torch.tensor([n])), ids)
+        expected = measure(alone, texts(slice(row, row + 1), n), ids)
         for name in ids:
             torch.testing.assert_close(together[name][row], expected[name][0], atol=1e-6, rtol=1e-6, equal_nan=True)
 

@@ -17,7 +17,9 @@ from attnscope.attention.visibility import Visibility
 from attnscope.measure.metrics import KNOWN, Texts, measure
 
 N, PERIOD, BLOCK, NAMED = 48, 5, 8, 4  # tokens; they repeat after 5; keys 1, 5, 9, ... are named
+AT = 28  # where an answer begins, in the middle of a block
 TWO, THREE, ALL, AGAIN = range(1, N), range(2, N), range(N), range(PERIOD, N)  # rows that count
+ANSWER = range(AT, N - 1)
 
 
 def mean(rows: Iterable[int], value: Callable[[int], float]) -> float:
@@ -69,6 +71,8 @@ BY_HAND: dict[str, dict[str, float]] = {
         "streaming_mass_32": streaming(32),
         "streaming_mass_128": 1,
         "streaming_mass_512": 1,
+        "lookback": 1 / 2,
+        "lookback_without_key0": 1 / 2,
         "mass": mean(TWO, lambda i: named(0, i) / (i + 1)),
     },
     "identity": {
@@ -77,6 +81,8 @@ BY_HAND: dict[str, dict[str, float]] = {
         "self": 1,
         "sink": 1 / N,
         "distance": 0,
+        "lookback": 0,
+        "lookback_without_key0": 0,
         "mass": mean(TWO, lambda i: named(i, i)),
     },
     "shifted": {
@@ -85,6 +91,8 @@ BY_HAND: dict[str, dict[str, float]] = {
         "self": 0,
         "sink": 2 / N,
         "distance": 1,
+        "lookback": mean(ANSWER, lambda i: i == AT),  # its first row alone looks at the prompt
+        "lookback_without_key0": mean(ANSWER, lambda i: i == AT),
         "mass": mean(TWO, lambda i: named(i - 1, i - 1)),
     },
     "block": {  # the i % 8 + 1 keys of a query's own block, as much each
@@ -106,6 +114,9 @@ BY_HAND: dict[str, dict[str, float]] = {
         "streaming_mass_32": 1,
         "streaming_mass_128": 1,
         "streaming_mass_512": 1,
+        # four keys of the prompt are in the block in which the answer begins, as heavy as each of the answer's
+        "lookback": mean(ANSWER, lambda i: (i < 32) * (4 / AT) / (4 / AT + 1)),
+        "lookback_without_key0": mean(ANSWER, lambda i: (i < 32) * (4 / (AT - 1)) / (4 / (AT - 1) + 1)),
         "mass": mean(TWO, lambda i: named(i - i % BLOCK, i) / (i % BLOCK + 1)),
     },
 }
@@ -137,7 +148,8 @@ def operator(pattern: str, engine: str) -> AttentionOperator:
 def test_every_metric_scores_what_one_expects_by_hand(pattern: str, engine: str) -> None:
     assert set(BY_HAND[pattern]) == set(KNOWN)  # a new metric says here what it scores
     ids_BT = torch.arange(N)[None] % PERIOD
-    texts = Texts(ids_BT, torch.tensor([N]), key_BT=torch.arange(N)[None] % NAMED == 1)
+    named_BT = torch.arange(N)[None] % NAMED == 1
+    texts = Texts(ids_BT, torch.tensor([N]), key_BT=named_BT, answer_B=torch.tensor([AT]))
     scores = measure(operator(pattern, engine), texts, list(KNOWN))
     found = {name: float(score[0, 0]) for name, score in scores.items()}
     assert found == pytest.approx(BY_HAND[pattern], abs=2e-6, rel=2e-6)
