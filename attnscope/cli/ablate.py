@@ -11,7 +11,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.ablate_other import Otherwise, answered
 from attnscope.cli.ablate_tables import notes, sets_sheet
-from attnscope.cli.options import Exporting, Format, Rehearsal, Seed, Selected, Top
+from attnscope.cli.options import Exporting, Format, Heads, Rehearsal, Sampled, Seed, Top
 from attnscope.cli.scan import Scanned
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
@@ -37,7 +37,7 @@ PROBED = ("repeated", "offsets")  # trials that name the sets where nobody does
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken(Selected):
+class Taken(Heads):
     """Which heads go, and what stands in for them."""
 
     panel = "Attention"
@@ -48,8 +48,8 @@ class Taken(Selected):
     atlas: Annotated[
         Path | None, Option(help="What `scan` wrote: sets are its roles, or what @ROLE selects.", metavar="DIR")
     ] = None
-    by: Annotated[Literal["head", "kv"], Option(help="What goes at least: a head, or all heads of a kv head.")] = "head"
-    each: Annotated[bool, Option("--each", help="Every head of the model alone, too.")] = False
+    by: Annotated[Literal["kv"] | None, Option(help="Take away whole groups, all heads of a kv head.")] = None
+    each: Annotated[bool, Option(help="Every head of the model alone, too.")] = False
     replace: Annotated[
         Literal["mean", "zero", "resample"],
         Option(help="What stands in: its mean over other sequences; zero; another sequence's, which misinforms."),
@@ -68,7 +68,7 @@ class Taken(Selected):
 
 
 @dataclass(frozen=True, kw_only=True)
-class On(Rehearsal, Seed, Top):
+class On(Rehearsal, Sampled, Seed, Top):
     """What is to be predicted meanwhile."""
 
     panel = "Corpus"
@@ -79,7 +79,7 @@ class On(Rehearsal, Seed, Top):
             metavar="copy|texts|FILE",
         ),
     ] = None
-    texts: Annotated[Path | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
+    texts: Annotated[str | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
     sequences: Annotated[int, Option(min=2, help="Sequences or texts at most; intervals need 32.", metavar="N")] = 64
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class On(Rehearsal, Seed, Top):
         from attnscope.study.ablation import tasks
 
         if self.texts is not None:
-            return tasks.texts(loaded, _corpus(self.texts, self.sequences))
+            return tasks.texts(loaded, _corpus(Path(self.texts), self.sequences))
         if self.on in (None, "copy"):
             return tasks.copy(loaded, sequences=self.sequences, seed=self.seed)
         return tasks.targets(loaded, Path(self.on), self.sequences)
@@ -105,7 +105,7 @@ class Measured(Format, Exporting):
     """A table to stdout, table and facts to --out."""
 
     out: Annotated[
-        Path | None, Option("-o", help="Write table and facts here; a run that was stopped goes on.", metavar="DIR")
+        Path | None, Option(help="Write table and facts here; a run that was stopped goes on.", metavar="DIR")
     ] = None
 
 

@@ -34,10 +34,8 @@ class Otherwise:
 
     panel = "Question"
 
-    pairs: Annotated[
-        bool, Option("--pairs", help="Instead: what any two of the heads cost beyond what both cost alone.")
-    ] = False
-    prune: Annotated[bool, Option("--prune", help="Instead: heads go one by one, the least missed first.")] = False
+    pairs: Annotated[bool, Option(help="Instead: what any two of the heads cost beyond what both cost alone.")] = False
+    prune: Annotated[bool, Option(help="Instead: heads go one by one, the least missed first.")] = False
     method: Annotated[
         Literal["replace", "gradient"],
         Option(help="gradient: screen all heads to first order, and say how well that orders them."),

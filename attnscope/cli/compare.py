@@ -13,7 +13,18 @@ from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, UNRECORDED, EngineName, Look, ModelText, Results, Selected, Top
+from attnscope.cli.options import (
+    FIRST,
+    UNRECORDED,
+    Beside,
+    Look,
+    ManyTexts,
+    Memory,
+    ModelText,
+    Results,
+    Selected,
+    Top,
+)
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
@@ -31,7 +42,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sides(ModelText):
+class Sides(ModelText, Beside, ManyTexts):
     """One side, and what is compared with it."""
 
     compare_text: Annotated[str | None, Option(help="The other text.", metavar="TEXT"), FIRST, UNRECORDED] = None
@@ -46,14 +57,13 @@ class Sides(ModelText):
         super().__post_init__()
         if self.compare_text is None and self.compare_model is None:
             raise UsageError("nothing to compare with", "give --compare-text TEXT or --compare-model NAME")
-        if self.compare_text is not None and self.compare_model is not None:
-            raise UsageError("--compare-text and --compare-model were both given", "give one of them")
+        self.check_beside()
         if self.texts is not None and (self.has_text or self.compare_text is not None):
             raise UsageError("--texts is for two models, in the place of a text", "give it with --compare-model alone")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room(EngineName):
+class Room(Memory):
     """Who computes the attention, and how much is kept of the first side."""
 
     memory: Annotated[

@@ -140,14 +140,20 @@ class EngineName:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineChoice(EngineName):
-    """Who computes the attention, and whether it is checked."""
+class Memory(EngineName):
+    """Who computes the attention, and in how much memory."""
 
     panel = "Engine"
     memory: Annotated[
         str | None,
         Option(help="What a layer's matrices may take, e.g. 4GB (default: half of what is free).", metavar="SIZE"),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice(Memory):
+    """Who computes the attention, and whether it is checked."""
+
     listen: Annotated[bool, Option(help="Fused: keep the model's own attention call, too.")] = False
     positions: Annotated[
         int | None, Option(help="Extend the model to so many positions, by linear rope scaling.", metavar="N")
@@ -325,6 +331,37 @@ class Seed:
     """What random numbers are drawn from."""
 
     seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of random numbers.", metavar="N")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What a text or a model stands beside."""
+
+    compare_text: Annotated[str | None, Option(help="Another text beside it.", metavar="TEXT")] = None
+    compare_model: Annotated[
+        str | None, Option(help="Another model beside it.", metavar="NAME", autocompletion=models)
+    ] = None
+
+    def check_beside(self) -> None:
+        """Raise UsageError where both were given."""
+        if self.compare_text is not None and self.compare_model is not None:
+            raise UsageError("--compare-text and --compare-model were both given", "give one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyTexts:
+    """A file of texts, for what is said of many."""
+
+    panel = "Corpus"
+    texts: Annotated[str | None, Option(help="Texts, one per line or record.", metavar="FILE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled(ManyTexts):
+    """How many sequences stand behind a number."""
+
+    panel = "Corpus"
+    sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N")] = 64
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typer import Option
 
 from attnscope.cli import output, scan_texts
 from attnscope.cli.info import Named
-from attnscope.cli.options import Exporting, Format, Loading, Rehearsal, Seed, Top
+from attnscope.cli.options import Exporting, Format, Loading, Rehearsal, Sampled, Seed, Top
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -63,17 +63,16 @@ class Scanned(Named, Loading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probing(Rehearsal, Seed, Top):
+class Probing(Rehearsal, Sampled, Seed, Top):
     """What is drawn, and what is shown."""
 
     probe: Annotated[
         str | None, Option(help="The probe that the table shows (default: induction).", metavar="PROBE")
     ] = None
-    sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N")] = 64
     seed: Annotated[int, Option(help="Seed of the sequences.")] = 0
     pool: Annotated[Path | None, Option(help="A file of the token ids that probes are made of.", metavar="FILE")] = None
     texts: Annotated[
-        Path | None,
+        str | None,
         Option(help="Texts: how far apart heads are on them, and what each looks like on how many.", metavar="FILE"),
     ] = None
 
@@ -107,7 +106,7 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     output.complain_through_talk(kept.quiet)
     silence_libraries(kept.verbose)
     pool = None if probing.pool is None else read_ids(str(probing.pool))
-    given = Given(pool, None if probing.texts is None else scan_texts.texts_of(probing.texts))
+    given = Given(pool, None if probing.texts is None else scan_texts.texts_of(Path(probing.texts)))
     if len(scanned.revisions) > 1:
         return scan_each(scanned, given, probing, kept)
     found = scan_one(scanned.load_options(), given, probing, kept)

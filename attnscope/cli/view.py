@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.completion import models
 from attnscope.cli.groups import spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, Answer, Config, Question, Selected, TextRun, Writing, check_folder
+from attnscope.cli.options import FIRST, Answer, Beside, Config, Question, Selected, TextRun, Writing, check_folder
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -35,16 +34,12 @@ STDOUT = Path("-")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pages(Config, Writing):
+class Pages(Config, Beside, Writing):
     """One page, and how much it may hold."""
 
     panel = "Page"
     out: Annotated[Path | None, Option(help="Write the page here; - is stdout.", metavar="FILE|-"), FIRST] = None
     from_tables: Annotated[bool, Option(help="Of a run: a page of what it kept, without the model.")] = False
-    compare_text: Annotated[str | None, Option(help="Another text beside it.", metavar="TEXT")] = None
-    compare_model: Annotated[
-        str | None, Option(help="Another model beside it.", metavar="NAME", autocompletion=models)
-    ] = None
     precision: Annotated[int, Option(help="Bits per weight.", metavar="8|16")] = 8
     max_mb: Annotated[
         float, Option(help="Over so many MB long maps are binned; heads of --select stay whole.", metavar="MB", min=0.1)
@@ -59,8 +54,7 @@ class Pages(Config, Writing):
             raise UsageError(f"{self.out} is no name of a file", f"name one: {self.out / 'page.html'}")
         if self.precision not in (8, 16):
             raise UsageError(f"--precision takes 8 or 16 bits; {self.precision} came", "leave it out, or write 16")
-        if self.compare_text is not None and self.compare_model is not None:
-            raise UsageError("--compare-text and --compare-model were both given", "give one of them")
+        self.check_beside()
         if self.out != STDOUT:
             check_folder(self.out.parent)
 
