@@ -329,7 +329,8 @@ def _with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Ma
     wrong = next((place for place in at if not -tokens <= place < tokens), None)
     if wrong is not None:
         raise UsageError(f"there is no token {wrong} in a text of {tokens}", "name positions of the text")
-    rows = torch.tensor([place % tokens for place in at], dtype=torch.long, device=ids_BT.device)
+    # on the CPU, from where every device takes an index: the hidden states may be elsewhere than the ids
+    rows = torch.tensor([place % tokens for place in at], dtype=torch.long)
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         output = model(ids_BT, logits_to_keep=rows, **inputs)
         return output, output.logits
