@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "measure": "errors memory tables attention text",
     "reference": "",
     "parity": "errors seam model reference selection tables",
-    "explain": "errors seam reference parity",
+    "explain": "errors model seam reference parity",
     "figures": "errors files shown",
     "panels": "figures measure shown",
     "drawing": "errors figures files measure panels shown",

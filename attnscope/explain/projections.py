@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attnscope.explain.attention import QKV, Attention, concatenation
 from attnscope.explain.steps import Check, Numbers, Observed, Step, numbers
+from attnscope.model.placed import as_input
 from attnscope.reference.frequencies import inverse_frequencies
 from attnscope.reference.given import Given, setting
 from attnscope.reference.layouts import Layout
@@ -123,7 +124,7 @@ def _projection_checks(given: Given, module: nn.Module, observed: Observed) -> t
             continue
         projection = module.get_submodule(name)
         with torch.no_grad():
-            output_TE = projection(given.hidden_BTE.to(next(projection.parameters())))[0]
+            output_TE = projection(as_input(given.hidden_BTE, projection))[0]
         checks += observed.check(name, given.linear(name, given.hidden_BTE)[0], output_TE)
     return tuple(checks)
 

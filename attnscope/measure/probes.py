@@ -204,7 +204,7 @@ class TopRelation:
         weight_BH = weight_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
         key_BH = key_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
         weight_BH = weight_BH.masked_fill(torch.isneginf(best.values[..., 0]), torch.nan)
-        return Relation(weight_BH.cpu(), best.indices[..., 0].cpu(), key_BH.cpu())
+        return Relation(**_on_cpu({"weight": weight_BH, "query": best.indices[..., 0], "key": key_BH}))
 
 
 class KeyMass(NamedTuple):
@@ -232,7 +232,9 @@ class TopKey:
         [asked] = self.asks(layer)
         mass_BHK = layer.per_kv_head(answers[asked]) if self.view.by_kv else answers[asked]
         top, kept = mass_BHK.max(-1), self.view.kept(layer)
-        return KeyMass(top.values.cpu(), top.indices.cpu(), mass_BHK[:, kept].sum(1).cpu(), len(kept))
+        kept_BHK = mass_BHK if len(kept) == mass_BHK.shape[1] else mass_BHK[:, kept]
+        found = _on_cpu({"mass": top.values, "key": top.indices, "received": kept_BHK.sum(1)})
+        return KeyMass(**found, kept=len(kept))
 
 
 @dataclass(frozen=True)
@@ -251,4 +253,10 @@ class Weights:
 
 
 def _on_cpu(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.cpu() for name, value in found.items()}
+    """All on the CPU; those of one dtype in one copy, since the host waits for the device in each."""
+    moved: dict[str, Tensor] = {}
+    for dtype in {value.dtype for value in found.values()}:
+        same = {name: value for name, value in found.items() if value.dtype == dtype}
+        parts = torch.cat([value.flatten() for value in same.values()]).cpu().split([x.numel() for x in same.values()])
+        moved |= {name: part.view(value.shape) for (name, value), part in zip(same.items(), parts, strict=True)}
+    return {name: moved[name] for name in found}

@@ -177,6 +177,8 @@ def load(options: LoadOptions) -> LoadedModel:
         hub.fetch_weights(source.snapshot, names)
     checkpoint.check_weights(source.folder, options.allow_pickle)
     tokenizer = _tokenizer(source, config, options)
+    from attnscope.model.placed import device_of  # which imports torch
+
     model = _model(source, config, options, device)
     return LoadedModel(
         model=model,
@@ -184,7 +186,7 @@ def load(options: LoadOptions) -> LoadedModel:
         geometry=replace(geometry, parameters=sum(parameter.numel() for parameter in model.parameters())),
         name=source.name,
         revision=source.revision,
-        device=str(model.device),
+        device=str(device_of(model)),
         dtype=str(model.dtype).removeprefix("torch."),
         source_folder=source.folder,
         stretched_from=trained if geometry.max_positions != trained else None,
@@ -214,6 +216,8 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
 
         >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
     """
+    from attnscope.model.placed import device_of
+
     if not hasattr(model, "config") or not hasattr(model, "parameters"):
         raise UsageError(f"expected a model of transformers, got {type(model).__name__}", "pass the model itself")
     geometry = _readable(model.config, geometry_of(model.config, count=False))
@@ -223,7 +227,7 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
         geometry=replace(geometry, parameters=sum(parameter.numel() for parameter in model.parameters())),
         name=name or getattr(model.config, "name_or_path", "") or geometry.model_type,
         revision=None,
-        device=str(model.device),
+        device=str(device_of(model)),
         dtype=str(model.dtype).removeprefix("torch."),
     )
 

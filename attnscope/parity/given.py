@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.model.placed import weights_of
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import Layout
 from attnscope.seam.call import AttentionCall
@@ -25,14 +26,14 @@ def given_of(run: ModuleRun, layout: Layout, config: Any, layer: Any, device: st
     config: the model's (the text part). layer: index, heads, kv_heads, kind and window of the layer. device: where the
     oracle computes, the module's own device where it is None.
     Raises UnreadableError for a module that attends more than once or outside its own forward, and where its weights
-    are offloaded.
+    are offloaded to where nobody finds them.
 
     >>> given_of(run, layout, config, layer).hidden_BTE.dtype
     torch.float64
     """
     if len(run.calls) > 1 or run.output_BTE is None:
         raise UnreadableError("its module attends more than once, or outside its own forward")
-    parameters = {**dict(run.module.named_buffers()), **dict(run.module.named_parameters())}
+    parameters = weights_of(run.module)
     if any(parameter.is_meta for parameter in parameters.values()):
         raise UnreadableError("its weights are offloaded")
     hidden_BTE = precise(run.hidden_BTE, device)

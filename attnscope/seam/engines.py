@@ -205,7 +205,7 @@ def _mask_rows(given: Mapping[str, Any], spec: AttentionSpec, row_R: Tensor) -> 
     mask = given.get("attention_mask")
     if isinstance(mask, Tensor):
         return mask[..., row_R, :] if mask.shape[-2] > 1 else mask
-    runs = row_R.split(CHECKED_ROWS // 4)
+    runs = row_R.cpu().split(CHECKED_ROWS // 4)  # one copy: each number of a device's tensor makes the host wait
     seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
     dtype = spec.q_BHQD.dtype
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

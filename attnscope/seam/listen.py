@@ -31,6 +31,7 @@ from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family_of
 from attnscope.model.geometry import geometry_of
 from attnscope.model.padding import pads_exactly, settle_rotary
+from attnscope.model.placed import hooks_of
 from attnscope.seam.call import AttentionCall, CaptureReport, Place
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
@@ -329,12 +330,16 @@ def _with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Ma
     wrong = next((place for place in at if not -tokens <= place < tokens), None)
     if wrong is not None:
         raise UsageError(f"there is no token {wrong} in a text of {tokens}", "name positions of the text")
+    first = min((place % tokens for place in at), default=0)
     rows = torch.tensor([place % tokens for place in at], dtype=torch.long, device=ids_BT.device)
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        output = model(ids_BT, logits_to_keep=rows, **inputs)
-        return output, output.logits
-    output = model(ids_BT, **inputs)
-    return output, output.logits[:, rows]
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        output = model(ids_BT, **inputs)
+        return output, output.logits[:, rows.to(output.logits.device)]
+    if hooks_of(model):  # accelerate's bring a tensor to the first device, and the hidden states are on the last
+        output = model(ids_BT, logits_to_keep=tokens - first, **inputs)
+        return output, output.logits[:, (rows - first).to(output.logits.device)]
+    output = model(ids_BT, logits_to_keep=rows, **inputs)
+    return output, output.logits
 
 
 def _extras(model: nn.Module) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from attnscope.model.placed import hooks_of
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.listen import listening
 
@@ -172,8 +173,10 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def _float32_copy(module: nn.Module) -> nn.Module:
     """A copy in float32. Hooks that are methods of another object belong to whoever records, and stay behind."""
-    owners = {id(hook.__self__): hook.__self__ for hook in _hooks(module) if isinstance(hook, MethodType)}
-    copied = copy.deepcopy(module, owners)
+    owners = [hook.__self__ for hook in _hooks(module) if isinstance(hook, MethodType)]
+    # accelerate's know the weights of the whole model, where these are offloaded
+    owners += [hook for part in module.modules() for hook in hooks_of(part)]
+    copied = copy.deepcopy(module, {id(owner): owner for owner in owners})
     for part in copied.modules():
         for hooks in (part._forward_hooks, part._forward_pre_hooks):
             for key in [key for key, hook in hooks.items() if isinstance(hook, MethodType)]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.model.placed import as_input, weights_of
 from attnscope.seam.call import TOLERANCE
 from attnscope.seam.checks import relative_error
 from attnscope.seam.engines import Unchecked
@@ -68,7 +69,7 @@ class Way:
 
     def towards(self, token_BT: Tensor) -> Tensor:
         """(B, T, E): the direction of the residual stream that raises a token's logit over the mean of all."""
-        weight: Tensor = self.unembed.weight  # type: ignore[assignment]
+        weight = weights_of(self.unembed)["weight"]
         unembed_BTE = weight[token_BT.to(weight.device)].float() - weight.mean(0, dtype=torch.float32)
         direction = self.norm.weight_E.to(weight.device) * unembed_BTE
         return direction - direction.mean(-1, keepdim=True) if self.norm.centred else direction
@@ -228,10 +229,10 @@ def _final_norm(model: nn.Module, blocks: Sequence[nn.Module], last: Tensor, pas
 
 def _frozen(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Tensor], bool]) -> Norm | None:
     """The module as a norm with a frozen scale, where it is one: of x or centred x, its weight as it is or beside 1."""
-    own = getattr(module, "weight", None)
+    own = weights_of(module).get("weight")
     one_E = torch.ones(x.shape[-1])
     weights = [one_E] if own is None else [own.detach().float().cpu(), own.detach().float().cpu() + 1]  # Gemma's
-    bias = getattr(module, "bias", None)
+    bias = weights_of(module).get("bias")
     bias_E = one_E * 0 if bias is None else bias.detach().float().cpu()
     for centred in (False, True):
         for weight_E in weights:
@@ -243,9 +244,8 @@ def _frozen(module: nn.Module, x: Tensor, y: Tensor, close: Callable[[Tensor, Te
 
 def _logits_factor(unembed: nn.Module, normed: Tensor, passed: _Passed, config: Any) -> tuple[float, str]:
     """The factor of the logits after the projection, and what is left out."""
-    weight = next(unembed.parameters())
     with torch.no_grad():
-        projected = unembed(normed.to(weight.device, weight.dtype)).float().cpu()
+        projected = unembed(as_input(normed, unembed)).float().cpu()
     logits = passed.logits.float()
     factor = float((logits * projected).sum() / projected.square().sum())
     if passed.close(factor * projected, logits):

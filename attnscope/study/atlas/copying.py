@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attnscope.attention.questions import Question, TopK
 from attnscope.measure.probes import Answers, Layer
+from attnscope.model.placed import as_input
 from attnscope.seam.projection import output_projections, projection
 
 if TYPE_CHECKING:
@@ -69,9 +70,8 @@ class Copying:
 
     def _raised(self, written_BRE: Tensor, token_BR: Tensor) -> Tensor:
         """(B,): the share of rows; what all logits have in common, mean or bias of the projection, raises none."""
-        weight = next(self.unembed.parameters())
         with torch.no_grad():
-            logits = self.unembed(written_BRE.to(weight.device, weight.dtype))
+            logits = self.unembed(as_input(written_BRE, self.unembed))
             bias = getattr(self.unembed, "bias", None)
             top_BRk = (logits if bias is None else logits - bias).topk(RAISED).indices
         return (top_BRk == token_BR.to(top_BRk.device)[..., None]).any(-1).double().mean(-1)

@@ -1,0 +1,124 @@
+"""A model whose weights accelerate keeps on the CPU or on the disk between passes gives the numbers of one in place."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload, dispatch_model
+
+import attnscope
+from attnscope.explain import explain_head
+from attnscope.measure.probes import View
+from attnscope.model.loading import LoadedModel, wrap
+from attnscope.model.placed import weights_of
+from attnscope.parity import check_parity
+from attnscope.seam import modules
+from attnscope.study.ablation.way import Way, way_to_logits
+from attnscope.study.atlas.copying import copying_of
+from helpers.parity_models import in_half
+
+TEXT = "the financial bank is located on river bank"
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def to_the_cpu(model: Any, folder: Path) -> None:
+    cpu_offload(model, execution_device=torch.device("cpu"))
+
+
+def to_the_disk(model: Any, folder: Path) -> None:
+    disk_offload(model, folder, execution_device=torch.device("cpu"))
+
+
+def half_to_the_disk(model: Any, folder: Path) -> None:
+    """As `device_map` does it: whole layers, some in place."""
+    places = dict.fromkeys((f"model.{name}" for name in ("embed_tokens", "norm", "rotary_emb")), "cpu")
+    places |= {f"model.layers.{layer}": "cpu" if layer % 2 else "disk" for layer in range(4)} | {"lm_head": "cpu"}
+    dispatch_model(model, places, main_device="cpu", offload_dir=folder)
+
+
+WAYS = (to_the_cpu, to_the_disk, half_to_the_disk)
+
+
+def demo_in(demo: LoadedModel, dtype: torch.dtype) -> LoadedModel:
+    model = copy.deepcopy(demo.model)
+    return wrap(model if dtype == torch.float32 else in_half(model, dtype), demo.tokenizer)
+
+
+@pytest.fixture(params=WAYS, ids=lambda offload: offload.__name__)
+def both(request: Any, demo: LoadedModel, tmp_path: Path, dtype: torch.dtype) -> tuple[LoadedModel, LoadedModel]:
+    """The demo model in place, and offloaded."""
+    there, away = demo_in(demo, dtype), demo_in(demo, dtype).model
+    request.param(away, tmp_path)
+    assert any(parameter.is_meta for parameter in away.parameters())
+    return there, wrap(away, demo.tokenizer)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parity_is_as_full_and_as_close(both: tuple[LoadedModel, LoadedModel]) -> None:
+    there, away = (check_parity(one, one.tokenizer(TEXT)["input_ids"]) for one in both)
+    assert (away.level, away.holds) == ("full", True)
+    assert away.layers == there.layers
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_relations_and_value_norms_are_the_same(both: tuple[LoadedModel, LoadedModel]) -> None:
+    assert both[1].device == "cpu"
+    for request in (attnscope.Request(relations=True, weights=True), attnscope.Request(view=View(weights="value"))):
+        there, away = (attnscope.capture(one, TEXT, request=request) for one in both)
+        for name, score in there.columns.scores.items():
+            torch.testing.assert_close(away.columns.scores[name].value, score.value, rtol=0, atol=0, equal_nan=True)
+        assert (away.columns.relation_weight == there.columns.relation_weight).all()
+        assert (away.columns.top_key_mass == there.columns.top_key_mass).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_head_is_explained_from_its_raw_weights(both: tuple[LoadedModel, LoadedModel]) -> None:
+    there, away = (explain_head(one, attnscope.capture(one, TEXT).prompt, 2, 3) for one in both)
+    assert away.failures == []
+    assert not any(step.missing for step in away.steps)
+    assert [step.checks for step in away.steps] == [step.checks for step in there.steps]
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:1])
+def test_the_way_to_the_logits_and_copying_are_found(both: tuple[LoadedModel, LoadedModel]) -> None:
+    there, away = (way_to_logits(one, [5, 6, 7, 8]) for one in both)
+    assert isinstance(there, Way)
+    assert isinstance(away, Way)
+    token_BT = torch.tensor([[7]])
+    torch.testing.assert_close(away.towards(token_BT), there.towards(token_BT), rtol=0, atol=0)
+    written_BRE = torch.randn(2, 3, both[0].model.config.hidden_size)
+    raised = [copying_of(one, [5, 6, 7])._raised(written_BRE, torch.full((2, 3), 7)) for one in both]
+    assert torch.equal(*raised)
+
+
+def test_a_wrong_layer_fails_though_it_is_offloaded(demo: LoadedModel, tmp_path: Path) -> None:
+    model = demo_in(demo, torch.bfloat16).model
+    model.model.layers[2].self_attn.scaling *= 1.01
+    to_the_disk(model, tmp_path)
+    report = check_parity(wrap(model, demo.tokenizer), demo.tokenizer(TEXT)["input_ids"])
+    assert [one.layer for one in report.failures] == [2]
+
+
+def test_a_layer_is_copied_without_the_weights_of_the_whole_model(demo: LoadedModel) -> None:
+    """Accelerate's hooks know them all: copied with them, every layer took the memory of the model."""
+    model = demo_in(demo, torch.bfloat16).model
+    to_the_cpu(model, Path())
+    q_proj = model.model.layers[0].self_attn.q_proj
+    copied = modules._float32_copy(model.model.layers[0].self_attn)
+    assert copied.q_proj._hf_hook is q_proj._hf_hook
+    assert copied.q_proj.weight.dtype == torch.float32
+
+
+def test_weights_are_found_by_the_names_that_they_have_in_place(demo: LoadedModel, tmp_path: Path) -> None:
+    model = demo_in(demo, torch.float32).model
+    to_the_disk(model, tmp_path)
+    found = weights_of(model.model.layers[1])
+    expected = dict(demo.model.model.layers[1].named_parameters())
+    assert found.keys() >= expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+def test_weights_that_nobody_knows_stay_on_meta() -> None:
+    assert weights_of(torch.nn.Linear(2, 3, device="meta"))["weight"].is_meta
