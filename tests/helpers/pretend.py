@@ -1,0 +1,321 @@
+"""A CUDA device that is not there: tensors that say `cuda:N` and are held by the CPU, on a PyTorch without CUDA.
+
+    with pretend() as seen:
+        place(model, {"model": "cuda:0", "lm_head": "cuda:1"})
+        observe(...)                   # an operator that mixes devices raises MixedDevicesError
+    seen.waits                         # where the package made the host wait for the device, and how often
+
+Every operator's tensors are held to CUDA's rules before it runs on the CPU: one device, but for numbers beside tensors
+in pointwise operators and for indices from the CPU. What it is not: CUDA's numbers, speed, kernels or gradients.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+CPU = torch.device("cpu")
+# Operators whose result the host reads, or whose result's shape depends on what the device holds.
+WAITS = (
+    *("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"),
+    *(
+        "aten::unique_consecutive",
+        "aten::equal",
+        "aten::bincount",
+        "aten::is_nonzero",
+        "aten::repeat_interleave.Tensor",
+    ),
+)
+COPIES = ("aten::_to_copy", "aten::copy_")
+INDEXING = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index")
+HOST_READS = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__bool__)
+NO_CUDA = "not linked with support for cuda"
+
+
+class MixedDevicesError(RuntimeError):
+    """What CUDA refuses: tensors of several devices in one operator."""
+
+
+@dataclass
+class Seen:
+    """waits: {(what, function of the package): times}."""
+
+    waits: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def wait(self, what: str) -> None:
+        if where := _function():
+            self.waits[what, where] += 1
+
+
+_seen = Seen()
+
+
+def _function() -> str:
+    """The package's function that is at work, "" where the model's own code is."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "/transformers/" in name or "/accelerate/" in name:
+            return ""
+        if "/attnscope/" in name:
+            return frame.f_code.co_qualname
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+class Pretended(Tensor):
+    """A tensor that says it is elsewhere. held: its numbers, on the CPU."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor, device: Any = None, requires_grad: bool = False) -> Any:
+        if device is None:  # as accelerate makes a parameter of the class that it replaces
+            return nn.Parameter(held, requires_grad)
+        where = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        made = Tensor._make_wrapper_subclass(cls, held.size(), **where, device=_device(device))  # type: ignore[attr-defined]
+        made.held = held.detach()
+        return made
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Pretended({tuple(self.shape)}, {self.dtype}, {self.device})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            made = Pretended(self.held.clone(), self.device)
+            memo[id(self)] = nn.Parameter(made, requires_grad=False) if isinstance(self, nn.Parameter) else made
+        return memo[id(self)]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in HOST_READS:
+            _seen.wait(func.__name__)
+            return func(args[0].held, *args[1:], **kwargs)
+        if func in (Tensor.numpy, Tensor.__array__):
+            raise TypeError(f"can't convert {args[0].device} device type tensor to numpy")
+        if func in (Tensor.__getitem__, Tensor.__setitem__):
+            return _indexed(func, *args)
+        if func is nn.functional.scaled_dot_product_attention:  # one kernel on CUDA
+            return _aside(func, args, kwargs)
+        if func is Tensor.data_ptr:  # by which accelerate knows tied weights
+            return args[0].held.data_ptr()
+        if func is torch._fused_sdp_choice:
+            return 1
+        if func is Tensor.contiguous and args[0].held.is_contiguous():
+            return args[0]
+        if func == Tensor.data.__get__:  # type: ignore[attr-defined]
+            return args[0]
+        with torch._C.DisableTorchFunctionSubclass():
+            if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+                func(*args)
+                args[0].held = args[1].held
+                return None
+            try:
+                return func(*_named(args), **_named(kwargs))
+            except RuntimeError as error:  # a binding that asks CUDA before it asks any tensor
+                if NO_CUDA not in str(error):
+                    raise
+        return _aside(func, args, kwargs)
+
+
+class _Functions(TorchFunctionMode):
+    """Makes tensors for a device that PyTorch's own code would look for."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor, torch.asarray) and kwargs.get("device") is not None:
+            device = _device(kwargs.pop("device"))
+            return func(*args, **kwargs).to(device)
+        if func is Tensor.to:
+            args, kwargs = _named(args), _named(kwargs)
+        return func(*args, **kwargs)
+
+
+class _Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+def _device(device: Any) -> torch.device:
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return torch.device("cuda", 0) if device == torch.device("cuda") else device
+
+
+def _named(value: Any) -> Any:
+    """With every device "cuda" numbered, which only CUDA's own code could do."""
+    return tree_map(lambda x: _device(x) if isinstance(x, torch.device) or str(x) == "cuda" else x, value)
+
+
+def _held(value: Any) -> Any:
+    def one(x: Any) -> Any:
+        if isinstance(x, Pretended):
+            return x.held
+        return CPU if isinstance(x, torch.device) and x.type == "cuda" else x
+
+    return tree_map(one, value)
+
+
+def _pretended(value: Any, device: torch.device) -> Any:
+    def one(x: Any) -> Any:
+        if not isinstance(x, Tensor) or isinstance(x, Pretended):
+            return x
+        return Pretended(x, device)
+
+    return tree_map(one, value)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [x for x in tree_flatten(value)[0] if isinstance(x, Tensor)]
+
+
+def _one_device(func: Any, value: Any) -> torch.device:
+    """The device of an operator's tensors, where CUDA would take them together."""
+    tensors = _tensors(value)
+    if torch.Tag.pointwise in getattr(func, "tags", ()):  # a number beside tensors is an argument of the kernel
+        tensors = [x for x in tensors if x.dim() or x.device.type != "cpu"] or tensors
+    devices = {x.device for x in tensors}
+    if len(devices) > 1:
+        raise MixedDevicesError(f"{func}: {[(str(x.device), tuple(x.shape)) for x in tensors]}")
+    return devices.pop()
+
+
+def _aside(func: Any, args: Any, kwargs: Any) -> Any:
+    device = _one_device(func, [args, kwargs])
+    return _pretended(func(*_held(args), **_held(kwargs)), device)
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operator on the CPU's numbers, its result on the device that CUDA would give it."""
+    name, tensors = func._schema.name, _tensors([args, kwargs])
+    if name in COPIES:
+        return _copied(func, args, kwargs)
+    if not any(isinstance(x, Pretended) for x in tensors):
+        device = _device(kwargs["device"]) if kwargs.get("device") is not None else CPU
+    elif name in INDEXING:
+        device = _of_index(args[0], args[1], args[2] if len(args) > 2 else None)
+    else:
+        device = _one_device(func, [args, kwargs])
+    if device.type != "cuda":
+        return func(*args, **kwargs)
+    if name in WAITS or (f"{name}.{func._overloadname}" in WAITS and kwargs.get("output_size") is None):
+        _seen.wait(name.removeprefix("aten::"))
+    if name == "aten::_softmax" and args[2]:  # half in, float32 out: CUDA alone has it
+        args = (args[0].float(), args[1], False)
+    if name == "aten::histc" and not args[0].is_floating_point():  # of integers, too
+        args = (args[0].float(), *args[1:])
+    if name in ("aten::mm", "aten::bmm") and func._overloadname == "dtype":  # and another dtype out
+        func, args = func.overloadpacket.default, tuple(x.to(args[2]) for x in args[:2])
+    written = {id(x.held): x for x in tensors if isinstance(x, Pretended)}
+    result = func(*_held(args), **_held(kwargs))
+    return tree_map(lambda x: written[id(x)] if id(x) in written else _pretended(x, device), result)
+
+
+def _copied(func: Any, args: Any, kwargs: Any) -> Any:
+    """Copies may cross devices; those from and to the host wait, but for `non_blocking` ones."""
+    if func._schema.name == "aten::copy_":
+        _note(args[1].device, args[0].device, args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        func(_held(args[0]), _held(args[1]))
+        return args[0]
+    device = _device(kwargs.get("device") or args[0].device)
+    if device.type == "meta":
+        return func(_held(args[0]), **kwargs)
+    _note(args[0].device, device, kwargs.get("non_blocking", False))
+    result = func(_held(args[0]), **{**kwargs, "device": CPU})
+    return _pretended(result, device) if device.type == "cuda" else result
+
+
+def _note(source: torch.device, to: torch.device, non_blocking: bool) -> None:
+    if source != to and CPU in (source, to) and not non_blocking:
+        _seen.wait("to host" if to == CPU else "from host")
+
+
+def _of_index(target: Tensor, index: Sequence[Any], values: Any = None) -> torch.device:
+    """The device of what is indexed: indices may come from the host; boolean ones are counted by it."""
+    for part in index:
+        if isinstance(part, list | range):
+            _seen.wait("index from host")
+        if not isinstance(part, Tensor):
+            continue
+        if part.device not in (target.device, CPU):
+            raise MixedDevicesError(f"index on {part.device} of a tensor on {target.device}")
+        if target.device != CPU and ((part.device == CPU and part.dim()) or part.dtype == torch.bool):
+            _seen.wait("index from host" if part.device == CPU else "boolean index")
+    if isinstance(values, Tensor) and values.dim() and values.device != target.device:
+        raise MixedDevicesError(f"values on {values.device} for a tensor on {target.device}")
+    return target.device
+
+
+def _indexed(func: Any, target: Tensor, index: Any, *value: Any) -> Any:
+    parts = index if isinstance(index, tuple) else (index,)
+    device = _of_index(target, parts)
+    for part in parts:
+        if isinstance(part, Pretended) and not part.dim() and part.dtype != torch.bool:
+            _seen.wait("index read by host")
+    for one in value:
+        if isinstance(one, Tensor) and one.device != device and one.dim():
+            if any(isinstance(part, Tensor | list) for part in parts):
+                raise MixedDevicesError(f"values on {one.device} for a tensor on {device}")
+            _note(one.device, device, False)
+    found = func(_held(target), _held(index), *_held(value))
+    return _pretended(found, device) if device.type == "cuda" and isinstance(found, Tensor) else found
+
+
+def place(model: nn.Module, devices: Mapping[str, str]) -> None:
+    """Put modules, by name, on pretended devices, and leave on them what accelerate does for a `device_map`."""
+    from accelerate import dispatch_model
+
+    moved: dict[int, tuple[Tensor, nn.Parameter]] = {}  # tied ones stay tied
+    for name, device in devices.items():
+        for module in model.get_submodule(name).modules():
+            for key, one in module._parameters.items():
+                if one is not None and not isinstance(one, Pretended):
+                    if id(one) not in moved:
+                        new = nn.Parameter(Pretended(one.detach(), device), requires_grad=False)
+                        moved[id(one)] = one, new  # holding the first keeps its id its own
+                    module._parameters[key] = moved[id(one)][1]
+            for key, buffer in module._buffers.items():
+                if buffer is not None and not isinstance(buffer, Pretended):
+                    module._buffers[key] = Pretended(buffer, device)
+    if len(set(devices.values())) > 1:
+        dispatch_model(model, dict(devices), main_device=next(iter(devices.values())))
+
+
+@contextmanager
+def pretend(devices: int = 2, memory: int = 80 << 30) -> Iterator[Seen]:
+    """While open there are CUDA devices, of `memory` bytes each."""
+    global _seen
+    _seen, before = Seen(), _seen
+    cuda: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: devices,
+        "mem_get_info": lambda device=None: (memory, memory),
+        "current_device": lambda: 0,
+        "get_device_capability": lambda device=None: (9, 0),
+        **dict.fromkeys(("synchronize", "empty_cache", "_lazy_init", "set_device"), lambda device=None: None),
+        **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved"), lambda device=None: 0),
+    }
+    with ExitStack() as stack:
+        for name, stand_in in cuda.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+        stack.enter_context(_Functions())
+        stack.enter_context(_Operators())
+        try:
+            yield _seen
+        finally:
+            _seen = before

@@ -1,0 +1,255 @@
+"""What runs on CUDA, on devices that are pretended: nothing mixes devices, and the host waits a few times per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import attnscope
+from attnscope import Request
+from attnscope.attention.visibility import Visibility
+from attnscope.batch.items import Item
+from attnscope.batch.job import Job
+from attnscope.batch.shards import Shard
+from attnscope.batch.worker import Worker
+from attnscope.explain import explain_head
+from attnscope.measure import probes
+from attnscope.measure.probes import View
+from attnscope.measure.texts import Texts
+from attnscope.model.loading import LoadedModel, wrap
+from attnscope.observe import observe
+from attnscope.parity import check_parity
+from attnscope.seam import listen as seam
+from attnscope.seam.engines import ENGINES
+from attnscope.study.ablation import tasks
+from attnscope.study.ablation.direct import direct_means
+from attnscope.study.ablation.effects import Asked, ablate
+from attnscope.study.ablation.passes import prepared
+from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.atlas.scan import plan, scan
+from attnscope.text.prompt import from_text
+from helpers.parity_models import in_half, roused_model
+from helpers.pretend import MixedDevicesError, place, pretend
+
+TEXT = "the financial bank is located on river bank"
+TEXTS = ("the mill", "the financial bank is located on river bank", "the river bank")
+FAMILIES = ("llama", "gpt2", "gemma3_text", "gpt_oss")
+DTYPES = (torch.float32, torch.bfloat16)
+Command = Callable[[LoadedModel], object]
+
+
+def devices_of(model: Any, count: int) -> dict[str, str]:
+    """As `device_map` splits: the first layers on the first device, the others and what follows them on the last."""
+    base, prefix = model.base_model, model.base_model_prefix
+    [stack] = [name for name, part in base.named_children() if isinstance(part, nn.ModuleList)]
+    layers, last = len(getattr(base, stack)), f"cuda:{count - 1}"
+    places = {
+        f"{prefix}.{name}": last if "norm" in name or "ln" in name else "cuda:0" for name, _ in base.named_children()
+    }
+    del places[f"{prefix}.{stack}"]
+    places |= {f"{prefix}.{stack}.{layer}": f"cuda:{layer * count // layers}" for layer in range(layers)}
+    head = "cuda:0" if model.config.tie_word_embeddings else last
+    return places | {name: head for name, _ in model.named_children() if name != prefix}
+
+
+def placed(tokenizer: Any, family: str, count: int, dtype: torch.dtype) -> LoadedModel:
+    model = roused_model(family, vocab_size=len(tokenizer))
+    place(in_half(model, dtype) if dtype != torch.float32 else model, devices_of(model, count))
+    loaded = wrap(model, tokenizer)
+    assert loaded.device == "cuda:0"
+    assert {str(parameter.device) for parameter in model.parameters()} == {f"cuda:{index}" for index in range(count)}
+    return loaded
+
+
+GROUPS = {"money": "bank", "water": "river"}
+REQUESTS = {
+    "all": Request(relations=True, maps="all", weights=True, operands=True, rollout="words"),
+    "tokens": Request(
+        relations=True, per_token=True, query="bank", key="the", maps="all", spans=("money", "water"), define=GROUPS
+    ),
+    "key": Request(per_token=True, key="bank"),
+    "groups": Request(relations=True, group="words", rollout="bins"),
+    "kv": Request(view=View(by_kv=True), relations=True, weights=True),
+    "scores": Request(view=View(weights="scores"), relations=True, maps="all", bin_rule="max", split_sink=True),
+    "value": Request(view=View(weights="value"), relations=True, maps="all"),
+}
+
+
+def capture(name: str, engine: str, listen: bool = False) -> Command:
+    def run(loaded: LoadedModel) -> object:
+        return attnscope.capture(loaded, TEXT, request=REQUESTS[name], engine=engine, listen=listen)
+
+    return run
+
+
+def parity(loaded: LoadedModel) -> None:
+    assert check_parity(loaded, from_text(loaded.tokenizer, TEXT)).holds
+
+
+def explain(loaded: LoadedModel) -> None:
+    assert explain_head(loaded, from_text(loaded.tokenizer, TEXT), 3, 1).failures == []
+
+
+def padded(engine: str) -> Command:
+    return lambda loaded: observe(
+        loaded, [from_text(loaded.tokenizer, text) for text in TEXTS], REQUESTS["groups"], engine=ENGINES[engine]
+    )
+
+
+def verified(loaded: LoadedModel) -> None:
+    attnscope.capture(loaded, TEXT, verify=True)
+
+
+def answered(loaded: LoadedModel) -> None:
+    attnscope.capture(loaded, TEXT, generate=2)
+
+
+def batch(loaded: LoadedModel) -> None:
+    worker = Worker(Job(), loaded)
+    items = tuple(Item(number, "file", number, str(number), text) for number, text in enumerate(TEXTS))
+    for window in worker.windows(Shard(items)):
+        measured = worker.measure(window)
+        assert measured is not None
+        assert not measured.failures
+
+
+def ablation(loaded: LoadedModel) -> None:
+    task = tasks.texts(loaded, TEXTS[:2])
+    for replacement in ("zero", "mean"):
+        ablate(loaded, task, Asked.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1), replacement)
+
+
+def direct(loaded: LoadedModel) -> None:
+    direct_means(prepared(loaded, tasks.texts(loaded, TEXTS[:1]), [], "zero"))
+
+
+def scanned(loaded: LoadedModel) -> None:
+    scan(loaded, plan(loaded, sequences=4, pool=range(10, 60)))
+
+
+# Each way through the code once: what takes minutes with every family, dtype and engine is slow.
+QUICK: dict[str, Command] = {
+    "all, eager": capture("all", "eager"),
+    "tokens, fused": capture("tokens", "fused"),
+    "value, fused": capture("value", "fused"),
+    "padded, fused": padded("fused"),
+    "parity": parity,
+    "explain": explain,
+    "ablate": ablation,
+}
+CAPTURES = {f"{name}, {engine}": capture(name, engine) for name in REQUESTS for engine in ("eager", "fused")}
+COMMANDS: dict[str, Command] = {
+    **QUICK,
+    **CAPTURES,
+    "listen": capture("all", "fused", listen=True),
+    "padded, eager": padded("eager"),
+    "batch": batch,
+    "verify": verified,
+    "generate": answered,
+    "direct": direct,
+    "scan": scanned,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_no_command_mixes_two_devices(demo: LoadedModel, family: str, dtype: torch.dtype) -> None:
+    run_all(demo, family, dtype, 2, QUICK if dtype == torch.bfloat16 else {"parity": parity})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_command_mixes_devices(demo: LoadedModel, family: str, dtype: torch.dtype, count: int) -> None:
+    run_all(demo, family, dtype, count, COMMANDS)
+
+
+def run_all(demo: LoadedModel, family: str, dtype: torch.dtype, count: int, commands: Mapping[str, Command]) -> None:
+    failed = {}
+    with pretend():
+        loaded = placed(demo.tokenizer, family, count, dtype)
+        for name, command in commands.items():
+            try:
+                command(loaded)
+            except MixedDevicesError as error:
+                failed[name] = str(error)
+    if failed:
+        raise MixedDevicesError(str(failed))
+
+
+# How often the host may wait for the device per layer, of four tiny ones, with all metrics and relations asked for.
+WAITS_PER_LAYER = {"eager": 14, "fused": 15}
+
+
+def waits(tokenizer: Any, engine: str) -> float:
+    """How often per layer the host waits in one pass."""
+    with pretend() as seen:
+        loaded = placed(tokenizer, "llama", 1, torch.bfloat16)
+        seen.waits.clear()
+        observe(loaded, [from_text(tokenizer, TEXT)], Request(relations=True), engine=ENGINES[engine])
+    return seen.waits.total() / len(loaded.geometry.layers)
+
+
+@pytest.mark.parametrize("engine", WAITS_PER_LAYER)
+def test_the_host_waits_a_few_times_per_layer(demo: LoadedModel, engine: str) -> None:
+    assert 0 < waits(demo.tokenizer, engine) <= WAITS_PER_LAYER[engine]
+
+
+def test_an_item_per_head_is_found(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = probes.TopKey.keep
+
+    def per_head(self: Any, layer: Any, answers: Any) -> Any:
+        [asked] = self.asks(layer)
+        [answers[asked][:, head].max().item() for head in range(layer.P.heads)]
+        return keep(self, layer, answers)
+
+    monkeypatch.setattr(probes.TopKey, "keep", _of_the_package(per_head))
+    assert waits(demo.tokenizer, "fused") > WAITS_PER_LAYER["fused"]
+
+
+def _of_the_package(function: Any) -> Any:
+    """The function as if it stood in the package, where waits are counted."""
+    return FunctionType(
+        function.__code__.replace(co_filename=probes.__file__), globals(), None, None, function.__closure__
+    )
+
+
+def test_a_mask_made_on_the_host_is_found(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = seam._Listener._visibility
+
+    def on_the_host(self: Any, module: Any, given: Any) -> Any:
+        mask = made(self, module, given).rows(0, given["query"].shape[2])
+        return Visibility(*mask.shape[-2:], torch.ones(mask.shape, dtype=torch.bool).tril())
+
+    monkeypatch.setattr(seam._Listener, "_visibility", on_the_host)
+    with pytest.raises(MixedDevicesError):
+        run_all(demo, "llama", torch.bfloat16, 1, {"capture": capture("groups", "fused")})
+
+
+def test_a_tensor_on_the_first_layers_device_is_found(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretend():
+        monkeypatch.setattr(Texts, "to", lambda self, device: _moved(self, torch.device("cuda:0")))
+        loaded = placed(demo.tokenizer, "llama", 2, torch.bfloat16)
+        with pytest.raises(MixedDevicesError):
+            capture("groups", "fused")(loaded)
+
+
+_moved = Texts.to
+
+
+def test_what_cuda_refuses_is_refused() -> None:
+    with pretend():
+        a, b, here = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1"), torch.ones(3)
+        for mix in (lambda: a + b, lambda: a @ here, lambda: torch.cat([a, b]), lambda: a[b.long()]):
+            with pytest.raises(MixedDevicesError):
+                mix()
+        with pytest.raises(TypeError, match="numpy"):
+            a.numpy()
+        assert (a + torch.tensor(1.0)).device == a.device
+        assert a[torch.tensor([0, 1])].cpu().tolist() == [1, 1]
