@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 WIDE = 108  # a narrower screen shows one null alone, and roles below each other
 
 EXAMPLES = (
-    "attnscope scan demo --texts corpus.txt.gz --out runs/atlas",
-    'attnscope scan demo --sequences 32 --out runs/few && attnscope heads "the cat sat" --atlas runs/few '
-    "--select @induction",
+    "attnscope scan demo --sequences 32 --texts corpus.txt.gz --out runs/atlas && "
+    'attnscope heads "the cat sat" --atlas runs/atlas --select @induction',
     "attnscope scan demo --dry-run",
 )
 
