@@ -165,6 +165,7 @@ def test_the_text_is_coloured_by_the_csvs_weights(browser, subject):
         with visiting(browser, subject.path, state) as visit:
             text = visit.view("text").locator(".piece:not(.special)")
             plain = [shown for shown, special in zip(prompt.plain, prompt.special, strict=True) if not special]
+            text.first.wait_for()
             assert text.all_text_contents() == plain
             visit.token("text", row["key"], "key").hover()
             [shown] = numbers(visit.tip(named(row, "key", subject.seen)))
