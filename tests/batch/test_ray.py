@@ -82,6 +82,7 @@ def test_one_node_writes_the_same_files(tmp_path: Path, tiny_folder: Path, local
         run_folder(replace(job, strict=True), reading, tmp_path / "strict", {}, cluster=Cluster(actors=1))
 
 
+@pytest.mark.slow
 def test_every_core_may_have_an_actor_and_no_more(tmp_path: Path, tiny_folder: Path, local: None) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", some_texts(30))
     job, reading = job_of(tiny_folder, 40_000), Corpus((str(corpus),))
@@ -149,6 +150,7 @@ def same(here: Path, there: Path) -> bool:
     return shards == others
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_by_the_actors(tmp_path: Path, tiny_folder: Path, local: None) -> None:
     corpus = jsonl(tmp_path / "c.jsonl", [*some_texts(3, longest=4), ""])
     job, reading = drawing_job(tiny_folder, 2_000), Corpus((str(corpus),))
