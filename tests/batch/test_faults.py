@@ -48,12 +48,12 @@ def killed(tmp_path: Path, model: Path, texts: int, kills: int, seed: int) -> No
 
 
 def test_killed_at_random_moments_the_dataset_is_the_same_byte_for_byte(tmp_path: Path, tiny_folder: Path) -> None:
-    killed(tmp_path, tiny_folder, texts=20, kills=3, seed=1)
+    killed(tmp_path, tiny_folder, texts=20, kills=5, seed=1)
 
 
 @pytest.mark.slow
 def test_killed_at_fifty_random_moments(tmp_path: Path, tiny_folder: Path) -> None:
-    killed(tmp_path, tiny_folder, texts=70, kills=30, seed=2)
+    killed(tmp_path, tiny_folder, texts=70, kills=50, seed=2)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -78,7 +78,7 @@ def test_a_stranger_has_no_induction_head(real_model_folder):
     from attnscope.model.loading import LoadOptions, load
 
     loaded = load(LoadOptions(model=str(real_model_folder)))
-    planned = plan(loaded, sequences=32)
+    planned = plan(loaded)
     repeated = replace(planned, trials=[one for one in planned.trials if one.name.startswith("repeated")])
     assert not [names for names in scan(loaded, repeated).roles.values() if "induction" in names]
 
