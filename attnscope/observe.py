@@ -167,7 +167,7 @@ def _observed(
         reading.on_call,
         engine=engine,
         expected_layers=tuple(reading.layers),
-        windows={index: layer.window for index, layer in reading.layers.items()},
+        windows=loaded.geometry.windows,
     )
     if not reading.kv_of:
         raise InputError(

@@ -106,7 +106,7 @@ def answered(
     from attnscope.study.ablation.effects import operations, task_facts
     from attnscope.study.ablation.passes import Passes, prepared
     from attnscope.study.ablation.sets import HeadSet
-    from attnscope.study.claim import claim
+    from attnscope.study.claim import claim, with_weights
 
     (taken, on, measured), question = groups, otherwise.question
     assert question is not None
@@ -123,7 +123,9 @@ def answered(
         return 0
     output.talk(told, measured.quiet)
     facts = {**task_facts(loaded, task, taken.replace), "heads": [f"L{layer}H{head}" for layer, head in asking.heads]}
-    kept = measured.out and claim(measured.out, question.name, question.name, facts, measured.force)
+    kept = None
+    if measured.out is not None:
+        kept = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
     with unwinding(), output.progress(question.name, cost, measured.quiet) as advance:
         passes = prepared(loaded, task, [HeadSet("", tuple(asking.heads))], taken.replace, advance=advance)
         found = question.answer(replace(asking, passes=passes, readings=kept, advance=advance))

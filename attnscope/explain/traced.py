@@ -85,14 +85,13 @@ def run_layer(loaded: LoadedModel, ids: Sequence[int], layer: int) -> LayerRun:
         if places and not found:
             found.append(_trusted(loaded, run, places[0], recorder))
 
-    windows = {shape.index: shape.window for shape in loaded.geometry.attention_layers}
     with ModuleRecorder(loaded.model, keep) as recorder:
         listen(
             loaded.model,
             torch.tensor([list(ids)], device=loaded.device),
             recorder.record,
             engine=Eager(),
-            windows=windows,
+            windows=loaded.geometry.windows,
         )
     if not found:
         raise ModelError(f"no attention call came from layer {layer}", "choose another layer")

@@ -34,8 +34,7 @@ class Texts:
     query_BT: Tensor | None = None
     key_BT: Tensor | None = None
     answer_B: Tensor | None = None
-    _seen: WeakKeyDictionary[Visibility, Tensor] = field(default_factory=WeakKeyDictionary, compare=False, repr=False)
-    _parts_seen: WeakKeyDictionary[Visibility, Tensor] = field(
+    _seen: WeakKeyDictionary[Visibility, dict[Features, Tensor]] = field(
         default_factory=WeakKeyDictionary, compare=False, repr=False
     )
 
@@ -63,12 +62,17 @@ class Texts:
         return Features(self.key_BT[..., None].float())
 
     def sees_key_BHQ(self, visible: Visibility) -> Tensor:
-        """True where a query sees one of the named keys, (B, H or 1, Q); layers that share a mask share it."""
+        """True where a query sees one of the named keys, (B, H or 1, Q)."""
+        return self._shares(visible, self.keys)[..., 0] > 0
+
+    def _shares(self, visible: Visibility, features: Features) -> Tensor:
+        """What uniform attention gives to features; layers that share a mask share it."""
         from attnscope.attention.uniform import UniformAttention
 
-        if visible not in self._seen:
-            self._seen[visible] = UniformAttention(visible).ask(self.keys)[..., 0] > 0
-        return self._seen[visible]
+        known = self._seen.setdefault(visible, {})
+        if features not in known:
+            known[features] = UniformAttention(visible).ask(features)
+        return known[features]
 
     @cached_property
     def parts(self) -> Features:
@@ -81,12 +85,8 @@ class Texts:
         return Features(torch.stack([prompt_BT, prompt_BT & (position_T > 0), ~prompt_BT], -1).float())
 
     def parts_seen_BHQ3(self, visible: Visibility) -> Tensor:
-        """Of the keys that a query sees, the share that each of these parts has; layers that share a mask share it."""
-        from attnscope.attention.uniform import UniformAttention
-
-        if visible not in self._parts_seen:
-            self._parts_seen[visible] = UniformAttention(visible).ask(self.parts)
-        return self._parts_seen[visible]
+        """Of the keys that a query sees, the share that each of these parts has."""
+        return self._shares(visible, self.parts)
 
     def answering(self, P: AttentionOperator, part: int) -> Tensor:
         """(B, H or 1, Q): True where a token of the answer made the next one, and saw a part of the prompt."""

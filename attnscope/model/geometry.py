@@ -97,6 +97,11 @@ class Geometry:
         """{layer index: number of heads} of the layers with attention."""
         return {layer.index: layer.heads for layer in self.attention_layers}
 
+    @property
+    def windows(self) -> dict[int, int | None]:
+        """{layer index: keys that a query sees at most, None for all} of the layers with attention."""
+        return {layer.index: layer.window for layer in self.attention_layers}
+
 
 def geometry_of(config: Any, *, count: bool = True) -> Geometry:
     """Read the geometry from a transformers config; `count=False` leaves the parameters uncounted (None).

@@ -76,7 +76,7 @@ def check_parity(
             recorder.record,
             engine=engine,
             expected_layers=tuple(layer.index for layer in loaded.geometry.attention_layers),
-            windows={layer.index: layer.window for layer in loaded.geometry.attention_layers},
+            windows=loaded.geometry.windows,
         )
     layers = tuple(sorted(comparison.found, key=lambda one: (one.layer, one.call)))
     tokens = ids_BT.shape[-1]

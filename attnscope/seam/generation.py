@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -32,12 +32,21 @@ def continuation(
 
         >>> continuation(loaded, loaded.tokenizer("the bank").input_ids, 8, ENGINES["eager"])
     """
-    model, ids_BT = loaded.model, torch.tensor([list(ids)], device=loaded.device)
+    ids_BT = torch.tensor([list(ids)], device=loaded.device)
+    return greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance))[0, len(ids) :].tolist()
+
+
+def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str | None = None, **how: Any) -> Tensor:
+    """Texts of one length with up to so many more tokens, each the likeliest: (B, T) -> (B, T + most) at the most.
+
+    how: further arguments of the model's `generate`. Raises as `continuation`.
+    """
+    model = loaded.model
     if not getattr(model, "can_generate", lambda: False)():
         raise ModelError(f"{loaded.name} cannot generate", "give the answer with {answer=TEXT}")
-    with running(model, engine.implementation):
+    with running(model, implementation):
         try:
-            found_BT = model.generate(
+            made: Tensor = model.generate(
                 ids_BT,
                 # Without it, transformers takes every token that equals the pad token for padding: with one token for
                 # both, the begin token too.
@@ -46,15 +55,15 @@ def continuation(
                 num_beams=1,
                 num_return_sequences=1,
                 max_new_tokens=most,
-                streamer=_Steps(advance),
                 return_dict_in_generate=False,
+                **how,
             )
         except Exception as error:  # any family's own code
             if is_out_of_memory(error):
                 raise
             why = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise ModelError(f"{loaded.name} cannot generate: {why}", "give the answer with {answer=TEXT}") from error
-    return found_BT[0, len(ids) :].tolist()
+    return made
 
 
 def ends(loaded: LoadedModel, token: int) -> bool:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
 from attnscope.files import save_json
+from attnscope.model.checkpoint import weights_sha256
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+
+
+def with_weights(facts: Mapping[str, Any], loaded: LoadedModel) -> dict[str, Any]:
+    """Facts whose `model` is told from another of its name by the sha256 of its weights."""
+    return {**facts, "model": {**facts["model"], "weights_sha256": weights_sha256(loaded.source_folder)}}
 
 
 def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], force: bool) -> Path:

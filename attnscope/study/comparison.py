@@ -216,15 +216,14 @@ def _read(
     loaded, tokens = reading.loaded, len(reading.prompt)
     ids_BT = torch.tensor([reading.prompt.ids], device=loaded.device)
     texts = Texts(ids_BT, torch.tensor([tokens], device=loaded.device))
-    layers = {layer.index: layer for layer in loaded.geometry.attention_layers}
+    layers, windows = tuple(loaded.geometry.heads_by_layer), loaded.geometry.windows
 
     def on_call(call: AttentionCall) -> None:
         if call.call == 0 and call.P.keys == tokens:
             keep(call.layer, call.P, measure(call.P, texts, tuple(METRICS)))
             advance(1)
 
-    windows = {index: layer.window for index, layer in layers.items()}
-    return listen(loaded.model, ids_BT, on_call, engine=reading.engine, expected_layers=tuple(layers), windows=windows)
+    return listen(loaded.model, ids_BT, on_call, engine=reading.engine, expected_layers=layers, windows=windows)
 
 
 def _check_room(reading: Reading, memory: str | None) -> None:

@@ -184,7 +184,7 @@ def test_why_retrieval_is_not_measured(demo, monkeypatch):
     loaded = wrap(tiny_model("llama"), demo.tokenizer)
     monkeypatch.setattr(loaded.model, "generate", lambda *given, **more: 1 / 0)
     planned = plan(loaded, pool=range(5, 90))
-    assert planned.facts["not_measured"]["retrieval"] == "the model cannot generate: division by zero"
+    assert planned.facts["not_measured"]["retrieval"] == f"{loaded.name} cannot generate: division by zero"
     assert "retrieval" not in [one.name for one in planned.trials]
 
 

@@ -25,7 +25,7 @@ from attnscope.study.ablation.passes import Passes, prepared
 from attnscope.study.ablation.replacement import Replacement
 from attnscope.study.ablation.sets import CONTROLS, HeadSet, controls_of, parts, whole_groups
 from attnscope.study.ablation.tasks import Task
-from attnscope.study.claim import claim
+from attnscope.study.claim import claim, with_weights
 from attnscope.study.statistics import paired
 from attnscope.tables import as_table, numbers, save, words
 
@@ -149,13 +149,16 @@ def ablate(
 ) -> Ablation:
     """Run a task with every set's heads replaced; with a folder, keep each pass's readings, and write table and facts.
 
-    direct: the heads' direct effects. advance: called with the tokens
-    times layers of every pass, and of what an earlier run had read. Raises as `losses`, and UsageError for a folder
-    that holds another ablation, unless force says to write over it.
+    direct: the heads' direct effects. advance: called with the tokens times layers of every pass, and of what an
+    earlier run had read. Raises as `losses`, and UsageError for a folder that holds another ablation, unless force says
+    to write over it.
     """
     sets = [*([COPY] if loaded.dtype in HALF else []), *asked.sets]
     facts = _facts(loaded, task, asked, replacement)
-    readings = None if folder is None else claim(folder, READINGS, "ablation", facts, force)
+    readings = None
+    if folder is not None:
+        facts = with_weights(facts, loaded)
+        readings = claim(folder, READINGS, "ablation", facts, force)
     passes = prepared(loaded, task, sets, replacement, advance=advance)
     effects: dict[Heads, np.ndarray] = {}
     intact_S = np.full(len(task), np.nan)

@@ -5,7 +5,7 @@ Shapes: S sequence, N head of all layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -92,7 +92,7 @@ def _pass(
     engine: Engine = choose(loaded, tokens, "auto", batch=count)
     ids = torch.tensor(ids_BT, device=loaded.device)
     texts = Texts(ids, torch.full((count,), tokens, device=loaded.device))
-    layers = {layer.index: layer for layer in loaded.geometry.attention_layers}
+    layers, windows = tuple(loaded.geometry.heads_by_layer), loaded.geometry.windows
     kept: dict[int, dict[str, torch.Tensor]] = {}
 
     def on_call(call: AttentionCall) -> None:
@@ -102,15 +102,6 @@ def _pass(
         layer = CalledLayer(LayerKey(call.layer), call.P, kv_heads, texts.to(call.P.device), call)
         kept[call.layer] = run_probes(arm.asks, layer)
 
-    listen(loaded.model, ids, on_call, engine=engine, expected_layers=tuple(layers), windows=_windows(layers))
+    listen(loaded.model, ids, on_call, engine=engine, expected_layers=layers, windows=windows)
     heads = [(layer, head) for layer, found in kept.items() for head in range(next(iter(found.values())).shape[1])]
     return tuple(heads), {name: np.concatenate([one[name].numpy() for one in kept.values()], 1) for name in arm.asks}
-
-
-def _windows(layers: Mapping[int, object]) -> dict[int, int | None]:
-    return {index: getattr(layer, "window", None) for index, layer in layers.items()}
-
-
-def cost(trials: Sequence[Trial], layers: int) -> int:
-    """Token-layers that the trials take."""
-    return sum(trial.tokens for trial in trials) * layers

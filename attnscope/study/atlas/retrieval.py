@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.questions import Question, TopK
+from attnscope.errors import ModelError
 from attnscope.measure.probes import Answers, Layer
+from attnscope.seam.generation import greedy
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -134,19 +136,9 @@ def recalled(ids_ST: np.ndarray, recall_S: np.ndarray) -> dict[str, Any]:
 
 def completed(loaded: LoadedModel, ids_BT: np.ndarray, count: int) -> np.ndarray:
     """The texts with so many more tokens, each the likeliest; (B, T) -> (B, T + count)."""
-    ids = torch.tensor(ids_BT, device=loaded.device)
-    made = loaded.model.generate(  # what a generation config asks beyond the likeliest token is turned off
-        ids,
-        attention_mask=torch.ones_like(ids),  # else transformers takes begin tokens that are pad tokens for padding
-        max_new_tokens=count,
-        do_sample=False,
-        num_beams=1,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        eos_token_id=None,
-        return_dict_in_generate=False,
-    )
-    return np.asarray(made.cpu())
+    # whatever else the model's generation config asks
+    plain: dict[str, Any] = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "eos_token_id": None}
+    return np.asarray(greedy(loaded, torch.tensor(ids_BT, device=loaded.device), count, **plain).cpu())
 
 
 def unable(loaded: LoadedModel, ids: Sequence[int]) -> str:
@@ -154,10 +146,10 @@ def unable(loaded: LoadedModel, ids: Sequence[int]) -> str:
     longest = loaded.geometry.max_positions
     if longest is not None and longest < SHORTEST:
         return f"the model reads {longest} tokens, and {SHORTEST} are needed"
-    if loaded.model.get_output_embeddings() is None or not getattr(loaded.model, "can_generate", lambda: False)():
+    if loaded.model.get_output_embeddings() is None:
         return "the model makes no tokens"
     try:
         completed(loaded, np.array([list(ids)]), 2)
-    except Exception as error:  # any family's own code
-        return f"the model cannot generate: {(str(error).splitlines() or [type(error).__name__])[0][:200]}"
+    except ModelError as error:
+        return error.message
     return ""

@@ -16,7 +16,6 @@ import numpy as np
 
 from attnscope.figures import About, Style
 from attnscope.files import whole_file
-from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.study.atlas.atlas import SCHEMA, Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
@@ -26,7 +25,7 @@ from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, trials
 from attnscope.study.atlas.retrieval import recalled, unable
 from attnscope.study.atlas.roles import near_uniform, roles_of
-from attnscope.study.claim import claim
+from attnscope.study.claim import claim, with_weights
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -95,8 +94,7 @@ def scan(
     that holds another scan, unless force says to write over it.
     """
     if folder is not None:
-        model = {**planned.facts["model"], "weights_sha256": weights_sha256(loaded.source_folder)}
-        planned = replace(planned, facts={**planned.facts, "model": model})
+        planned = replace(planned, facts=with_weights(planned.facts, loaded))
         claim(folder, READINGS, "scan", planned.facts, force)
     findings: list[Finding] = []
     beside: dict[str, Any] = {}
