@@ -5,6 +5,7 @@ Shapes: B text, H head, Q query, K key, V width of v.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +73,8 @@ class CallCheck:
     row_sum_error: largest |row sum - 1| (None with sink logits). masked_weight: largest weight on a key that the mask
     hides. value_error: largest |P V - output| over some rows, relative to the largest |output|. route: "interface",
     "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output. dtype: of the
-    model's own output or weights, where there are any: not always that of the model.
+    model's own output or weights, where there are any: not always that of the model. answered_by: which of attnscope's
+    own ways read each kind of question, {"Entropy": "tiles"}.
     """
 
     layer: int
@@ -89,6 +91,7 @@ class CallCheck:
     kernel: str = "eager"  # that gave the layer's output; eager and math make N x N per head
     altered: bool = False
     dtype: torch.dtype | None = None
+    answered_by: Mapping[str, str] = field(default_factory=dict)
 
     def failures(self, dtype: torch.dtype) -> list[str]:
         """What did not hold to what the dtype allows, in words."""

@@ -112,23 +112,33 @@ class TiledBeside(Eager):
 class Tiled(Engine):
     """One pass over tiles of q and k answers the questions and gives the output; some rows are checked."""
 
-    name, implementation, output = "fused", "sdpa", "attnscope"
+    name, implementation, output = "tiles", "sdpa", "attnscope"
+
+    def operator(self, spec: AttentionSpec) -> TiledAttention:
+        """The call's attention, which gives the output too."""
+        return TiledAttention(spec, with_output=True)
 
     def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
         return fused_bytes(geometry, tokens, batch)
 
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
-        P = TiledAttention(spec, with_output=True)
+        P = self.operator(spec)
         call = AttentionCall(place, P, spec)
         with full_precision(P.device):
             on_call(call)
             output = P.output()
             check = check_call(call, "answered")
-        check.kernel = "attnscope"
+        check.kernel, check.answered_by = "attnscope", P.answered_by
         row_R = sampled_rows(P.queries).to(output.device)
         expected = own.rows(spec, row_R)
         check.dtype, check.value_error = expected.dtype, relative_error(output[:, row_R], expected)
         return output, check
+
+
+class Fused(Tiled):
+    """The fastest of attnscope's own that can."""
+
+    name = "fused"
 
 
 class Unchecked(TiledBeside):
@@ -184,7 +194,7 @@ class Altered(Engine):
 
 
 # By what `--engine` says; "auto" chooses between them. TiledBeside is `--engine fused --listen`.
-ENGINES: Mapping[str, Engine] = {"eager": Eager(), "fused": Tiled()}
+ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in (Eager(), Fused(), Tiled())}
 BESIDE: Mapping[str, Engine] = {"fused": TiledBeside()}
 
 

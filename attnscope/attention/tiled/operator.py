@@ -28,15 +28,18 @@ LEAST_TILE = 2**16  # bytes: smaller ones would not save what is missing
 class TiledAttention(AttentionOperator):
     """P known by q, k and how the family makes its logits; answers come from tiles that fit the cache.
 
-    with_output: the first pass gives the layer's output too, for `output()`.
+    with_output: the first pass gives the layer's output too, for `output()`. kernel: who reads what `swept` answers.
+    answered_by: who read each kind of question, "tiles" or the kernel, and "rows" what no tile can.
     """
 
     spec: AttentionSpec
+    kernel: str = ""
 
     def __init__(self, spec: AttentionSpec, with_output: bool = False) -> None:
         super().__init__(spec.batch, spec.heads, spec.visible, spec)
         self.with_output = with_output
         self._output: Tensor | None = None
+        self.answered_by: dict[str, str] = {}
 
     @property
     def device(self) -> torch.device:
@@ -54,11 +57,30 @@ class TiledAttention(AttentionOperator):
         return self._output
 
     def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
-        """The answers to many questions from one pass over the tiles; what tiles cannot read is read off the rows.
+        """The answers to many questions from one pass: the kernel's, of the tiles what it leaves, and then of the rows.
 
         Smaller tiles are taken where memory runs out; raises MemoryLimitError where the smallest do not fit either.
         """
         asked = list(dict.fromkeys(questions))
+        found = self._noted(self.swept(asked), self.kernel)
+        left = [question for question in asked if question not in found]
+        if left or (self.with_output and self._output is None):
+            found |= self._noted(self._tiled(left), "tiles")
+            left = [question for question in left if question not in found]
+        return {**found, **self._noted(dict(super().together(left)), "rows")}
+
+    def swept(self, questions: Sequence[Question]) -> dict[Question, Any]:
+        """What a kernel that an operator of this kind has answers, and the output where it is wanted; the tiles: none.
+
+        What is not among the answers is left to the tiles.
+        """
+        return {}
+
+    def _noted(self, answers: dict[Question, Any], who: str) -> dict[Question, Any]:
+        self.answered_by.update({type(question).__name__: who for question in answers})
+        return answers
+
+    def _tiled(self, asked: Sequence[Question]) -> dict[Question, Any]:
         tile_bytes = _tile_bytes(self.device)
         while (answers := self._pass(asked, tile_bytes)) is None:
             tile_bytes //= 2
@@ -71,7 +93,7 @@ class TiledAttention(AttentionOperator):
                 )
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-        return {**answers, **super().together([question for question in asked if question not in answers])}
+        return answers
 
     @property
     def _bytes(self) -> int:
