@@ -170,11 +170,11 @@ def build(way: str, tokens: int, device: str, large: bool):
 
 def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
     from attnscope.seam.call import AttentionCall
-    from attnscope.seam.engines import Eager, Tiled, TiledBeside
+    from attnscope.seam.engines import Beside, Eager, Tiled
     from attnscope.seam.listen import listen
 
     model, ids = build(way, tokens, device, large)
-    engine = {"eager": Eager(), "fused-listening": TiledBeside()}.get(way, Tiled())
+    engine = {"eager": Eager(), "fused-listening": Beside(Tiled())}.get(way, Tiled())
 
     def on_call(call: AttentionCall) -> None:
         job(call.P, ids, top_keys(way, call.layer))
