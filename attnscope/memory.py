@@ -24,6 +24,23 @@ def free_memory(device: str) -> int:
     return min(_free(name.strip()) for name in device.split(","))
 
 
+def second_cache() -> int:
+    """Bytes of a core's second-level cache; a common size where the system does not say.
+
+    Example:
+        second_cache()  # 2_097_152
+    """
+    base = Path("/sys/devices/system/cpu/cpu0/cache")
+    for index in sorted(base.glob("index*")):
+        try:
+            level, size = ((index / name).read_text().strip() for name in ("level", "size"))
+        except OSError:
+            continue
+        if level == "2" and size.endswith("K"):
+            return int(size[:-1]) * 1024
+    return 2**20
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, as Python, CUDA, MPS or PyTorch's CPU allocator says it, or was foreseen to.
 

@@ -86,9 +86,9 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "an engine": {
         "seam/engines.py": (
             ("\n@dataclass(frozen=True)\nclass Altered", ENGINE.rstrip("\n") + "\n\n"),
-            ("Fused(), Tiled())}", "Recomputed(), "),
+            ("Fused(), Tiled(), Compiled())}", "Recomputed(), "),
         ),
-        "cli/options.py": (('"fused"],\n        Option(help="eager:', '"recomputed", '),),
+        "cli/options.py": (('"fused", "tiles", "numba"],', '"recomputed", '),),
     },
     "a command": {
         "cli/tokens.py": (("", COMMAND),),

@@ -14,7 +14,7 @@ from attnscope.model.geometry import longer
 from attnscope.model.loading import LoadedModel, LoadOptions, load
 from attnscope.seam.checks import CHECKED_ROWS
 from attnscope.seam.choice import choose, difference, read_size
-from attnscope.seam.engines import Eager, Tiled, TiledBeside
+from attnscope.seam.engines import Beside, Eager, Tiled
 from attnscope.seam.listen import listen
 from attnscope.text.prompt import from_text
 from helpers.command_line import call
@@ -34,7 +34,7 @@ def test_auto_takes_eager_while_a_layer_fits_the_budget(loaded: LoadedModel) -> 
     assert isinstance(choose(loaded, 100, "auto"), Eager)
     assert isinstance(choose(loaded, 100, "auto", "10k"), Tiled)
     assert isinstance(choose(loaded, 10**6, "auto"), Tiled)
-    assert isinstance(choose(loaded, 10**6, "auto", listen=True), TiledBeside)
+    assert isinstance(choose(loaded, 10**6, "auto", listen=True), Beside)
     assert isinstance(choose(loaded, 600, "auto", "30MB"), Eager)
     assert isinstance(choose(loaded, 600, "auto", "30MB", batch=10), Tiled)
 
@@ -187,7 +187,7 @@ def test_which_kernel_ran(family: str, answer: bool) -> None:
     """Answering, the model's own attention runs over the sampled rows alone; listening, over all of them."""
     model, ids_BT = tiny_model(family, attention="sdpa"), torch.randint(6, 30, (1, 200))
     with thread_count(1), Kernels(4, 200) as ran:
-        report = listen(model, ids_BT, lambda call: call.P.topk(2), engine=Tiled() if answer else TiledBeside())
+        report = listen(model, ids_BT, lambda call: call.P.topk(2), engine=Tiled() if answer else Beside(Tiled()))
     kernel = "attnscope" if answer else "math" if family == "deepseek_v3" else "flash"
     assert [check.kernel for check in report.calls] == [kernel] * 4
     if family == "deepseek_v3":  # no flash kernel takes values of another width: listening, its own sdpa makes matrices
@@ -209,7 +209,7 @@ def test_a_matrix_of_every_head_would_be_noticed() -> None:
 def test_masks_that_a_model_builds_are_named() -> None:
     ids_BT = torch.randint(6, 30, (2, 40))
     padding_BT = torch.ones_like(ids_BT).index_fill(1, torch.arange(30, 40), 0)
-    for engine in (Tiled(), TiledBeside()):
+    for engine in (Tiled(), Beside(Tiled())):
         windowed = listen(tiny_model("mistral", attention="sdpa"), ids_BT, lambda call: None, engine=engine)
         assert [check.mask for check in windowed.calls] == ["boolean"] * 4
         model = tiny_model("llama", attention="sdpa")

@@ -16,7 +16,7 @@ from transformers.modeling_utils import AttentionInterface
 from attnscope.api import capture
 from attnscope.attention.questions import Distance, Entropy, Features, Received
 from attnscope.errors import ModelError, UsageError
-from attnscope.seam.engines import Altered, Eager, Tiled, TiledBeside
+from attnscope.seam.engines import Altered, Beside, Eager, Tiled
 from attnscope.seam.listen import listen, listening
 from helpers.dispatched import thread_count
 from helpers.families import tiny_model
@@ -216,7 +216,7 @@ def test_no_logits_are_computed() -> None:
     assert projected == []
 
 
-@pytest.mark.parametrize("engine", [None, Eager(), Tiled(), TiledBeside()], ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("engine", [None, Eager(), Tiled(), Beside(Tiled())], ids=lambda engine: type(engine).__name__)
 def test_every_pass_gives_back_what_the_model_s_backbone_returns(engine) -> None:
     model = tiny_model("llama", attention="sdpa")
     expected = model.model(some_ids(), use_cache=False).last_hidden_state
@@ -228,7 +228,7 @@ def test_every_pass_gives_back_what_the_model_s_backbone_returns(engine) -> None
         assert model.config._attn_implementation == "sdpa"  # as it was
 
 
-@pytest.mark.parametrize("engine", [Eager(), Tiled(), TiledBeside()], ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("engine", [Eager(), Tiled(), Beside(Tiled())], ids=lambda engine: type(engine).__name__)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_an_engine_that_switches_a_head_off_equals_a_model_without_it(family: str, engine) -> None:
     model, without = tiny_model(family), tiny_model(family)
@@ -262,7 +262,7 @@ def test_the_models_own_logits_are_given_where_they_are_asked_for(family):
     assert listen(model, ids, lambda call: None).logits is None
 
 
-@pytest.mark.parametrize("engine", [None, Eager(), Tiled(), TiledBeside()])
+@pytest.mark.parametrize("engine", [None, Eager(), Tiled(), Beside(Tiled())])
 def test_logits_follow_what_is_altered(engine):
     """A head of the last layer is silenced; the output projection's bias, if any, stays."""
     model, ids = tiny_model("gpt2"), some_ids()
@@ -344,7 +344,7 @@ MODES = {
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     ("family", "engine"),
-    [("llama", Eager()), ("llama", Tiled()), ("llama", TiledBeside()), ("bloom", Eager())],
+    [("llama", Eager()), ("llama", Tiled()), ("llama", Beside(Tiled())), ("bloom", Eager())],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_the_callers_mode_changes_no_answer(mode: str, threads: int, family: str, engine) -> None:

@@ -1,4 +1,4 @@
-"""The fused engine against the dense one: the same answers from q and k, tile by tile, with no matrix ever made.
+"""Tiles and compiled kernel against the dense operator: the same answers from q and k, with no matrix ever made.
 
 Shapes: B text, H head, G kv head, Q query, K key, D head dim.
 """
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from attnscope.attention.compiled import CompiledAttention, sweeping
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Entropy, RowSum, Strongest, TopK
 from attnscope.attention.spec import AttentionSpec
@@ -21,7 +22,7 @@ from attnscope.measure.metrics import METRICS, Texts, means, measure, questions
 from attnscope.measure.probes import HeadScores, Layer, TopRelation, run_probes
 from attnscope.measure.relations import TopKeys
 from attnscope.measure.rollout import RolloutProbe
-from attnscope.seam.engines import Tiled
+from attnscope.seam.engines import Compiled, Tiled
 from attnscope.seam.listen import listen
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import MODEL_TYPES, tiny_model
@@ -70,6 +71,7 @@ def operators(
     window: int | None = None,
     causal: bool = True,
     sinks: torch.Tensor | None = None,
+    kind: type[TiledAttention] = TiledAttention,
     **extras,
 ) -> tuple[DenseAttention, TiledAttention, torch.Tensor]:
     """The same attention twice, and its values."""
@@ -83,12 +85,14 @@ def operators(
     if sinks is not None:
         rows = torch.cat([rows, sinks.expand(rows.shape[:3])[..., None]], -1)
     weights_BHQK = rows.softmax(-1)[..., :queries].nan_to_num(0.0)
-    return DenseAttention(weights_BHQK, visible, spec), TiledAttention(spec, with_output=True), v_BGKD
+    return DenseAttention(weights_BHQK, visible, spec), kind(spec, with_output=True), v_BGKD
 
 
 @pytest.fixture(params=[2**12, 2**21], ids=["small tiles", "large tiles"])
 def tile_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tiles.TILE_BYTES, "cpu", request.param)
+    monkeypatch.setattr(sweeping, "JOB_SCORES", (request.param // 4,) * 2)
+    monkeypatch.setattr(sweeping, "_numbers", lambda: request.param // 4)
 
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
@@ -97,10 +101,14 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+EITHER_KIND = pytest.mark.parametrize("kind", [TiledAttention, CompiledAttention])
+
+
+@EITHER_KIND
 @pytest.mark.usefixtures("tile_sizes", "threads")
 @pytest.mark.parametrize("case", CASES)
-def test_answers_equal_the_matrix(case: str) -> None:
-    dense, asked, v_BGKD = operators(**CASES[case])
+def test_answers_equal_the_matrix(case: str, kind: type[TiledAttention]) -> None:
+    dense, asked, v_BGKD = operators(**CASES[case], kind=kind)
     ids_BT = torch.randint(0, 9, (dense.batch, dense.queries), generator=torch.Generator().manual_seed(0))
     texts = Texts(ids_BT, torch.full((dense.batch,), dense.queries))
     every, some = TopK(5), TopK(3, (1, 6), skip_key0=True)
@@ -121,13 +129,15 @@ def test_answers_equal_the_matrix(case: str) -> None:
         assert_close(asked.received(share), dense.received(share), atol=1e-5, rtol=1e-5)
     v_BHKD = v_BGKD.repeat_interleave(dense.heads // v_BGKD.shape[1], 1)
     assert_close(asked.output(), (dense.dense() @ v_BHKD).transpose(1, 2), atol=1e-5, rtol=1e-5)
+    assert set(asked.answered_by.values()) == {asked.kernel or "tiles"}
 
 
+@EITHER_KIND
 @pytest.mark.usefixtures("tile_sizes", "threads")
 @pytest.mark.parametrize("case", CASES)
-def test_keys_of_each_text_and_how_many_hold_a_row(case: str) -> None:
+def test_keys_of_each_text_and_how_many_hold_a_row(case: str, kind: type[TiledAttention]) -> None:
     """Where rounding decides which key is the last of 95 %, a row differs by one."""
-    dense, asked, _ = operators(**CASES[case])
+    dense, asked, _ = operators(**CASES[case], kind=kind)
     generator = torch.Generator().manual_seed(6)
     for texts in {1, dense.batch}:
         key_BQ = torch.randint(-1, dense.keys, (texts, dense.queries), generator=generator)
@@ -185,7 +195,7 @@ def test_a_broken_tile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         tiles, "_hide_future", lambda logits, query, low, visible: good(logits, query - 1, low, visible)
     )
     with pytest.raises(AssertionError):
-        test_answers_equal_the_matrix("plain")
+        test_answers_equal_the_matrix("plain", TiledAttention)
 
 
 def test_an_error_in_a_tile_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,13 +267,14 @@ def test_no_tensor_grows_with_the_square_of_the_text() -> None:
     assert largest[0] * 8 < 4 * 4 * 4096 * 4096
 
 
+@EITHER_KIND
 @pytest.mark.parametrize("largest_logit", [12.0, 150.0])
-def test_half_precision_entropy_is_that_of_float64(largest_logit: float) -> None:
+def test_half_precision_entropy_is_that_of_float64(largest_logit: float, kind: type[TiledAttention]) -> None:
     """bf16 q and k, logits up to 150: entropy within 1e-3 nats of float64 over the same q and k."""
     q, k = (torch.randn(1, 2, 300, 64, generator=torch.Generator().manual_seed(s)) + 0.5 for s in (0, 1))
     reach = (q @ k.mT).abs().max()
     q, k = (q * (largest_logit / reach)).bfloat16(), k.bfloat16()
-    found = TiledAttention(AttentionSpec(q, k, k, 1.0, Visibility(300, 300))).entropy()
+    found = kind(AttentionSpec(q, k, k, 1.0, Visibility(300, 300))).entropy()
     causal = torch.ones(300, 300, dtype=torch.bool).tril()
     logits = (q.double() @ k.double().mT).masked_fill(~causal, -torch.inf)
     assert logits[..., causal].abs().max() > 0.9 * largest_logit
@@ -273,6 +284,7 @@ def test_half_precision_entropy_is_that_of_float64(largest_logit: float) -> None
 
 # What does not hold to the common tolerance, and why.
 LARGE_LOGITS = {"gemma4": 3e-5, "gemma4_text": 3e-5}  # unscaled logits up to 76: fp32 rounds them to 5e-6
+LARGE_LOGITS |= dict.fromkeys(("gemma4_unified, numba", "gemma4_unified_text, numba"), 3e-5)  # tiles: 1e-5
 OTHER_KEYS = {"blt", "deepseek_v4"}  # some of their calls attend to keys that are not tokens
 # Families that the fused engine does not answer, and the routes by which their calls are heard instead.
 HOOKED = [
@@ -283,8 +295,19 @@ UNHEARD = ["cpmant", "falcon_mamba", "mamba", "mamba2", "reformer", "rwkv", "xln
 ROUTES = {family: {"hook"} for family in HOOKED} | {family: set() for family in UNHEARD}
 
 
-@pytest.mark.parametrize("family", MODEL_TYPES)
-def test_fused_equals_eager_in_every_family(family: str) -> None:
+QUICK = ["llama", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "t5gemma"]  # the rest of the compiled ones are slow
+ANSWERED = [
+    *((family, Tiled()) for family in MODEL_TYPES),
+    *(
+        pytest.param(family, Compiled(), marks=[] if family in QUICK else pytest.mark.slow)
+        for family in MODEL_TYPES
+        if family not in ROUTES
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "engine"), ANSWERED, ids=lambda value: getattr(value, "name", value))
+def test_fused_equals_eager_in_every_family(family: str, engine: Tiled) -> None:
     """Weights, metrics and strongest keys, the model answered by attnscope against its own eager attention."""
     ids_BT = torch.randint(6, 30, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     texts = Texts(ids_BT, torch.tensor([TOKENS]))
@@ -305,18 +328,19 @@ def test_fused_equals_eager_in_every_family(family: str) -> None:
             return
         answers = call.P.together([*questions(list(METRICS), texts), TopK(3)])
         expected, dense, top = eager.pop((call.path, call.call))
-        tolerance = LARGE_LOGITS.get(family, 1e-5)
+        tolerance = LARGE_LOGITS.get(family, LARGE_LOGITS.get(f"{family}, {engine.name}", 1e-5))
         assert_close(call.P.dense(), dense.dense(), atol=tolerance, rtol=0)
         for name, score in means(call.P, texts, answers, list(METRICS)).items():
             allowed = 1e-4 if name in ("entropy", "effective_keys", "distance") else 10 * tolerance
             assert_close(score, expected[name], atol=allowed, rtol=1e-5, equal_nan=True)
         assert_close(answers[TopK(3)][0], top[0], atol=tolerance, rtol=0, equal_nan=True)
 
-    report = listen(fused_model(family), ids_BT, hear_fused, engine=Tiled())
+    report = listen(fused_model(family), ids_BT, hear_fused, engine=engine)
     assert heard > 0
     assert eager == {}
     assert (heard < len(report.calls)) == (family in OTHER_KEYS)
     assert {check.route for check in report.calls} == {"answered"}
+    assert {who for check in report.calls for who in check.answered_by.values()} == {engine.name}
     assert max(check.value_error for check in report.calls) < 1e-4  # the model's own attention on sampled rows
 
 

@@ -153,14 +153,14 @@ def _received(block: Block, question: Received) -> Tensor:
 
 def _top_k(block: Block, question: TopK) -> tuple[Tensor, Tensor]:
     if block.top is not None and question.k + question.skip_key0 <= block.top[0].shape[-1]:
-        return _of_found(block.top, question)
+        return of_found(block.top, question)
     found = _searched(block, question)
     if question.heads is None and not question.skip_key0:
         block.top = found
     return found
 
 
-def _of_found(found: tuple[Tensor, Tensor], question: TopK) -> tuple[Tensor, Tensor]:
+def of_found(found: tuple[Tensor, Tensor], question: TopK) -> tuple[Tensor, Tensor]:
     """The k largest out of more of them, of all heads; without key 0 those behind it move up."""
     weights, keys = found if question.heads is None else (part[:, list(question.heads)] for part in found)
     if question.skip_key0:

@@ -64,8 +64,8 @@ class Worker:
         self.job = job
         keep_freed_memory()
         self.loaded = loaded or load(job.load)
-        if job.engine == "fused":
-            choose(self.loaded, 1, "fused")  # refused now, not once per text
+        if job.engine not in ("auto", "eager"):
+            choose(self.loaded, 1, job.engine)  # refused now, not once per text
         _check_positions(job.max_tokens, self.loaded.geometry.max_positions)
         self.request = job.request
         heads = self.loaded.geometry.heads_by_layer
@@ -170,7 +170,7 @@ class Worker:
 
     def _engine(self, loaded: LoadedModel, texts: int, longest: int) -> Engine:
         """The job's engine; under auto, eager while the matrices of the whole batch fit."""
-        if self.job.engine != "fused" and texts * longest**2 <= SURELY_FITS:
+        if self.job.engine in ("auto", "eager") and texts * longest**2 <= SURELY_FITS:
             return ENGINES["eager"]
         return choose(loaded, longest, self.job.engine, batch=texts)
 

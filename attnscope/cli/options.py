@@ -133,8 +133,11 @@ class EngineName:
 
     panel = "Engine"
     engine: Annotated[
-        Literal["auto", "eager", "fused"],
-        Option(help="eager: the model's own matrices; fused: none is made; auto: eager where a layer's fit."),
+        Literal["auto", "eager", "fused", "tiles", "numba"],
+        Option(
+            help="eager: the model's own matrices; fused: none is made, the fastest way there is; tiles, numba: that "
+            "one; auto: eager where a layer's fit."
+        ),
         HELD,
     ] = "auto"
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention.operator import DenseAttention
+from attnscope.attention.compiled import CompiledAttention, installed, usable
+from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.errors import ModelError, UsageError
@@ -88,25 +89,21 @@ class Eager(Engine):
     def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
         return eager_bytes(geometry, tokens, dtype_bytes, batch)
 
+    def operator(self, spec: AttentionSpec) -> TiledAttention:
+        """The call's attention where the model keeps no matrix."""
+        return TiledAttention(spec)
+
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
         output, weights = own()
-        P = TiledAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
+        P: AttentionOperator = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
         call = AttentionCall(place, P, spec, weights, output)
         with full_precision(P.device):
             check = check_call(call, "interface")
+            check.answered_by = P.answered_by if isinstance(P, TiledAttention) else {}
             if weights is None and getattr(own.attend, "__name__", "").startswith("sdpa"):
                 check.kernel = sdpa_kernel(spec)
             on_call(call)
         return output, check
-
-
-class TiledBeside(Eager):
-    """The model's own fused attention gives the outputs; the questions are answered from q and k beside it."""
-
-    name, implementation, output = "fused", "sdpa", "model"
-
-    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
-        return fused_bytes(geometry, tokens, batch)
 
 
 class Tiled(Engine):
@@ -115,14 +112,15 @@ class Tiled(Engine):
     name, implementation, output = "tiles", "sdpa", "attnscope"
 
     def operator(self, spec: AttentionSpec) -> TiledAttention:
-        """The call's attention, which gives the output too."""
-        return TiledAttention(spec, with_output=True)
+        """The call's attention, which can give the output too."""
+        return TiledAttention(spec)
 
     def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
         return fused_bytes(geometry, tokens, batch)
 
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
         P = self.operator(spec)
+        P.with_output = True
         call = AttentionCall(place, P, spec)
         with full_precision(P.device):
             on_call(call)
@@ -135,14 +133,43 @@ class Tiled(Engine):
         return output, check
 
 
+class Compiled(Tiled):
+    """A kernel for the CPU, compiled where it runs; what it does not know, and other devices, are left to the tiles."""
+
+    name = "numba"
+
+    def operator(self, spec: AttentionSpec) -> TiledAttention:
+        return CompiledAttention(spec)
+
+
+# The operators with a kernel, and whether they read a call faster than the tiles: the first that does is taken.
+FASTEST: tuple[tuple[type[TiledAttention], Callable[[AttentionSpec], bool]], ...] = ((CompiledAttention, usable),)
+
+
 class Fused(Tiled):
     """The fastest of attnscope's own that can."""
 
     name = "fused"
 
+    def operator(self, spec: AttentionSpec) -> TiledAttention:
+        return next((operator for operator, can in FASTEST if can(spec)), TiledAttention)(spec)
 
-class Unchecked(TiledBeside):
+
+class Beside(Eager):
+    """The model's own fused attention gives the outputs; another engine's operator answers the questions beside it."""
+
+    implementation = "sdpa"
+
+    def __init__(self, engine: Tiled) -> None:
+        self.name, self.operator = engine.name, engine.operator  # type: ignore[method-assign]
+        self.bytes = engine.bytes  # type: ignore[method-assign]
+
+
+class Unchecked(Beside):
     """The model's own fused attention, its calls not checked: for many passes of which only the logits are wanted."""
+
+    def __init__(self) -> None:
+        super().__init__(Fused())
 
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
         output, weights = own()
@@ -193,15 +220,17 @@ class Altered(Engine):
         return changed, check
 
 
-# By what `--engine` says; "auto" chooses between them. TiledBeside is `--engine fused --listen`.
-ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in (Eager(), Fused(), Tiled())}
-BESIDE: Mapping[str, Engine] = {"fused": TiledBeside()}
+# By what `--engine` says; "auto" chooses between them.
+ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in (Eager(), Fused(), Tiled(), Compiled())}
+BESIDE: Mapping[str, Engine] = {name: Beside(engine) for name, engine in ENGINES.items() if isinstance(engine, Tiled)}
 
 
 def engine_named(name: str, listen: bool = False) -> Engine:
     """The engine of a name; with `listen`, the one that leaves the outputs to the model. Raises UsageError."""
     if name not in ENGINES:
         raise UsageError(f"there is no engine {name!r}", f"the engines are {', '.join(['auto', *ENGINES])}")
+    if name == Compiled.name and not installed():
+        raise UsageError("{engine=numba} needs Numba, which is not installed", "pip install 'attnscope[fast]'")
     return BESIDE.get(name, ENGINES[name]) if listen else ENGINES[name]
 
 

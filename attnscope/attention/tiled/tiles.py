@@ -8,18 +8,15 @@ C columns multiplied by the weights.
 
 from __future__ import annotations
 
-import math
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiled.workers import Room, work_through
 from attnscope.attention.topk import topk
 from attnscope.attention.visibility import Visibility
 from attnscope.memory import TILE
@@ -120,20 +117,12 @@ class Tiling:
 
     def each(self, visit: Callable[[Tile], None]) -> None:
         """Call `visit` with every tile, on as many cores as PyTorch may use; from several threads on a CPU."""
-        device, cores = self.spec.device, torch.get_num_threads()
-        workers = min(cores, MOST_WORKERS) if device.type == "cpu" else 1
-        places = _Places(self._places())
-        work = partial(self._work, places, visit, torch.is_inference_mode_enabled())
-        if workers == 1:
-            work()
-            return
-        try:
-            working = [_pool(workers, cores, os.getpid()).submit(work) for _ in range(workers)]
-            for one in working:
-                one.result()
-        finally:
-            places.close()
-            torch.set_num_threads(cores)  # a worker's own number is what later threads would begin with
+
+        def begin() -> Callable[[tuple[Place, _Text]], None]:
+            rooms = Room(), Room()
+            return lambda item: visit(self._tile(*item, rooms))
+
+        work_through(self._places(), begin, MOST_WORKERS if self.spec.device.type == "cpu" else 1)
 
     def _places(self) -> Iterator[tuple[Place, _Text]]:
         """Every tile's place: rows of as many kv heads as fit."""
@@ -151,44 +140,24 @@ class Tiling:
 
     def _ranges(self, numbers: int) -> Iterator[tuple[slice, slice]]:
         """Rows, and the keys that any of them may see; at most so many numbers a head, if that leaves rows enough."""
-        device, start, queries = self.spec.device.type, 0, self.spec.visible.queries
+        device, visible, start = self.spec.device.type, self.spec.visible, 0
+        queries = visible.queries
         while start < queries:
-            low, high = self._reach(start, min(queries, start + FEWEST_ROWS))
+            low, high = reach(self.spec.visible, start, min(queries, start + FEWEST_ROWS))
             most = min(TILE_ROWS.get(device, TILE_ROWS["cpu"]), numbers // max(1, high - low))
             rows = max(FEWEST_ROWS, most // FEWEST_ROWS * FEWEST_ROWS)
             # the first rows of a causal text see few keys, those that would follow them in their tile many
-            while rows > FEWEST_ROWS and rows * (self._reach(start, min(queries, start + rows))[1] - low) > 2 * numbers:
+            while rows > FEWEST_ROWS and rows * (reach(visible, start, min(queries, start + rows))[1] - low) > 2 * numbers:
                 rows = max(FEWEST_ROWS, rows // 2 // FEWEST_ROWS * FEWEST_ROWS)
             stop = min(queries, start + rows)
-            yield slice(start, stop), slice(*self._reach(start, stop))
+            yield slice(start, stop), slice(*reach(self.spec.visible, start, stop))
             start = stop
-
-    def _reach(self, start: int, stop: int) -> tuple[int, int]:
-        """The keys that some of these rows may see."""
-        visible, keys = self.spec.visible, self.spec.visible.keys
-        offset = keys - visible.queries
-        if visible.mask is not None:
-            reach_2 = visible.reach_Q2[start:stop]
-            return int(reach_2[:, 0].min()), int(reach_2[:, 1].max())
-        low = max(0, start + offset - visible.window + 1) if visible.window and visible.causal else 0
-        return low, min(keys, stop + offset) if visible.causal else keys
 
     def _text(self, number: int) -> _Text:
         q_HQD = self.spec.q_BHQD[number].float() * self.spec.scale
         return _Text(q_HQD, self.spec.k_BGKD[number].float().mT, self.columns(number))
 
-    def _work(self, places: _Places, visit: Callable[[Tile], None], inference: bool) -> None:
-        """Take place after place, until none is left."""
-        rooms = _Room(), _Room()
-        try:
-            with torch.inference_mode(inference), torch.no_grad():  # threads inherit neither
-                for place, text in places:
-                    visit(self._tile(place, text, rooms))
-        except BaseException:
-            places.close()
-            raise
-
-    def _tile(self, place: Place, text: _Text, rooms: tuple[_Room, _Room]) -> Tile:
+    def _tile(self, place: Place, text: _Text, rooms: tuple[Room, Room]) -> Tile:
         logits = self._logits(place, text, rooms[0])
         top_heads = [head for head in self.top_heads if place.heads.start <= head < place.heads.stop]
         top = self._top(logits, top_heads, place) if top_heads else None
@@ -202,7 +171,7 @@ class Tiling:
         columns = columns[place.groups] if columns is not None else None
         return Tile(place, t, p, norm, share, max_p, top, top_heads, columns)
 
-    def _logits(self, place: Place, text: _Text, room: _Room) -> Tensor:
+    def _logits(self, place: Place, text: _Text, room: Room) -> Tensor:
         """(H, r, n); the heads of a group stacked as rows, so that k is not repeated."""
         q_HrD, k_GDn = text.q_HQD[place.heads, place.rows], text.k_GDK[place.groups, :, place.keys]
         G, n = len(k_GDn), k_GDn.shape[-1]
@@ -216,7 +185,7 @@ class Tiling:
         norm, share = sees.float(), torch.ones_like(peak)
         if self.spec.sinks is None:
             return norm, share
-        left = torch.sigmoid(peak - max_p.log() - _part(self.spec.sinks[..., None], place).float())
+        left = torch.sigmoid(peak - max_p.log() - part(self.spec.sinks[..., None], place).float())
         return (norm, left) if self.spec.sinks_scale_output else (norm * left, share)
 
     def _top(self, logits: Tensor, heads: Sequence[int], place: Place) -> tuple[Tensor, Tensor]:
@@ -230,11 +199,11 @@ class Tiling:
         if spec.softcap is not None:
             logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
         if spec.bias is not None:
-            logits = logits.add_(_part(spec.bias, place))
+            logits = logits.add_(part(spec.bias, place))
         if visible.mask is None:
             first_query = place.rows.start + visible.keys - visible.queries
             return _hide_future(logits, first_query, place.keys.start, visible)
-        mask = _part(visible.mask, place)
+        mask = part(visible.mask, place)
         if mask.dtype == torch.bool:
             return logits.masked_fill_(~mask, HIDDEN)
         return logits.add_(mask).clamp_(min=torch.finfo(torch.float32).min)
@@ -247,46 +216,18 @@ class _Text:
         self.q_HQD, self.k_GDK, self.columns_GKC = q_HQD, k_GDK, columns_GKC
 
 
-class _Room:
-    """Memory that a worker uses again from tile to tile: fresh memory costs more than the arithmetic."""
-
-    def __init__(self) -> None:
-        self._numbers = torch.empty(0)
-
-    def of(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        size = math.prod(shape)
-        if self._numbers.numel() < size:
-            self._numbers = torch.empty(size, device=device)
-        return self._numbers[:size].view(*shape)
+def reach(visible: Visibility, start: int, stop: int) -> tuple[int, int]:
+    """The keys that some of these rows may see."""
+    keys = visible.keys
+    offset = keys - visible.queries
+    if visible.mask is not None:
+        reach_2 = visible.reach_Q2[start:stop]
+        return int(reach_2[:, 0].min()), int(reach_2[:, 1].max())
+    low = max(0, start + offset - visible.window + 1) if visible.window and visible.causal else 0
+    return low, min(keys, stop + offset) if visible.causal else keys
 
 
-class _Places:
-    """An iterator that several threads take from."""
-
-    def __init__(self, source: Iterator[tuple[Place, _Text]]) -> None:
-        self._source, self._lock, self._closed = source, threading.Lock(), False
-
-    def __iter__(self) -> _Places:
-        return self
-
-    def __next__(self) -> tuple[Place, _Text]:
-        with self._lock:
-            if self._closed:
-                raise StopIteration
-            return next(self._source)
-
-    def close(self) -> None:
-        """No more, for anybody."""
-        self._closed = True
-
-
-@lru_cache(maxsize=1)
-def _pool(workers: int, cores: int, process: int) -> ThreadPoolExecutor:
-    """Threads that stay from layer to layer, each with its share of the cores; a forked process makes its own."""
-    return ThreadPoolExecutor(workers, "tiles", torch.set_num_threads, (cores // workers,))
-
-
-def _part(tensor: Tensor, place: Place) -> Tensor:
+def part(tensor: Tensor, place: Place) -> Tensor:
     """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a tile stands on: (H or 1, r or 1, n or 1)."""
     tensor = tensor[place.text if tensor.shape[0] > 1 else 0]
     tensor = tensor[place.heads] if tensor.shape[0] > 1 else tensor

@@ -1,0 +1,478 @@
+"""The sweep: everything that is asked of the rows of one tile, while it is in the cache.
+
+Logits are made panel by panel of 64 keys, with the largest of each row; then every panel is read once more: exp, the
+sums of all statistics and P V, and what is asked of single keys is looked up in what is left in the tile. Addresses and
+sizes are plain integers, so that the compiled code needs nothing of Numba.
+
+A tile is stored panel by panel: (panels, rows, 64) float32. Its rows are those of `heads` heads one after another,
+`queries` each, filled up to whole blocks of rows that are multiplied together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from attnscope.attention.compiled.shapes import (
+    BLOCK,
+    ENERGY,
+    ENERGY_REST,
+    FACTOR,
+    HIDDEN,
+    LANES,
+    MOMENT,
+    NOTES,
+    PANEL,
+    REACH,
+    REST,
+    SQUARES,
+    STATE,
+    STRIP,
+    SUMS,
+    TOTAL,
+)
+from attnscope.attention.compiled.vectors import (
+    as_floats,
+    ascending,
+    at_least,
+    below,
+    bits,
+    both,
+    clamped,
+    equal,
+    exp,
+    fma,
+    given,
+    integer,
+    integers,
+    larger,
+    largest,
+    load,
+    load_integers,
+    long,
+    lowest,
+    minus,
+    number,
+    over,
+    plus,
+    product,
+    put,
+    put_integer,
+    put_long,
+    splat,
+    store,
+    times,
+    total,
+    where,
+)
+
+F, I32 = np.float32, np.int32
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+ROW, WIDTH, VECTORS = 4 * PANEL, 4 * LANES, PANEL // LANES  # bytes of a panel's row and of a register; registers of it
+LEAST, INFINITE = F(np.finfo(np.float32).min), F(np.inf)
+PEAK, BOUND, P0, T0 = 0, 4, 8, 12  # bytes: a row's largest logit, the least of its strongest, key 0's exp t and t
+
+
+@njit(**OPTIONS)
+def whole_blocks(rows):
+    return (rows + BLOCK - 1) // BLOCK
+
+
+@njit(**OPTIONS)
+def exp_one(x):
+    return largest(exp(clamped(splat(min(x, F(88))))))
+
+
+@njit(**OPTIONS)
+def tanh(x):
+    size = larger(x, minus(splat(F(0)), x))
+    u = exp(clamped(times(size, splat(F(-2)))))
+    bent = over(minus(splat(F(1)), u), plus(splat(F(1)), u))
+    return where(at_least(x, splat(F(0))), bent, minus(splat(F(0)), bent))
+
+
+@njit(**OPTIONS)
+def set_reach(a, start, queries):
+    """Of each row the keys that it may see, which query and which head it is; of each block the panels; of all, too."""
+    rows, head, query = queries * given(a, "heads"), 0, 0
+    causal, window, keys, spans = given(a, "causal"), given(a, "window"), given(a, "keys"), given(a, "spans")
+    row, block, left, right = given(a, "reach"), given(a, "ranges"), keys, 0
+    first, last = keys, 0
+    for i in range(whole_blocks(rows) * BLOCK):
+        position = given(a, "first") + start + query
+        low = max(0, position - window + 1) if window else 0
+        high = max(0, min(keys, position + 1)) if causal else keys
+        if spans:
+            low, high = long(spans + 16 * (start + query)), long(spans + 16 * (start + query) + 8)
+        put_long(row + REACH * i, low)
+        put_long(row + REACH * i + 8, high)
+        put_long(row + REACH * i + 16, query)
+        put_long(row + REACH * i + 24, head)
+        left, right = min(left, low), max(right, high)
+        if i % BLOCK == BLOCK - 1:
+            put_long(block, left // PANEL)
+            put_long(block + 8, (right + PANEL - 1) // PANEL)
+            first, last = min(first, left), max(last, right)
+            block, left, right = block + 16, keys, 0
+        if i + 1 < rows:  # what fills the last block up repeats the last row
+            query += 1
+            if query == queries:
+                head, query = head + 1, 0
+    return first // PANEL, (last + PANEL - 1) // PANEL
+
+
+@njit(**OPTIONS)
+def pack_queries(a, start, queries):
+    """Scaled queries of all heads one after another, in whole blocks."""
+    depth, rows, q = given(a, "depth"), queries * given(a, "heads"), given(a, "packed")
+    scale, row = number(given(a, "scale")), given(a, "reach")
+    for _ in range(whole_blocks(rows) * BLOCK):
+        source = given(a, "q") + long(row + 24) * given(a, "q_head") + (start + long(row + 16)) * given(a, "q_row")
+        even = depth // LANES * LANES
+        for d in range(0, even, LANES):
+            store(q + 4 * d, times(load(source + 4 * d), splat(scale)))
+        for d in range(even, depth):
+            put(q + 4 * d, number(source + 4 * d) * scale)
+        q, row = q + 4 * depth, row + REACH
+
+
+@njit(**OPTIONS)
+def shape_row(x, key, start, stop, softcap, extra):
+    """Soft-cap, position bias, masks, and what lies outside of a row's reach."""
+    if softcap:
+        cap = splat(number(softcap))
+        for v in range(VECTORS):
+            store(x + v * WIDTH, times(tanh(over(load(x + v * WIDTH), cap)), cap))
+    if extra:
+        for v in range(VECTORS):
+            more = load(extra + v * WIDTH)
+            here = where(at_least(splat(F(HIDDEN)), more), larger(more, splat(LEAST)), plus(load(x + v * WIDTH), more))
+            store(x + v * WIDTH, here)
+    if key < start or key + PANEL > stop:
+        for v in range(VECTORS):
+            at = ascending(I32(key + v * LANES))
+            seen = both(below(at, integers(I32(stop))), below(integers(I32(start - 1)), at))
+            store(x + v * WIDTH, where(seen, load(x + v * WIDTH), splat(-INFINITE)))
+
+
+@njit(**OPTIONS)
+def make_logits(a, start, rows, panel0, panel1):
+    """q k of every block and panel that it reaches, and the largest of each row per place in a panel."""
+    depth, tile, blocks, extra = given(a, "depth"), given(a, "tile"), whole_blocks(rows), given(a, "extra")
+    softcap, q = given(a, "softcap"), given(a, "packed")
+    for panel in range(panel0, panel1):
+        keys, key = given(a, "k") + panel * depth * ROW, panel * PANEL
+        for block in range(blocks):
+            reach = given(a, "ranges") + 16 * block
+            if panel < long(reach) or panel >= long(reach + 8):
+                continue
+            x = tile + ((panel - panel0) * blocks + block) * BLOCK * ROW
+            for strip in range(0, ROW, 4 * STRIP):
+                product(q + block * BLOCK * depth * 4, depth * 4, keys + strip, ROW, depth, x + strip, ROW, 0)
+            row, most = given(a, "reach") + REACH * block * BLOCK, given(a, "classes") + block * BLOCK * ROW
+            for _ in range(BLOCK):
+                low, high = long(row), long(row + 8)
+                if softcap or extra or key < low or key + PANEL > high:
+                    beside = extra + long(row + 24) * given(a, "extra_head")
+                    beside += (start + long(row + 16)) * given(a, "extra_row") + (panel - given(a, "extra_panel")) * ROW
+                    shape_row(x, key, low, high, softcap, beside if extra else 0)
+                for v in range(VECTORS):
+                    store(most + v * WIDTH, larger(load(x + v * WIDTH), load(most + v * WIDTH)))
+                x, row, most = x + ROW, row + REACH, most + ROW
+
+
+@njit(**OPTIONS)
+def set_bounds(classes, state, top):
+    """A row's largest logit; and the top-th largest of the classes: as many logits at least are as large."""
+    best = load(classes)
+    for v in range(1, VECTORS):
+        best = larger(load(classes + v * WIDTH), best)
+    peak = largest(best)
+    put(state + PEAK, peak if peak > -INFINITE else F(0))
+    bound = peak
+    for _ in range(1, top):
+        best = splat(-INFINITE)
+        for v in range(VECTORS):
+            one = load(classes + v * WIDTH)
+            one = where(at_least(one, splat(bound)), splat(-INFINITE), one)
+            store(classes + v * WIDTH, one)
+            best = larger(one, best)
+        bound = largest(best)
+    put(state + BOUND, max(bound, F(HIDDEN / 2)))
+
+
+@njit(**OPTIONS)
+def keep_strongest(x, key, state, logits, keys, top):
+    """Put those of a panel's row that belong there among the strongest, in order."""
+    bound = number(state + BOUND)
+    for v in range(VECTORS):
+        found = bits(at_least(load(x + v * WIDTH), splat(bound)))
+        while found:
+            lane = v * LANES + lowest(found)
+            found &= found - 1
+            value, c = number(x + 4 * lane), top - 1
+            if value <= number(logits + 4 * c):
+                continue
+            while c > 0 and number(logits + 4 * c - 4) < value:
+                put(logits + 4 * c, number(logits + 4 * c - 4))
+                put_integer(keys + 4 * c, integer(keys + 4 * c - 4))
+                c -= 1
+            put(logits + 4 * c, value)
+            put_integer(keys + 4 * c, I32(key + lane))
+
+
+@njit(**OPTIONS)
+def read_row(x, state, sums, back):
+    """exp in place of the logits of a panel's row, and the sums; back: how far its first key is behind the query."""
+    peak = splat(number(state + PEAK))
+    whole, energy, squares, moment = load(sums), load(sums + WIDTH), load(sums + 2 * WIDTH), load(sums + 3 * WIDTH)
+    distance = minus(splat(F(back)), as_floats(ascending(I32(0))))
+    for v in range(VECTORS):
+        t = clamped(minus(load(x + v * WIDTH), peak))
+        p = exp(t)
+        store(x + v * WIDTH, p)
+        whole = plus(whole, p)
+        energy = fma(p, t, energy)
+        squares = fma(p, p, squares)
+        moment = fma(p, distance, moment)
+        distance = minus(distance, splat(F(LANES)))
+    store(sums, whole)
+    store(sums + WIDTH, energy)
+    store(sums + 2 * WIDTH, squares)
+    store(sums + 3 * WIDTH, moment)
+
+
+@njit(**OPTIONS)
+def read_labels(x, key, sums, mine, labels, past):
+    """Add up the keys before `past` whose label is the query's."""
+    mass, own, end = load(sums), integers(mine), integers(I32(past))
+    for v in range(VECTORS):
+        same = both(
+            equal(load_integers(labels + 4 * key + v * WIDTH), own), below(ascending(I32(key + v * LANES)), end)
+        )
+        mass = plus(mass, where(same, load(x + v * WIDTH), splat(F(0))))
+    store(sums, mass)
+
+
+@njit(**OPTIONS)
+def window_mass(tile, row, padded, panel0, start, stop):
+    """The sum of a row over the keys from start to stop."""
+    mass = splat(F(0))
+    for panel in range(start // PANEL, (stop + PANEL - 1) // PANEL):
+        x = tile + ((panel - panel0) * padded + row) * ROW
+        for v in range(VECTORS):
+            at = ascending(I32(panel * PANEL + v * LANES))
+            inside = both(below(at, integers(I32(stop))), below(integers(I32(start - 1)), at))
+            mass = plus(mass, where(inside, load(x + v * WIDTH), splat(F(0))))
+    return total(mass)
+
+
+@njit(**OPTIONS)
+def note_row(state, sums, note, step, query, sink, sinks_scale):
+    """A row's sums as the answers are made of them, and what makes an exp a weight."""
+    peak, p0, t0 = number(state + PEAK), number(state + P0), number(state + T0)
+    rest, energy = total(load(sums)), total(load(sums + WIDTH))
+    squares, moment = total(load(sums + 2 * WIDTH)), total(load(sums + 3 * WIDTH))
+    whole = rest + p0
+    taken = whole + exp_one(number(sink) - peak) if sink else whole
+    sees = whole != whole or (whole > F(0) and (peak > F(HIDDEN / 2) or F(2 * HIDDEN) > peak))
+    put(note + TOTAL * step, whole if sees else F(0))
+    put(note + REST * step, rest if sees else F(0))
+    put(note + ENERGY * step, energy + p0 * t0 if sees else F(0))
+    put(note + ENERGY_REST * step, energy if sees else F(0))
+    put(note + SQUARES * step, squares + p0 * p0 if sees else F(0))
+    put(note + MOMENT * step, moment + p0 * F(query) if sees else F(0))
+    factor = (F(1) / whole if sinks_scale else F(1) / taken) if sees else F(0)
+    put(note + FACTOR * step, factor)
+    put(state + P0, factor)
+    put(state + T0, factor * whole / taken if sees and sinks_scale else factor)
+
+
+@njit(**OPTIONS)
+def clear(a, rows):
+    """Nothing seen yet."""
+    padded, labels, top = whole_blocks(rows) * BLOCK, given(a, "labels"), given(a, "top")
+    for at in range(padded * VECTORS):
+        store(given(a, "classes") + at * WIDTH, splat(-INFINITE))
+    for at in range(padded * (SUMS + labels)):
+        store(given(a, "sums") + at * WIDTH, splat(F(0)))
+    for at in range(padded * given(a, "strips") * STRIP // LANES):
+        store(given(a, "out") + at * WIDTH, splat(F(0)))
+    for i in range(padded):
+        put(given(a, "state") + i * STATE + P0, F(0))
+        put(given(a, "state") + i * STATE + T0, F(0))
+    for at in range(padded * top):
+        put(given(a, "best") + 4 * at, -INFINITE)
+        put_integer(given(a, "best_keys") + 4 * at, I32(0))
+
+
+@njit(**OPTIONS)
+def read_labelled(a, x, key, sums, start, query):
+    """Of each pair of labels, what a panel's row gives the keys of the query's own."""
+    for at in range(given(a, "labels")):
+        past = given(a, "first") + start + query - long(given(a, "gaps") + 8 * at) + 1
+        if key < past:
+            mine = integer(given(a, "own") + at * given(a, "own_step") + 4 * (start + query))
+            read_labels(x, key, sums + at * WIDTH, mine, given(a, "label") + at * given(a, "label_step"), past)
+
+
+@njit(**OPTIONS)
+def read_panels(a, start, rows, panel0, panel1):
+    """Every panel once: the strongest keys, exp, sums, labels, and the products with the columns."""
+    tile, blocks, top, labels = given(a, "tile"), whole_blocks(rows), given(a, "top"), given(a, "labels")
+    first, strips, row_sums = given(a, "first") + start, given(a, "strips"), WIDTH * (SUMS + given(a, "labels"))
+    best, best_keys, top_index = given(a, "best"), given(a, "best_keys"), given(a, "top_index")
+    for panel in range(panel0, panel1):
+        key = panel * PANEL
+        for block in range(blocks):
+            x, ranges = tile + ((panel - panel0) * blocks + block) * BLOCK * ROW, given(a, "ranges") + 16 * block
+            if panel < long(ranges) or panel >= long(ranges + 8):
+                for at in range(BLOCK * VECTORS * (given(a, "count") > 0)):
+                    store(x + at * WIDTH, splat(F(0)))
+                continue
+            here, state = given(a, "reach") + REACH * block * BLOCK, given(a, "state") + block * BLOCK * STATE
+            sums = given(a, "sums") + block * BLOCK * row_sums
+            for i in range(BLOCK):
+                row, query = x + i * ROW, long(here + 16)
+                if top and integer(top_index + 4 * long(here + 24)) >= 0:
+                    at = 4 * top * (block * BLOCK + i)
+                    keep_strongest(row, key, state, best + at, best_keys + at, top)
+                if panel == 0:
+                    t0 = largest(clamped(splat(number(row) - number(state + PEAK))))
+                    put(state + T0, t0)
+                    put(state + P0, exp_one(t0))
+                    put(row, -INFINITE)
+                read_row(row, state, sums, first + query - key)
+                if panel == 0:
+                    put(row, number(state + P0))
+                if labels:
+                    read_labelled(a, row, key, sums + SUMS * WIDTH, start, query)
+                here, state, sums = here + REACH, state + STATE, sums + row_sums
+            for strip in range(strips):
+                columns = given(a, "v") + (strip * given(a, "panels") + panel) * PANEL * STRIP * 4
+                out = given(a, "out") + (block * strips + strip) * BLOCK * STRIP * 4
+                product(x, ROW, columns, STRIP * 4, PANEL, out, STRIP * 4, 1)
+
+
+@njit(**OPTIONS)
+def look_up(a, start, row, i, note, panel0, padded):
+    """What is asked of single keys, of equal labels and of the last keys."""
+    tile, step, factor = given(a, "tile"), given(a, "note_step"), number(given(a, "state") + i * STATE + P0)
+    ranges, query = given(a, "ranges") + i // BLOCK * 16, long(row + 16)
+    left, right, position = long(ranges) * PANEL, long(ranges + 8) * PANEL, given(a, "first") + start + query
+    for at in range(given(a, "places")):
+        asked = np.int64(integer(given(a, "place") + at * given(a, "place_step") + 4 * (start + query)))
+        weight = F(0)
+        if left <= asked < right:
+            weight = number(tile + ((asked // PANEL - panel0) * padded + i) * ROW + asked % PANEL * 4) * factor
+        put(note, weight)
+        note += step
+    labels = given(a, "labels")
+    for at in range(labels):
+        put(note, total(load(given(a, "sums") + (i * (SUMS + labels) + SUMS + at) * WIDTH)) * factor)
+        note += step
+    for at in range(given(a, "windows")):
+        low = max(left, position - long(given(a, "widths") + 8 * at) + 1)
+        put(note, window_mass(tile, i, padded, panel0, low, min(right, position + 1)) * factor)
+        note += step
+
+
+@njit(**OPTIONS)
+def give_strongest(a, start, row, i):
+    """The weights of a row's strongest keys, NaN where it sees fewer."""
+    top, index = given(a, "top"), integer(given(a, "top_index") + 4 * long(row + 24))
+    if top == 0 or index < 0:
+        return
+    peak, factor = number(given(a, "state") + i * STATE + PEAK), number(given(a, "state") + i * STATE + P0)
+    best, keys, to = given(a, "best"), given(a, "best_keys"), index * given(a, "top_step")
+    to += (start + long(row + 16)) * top * 4
+    for at in range(top):
+        logit = number(best + 4 * (i * top + at))
+        weight = exp_one(logit - peak) * factor
+        put(given(a, "top_weights") + to + 4 * at, weight if logit > F(HIDDEN / 2) else F(np.nan))
+        put_integer(given(a, "top_keys") + to + 4 * at, integer(keys + 4 * (i * top + at)))
+
+
+@njit(**OPTIONS)
+def give_products(a, start, row, i):
+    """A row's products to where they are wanted: per answer its first column, width, address, strides, whether P V."""
+    strips, copy, block = given(a, "strips"), given(a, "copies"), i // BLOCK
+    for _ in range(given(a, "copied")):
+        state = given(a, "state") + i * STATE
+        factor = number(state + T0) if long(copy + 40) else number(state + P0)
+        to = long(copy + 16) + (start + long(row + 16)) * long(copy + 24) + long(row + 24) * long(copy + 32)
+        for c in range(long(copy + 8)):
+            column = long(copy) + c
+            place = ((block * strips + column // STRIP) * BLOCK + i % BLOCK) * STRIP + column % STRIP
+            put(to + 4 * c, number(given(a, "out") + 4 * place) * factor)
+        copy += 48
+
+
+@njit(**OPTIONS)
+def weigh_columns(a, queries, panel0, panel1):
+    """Add sums over the rows of each head of share times weight, per key, to (count, heads, panels * 64)."""
+    heads, padded = given(a, "heads"), whole_blocks(queries * given(a, "heads")) * BLOCK
+    for panel in range(panel0, panel1):
+        for column in range(given(a, "count")):
+            for head in range(heads):
+                answer = given(a, "columns") + ((column * heads + head) * given(a, "panels") + panel) * ROW
+                x = given(a, "tile") + ((panel - panel0) * padded + head * queries) * ROW
+                weight = given(a, "weights") + (column * padded + head * queries) * 4
+                for v in range(0, VECTORS, 4):
+                    to, row = answer + v * WIDTH, x + v * WIDTH
+                    m0, m1, m2, m3 = load(to), load(to + WIDTH), load(to + 2 * WIDTH), load(to + 3 * WIDTH)
+                    for i in range(queries):
+                        one = splat(number(weight + 4 * i))
+                        m0 = fma(load(row), one, m0)
+                        m1 = fma(load(row + WIDTH), one, m1)
+                        m2 = fma(load(row + 2 * WIDTH), one, m2)
+                        m3 = fma(load(row + 3 * WIDTH), one, m3)
+                        row += ROW
+                    store(to, m0)
+                    store(to + WIDTH, m1)
+                    store(to + 2 * WIDTH, m2)
+                    store(to + 3 * WIDTH, m3)
+
+
+@njit(**OPTIONS)
+def give(a, start, queries, panel0):
+    """Every row's notes and answers."""
+    rows, row, step = queries * given(a, "heads"), given(a, "reach"), given(a, "note_step")
+    padded = whole_blocks(rows) * BLOCK
+    for i in range(rows):
+        query, head = start + long(row + 16), long(row + 24)
+        note = given(a, "notes") + head * given(a, "head_step") + 4 * query
+        state, sums = given(a, "state") + i * STATE, given(a, "sums") + i * WIDTH * (SUMS + given(a, "labels"))
+        sink = (
+            given(a, "sinks") + head * given(a, "sink_head") + query * given(a, "sink_row") if given(a, "sinks") else 0
+        )
+        note_row(state, sums, note, step, given(a, "first") + query, sink, given(a, "sinks_scale"))
+        look_up(a, start, row, i, note + NOTES * step, panel0, padded)
+        give_strongest(a, start, row, i)
+        give_products(a, start, row, i)
+        for at in range(given(a, "count")):
+            share = number(given(a, "shares") + at * given(a, "share_step") + 4 * query)
+            put(given(a, "weights") + 4 * (at * padded + i), share * number(state + P0))
+        row += REACH
+
+
+@njit(**OPTIONS)
+def sweep(a):
+    """Read rows of one kv head's heads, as many at once as fit the cache. a: where the values of NAMES lie."""
+    for start in range(0, given(a, "rows"), given(a, "queries")):
+        queries = min(given(a, "queries"), given(a, "rows") - start)
+        rows = queries * given(a, "heads")
+        panel0, panel1 = set_reach(a, start, queries)
+        pack_queries(a, start, queries)
+        clear(a, rows)
+        make_logits(a, start, rows, panel0, panel1)
+        for i in range(whole_blocks(rows) * BLOCK):
+            head = long(given(a, "reach") + REACH * i + 24)
+            wanted = given(a, "top") and integer(given(a, "top_index") + 4 * head) >= 0
+            set_bounds(given(a, "classes") + i * ROW, given(a, "state") + i * STATE, given(a, "top") if wanted else 1)
+        read_panels(a, start, rows, panel0, panel1)
+        give(a, start, queries, panel0)
+        if given(a, "count"):
+            weigh_columns(a, queries, panel0, panel1)

@@ -1,0 +1,323 @@
+"""Vector registers for Numba: numbers side by side, loaded and stored at addresses.
+
+Written out, since what LLVM makes of a loop with several sums is half as wide as the registers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.datamodel import models, register_default
+from numba.extending import intrinsic
+
+from attnscope.attention.compiled.shapes import BLOCK, LANES, NAMES, STRIP
+
+FLOAT, INT, LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+
+
+class Vector(types.Type):
+    """LANES numbers of one kind: "float32", "int32" or "bool"."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(name=f"{kind}x{LANES}")
+        self.number = {"float32": FLOAT, "int32": INT, "bool": ir.IntType(1)}[kind]
+
+
+@register_default(Vector)
+class VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Vector) -> None:
+        super().__init__(manager, kind, ir.VectorType(kind.number, LANES))
+
+
+Floats, Ints, Mask = Vector("float32"), Vector("int32"), Vector("bool")
+FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+address, f32, i64 = types.int64, types.float32, types.int64
+
+
+def emits(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A function for Numba of what its body emits: it gets the builder and the values."""
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        def definition(context: Any, *given: Any) -> Any:
+            return result(*arguments), lambda target, builder, signature, values: emit(builder, *values)
+
+        names = ["context", *(f"value{number}" for number in range(len(arguments)))]
+        plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        definition.__signature__ = inspect.Signature([inspect.Parameter(name, plain) for name in names])  # type: ignore[attr-defined]
+        definition.__name__ = emit.__name__
+        return intrinsic(definition)
+
+    return decorate
+
+
+def _at(builder: Any, place: Any, kind: Any) -> Any:
+    return builder.inttoptr(place, kind.as_pointer())
+
+
+def _load(builder: Any, place: Any, kind: Any) -> Any:
+    return builder.load(_at(builder, place, kind), align=4)
+
+
+def _call(builder: Any, name: str, kind: Any, *values: Any) -> Any:
+    width = f".v{LANES}f32"
+    signature = ir.FunctionType(kind, [value.type for value in values])
+    function = builder.module.globals.get(name + width) or ir.Function(builder.module, signature, name + width)
+    return builder.call(function, values)
+
+
+def _splat(builder: Any, value: Any, kind: Any) -> Any:
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INT, 0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(INT, LANES), [0] * LANES))
+
+
+def _constant(value: float) -> Any:
+    return ir.Constant(FLOATS, [value] * LANES)
+
+
+@intrinsic
+def given(context: Any, record: Any, name: Any) -> Any:
+    """The value of a name in the record of NAMES at an address."""
+    if not isinstance(name, types.Literal):
+        return None
+    offset = 8 * NAMES.index(name.literal_value)
+
+    def emit(target: Any, b: Any, signature: Any, values: Any) -> Any:
+        return b.load(_at(b, b.add(values[0], ir.Constant(LONG, offset)), LONG), align=8)
+
+    return types.int64(types.int64, name), emit
+
+
+@emits(f32, address)
+def number(b: Any, place: Any) -> Any:
+    return _load(b, place, FLOAT)
+
+
+@emits(types.int32, address)
+def integer(b: Any, place: Any) -> Any:
+    return _load(b, place, INT)
+
+
+@emits(types.int64, address)
+def long(b: Any, place: Any) -> Any:
+    return b.load(_at(b, place, LONG), align=8)
+
+
+@emits(types.none, address, f32)
+def put(b: Any, place: Any, value: Any) -> Any:
+    b.store(value, _at(b, place, FLOAT), align=4)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@emits(types.none, address, types.int32)
+def put_integer(b: Any, place: Any, value: Any) -> Any:
+    b.store(value, _at(b, place, INT), align=4)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@emits(types.none, address, i64)
+def put_long(b: Any, place: Any, value: Any) -> Any:
+    b.store(value, _at(b, place, LONG), align=8)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@emits(Floats, address)
+def load(b: Any, place: Any) -> Any:
+    return _load(b, place, FLOATS)
+
+
+@emits(Ints, address)
+def load_integers(b: Any, place: Any) -> Any:
+    return _load(b, place, INTS)
+
+
+@emits(types.none, address, Floats)
+def store(b: Any, place: Any, values: Any) -> Any:
+    b.store(values, _at(b, place, FLOATS), align=4)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+@emits(Floats, f32)
+def splat(b: Any, value: Any) -> Any:
+    return _splat(b, value, FLOATS)
+
+
+@emits(Ints, types.int32)
+def integers(b: Any, value: Any) -> Any:
+    return _splat(b, value, INTS)
+
+
+@emits(Ints, types.int32)
+def ascending(b: Any, first: Any) -> Any:
+    """first, first + 1, ..."""
+    return b.add(_splat(b, first, INTS), ir.Constant(INTS, list(range(LANES))))
+
+
+@emits(Floats, Ints)
+def as_floats(b: Any, values: Any) -> Any:
+    return b.sitofp(values, FLOATS)
+
+
+@emits(Floats, Floats, Floats)
+def plus(b: Any, x: Any, y: Any) -> Any:
+    return b.fadd(x, y)
+
+
+@emits(Floats, Floats, Floats)
+def minus(b: Any, x: Any, y: Any) -> Any:
+    return b.fsub(x, y)
+
+
+@emits(Floats, Floats, Floats)
+def times(b: Any, x: Any, y: Any) -> Any:
+    return b.fmul(x, y)
+
+
+@emits(Floats, Floats, Floats)
+def over(b: Any, x: Any, y: Any) -> Any:
+    return b.fdiv(x, y)
+
+
+@emits(Floats, Floats, Floats, Floats)
+def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+    """x y + z."""
+    return _call(b, "llvm.fma", FLOATS, x, y, z)
+
+
+@emits(Floats, Floats, Floats)
+def larger(b: Any, x: Any, y: Any) -> Any:
+    """Of each pair the larger; y where x is NaN."""
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+@emits(Floats, Mask, Floats, Floats)
+def where(b: Any, mask: Any, x: Any, y: Any) -> Any:
+    return b.select(mask, x, y)
+
+
+@emits(Mask, Floats, Floats)
+def at_least(b: Any, x: Any, y: Any) -> Any:
+    return b.fcmp_ordered(">=", x, y)
+
+
+@emits(Mask, Ints, Ints)
+def equal(b: Any, x: Any, y: Any) -> Any:
+    return b.icmp_signed("==", x, y)
+
+
+@emits(Mask, Ints, Ints)
+def below(b: Any, x: Any, y: Any) -> Any:
+    return b.icmp_signed("<", x, y)
+
+
+@emits(Mask, Mask, Mask)
+def both(b: Any, x: Any, y: Any) -> Any:
+    return b.and_(x, y)
+
+
+@emits(i64, Mask)
+def bits(b: Any, mask: Any) -> Any:
+    """A mask as a number, the first of its lanes the lowest bit."""
+    return b.zext(b.bitcast(mask, ir.IntType(LANES)), LONG)
+
+
+@emits(i64, i64)
+def lowest(b: Any, value: Any) -> Any:
+    """Where the lowest bit of a number other than 0 stands."""
+    return b.cttz(value, ir.Constant(ir.IntType(1), 1))
+
+
+def _reduce(b: Any, values: Any, pick: Callable[[Any, Any], Any]) -> Any:
+    width = LANES
+    while width > 1:
+        width //= 2
+        low, high = (ir.Constant(ir.VectorType(INT, width), list(range(a, a + width))) for a in (0, width))
+        values = pick(b.shuffle_vector(values, values, low), b.shuffle_vector(values, values, high))
+    return b.extract_element(values, ir.Constant(INT, 0))
+
+
+@emits(f32, Floats)
+def total(b: Any, values: Any) -> Any:
+    return _reduce(b, values, b.fadd)
+
+
+@emits(f32, Floats)
+def largest(b: Any, values: Any) -> Any:
+    return _reduce(b, values, lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
+
+
+EXP2 = (1.0, 6.9314700e-1, 2.4022242e-1, 5.5507336e-2, 9.6715130e-3, 1.3264727e-3)  # 2**f, |f| <= 1/2, to 1e-7
+LOG2E, MAGIC, LEAST = 1.4426950408889634, 1.5 * 2**23 + 127, -88.03
+
+
+@emits(Floats, Floats)
+def clamped(b: Any, t: Any) -> Any:
+    """t, or the least that `exp` takes; NaN stays."""
+    least = _constant(LEAST)
+    return b.select(b.fcmp_ordered(">", least, t), least, t)
+
+
+@emits(Floats, Floats)
+def exp(b: Any, t: Any) -> Any:
+    """exp t to 2e-7, for t from LEAST, where it is 0, to 88; NaN of NaN."""
+    moved = _call(b, "llvm.fma", FLOATS, t, _constant(LOG2E), _constant(MAGIC))  # the whole part, in the lowest bits
+    whole = b.fsub(moved, _constant(MAGIC))
+    part = _call(b, "llvm.fma", FLOATS, t, _constant(LOG2E), b.fneg(whole))
+    power = _constant(EXP2[-1])
+    for coefficient in EXP2[-2::-1]:
+        power = _call(b, "llvm.fma", FLOATS, power, part, _constant(coefficient))
+    two = b.bitcast(b.shl(b.bitcast(moved, INTS), ir.Constant(INTS, [23] * LANES)), FLOATS)
+    return b.fmul(power, two)
+
+
+@emits(types.none, *[i64] * 8)
+def product(b: Any, a: Any, a_row: Any, m: Any, m_row: Any, depth: Any, c: Any, c_row: Any, more: Any) -> Any:
+    """BLOCK rows of `a` times `depth` rows of STRIP columns of `m`, into `c`; added to it with `more`.
+
+    All but depth in bytes. The sums stay in registers.
+    """
+    places = [(row, half) for row in range(BLOCK) for half in range(STRIP // LANES)]
+    width = 4 * LANES
+
+    def moved(base: Any, *steps: Any) -> Any:
+        for step in steps:
+            base = b.add(base, step)
+        return base
+
+    def cell(row: int, half: int) -> Any:
+        return moved(c, b.mul(c_row, ir.Constant(LONG, row)), ir.Constant(LONG, half * width))
+
+    before = b.block
+    adds = b.icmp_signed("!=", more, ir.Constant(LONG, 0))
+    reading, loop, after = (b.append_basic_block(name) for name in ("reading", "loop", "after"))
+    b.cbranch(adds, reading, loop)
+    b.position_at_end(reading)
+    old = [_load(b, cell(*place), FLOATS) for place in places]
+    b.branch(loop)
+    b.position_at_end(loop)
+    step = b.phi(LONG)
+    sums = [b.phi(FLOATS) for _ in places]
+    for one, value in zip(sums, old, strict=True):
+        one.add_incoming(_constant(0.0), before)
+        one.add_incoming(value, reading)
+    for source in (before, reading):
+        step.add_incoming(ir.Constant(LONG, 0), source)
+    row_m, row_a = moved(m, b.mul(step, m_row)), moved(a, b.mul(step, ir.Constant(LONG, 4)))
+    halves = [_load(b, moved(row_m, ir.Constant(LONG, half * width)), FLOATS) for half in range(STRIP // LANES)]
+    new = []
+    for (row, half), one in zip(places, sums, strict=True):
+        if half == 0:
+            one_a = _splat(b, _load(b, moved(row_a, b.mul(a_row, ir.Constant(LONG, row))), FLOAT), FLOATS)
+        new.append(_call(b, "llvm.fma", FLOATS, one_a, halves[half], one))
+    following = b.add(step, ir.Constant(LONG, 1))
+    step.add_incoming(following, loop)
+    for one, value in zip(sums, new, strict=True):
+        one.add_incoming(value, loop)
+    b.cbranch(b.icmp_signed("<", following, depth), loop, after)
+    b.position_at_end(after)
+    for place, value in zip(places, new, strict=True):
+        b.store(value, _at(b, cell(*place), FLOATS), align=4)
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
