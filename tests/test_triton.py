@@ -45,14 +45,14 @@ def run(*arguments: str, **environment: str) -> str:
 
 @with_triton
 def test_interpreted_kernels_answer_as_the_tiles_do() -> None:
-    run("pytest", "-q", "-n", "0", "tests/interpreted_triton.py", TRITON_INTERPRET="1")
+    run("pytest", "-q", "-n", "0", "tests/triton_kernels.py", TRITON_INTERPRET="1")
 
 
 @with_triton
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_interpreted_kernels_answer_as_the_tiles_do_under_every_option() -> None:
-    run("pytest", "-q", "-n", "0", "-m", "slow", "tests/interpreted_triton.py", TRITON_INTERPRET="1")
+    run("pytest", "-q", "-n", "0", "-m", "slow", "tests/triton_kernels.py", TRITON_INTERPRET="1")
 
 
 def compiled(asked: list[dict]) -> list[dict]:

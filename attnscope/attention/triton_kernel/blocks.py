@@ -26,7 +26,8 @@ class Blocks:
 def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks:
     """The blocks of a kernel over one call; exact: its columns are multiplied in more than the dtype of q."""
     M = FEW_ROWS if spec.visible.queries <= FEW_ROWS else 64
-    return Blocks(M, 64, min(32 if exact else 128, power_of_two(columns, 16)) if columns else 0)
+    N = 64 if spec.q_BHQD.shape[-1] <= 128 else 32
+    return Blocks(M, N, min(16 if exact else 128, power_of_two(columns, 16)) if columns else 0)
 
 
 def power_of_two(number: int, least: int = 1) -> int:

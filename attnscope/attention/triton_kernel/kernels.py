@@ -199,13 +199,17 @@ def _step(call, state, q_MD, text, head, row_M, low, N: tl.constexpr, EDGE: tl.c
         p, t = tl.where(x > HIDDEN / 2, p, 0.0), tl.where(x > HIDDEN / 2, t, 0.0)
     move = tl.where(mass > 0, move, 0.0)
     sum_M = tl.sum(p, 1)
-    back = (row_M + (call.keys - call.queries) - low).to(tl.float32)
+    back_M, n = (row_M + (call.keys - call.queries) - low).to(tl.float32), n.to(tl.float32)
+    if call.CAUSAL:  # nothing is ahead: the difference of two sums loses no digits
+        back_M = back_M * sum_M - tl.sum(p * n[None, :], 1)
+    else:
+        back_M = tl.sum(p * (back_M[:, None] - n[None, :]), 1)
     return (
         peak,
         alpha * mass + sum_M,
         alpha * (energy + mass * move) + tl.sum(p * t, 1),
         alpha * alpha * squares + tl.sum(p * p, 1),
-        alpha * far + back * sum_M - tl.sum(p * n.to(tl.float32)[None, :], 1),
+        alpha * far + back_M,
     )
 
 
@@ -257,7 +261,7 @@ def statistics(call, known, sinks, sb, sh, sm, found, size, M: tl.constexpr, N: 
     answers = (
         norm,
         tl.where(sees, tl.maximum(tl.log2(z) - whole_energy / z, 0.0) * LN2, 0.0),
-        tl.where(mass > 0, tl.maximum(tl.log2(rest) - energy / rest, 0.0) * LN2, 0.0),
+        tl.where(a * mass > 0, tl.maximum(tl.log2(rest) - energy / rest, 0.0) * LN2, 0.0),
         (a * a * squares + p0 * p0) / (z * z),
         norm / z,
         (a * far + p0 * position) / z,

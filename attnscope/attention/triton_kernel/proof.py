@@ -25,13 +25,14 @@ from attnscope.attention.questions import (
 )
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.operator import TiledAttention
+from attnscope.attention.triton_kernel.blocks import FEW_ROWS
 from attnscope.attention.triton_kernel.sweep import Sweep
 from attnscope.attention.visibility import Visibility
 from attnscope.memory import is_out_of_memory
 
 logger = logging.getLogger("attnscope")
 OUTPUT = "output"
-TEXTS, KV_HEADS, QUERIES, FEWER_QUERIES, MANY_KEYS = 2, 2, 200, 16, 4096
+TEXTS, KV_HEADS, QUERIES, MANY_KEYS = 2, 2, 200, 4096  # of a slice; beside more keys it has FEW_ROWS queries
 # Largest difference relative to 1 + what is expected: of the answers, and of the output in the model's dtype.
 ALLOWED = {torch.float32: (1e-4, 1e-4), torch.float16: (2e-3, 1e-2), torch.bfloat16: (2e-3, 5e-2)}
 
@@ -70,7 +71,7 @@ def _form(spec: AttentionSpec) -> tuple[Any, ...]:
     """What a compiled kernel depends on."""
     visible, sinks = spec.visible, spec.sinks is not None
     mask = None if visible.mask is None else visible.mask.dtype
-    sizes = spec.q_BHQD.shape[-1], spec.v_BGKV.shape[-1], visible.queries <= FEWER_QUERIES
+    sizes = spec.q_BHQD.shape[-1], spec.v_BGKV.shape[-1], visible.queries <= FEW_ROWS
     options = spec.softcap is None, spec.bias is None, sinks, spec.sinks_scale_output
     return spec.device, spec.q_BHQD.dtype, *sizes, visible.causal, visible.window is None, mask, *options
 
@@ -127,7 +128,7 @@ def _slice(spec: AttentionSpec) -> AttentionSpec:
     """The first texts, kv heads and tokens of a call: a small call of the same form."""
     visible, G = spec.visible, min(KV_HEADS, spec.kv_heads)
     H, before = spec.heads // spec.kv_heads * G, visible.keys - visible.queries
-    Q = min(QUERIES if before <= MANY_KEYS else FEWER_QUERIES, visible.queries)
+    Q = min(QUERIES if before <= MANY_KEYS else FEW_ROWS, visible.queries)
     window = None if visible.window is None else min(visible.window, max(1, Q // 3))  # so that it hides something
     mask = None if visible.mask is None else visible.mask[:TEXTS, :H, :Q, : before + Q]
     seen = Visibility(Q, before + Q, mask, visible.causal, window, visible.device)

@@ -1,14 +1,16 @@
-"""The Triton kernels in Triton's interpreter, beside the tiles and the dense rows; run by test_triton.py.
+"""The Triton kernels beside the tiles and the dense rows: on a card where there is one, else in Triton's interpreter.
 
-Triton reads TRITON_INTERPRET when it is imported, so these run in a process of their own, in which it is set:
+Triton reads TRITON_INTERPRET when it is imported, so these run in a process of their own, in which it is set or not;
+test_triton.py runs them interpreted, benchmarks/gpu.sh on a card:
 
-    TRITON_INTERPRET=1 pytest -n 0 tests/interpreted_triton.py            # a few cases; -m slow for the others
+    TRITON_INTERPRET=1 pytest -n 0 tests/triton_kernels.py            # a few cases; -m slow for the others
 
-The interpreter multiplies bfloat16 as integers: bfloat16 is left to a card. Shapes: B text, H head, G kv head, Q query,
-K key, D width of q and k, V width of v.
+The interpreter multiplies bfloat16 as integers: bfloat16 is for a card, on which nothing is answered in float32.
+Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width of v.
 """
 
 import logging
+import os
 from typing import Any
 
 import pytest
@@ -41,10 +43,16 @@ from attnscope.attention.triton_kernel import TritonAttention, kernels, proof
 from attnscope.attention.visibility import Visibility
 
 LEAST = torch.finfo(torch.float32).min
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("there is no CUDA device, and TRITON_INTERPRET is not set", allow_module_level=True)
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda:0")
+DTYPES = (torch.float32 if INTERPRETED else torch.bfloat16, torch.float16)
+CLOSE = 1e-5 if INTERPRETED else 2e-3  # as `proof.ALLOWED`: a tensor core adds up in its own way
 
 
-def made(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+def made(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
 
 
 def holes(queries: int, keys: int) -> Tensor:
@@ -64,7 +72,7 @@ def spec_of(
     dim: int = 40,
     value_dim: int = 24,
     size: float = 2.0,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = DTYPES[0],
     **more: Any,
 ) -> AttentionSpec:
     """A call of the shape. more: mask ("boolean", "additive", "bias"), window, causal, bias, sinks, softcap."""
@@ -73,20 +81,25 @@ def spec_of(
     v = made(texts, groups, keys, value_dim).to(dtype)
     masks = {"boolean": holes, "additive": _additive, "bias": _sloped, None: _none}
     mask = masks[more.pop("mask", None)](queries, keys)
-    visible = Visibility(queries, keys, mask, more.pop("causal", True), more.pop("window", None))
+    visible = Visibility(queries, keys, mask, more.pop("causal", True), more.pop("window", None), DEVICE)
     if more.pop("bias", False):
         more["bias"] = made(1, heads, queries, keys)
     if sinks := more.pop("sinks", None):
-        more["sinks"] = torch.linspace(-2, 3, heads * (rows := queries if sinks == "rows" else 1)).view(1, heads, rows)
+        rows = queries if sinks == "rows" else 1
+        more["sinks"] = torch.linspace(-2, 3, heads * rows, device=DEVICE).view(1, heads, rows)
     return AttentionSpec(q, k, v, dim**-0.5, visible, **more)
 
 
 def _additive(queries: int, keys: int) -> Tensor:
-    return torch.zeros(1, 1, queries, keys).masked_fill(~holes(queries, keys), LEAST)
+    return torch.zeros(1, 1, queries, keys, device=DEVICE).masked_fill(~holes(queries, keys), LEAST)
 
 
 def _sloped(queries: int, keys: int) -> Tensor:
-    return (torch.arange(float(keys)) * -0.1).expand(1, 1, queries, keys).masked_fill(~holes(queries, keys), LEAST)
+    return (
+        (torch.arange(float(keys), device=DEVICE) * -0.1)
+        .expand(1, 1, queries, keys)
+        .masked_fill(~holes(queries, keys), LEAST)
+    )
 
 
 def _none(queries: int, keys: int) -> None:
@@ -102,13 +115,13 @@ def closed_set(spec: AttentionSpec) -> list[Question]:
     (B, _, Q, _), K, numbers = spec.q_BHQD.shape, spec.visible.keys, torch.Generator().manual_seed(1)
 
     def labels(least: int, most: int, count: int) -> Tensor:
-        return torch.randint(least, most, (B, count), generator=numbers)
+        return torch.randint(least, most, (B, count), generator=numbers).to(DEVICE)
 
     ids, before = labels(0, 9, K), labels(0, 9, K)
     return [
         *(*statistics(), Back(0), Back(1), Key(0), Key(3), At(labels(-1, K, Q)), Window(7), Window(90)),
         *(EqualLabels(ids[:, K - Q :], ids, 1), EqualLabels(ids[:, K - Q :], before, 2)),
-        *(Received(torch.rand(B, Q, generator=numbers)), Received(torch.full((1, Q), 1 / Q))),
+        *(Received(made(B, Q).sigmoid()), Received(torch.full((1, Q), 1 / Q, device=DEVICE))),
         *(TopK(min(5, K)), TopK(min(3, K), (spec.heads - 1,), True)),
         *(Features(made(B, K, 1)), Features(made(K, 20)), GroupMass(labels(-1, 3, Q), labels(-1, 5, K))),
     ]
@@ -124,8 +137,10 @@ def assert_same(spec: AttentionSpec, asked: list[Question], expected: AttentionO
         found, right = answers[question], known[question]
         if isinstance(question, TopK):
             found, right = as_weights(found, question, tiles), as_weights(right, question, tiles)
-        assert_close(found, right, atol=1e-5, rtol=1e-5, equal_nan=True, msg=lambda m, q=question: f"{q}: {m}")
-    allowed = 1e-5 if spec.q_BHQD.dtype == torch.float32 else 2e-3
+        ahead = isinstance(question, Distance) and not spec.visible.causal  # what is ahead and what is behind cancel
+        allowed = CLOSE * spec.visible.keys if ahead else CLOSE
+        assert_close(found, right, atol=allowed, rtol=CLOSE, equal_nan=True, msg=lambda m, q=question: f"{q}: {m}")
+    allowed = proof.ALLOWED[spec.q_BHQD.dtype][1]
     assert_close(P.output(), tiles.output(), atol=allowed, rtol=allowed)
 
 
@@ -134,7 +149,9 @@ def as_weights(top: tuple[Tensor, Tensor], question: TopK, tiles: TiledAttention
     weights, keys = top
     rows = tiles.dense() if question.heads is None else tiles.dense()[:, list(question.heads)]
     there = ~weights.isnan()
-    apart = torch.where(there, keys.long(), -1 - torch.arange(keys.shape[-1])).sort(-1).values.diff(dim=-1)
+    apart = (
+        torch.where(there, keys.long(), -1 - torch.arange(keys.shape[-1], device=DEVICE)).sort(-1).values.diff(dim=-1)
+    )
     assert bool((apart != 0).all())
     return torch.stack([weights, rows.gather(-1, keys.long()).masked_fill(~there, torch.nan)])
 
@@ -142,7 +159,7 @@ def as_weights(top: tuple[Tensor, Tensor], question: TopK, tiles: TiledAttention
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 20},
-    "wide window": {"window": 100},
+    "wide window": {"window": 50},
     "looks ahead": {"causal": False},
     "looks ahead in a window": {"causal": False, "window": 9},
     "soft-cap": {"softcap": 3.0},
@@ -172,15 +189,15 @@ def test_the_closed_set_is_that_of_the_tiles_and_of_dense_rows() -> None:
 @pytest.mark.parametrize("name", ["all", "additive mask"])
 def test_statistics_under_options(name: str) -> None:
     spec = spec_of(66, 70, **OPTIONS[name])
-    assert_same(spec, [*statistics(), Back(1), Received(torch.full((1, 66), 1 / 66))])
+    assert_same(spec, [*statistics(), Back(1), Received(made(1, 66).sigmoid())])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("trusted")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_closed_set_under_every_option(name: str, dtype: torch.dtype) -> None:
-    spec = spec_of(texts=2, dtype=dtype, **OPTIONS[name])
+    spec = spec_of(70, texts=2, dtype=dtype, **OPTIONS[name])
     assert_same(spec, closed_set(spec))
 
 
@@ -203,7 +220,7 @@ def test_the_closed_set_of_few_rows(shape: str, options: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("trusted")
-@pytest.mark.parametrize("options", ["plain", "wide window", "all", "sharp"])
+@pytest.mark.parametrize("options", ["plain", "wide window", "all"])
 def test_the_closed_set_of_300_rows(options: str) -> None:
     """Only here are there keys that are neither hidden nor in the first block."""
     spec = spec_of(300, **OPTIONS[options])
@@ -263,7 +280,7 @@ def test_a_planted_kernel_leaves_its_questions_to_the_tiles(
             P = TritonAttention(spec)
             answers = P.together([Back(1), Entropy(), Holding(95)])
             assert torch.equal(answers[Back(1)], expected[Back(1)])
-            assert_close(answers[Entropy()], expected[Entropy()], atol=1e-5, rtol=1e-5)
+            assert_close(answers[Entropy()], expected[Entropy()], atol=CLOSE, rtol=CLOSE)
             assert P.answered_by["Entropy"] == "triton"
             assert P.answered_by["Holding"] == "tiles"
             assert P.answered_by["Back"].startswith(f"tiles: {why}")
@@ -305,7 +322,7 @@ def test_memory_that_runs_out_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patched:
         patched.setattr(TritonAttention, "_of_output", full)
         P = TritonAttention(spec)
-        assert_close(P.entropy(), TiledAttention(spec).entropy())
+        assert torch.equal(P.entropy(), TiledAttention(spec).entropy())
     assert P.answered_by["Entropy"] == "tiles"
     P = TritonAttention(spec)
     P.entropy()
