@@ -580,7 +580,7 @@ def import_everything() -> None:
 
     late = "matplotlib.pyplot pyarrow.ipc pyarrow.parquet rich.progress rich.table safetensors.torch seaborn yaml"
     for name in [*(module.name for module in pkgutil.walk_packages(attnscope.__path__, "attnscope.")), *late.split()]:
-        if not name.endswith("__main__"):
+        if not name.endswith("__main__") and ".triton_kernel." not in name:  # Triton may not be here
             importlib.import_module(name)
     for name in ("models.llama.modeling_llama", "models.llama.tokenization_llama"):
         importlib.import_module(f"transformers.{name}")

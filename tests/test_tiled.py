@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from attnscope.attention.compiled import CompiledAttention, sweeping
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.questions import Entropy, RowSum, Strongest, TopK
+from attnscope.attention.questions import Entropy, RowSum, Strongest, SumOfSquares, TopK
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention, tiles
 from attnscope.attention.tiled.readers import READERS, RowSumReader
@@ -145,6 +145,13 @@ def test_keys_of_each_text_and_how_many_hold_a_row(case: str, kind: type[TiledAt
     difference = (asked.holding(95) - dense.holding(95)).abs()
     assert difference.max() <= 1
     assert difference.mean() < 1e-3
+
+
+@pytest.mark.parametrize("case", ["boolean mask", "plain"])
+def test_a_row_that_sees_nothing_has_no_entropy(case: str) -> None:
+    dense, asked, _ = operators(**CASES[case])
+    for question in (Entropy(), Entropy(True), SumOfSquares()):
+        assert_close(asked.ask(question), dense.ask(question), atol=1e-5, rtol=1e-5)
 
 
 def assert_same_keys(found: tuple, expected: tuple, dense: DenseAttention, heads: list[int] | None = None) -> None:

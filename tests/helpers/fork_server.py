@@ -45,7 +45,7 @@ def import_everything() -> None:
 
     modules = [module.name for module in pkgutil.walk_packages(attnscope.__path__, "attnscope.")]
     for name in [*modules, *LATE.split()]:
-        if not name.endswith("__main__"):
+        if not name.endswith("__main__") and ".triton_kernel." not in name:  # Triton may not be here
             importlib.import_module(name)
     torch.set_num_threads(1)  # threads do not live through a fork
     gc.freeze()

@@ -71,12 +71,13 @@ class EntropyReader(Reader):
         if not self.question.skip_key0:
             energy, total = energy + key0, total + tile.key0
         total = total.clamp_min(TINY)
-        self.answer[tile.answer] = ((total / tile.max_p[..., 0]).log() - energy / total).clamp_min(0.0)
+        entropy = ((total / tile.max_p[..., 0]).log() - energy / total).clamp_min(0.0)
+        self.answer[tile.answer] = entropy * (tile.norm[..., 0] > 0)
 
 
 class SumOfSquaresReader(Reader):
     def visit(self, tile: Tile) -> None:
-        self.answer[tile.answer] = torch.linalg.vector_norm(tile.p, dim=-1).square()
+        self.answer[tile.answer] = torch.linalg.vector_norm(tile.p, dim=-1).square() * (tile.norm[..., 0] > 0)
 
 
 class MaxWeightReader(Reader):

@@ -140,18 +140,21 @@ class Tiling:
 
     def _ranges(self, numbers: int) -> Iterator[tuple[slice, slice]]:
         """Rows, and the keys that any of them may see; at most so many numbers a head, if that leaves rows enough."""
-        device, visible, start = self.spec.device.type, self.spec.visible, 0
-        queries = visible.queries
-        while start < queries:
-            low, high = reach(self.spec.visible, start, min(queries, start + FEWEST_ROWS))
-            most = min(TILE_ROWS.get(device, TILE_ROWS["cpu"]), numbers // max(1, high - low))
-            rows = max(FEWEST_ROWS, most // FEWEST_ROWS * FEWEST_ROWS)
+        visible, start = self.spec.visible, 0
+        tallest = TILE_ROWS.get(self.spec.device.type, TILE_ROWS["cpu"])
+
+        def tile(rows: int) -> tuple[slice, slice]:
+            stop = min(visible.queries, start + rows)
+            return slice(start, stop), slice(*reach(visible, start, stop))
+
+        while start < visible.queries:
+            keys = tile(FEWEST_ROWS)[1]
+            rows = max(FEWEST_ROWS, min(tallest, numbers // max(1, keys.stop - keys.start)) // FEWEST_ROWS * FEWEST_ROWS)
             # the first rows of a causal text see few keys, those that would follow them in their tile many
-            while rows > FEWEST_ROWS and rows * (reach(visible, start, min(queries, start + rows))[1] - low) > 2 * numbers:
+            while rows > FEWEST_ROWS and rows * (tile(rows)[1].stop - keys.start) > 2 * numbers:
                 rows = max(FEWEST_ROWS, rows // 2 // FEWEST_ROWS * FEWEST_ROWS)
-            stop = min(queries, start + rows)
-            yield slice(start, stop), slice(*reach(self.spec.visible, start, stop))
-            start = stop
+            yield tile(rows)
+            start += rows
 
     def _text(self, number: int) -> _Text:
         q_HQD = self.spec.q_BHQD[number].float() * self.spec.scale

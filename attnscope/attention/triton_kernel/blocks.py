@@ -1,0 +1,35 @@
+"""How large a program's blocks are: chosen from what the compiler says of registers and spills.
+
+`tests/test_triton.py` compiles them for sm_80 and sm_90, and docs/cuda.md has what it found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attnscope.attention.spec import AttentionSpec
+
+FEW_ROWS = 16  # the fewest that a tensor core multiplies: what is generated, token by token
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """M queries and N keys of a program, C columns of a product, its warps, and how many loads are under way."""
+
+    M: int = 64
+    N: int = 64
+    C: int = 0
+    warps: int = 4
+    stages: int = 2
+
+
+def blocks(spec: AttentionSpec, columns: int = 0, exact: bool = False) -> Blocks:
+    """The blocks of a kernel over one call; exact: its columns are multiplied in more than the dtype of q."""
+    M = FEW_ROWS if spec.visible.queries <= FEW_ROWS else 64
+    N = 64 if spec.q_BHQD.shape[-1] <= 128 else 32
+    return Blocks(M, N, min(16 if exact else 128, power_of_two(columns, 16)) if columns else 0)
+
+
+def power_of_two(number: int, least: int = 1) -> int:
+    """The smallest power of two that is at least both."""
+    return max(least, 1 << max(0, number - 1).bit_length())

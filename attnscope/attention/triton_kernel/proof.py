@@ -1,0 +1,157 @@
+"""The kernels prove themselves on the machine at hand: at first use a small slice is answered beside the tiles.
+
+Nobody has to trust a kernel that was written without this card: where it does not compile, raises, or differs by more
+than the dtype allows, the tiles answer, one line says why, and the reason stays with the answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import (
+    At,
+    EqualLabels,
+    Features,
+    GroupMass,
+    Question,
+    Received,
+    TopK,
+)
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiled.operator import TiledAttention
+from attnscope.attention.triton_kernel.blocks import FEW_ROWS
+from attnscope.attention.triton_kernel.sweep import Sweep
+from attnscope.attention.visibility import Visibility
+from attnscope.memory import is_out_of_memory
+
+logger = logging.getLogger("attnscope")
+OUTPUT = "output"
+TEXTS, KV_HEADS, QUERIES, MANY_KEYS = 2, 2, 200, 4096  # of a slice; beside more keys it has FEW_ROWS queries
+# Largest difference relative to 1 + what is expected: of the answers, and of the output in the model's dtype.
+ALLOWED = {torch.float32: (1e-4, 1e-4), torch.float16: (2e-3, 1e-2), torch.bfloat16: (2e-3, 5e-2)}
+
+_verdicts: dict[tuple[Any, ...], str] = {}  # why a kernel is refused, "" where it holds
+
+
+def kind(question: Question | None) -> str:
+    """What a verdict is about: the kind of a question, or, with None, the output."""
+    return OUTPUT if question is None else type(question).__name__
+
+
+def refused(spec: AttentionSpec, asked: Sequence[Question | None]) -> dict[str, str]:
+    """Of the kinds that are asked, those that the kernels may not answer for calls like this one, and why."""
+    form = _form(spec)
+    new = {kind(question): question for question in asked if (*form, kind(question)) not in _verdicts}
+    if new:
+        _prove(spec, list(new.values()))
+    return {name: why for name in map(kind, asked) if (why := _verdicts[*form, name])}
+
+
+def refuse(spec: AttentionSpec, asked: Iterable[Question | None], why: str) -> dict[str, str]:
+    """Leave these kinds to the tiles from now on, for calls like this one; said once."""
+    names = list(dict.fromkeys(map(kind, asked)))
+    _verdicts.update({(*_form(spec), name): why for name in names})
+    logger.warning("the Triton kernel for %s %s; the tiles answer", ", ".join(names), why)
+    return dict.fromkeys(names, why)
+
+
+def said(error: Exception) -> str:
+    """An error in one line."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"raised {type(error).__name__}: {first}"[:200]
+
+
+def _form(spec: AttentionSpec) -> tuple[Any, ...]:
+    """What a compiled kernel depends on."""
+    visible, sinks = spec.visible, spec.sinks is not None
+    mask = None if visible.mask is None else visible.mask.dtype
+    sizes = spec.q_BHQD.shape[-1], spec.v_BGKV.shape[-1], visible.queries <= FEW_ROWS
+    options = spec.softcap is None, spec.bias is None, sinks, spec.sinks_scale_output
+    return spec.device, spec.q_BHQD.dtype, *sizes, visible.causal, visible.window is None, mask, *options
+
+
+def _prove(spec: AttentionSpec, asked: Sequence[Question | None]) -> None:
+    small = _slice(spec)
+    cut = [None if question is None else _sliced(question, small) for question in asked]
+    tiles, sweep, form = TiledAttention(small), Sweep(small), _form(spec)
+    expected = tiles.together([question for question in cut if question is not None])
+    verdicts: dict[str, str] = {}
+    for question in cut:
+        try:
+            if question is None:
+                why = _differs([sweep.output()], [tiles.output()], ALLOWED[spec.q_BHQD.dtype][1])
+            else:
+                why = _answered(sweep, question, expected[question], tiles)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            why = said(error)
+        verdicts[kind(question)] = why
+    _verdicts.update({(*form, name): why for name, why in verdicts.items()})
+    for why in dict.fromkeys(filter(None, verdicts.values())):
+        refuse(spec, [question for question in asked if verdicts[kind(question)] == why], why)
+
+
+def _answered(sweep: Sweep, question: Question, expected: Any, tiles: TiledAttention) -> str:
+    """What is wrong with an answer of the kernels, "" where it holds."""
+    allowed = ALLOWED[sweep.spec.q_BHQD.dtype][0]
+    found = sweep.answers([question])[question]
+    if not isinstance(question, TopK):
+        return _differs([found], [expected], allowed)
+    weights, keys = found
+    at_keys = tiles.dense().gather(-1, keys.long().clamp(0, tiles.keys - 1))  # equal weights may stand in any order
+    there = expected[0].isnan()
+    twice = (keys.sort(-1).values.diff(dim=-1) == 0) & ~there[..., 1:]
+    wrong = _differs([weights, at_keys.masked_fill(there, torch.nan)], [expected[0]] * 2, allowed)
+    return wrong or ("gives a key twice" if bool(twice.any()) else "")
+
+
+def _differs(found: Sequence[Tensor], expected: Sequence[Tensor], allowed: float) -> str:
+    for mine, theirs in zip(found, expected, strict=True):
+        mine, theirs = mine.float(), theirs.float()
+        if mine.shape != theirs.shape or bool((mine.isnan() != theirs.isnan()).any()):
+            return "gives another shape or other gaps than the tiles"
+        far = ((mine - theirs).abs() / (1 + theirs.abs())).nan_to_num(0.0, posinf=torch.inf)
+        worst = float(far.max()) if far.numel() else 0.0
+        if not worst <= allowed:
+            return f"differs from the tiles by {worst:.1g} (allowed {allowed:.1g})"
+    return ""
+
+
+def _slice(spec: AttentionSpec) -> AttentionSpec:
+    """The first texts, kv heads and tokens of a call: a small call of the same form."""
+    visible, G = spec.visible, min(KV_HEADS, spec.kv_heads)
+    H, before = spec.heads // spec.kv_heads * G, visible.keys - visible.queries
+    Q = min(QUERIES if before <= MANY_KEYS else FEW_ROWS, visible.queries)
+    window = None if visible.window is None else min(visible.window, max(1, Q // 3))  # so that it hides something
+    mask = None if visible.mask is None else visible.mask[:TEXTS, :H, :Q, : before + Q]
+    seen = Visibility(Q, before + Q, mask, visible.causal, window, visible.device)
+    k, v = (part[:TEXTS, :G, : before + Q] for part in (spec.k_BGKD, spec.v_BGKV))
+    bias = None if spec.bias is None else spec.bias[:TEXTS, :H, :Q, : before + Q]
+    sinks = None if spec.sinks is None else spec.sinks[:TEXTS, :H, :Q]
+    return replace(spec, q_BHQD=spec.q_BHQD[:TEXTS, :H, :Q], k_BGKD=k, v_BGKV=v, visible=seen, bias=bias, sinks=sinks)
+
+
+def _sliced(question: Question, small: AttentionSpec) -> Question:
+    """The question, asked of the slice."""
+    Q, K = small.visible.queries, small.visible.keys
+    match question:
+        case At(key_BQ):
+            return At(key_BQ[:TEXTS, :Q])
+        case EqualLabels(query, key, gap):
+            return EqualLabels(query[:TEXTS, :Q], key[:TEXTS, :K], gap)
+        case GroupMass(query, key):
+            return GroupMass(query[:TEXTS, :Q], key[:TEXTS, :K])
+        case Received(share):
+            return Received(share[:TEXTS, :Q])
+        case Features(features):
+            return Features(features[:K] if features.ndim == 2 else features[:TEXTS, :K])
+        case TopK(k, _, skip_key0):
+            return TopK(min(k, K), None, skip_key0)
+    return question

@@ -1,0 +1,257 @@
+"""The kernels launched over one call: which kernel answers which question, and with which blocks.
+
+Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width of v, M feature, S questions of a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import (
+    At,
+    Back,
+    Distance,
+    Entropy,
+    EqualLabels,
+    Features,
+    GroupMass,
+    Key,
+    MaxWeight,
+    Question,
+    Received,
+    RowSum,
+    SumOfSquares,
+    TopK,
+    Window,
+)
+from attnscope.attention.rows import asked_key, indicator
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.triton_kernel import kernels
+from attnscope.attention.triton_kernel.blocks import Blocks, blocks, power_of_two
+from attnscope.attention.triton_kernel.kernels import Call, Known
+from attnscope.attention.visibility import row_blocks
+
+MOST_COLUMNS = 256  # of a product: more walk over the keys too often
+MOST_TOP = 64  # keys kept of a row
+PRECISION = "tf32x3"  # products in float32 on tensor cores; "ieee" is multiplied one by one, and spills
+ROW_SUM, ENTROPY, ENTROPY_REST, SQUARES, LARGEST, DISTANCE, LEFT = range(7)
+
+
+class Sweep:
+    """One call's answers. What is known of every row is found at the first of them and kept."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.spec = spec
+        self.B, self.H, self.Q, self.D = spec.q_BHQD.shape
+        self.K = spec.visible.keys
+
+    def knows(self, question: Question) -> bool:
+        """Whether a kernel answers the question."""
+        if isinstance(question, Features):
+            return question.features.shape[-1] <= MOST_COLUMNS
+        if isinstance(question, GroupMass):
+            return int(question.key_group_BK.max()) < MOST_COLUMNS
+        if isinstance(question, TopK):
+            return question.k <= MOST_TOP
+        return isinstance(question, At | Back | Key | Window) or type(question) in {**ROWS, **ANSWERS}
+
+    def answers(self, questions: Sequence[Question]) -> dict[Question, Any]:
+        """Of questions that it knows; those of one kind share a launch where they can."""
+        one = [question for question in questions if isinstance(question, At | Back | Key)]
+        near = [question for question in questions if isinstance(question, Window)]
+        found: dict[Question, Any] = dict(zip(one, self._of_one_key(one), strict=True)) if one else {}
+        found |= dict(zip(near, self._recent(near), strict=True)) if near else {}
+        for question in questions:
+            if question not in found:
+                found[question] = self._answer(question)
+        return found
+
+    def _answer(self, question: Question) -> Any:
+        if type(question) in ANSWERS:
+            return ANSWERS[type(question)](self, question)
+        place = ENTROPY_REST if question == Entropy(True) else ROWS[type(question)]
+        return self.rows[place]
+
+    def output(self) -> Tensor:
+        """P V, (B, Q, H, V) in the dtype of q; PyTorch's own kernel where it can say this call without a mask."""
+        spec, visible = self.spec, self.spec.visible
+        q, k, v = spec.q_BHQD, spec.k_BGKD, spec.v_BGKV
+        plain = visible.mask is None and visible.causal and not (visible.window and visible.window < self.K)
+        own = spec.softcap is None and spec.bias is None and spec.sinks is None
+        # in float32, with grouped heads or another width of v it may choose the kernel that makes N x N
+        if plain and own and self.Q == self.K and q.dtype != torch.float32 and v.shape[-1] == self.D:
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=spec.scale, enable_gqa=spec.heads != spec.kv_heads
+            )
+            return attended.transpose(1, 2)
+        output = torch.empty(self.B, self.Q, self.H, v.shape[-1], dtype=q.dtype, device=q.device)
+        self._product(v, v.stride(), v.shape[-1], output.transpose(1, 2), left=True)
+        return output
+
+    @cached_property
+    def call(self) -> Call:
+        """The call as the kernels get it; what does not change with the text is known to the compiler."""
+        spec, visible = self.spec, self.spec.visible
+        q, k, bias, mask = _rowwise(spec.q_BHQD), _rowwise(spec.k_BGKD), spec.bias, visible.mask
+        shape, none, known = (self.B, self.H, self.Q, self.K), (0, 0, 0, 0), kernels.tl.constexpr
+        kind, width, free = 0, power_of_two(self.D, 16), mask is None
+        if bias is not None:
+            bias = bias.expand(shape)
+        if mask is not None:
+            kind = 1 if mask.dtype == torch.bool else 2
+            mask = mask[..., : self.K].expand(shape)
+            mask = mask.view(torch.uint8) if kind == 1 else mask
+        reach = None if free else visible.reach_Q2.to(spec.device, torch.int32)
+        fields = (
+            *(q, *q.stride()[:3]),
+            *(k, *k.stride()[:3]),
+            *(bias, *(none if bias is None else bias.stride())),
+            *(mask, *(none if mask is None else mask.stride())),
+            *(reach, self.H, self.H // spec.kv_heads, self.Q, self.K, self.D),
+            *(float(spec.scale), float(spec.softcap or 1.0), visible.window or 0),
+            *(known(width), known(width == self.D)),
+            *(known(free and visible.causal), known(free and visible.window is not None)),
+            *(known(spec.softcap is not None), known(bias is not None), known(kind), known(PRECISION)),
+        )
+        return Call._make(fields)
+
+    @cached_property
+    def _found(self) -> tuple[Known, Tensor]:
+        spec, shape = self.spec, (self.B, self.H, self.Q)
+        known, found = Known(self._room(*shape), self._room(*shape)), self._room(7, *shape)
+        sinks = None if spec.sinks is None else spec.sinks.expand(shape)
+        kind = 0 if sinks is None else 2 if spec.sinks_scale_output else 1
+        form = blocks(self.spec)
+        place = (sinks, *((0, 0, 0) if sinks is None else sinks.stride()))
+        self._launch(
+            kernels.statistics, self._grid(form), (known, *place, found, found.stride(0)), form, N=form.N, SINK=kind
+        )
+        return known, found
+
+    @property
+    def known(self) -> Known:
+        return self._found[0]
+
+    @property
+    def rows(self) -> Tensor:
+        """The statistics of every row, (7, B, H, Q)."""
+        return self._found[1]
+
+    def _of_one_key(self, asked: Sequence[At | Back | Key]) -> Tensor:
+        keys = [asked_key(question, self.spec.visible).expand(self.B, -1) for question in asked]
+        keys_SBQ = torch.stack([key.to(self.spec.device, torch.int32) for key in keys])
+        found, form = self._room(len(asked), self.B, self.H, self.Q), blocks(self.spec)
+        rest = (self.known, keys_SBQ, found, found.stride(0), self.B)
+        self._launch(kernels.one_key, self._grid(form, len(asked)), rest, form)
+        return found
+
+    def _recent(self, asked: Sequence[Window]) -> Tensor:
+        widths_S = torch.tensor([question.width for question in asked], dtype=torch.int32, device=self.spec.device)
+        found, form = self._room(len(asked), self.B, self.H, self.Q), blocks(self.spec)
+        rest = (self.known, widths_S, found, found.stride(0), self.B)
+        self._launch(kernels.recent, self._grid(form, len(asked)), rest, form, N=form.N)
+        return found
+
+    def _equal(self, asked: EqualLabels) -> Tensor:
+        """Sorted by label, the keys of one label are a run: a block of rows reads those of its labels alone."""
+        found, form = self._room(self.B, self.H, self.Q), blocks(self.spec)
+        row_label, row_at = asked.query_label_BQ.contiguous().sort(dim=1, stable=True)
+        key_label, key_at = asked.key_label_BK.contiguous().sort(dim=1, stable=True)
+        first, past = (torch.searchsorted(key_label, row_label, right=right, out_int32=True) for right in (False, True))
+        places = (row_at.int(), row_label, key_at.int(), key_label, first, past)
+        self._launch(kernels.equal, self._grid(form), (self.known, *places, asked.gap, found), form, N=form.N)
+        return found
+
+    def _received(self, asked: Received) -> Tensor:
+        share, form = _rowwise(asked.query_share_BQ.to(self.spec.device, torch.float32)), blocks(self.spec)
+        found, grid = self._room(self.B, self.H, self.K), (-(-self.K // form.N), self.H, self.B)
+        rest = (self.known, share, share.stride(0) if len(share) > 1 else 0, found)
+        self._launch(kernels.received, grid, rest, form, N=form.N)
+        return found
+
+    def _largest(self, asked: TopK) -> tuple[Tensor, Tensor]:
+        heads = list(range(self.H)) if asked.heads is None else list(asked.heads)
+        chosen = torch.tensor(heads, dtype=torch.int32, device=self.spec.device)
+        shape, form = (self.B, len(heads), self.Q, asked.k), blocks(self.spec)
+        weights, places = self._room(*shape), torch.empty(shape, dtype=torch.int32, device=self.spec.device)
+        grid = (self._grid(form)[0], len(heads), self.B)
+        more = {"N": form.N, "K": power_of_two(asked.k), "SKIP": asked.skip_key0}
+        self._launch(kernels.largest, grid, (self.known, chosen, asked.k, weights, places), form, **more)
+        return weights, places
+
+    def _features(self, asked: Features) -> Tensor:
+        columns = asked.features.to(self.spec.device, torch.float32)
+        stride = (columns.stride(0) if columns.ndim == 3 else 0, 0, *columns.stride()[-2:])
+        found = self._room(self.B, self.H, self.Q, columns.shape[-1])
+        self._product(columns, stride, columns.shape[-1], found)
+        return found
+
+    def _groups(self, asked: GroupMass) -> Tensor:
+        """Keys are added up in the kernel, of so many rows at a time that they fit; then those rows by their group."""
+        labels = asked.key_group_BK.to(self.spec.device, torch.int32)
+        member_BQg, count = indicator(asked.query_group_BQ), int(labels.max()) + 1
+        found = torch.zeros(self.B, self.H, member_BQg.shape[-1], count, device=self.spec.device)
+        stride = (labels.stride(0) if len(labels) > 1 else 0, 0, labels.stride(1), 0)
+        for start, stop in row_blocks(self.Q, self.B * self.H * count) if found.numel() else ():
+            mass = self._room(self.B, self.H, stop - start, count)
+            self._product(labels, stride, count, mass, (start, stop), labels=True)
+            found += member_BQg[:, None, start:stop].mT @ mass
+        return found
+
+    def _product(
+        self,
+        columns: Tensor,
+        stride: Sequence[int],
+        count: int,
+        found: Tensor,
+        rows: tuple[int, int] | None = None,
+        labels: bool = False,
+        left: bool = False,
+    ) -> None:
+        """Weights times columns into `found`, (B, H, rows, count)."""
+        first, stop = rows or (0, self.Q)
+        form = blocks(self.spec, count, exact=columns.dtype == torch.float32)
+        grid = (-(-(stop - first) // form.M) * -(-count // form.C), self.H, self.B)
+        share = self.rows[LEFT] if left and self.spec.sinks_scale_output else None
+        place = (columns, *stride, count, first, stop, found, *found.stride()[:3])
+        more = {"N": form.N, "C": form.C, "LABELS": labels, "LEFT": share is not None}
+        self._launch(kernels.product, grid, (self.known, share, *place), form, **more)
+
+    def _room(self, *shape: int) -> Tensor:
+        return torch.empty(shape, device=self.spec.device)
+
+    def _grid(self, form: Blocks, asked: int = 1) -> tuple[int, int, int]:
+        return -(-self.Q // form.M), self.H, self.B * asked
+
+    def _launch(self, kernel: Any, grid: tuple[int, int, int], rest: Sequence[Any], form: Blocks, **known: Any) -> None:
+        """Triton launches on the current device, which need not be the call's."""
+        device = self.spec.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            kernel[grid](self.call, *rest, M=form.M, **known, num_warps=form.warps, num_stages=form.stages)
+
+
+def _rowwise(tensor: Tensor) -> Tensor:
+    """The tensor with its last dimension contiguous, as the kernels read it."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+ROWS: Mapping[type[Question], int] = {
+    RowSum: ROW_SUM,
+    Entropy: ENTROPY,
+    SumOfSquares: SQUARES,
+    MaxWeight: LARGEST,
+    Distance: DISTANCE,
+}
+ANSWERS: Mapping[type[Question], Callable[[Sweep, Any], Any]] = {
+    EqualLabels: Sweep._equal,
+    Received: Sweep._received,
+    TopK: Sweep._largest,
+    Features: Sweep._features,
+    GroupMass: Sweep._groups,
+}

@@ -1,0 +1,125 @@
+"""The Triton engine without a card: its kernels interpreted, and compiled for cards that are not here.
+
+Triton reads how it is to run when it is imported, so both run in processes of their own.
+"""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiled import TiledAttention
+from attnscope.attention.triton_kernel import operator
+from attnscope.attention.triton_kernel.operator import TritonAttention, _device_can, usable
+from attnscope.attention.visibility import Visibility
+from helpers.pretend import pretend
+
+TESTS = Path(__file__).parent
+with_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: pip install triton")
+SHARED = {80: 163 * 2**10, 90: 227 * 2**10}  # bytes that a program may have
+WIDTHS = (64, 128)
+
+
+def call(dtype: torch.dtype = torch.float32, dim: int = 16) -> AttentionSpec:
+    q, k = (torch.randn(1, heads, 20, dim).to(dtype) for heads in (2, 1))
+    return AttentionSpec(q, k, k, 0.25, Visibility(20, 20))
+
+
+def run(*arguments: str, **environment: str) -> str:
+    """What `python -m ARGUMENTS` prints; fails with all of it."""
+    places = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    given = {**os.environ, "PYTHONPATH": places, **environment}
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, env=given, cwd=TESTS.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@with_triton
+def test_interpreted_kernels_answer_as_the_tiles_do() -> None:
+    run("pytest", "-q", "-n", "0", "tests/triton_kernels.py", TRITON_INTERPRET="1")
+
+
+@with_triton
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_interpreted_kernels_answer_as_the_tiles_do_under_every_option() -> None:
+    run("pytest", "-q", "-n", "0", "-m", "slow", "tests/triton_kernels.py", TRITON_INTERPRET="1")
+
+
+def compiled(asked: list[dict]) -> list[dict]:
+    return [json.loads(line) for line in run("helpers.triton_compiled", json.dumps(asked)).splitlines()]
+
+
+@with_triton
+def test_statistics_compile_for_cards_that_are_not_here() -> None:
+    """64 queries a program, nothing spilled, within the chip's shared memory."""
+    found = compiled([{"arch": arch, "width": width, "kernels": ["statistics"]} for arch in SHARED for width in WIDTHS])
+    assert {(row["arch"], row["width"]) for row in found} == {(arch, width) for arch in SHARED for width in WIDTHS}
+    for row in found:
+        assert row["M"] == 64
+        assert row["stack"] == 0
+        assert row["shared"] <= SHARED[row["arch"]]
+
+
+@with_triton
+@pytest.mark.slow
+def test_no_kernel_that_is_chosen_spills() -> None:
+    forms = [{"width": width} for width in (64, 96, 128, 256)]
+    forms += [{"width": 128, "window": True, "softcap": True}]
+    for row in compiled([{"arch": arch, **form} for arch in SHARED for form in forms]):
+        assert row["stack"] == 0, row
+        assert row["shared"] <= SHARED[row["arch"]], row
+
+
+@with_triton
+@pytest.mark.slow
+def test_a_kernel_that_spills_is_seen() -> None:
+    blocks = {"M": 128, "N": 128, "C": 0, "warps": 4, "stages": 2}
+    [row] = compiled([{"arch": 90, "width": 128, "kernels": ["statistics"], "given": blocks}])
+    assert row["stack"] > 0
+
+
+def test_without_a_card_the_tiles_answer() -> None:
+    spec = call()
+    P = TritonAttention(spec, with_output=True)
+    assert not usable(spec)
+    assert torch.equal(P.entropy(), TiledAttention(spec).entropy())
+    assert_close(P.output(), TiledAttention(spec).output())
+    assert P.answered_by == {"Entropy": "tiles"}
+
+
+def test_a_device_that_is_pretended_is_none_for_triton() -> None:
+    with pretend():
+        assert not _device_can.__wrapped__(torch.device("cuda:0"))
+
+
+def test_what_the_kernels_cannot_take_is_left_to_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.attention.triton_kernel.operator._device_can", lambda device: True)
+    assert usable(call(torch.bfloat16, 256))
+    assert not usable(call(torch.bfloat16, 257))
+    assert not usable(call(torch.float32))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert usable(call(torch.float32))
+    assert not usable(call(torch.float64))
+
+
+def test_a_machine_without_triton_is_asked_for_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    _device_can.cache_clear()
+    monkeypatch.setattr("attnscope.attention.triton_kernel.operator.find_spec", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked"))
+    assert not usable(call())
+    _device_can.cache_clear()
+
+
+def test_the_room_is_imported_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert "usable" in runpy.run_path(operator.__file__)

@@ -1,0 +1,329 @@
+"""The Triton kernels beside the tiles and the dense rows: on a card where there is one, else in Triton's interpreter.
+
+Triton reads TRITON_INTERPRET when it is imported, so these run in a process of their own, in which it is set or not;
+test_triton.py runs them interpreted, benchmarks/gpu.sh on a card:
+
+    TRITON_INTERPRET=1 pytest -n 0 tests/triton_kernels.py            # a few cases; -m slow for the others
+
+The interpreter multiplies bfloat16 as integers: bfloat16 is for a card, on which nothing is answered in float32.
+Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width of v.
+"""
+
+import logging
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from attnscope.attention.operator import AttentionOperator, DenseAttention
+from attnscope.attention.questions import (
+    At,
+    Back,
+    Distance,
+    Entropy,
+    EqualLabels,
+    Features,
+    GroupMass,
+    Holding,
+    Key,
+    MaxWeight,
+    Question,
+    Received,
+    RowSum,
+    SumOfSquares,
+    TopK,
+    Window,
+)
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiled import TiledAttention
+from attnscope.attention.triton_kernel import TritonAttention, kernels, proof
+from attnscope.attention.visibility import Visibility
+
+LEAST = torch.finfo(torch.float32).min
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("there is no CUDA device, and TRITON_INTERPRET is not set", allow_module_level=True)
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda:0")
+DTYPES = (torch.float32 if INTERPRETED else torch.bfloat16, torch.float16)
+CLOSE = 1e-5 if INTERPRETED else 2e-3  # as `proof.ALLOWED`: a tensor core adds up in its own way
+
+
+def made(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
+
+
+def holes(queries: int, keys: int) -> Tensor:
+    """Causal with holes; one row sees nothing, one column is never seen."""
+    mask = (made(1, 1, queries, keys) > -0.3).tril(keys - queries)
+    mask[..., min(5, keys - 1)] = False
+    mask[:, :, queries // 2] = False
+    return mask
+
+
+def spec_of(
+    queries: int = 130,
+    keys: int = 0,
+    texts: int = 1,
+    heads: int = 2,
+    groups: int = 1,
+    dim: int = 40,
+    value_dim: int = 24,
+    size: float = 2.0,
+    dtype: torch.dtype = DTYPES[0],
+    **more: Any,
+) -> AttentionSpec:
+    """A call of the shape. more: mask ("boolean", "additive", "bias"), window, causal, bias, sinks, softcap."""
+    keys = keys or queries
+    q, k = ((size * made(texts, n, h, dim)).to(dtype).transpose(1, 2) for n, h in ((queries, heads), (keys, groups)))
+    v = made(texts, groups, keys, value_dim).to(dtype)
+    masks = {"boolean": holes, "additive": _additive, "bias": _sloped, None: _none}
+    mask = masks[more.pop("mask", None)](queries, keys)
+    visible = Visibility(queries, keys, mask, more.pop("causal", True), more.pop("window", None), DEVICE)
+    if more.pop("bias", False):
+        more["bias"] = made(1, heads, queries, keys)
+    if sinks := more.pop("sinks", None):
+        rows = queries if sinks == "rows" else 1
+        more["sinks"] = torch.linspace(-2, 3, heads * rows, device=DEVICE).view(1, heads, rows)
+    return AttentionSpec(q, k, v, dim**-0.5, visible, **more)
+
+
+def _additive(queries: int, keys: int) -> Tensor:
+    return torch.zeros(1, 1, queries, keys, device=DEVICE).masked_fill(~holes(queries, keys), LEAST)
+
+
+def _sloped(queries: int, keys: int) -> Tensor:
+    return (
+        (torch.arange(float(keys), device=DEVICE) * -0.1)
+        .expand(1, 1, queries, keys)
+        .masked_fill(~holes(queries, keys), LEAST)
+    )
+
+
+def _none(queries: int, keys: int) -> None:
+    return None
+
+
+def statistics() -> list[Question]:
+    return [RowSum(), Entropy(), Entropy(True), SumOfSquares(), MaxWeight(), Distance()]
+
+
+def closed_set(spec: AttentionSpec) -> list[Question]:
+    """One question of every kind that the kernels answer."""
+    (B, _, Q, _), K, numbers = spec.q_BHQD.shape, spec.visible.keys, torch.Generator().manual_seed(1)
+
+    def labels(least: int, most: int, count: int) -> Tensor:
+        return torch.randint(least, most, (B, count), generator=numbers).to(DEVICE)
+
+    ids, before = labels(0, 9, K), labels(0, 9, K)
+    return [
+        *(*statistics(), Back(0), Back(1), Key(0), Key(3), At(labels(-1, K, Q)), Window(7), Window(90)),
+        *(EqualLabels(ids[:, K - Q :], ids, 1), EqualLabels(ids[:, K - Q :], before, 2)),
+        *(Received(made(B, Q).sigmoid()), Received(torch.full((1, Q), 1 / Q, device=DEVICE))),
+        *(TopK(min(5, K)), TopK(min(3, K), (spec.heads - 1,), True)),
+        *(Features(made(B, K, 1)), Features(made(K, 20)), GroupMass(labels(-1, 3, Q), labels(-1, 5, K))),
+    ]
+
+
+def assert_same(spec: AttentionSpec, asked: list[Question], expected: AttentionOperator | None = None) -> None:
+    """Every answer is the kernels', and the tiles' to 1e-5; the output to what its dtype allows."""
+    P, tiles = TritonAttention(spec, with_output=True), TiledAttention(spec)
+    answers, known = P.together(asked), (expected or tiles).together(asked)
+    assert set(P.answered_by.values()) == {"triton"}
+    assert P._output is not None
+    for question in asked:
+        found, right = answers[question], known[question]
+        if isinstance(question, TopK):
+            found, right = as_weights(found, question, tiles), as_weights(right, question, tiles)
+        ahead = isinstance(question, Distance) and not spec.visible.causal  # what is ahead and what is behind cancel
+        allowed = CLOSE * spec.visible.keys if ahead else CLOSE
+        assert_close(found, right, atol=allowed, rtol=CLOSE, equal_nan=True, msg=lambda m, q=question: f"{q}: {m}")
+    allowed = proof.ALLOWED[spec.q_BHQD.dtype][1]
+    assert_close(P.output(), tiles.output(), atol=allowed, rtol=allowed)
+
+
+def as_weights(top: tuple[Tensor, Tensor], question: TopK, tiles: TiledAttention) -> Tensor:
+    """The weights, and those of their keys: equal ones may stand in any order, but none twice."""
+    weights, keys = top
+    rows = tiles.dense() if question.heads is None else tiles.dense()[:, list(question.heads)]
+    there = ~weights.isnan()
+    apart = (
+        torch.where(there, keys.long(), -1 - torch.arange(keys.shape[-1], device=DEVICE)).sort(-1).values.diff(dim=-1)
+    )
+    assert bool((apart != 0).all())
+    return torch.stack([weights, rows.gather(-1, keys.long()).masked_fill(~there, torch.nan)])
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 20},
+    "wide window": {"window": 50},
+    "looks ahead": {"causal": False},
+    "looks ahead in a window": {"causal": False, "window": 9},
+    "soft-cap": {"softcap": 3.0},
+    "sinks": {"sinks": "heads"},
+    "a sink a query": {"sinks": "rows"},
+    "sinks of the output": {"sinks": "heads", "sinks_scale_output": True},
+    "boolean mask": {"mask": "boolean"},
+    "additive mask": {"mask": "additive"},
+    "mask with bias": {"mask": "bias"},
+    "position bias": {"bias": True},
+    "all": {"window": 30, "softcap": 5.0, "sinks": "heads", "bias": True},
+    "sharp": {"size": 6.0},
+    "a kv head a head": {"heads": 3, "groups": 3},
+    "wide values": {"value_dim": 130},
+}
+SHAPES = {"1 row": (1, 1), "2 rows": (2, 2), "1 of 70": (1, 70), "40 of 130": (40, 130), "64": (64, 64), "65": (65, 65)}
+
+
+@pytest.mark.usefixtures("trusted")
+def test_the_closed_set_is_that_of_the_tiles_and_of_dense_rows() -> None:
+    spec = spec_of(70)
+    dense = DenseAttention(spec.weights(0, 70), spec.visible, spec)
+    assert_same(spec, closed_set(spec), dense)
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("name", ["all", "additive mask"])
+def test_statistics_under_options(name: str) -> None:
+    spec = spec_of(66, 70, **OPTIONS[name])
+    assert_same(spec, [*statistics(), Back(1), Received(made(1, 66).sigmoid())])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_closed_set_under_every_option(name: str, dtype: torch.dtype) -> None:
+    spec = spec_of(70, texts=2, dtype=dtype, **OPTIONS[name])
+    assert_same(spec, closed_set(spec))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("dim", [40, 64, 80, 96, 128, 192, 256])
+def test_the_closed_set_at_every_width(dim: int) -> None:
+    spec = spec_of(66, dim=dim, value_dim=dim)
+    assert_same(spec, closed_set(spec))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("options", ["plain", "all", "boolean mask"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_closed_set_of_few_rows(shape: str, options: str) -> None:
+    spec = spec_of(*SHAPES[shape], **OPTIONS[options])
+    assert_same(spec, closed_set(spec))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("options", ["plain", "wide window", "all"])
+def test_the_closed_set_of_300_rows(options: str) -> None:
+    """Only here are there keys that are neither hidden nor in the first block."""
+    spec = spec_of(300, **OPTIONS[options])
+    assert_same(spec, closed_set(spec))
+
+
+@pytest.fixture
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the proof, which asks the same again of calls as small as these."""
+    monkeypatch.setattr(proof, "refused", lambda spec, asked: {})
+
+
+class Wrong:
+    """A kernel that adds to what it is to find."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(call: Any, known: Any, keys: Any, found: Tensor, *rest: Any, **options: Any) -> None:
+            self.kernel[grid](call, known, keys, found, *rest, **options)
+            found += 0.25
+
+        return launch
+
+
+class Raising:
+    """A kernel that does not compile."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        raise RuntimeError("ptxas fatal: no card\nand more")
+
+
+@pytest.fixture
+def verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "_verdicts", {})
+
+
+@pytest.mark.usefixtures("verdicts")
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        (Wrong(kernels.one_key), "differs from the tiles by 0.2"),
+        (Raising(), "raised RuntimeError: ptxas fatal: no card"),
+    ],
+    ids=["wrong", "raises"],
+)
+def test_a_planted_kernel_leaves_its_questions_to_the_tiles(
+    kernel: Any, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tiles answer, one line says why once, and the reason stays with the answers."""
+    spec = spec_of(20)
+    expected = TiledAttention(spec).together([Back(1), Entropy()])
+    monkeypatch.setattr(kernels, "one_key", kernel)
+    with caplog.at_level(logging.WARNING, "attnscope"):
+        for _ in range(2):
+            P = TritonAttention(spec)
+            answers = P.together([Back(1), Entropy(), Holding(95)])
+            assert torch.equal(answers[Back(1)], expected[Back(1)])
+            assert_close(answers[Entropy()], expected[Entropy()], atol=CLOSE, rtol=CLOSE)
+            assert P.answered_by["Entropy"] == "triton"
+            assert P.answered_by["Holding"] == "tiles"
+            assert P.answered_by["Back"].startswith(f"tiles: {why}")
+    [record] = caplog.records
+    assert why in record.message
+    assert "\n" not in record.message
+
+
+@pytest.mark.usefixtures("verdicts")
+def test_statistics_that_raise_leave_everything_to_the_tiles(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = spec_of(20)
+    monkeypatch.setattr(kernels, "statistics", Raising())
+    P, tiles = TritonAttention(spec, with_output=True), TiledAttention(spec)
+    assert torch.equal(P.together([Entropy()])[Entropy()], tiles.entropy())
+    assert torch.equal(P.output(), tiles.output())
+    assert P.answered_by["Entropy"].startswith("tiles: raised")
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("verdicts")
+def test_a_kernel_that_fails_after_its_proof_leaves_the_call_to_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(20)
+    TritonAttention(spec).ask(Back(1))
+    monkeypatch.setattr(kernels, "one_key", Raising())
+    P = TritonAttention(spec)
+    assert torch.equal(P.ask(Back(1)), TiledAttention(spec).ask(Back(1)))
+    assert P.answered_by["Back"].startswith("tiles: raised")
+
+
+@pytest.mark.usefixtures("verdicts")
+def test_memory_that_runs_out_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(20)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TritonAttention, "_of_output", full)
+        P = TritonAttention(spec)
+        assert torch.equal(P.entropy(), TiledAttention(spec).entropy())
+    assert P.answered_by["Entropy"] == "tiles"
+    P = TritonAttention(spec)
+    P.entropy()
+    assert P.answered_by["Entropy"] == "triton"
