@@ -6,7 +6,9 @@ each string once. Cells are whole pixels, so that a string lies the same way in 
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, starmap
+from typing import cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -65,22 +67,61 @@ class Stamps:
         return int(rows[0] - top), int(columns[0] - left), tight
 
 
-def press_image(pixels: np.ndarray, image: AxesImage) -> bool:
-    """Paint an image that fills its axes into the picture (height x width x 3), transparent cells left as they are.
+def press_images(pixels: np.ndarray, images: Sequence[AxesImage]) -> bool:
+    """Paint images that fill their axes, each over those before it, into the picture (height x width x 3).
 
-    False, and nothing painted, where its cells are not whole pixels.
+    Transparent cells are left as they are. False, and nothing painted, where cells are not whole pixels, or half
+    transparent.
     """
-    cells = image.get_array()
-    assert cells is not None
-    box = image.axes.get_window_extent()
-    left, top, side = box.x0, pixels.shape[0] - box.y1, np.array([box.height, box.width]) / cells.shape[:2]
-    if not np.allclose([left, top, *side], np.rint([left, top, *side]), atol=1e-6):
+    by_panel: dict[tuple[Axes, tuple[int, ...]], list[np.ndarray]] = {}
+    for image in images:
+        cells = image.get_array()
+        assert cells is not None
+        by_panel.setdefault((image.axes, cells.shape[:2]), []).append(image.to_rgba(cells, bytes=True))
+    places = [_place(axes, shape, len(pixels)) for axes, shape in by_panel]
+    if None in places or not all(np.isin(one[..., 3], (0, 255)).all() for over in by_panel.values() for one in over):
         return False
-    high, wide = np.rint(side).astype(int)
-    colours = image.to_rgba(cells, bytes=True).repeat(high, 0).repeat(wide, 1)
-    spot = pixels[round(top) : round(top) + len(colours), round(left) : round(left) + colours.shape[1]]
-    np.copyto(spot, colours[..., :3], where=colours[..., 3:] > 0)
+    for place, layers in zip(places, by_panel.values(), strict=True):
+        _press_cells(pixels, layers, cast(tuple[int, int, int, int], place))
     return True
+
+
+def _place(ax: Axes, cells: tuple[int, ...], height: int) -> tuple[int, int, int, int] | None:
+    """Top and left of axes, height and width of one of so many cells; None where these are not whole pixels."""
+    box = ax.get_window_extent()
+    place = np.array([height - box.y1, box.x0, box.height / cells[0], box.width / cells[1]])
+    whole = np.rint(place)
+    return tuple(whole.astype(int).tolist()) if np.allclose(place, whole, atol=1e-6) else None
+
+
+def _press_cells(pixels: np.ndarray, layers: Sequence[np.ndarray], place: tuple[int, int, int, int]) -> None:
+    """Colours of cells (each rows x columns x 4), one over the other, block by block of cells that have a colour."""
+    top, left, high, wide = place
+    colours, there = layers[0][..., :3].copy(), layers[0][..., 3] > 0
+    for layer in layers[1:]:
+        np.copyto(colours, layer[..., :3], where=layer[..., 3:] > 0)
+        there = there | (layer[..., 3] > 0)
+    for rows, columns in _blocks(there):
+        block = colours[rows, columns].repeat(wide, 1)
+        spot = pixels[top + rows.start * high : top + rows.stop * high, left + columns.start * wide :]
+        spot[:, : block.shape[1]].reshape(-1, high, *block.shape[1:])[:] = block[:, None]
+
+
+def _blocks(there: np.ndarray) -> Iterator[tuple[slice, slice]]:
+    """Rectangles (rows, columns) of what is there; rows that are alike are taken together."""
+    starts = [0, *(np.flatnonzero((there[1:] != there[:-1]).any(1)) + 1).tolist(), len(there)]
+    for rows in starmap(slice, pairwise(starts)):
+        yield from ((rows, columns) for columns in runs(there[rows.start]))
+
+
+def runs(there: Sequence[bool] | np.ndarray) -> Iterator[slice]:
+    """The stretches of what is there.
+
+    >>> list(runs([True, True, False, True]))
+    [slice(0, 2, None), slice(3, 4, None)]
+    """
+    ends = np.flatnonzero(np.diff(np.concatenate([[False], there, [False]]).astype(bool)))
+    return starmap(slice, ends.reshape(-1, 2).tolist())
 
 
 class Boxes(PolyCollection):
