@@ -33,7 +33,7 @@ from attnscope.figures.mosaic import (
 )
 from attnscope.figures.raster import press_images
 from attnscope.figures.style import OPEN, Maps, Style, alone, bin_note, split_sink
-from attnscope.figures.writer import Changed, Reused, drawing, px, save_figure, save_pixels
+from attnscope.figures.writer import Changed, Reused, drawing, px, save_behind, save_figure
 
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
 TITLE_GAP, HEAD_GAP = 6, 30  # pixels between two titles, and above a map
@@ -57,20 +57,30 @@ def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Pat
     for path in save_layers([(Path("layers/L27.png"), maps)], Style()): ...
     """
     labels = {label for axes in {(maps.labels_Q, maps.labels_K) for _, maps in jobs} for one in axes for label in one}
-    built: dict[tuple, LayerFigure] = {}
     with drawing(fonts_for({style.title, style.about.line, *map(shown_label, labels)})):
-        for path, maps in jobs:
-            kind = _kind(maps, style)
-            if kind not in built:
-                built[kind] = LayerFigure.of(maps, style)
-            built[kind].show(maps)
-            yield built[kind].save(path)
+        shown = _shown(jobs, style)
+        if style.image == "png":
+            yield from save_behind(((path, layer.pixels()) for path, layer in shown), style)
+        else:
+            yield from (save_figure(layer.figure, path, style) for path, layer in shown)
 
 
-def _kind(maps: Maps, style: Style) -> tuple:
-    """What a figure is built for. Titles of heads that carry numbers are part of it."""
+def _shown(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tuple[Path, LayerFigure]]:
+    """Each path with the figure that shows what belongs there, until the next is asked for."""
+    built: dict[tuple | None, LayerFigure] = {}
+    for path, maps in jobs:
+        kind = _kind(maps, style)
+        layer = built[kind] if kind in built else LayerFigure.of(maps, style)
+        if kind is not None:
+            built[kind] = layer
+        layer.show(maps)
+        yield path, layer
+
+
+def _kind(maps: Maps, style: Style) -> tuple | None:
+    """What a figure is built for; None where it is for these maps alone, for titles of heads that carry numbers."""
     if style.sink == "mask" or style.per_head_scale:
-        return (id(maps),)
+        return None
     limits = find_limits([maps.values_HQK], style, maps.quantity)
     seen, digits = np.isfinite(maps.values_HQK).tobytes(), len(f"{limits.high:.0f}")
     return maps.heads, maps.kv_heads, maps.axis_Q, maps.axis_K, seen, limits.above, digits
@@ -80,7 +90,7 @@ class LayerFigure:
     """The figure of one kind of layer, its words drawn once; to be used within `writer.drawing`.
 
     figure = LayerFigure.of(maps, Style())
-    figure.show(other_maps); figure.save(path)
+    figure.show(other_maps); figure.pixels()
     """
 
     def __init__(self, maps: Maps, style: Style, room: float = LAYER_PX) -> None:
@@ -144,12 +154,6 @@ class LayerFigure:
         if self.limits != before:
             self.image.set_norm(make_norm(self.limits, self.style))
             label_colourbar(self.bar, self.limits, self.style, quantity_name(maps.quantity, self.style))
-
-    def save(self, path: Path) -> Path:
-        """Write what is shown now."""
-        if self.style.image != "png":
-            return save_figure(self.figure, path, self.style)
-        return save_pixels(self.pixels(), path, self.style)
 
     def pixels(self) -> np.ndarray:
         """The picture, height x width x 3: words once, a colour bar per scale, then the colours of every cell."""

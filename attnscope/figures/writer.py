@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +89,18 @@ def save_pixels(pixels: np.ndarray, path: Path, style: Style) -> Path:
     """A picture (height x width x 3, uint8) as png."""
     data = encode_png(pixels, style.dpi, {"Software": "attnscope", **facts_of(style.about, "png")})
     return write_whole(path, lambda temp: temp.write_bytes(data))
+
+
+def save_behind(pictures: Iterable[tuple[Path, np.ndarray]], style: Style) -> Iterator[Path]:
+    """`save_pixels` for many, one path at a time; each is compressed, which holds no lock, while the next is drawn."""
+    with ThreadPoolExecutor(1) as thread:
+        last: Future[Path] | None = None
+        for path, pixels in pictures:
+            if last is not None:
+                yield last.result()
+            last = thread.submit(save_pixels, pixels, path, style)
+        if last is not None:
+            yield last.result()
 
 
 def facts_of(about: About, image: str) -> dict[str, str]:
