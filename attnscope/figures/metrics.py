@@ -215,13 +215,14 @@ def _draw(ax: Axes, panel: Panel, style: Style) -> AxesImage:
 
 
 def _draw_bar(bar_ax: Axes, image: AxesImage, panel: Panel, bar: Colorbar | None) -> Colorbar:
-    """A colour bar, or another image's on the one that there is."""
+    """A colour bar, or on the one that there is what another image changes."""
     if bar is None:
         bar = cast(Figure, bar_ax.get_figure()).colorbar(image, cax=bar_ax)
-    else:
+        bar_ax.tick_params(labelsize=MARK_SIZE)
+        label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
+    elif ((bar.vmin, bar.vmax), bar.cmap) != (image.get_clim(), image.get_cmap()):
         bar.update_normal(image)
-    label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
-    bar_ax.tick_params(labelsize=MARK_SIZE)
+        label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
     for value in panel.uniform:
         pointer = bar_ax.text(-0.05, value, "▸", fontsize=TITLE_SIZE, ha="right", va="center_baseline")
         pointer.set_transform(bar_ax.get_yaxis_transform())
