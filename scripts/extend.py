@@ -86,7 +86,7 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "an engine": {
         "seam/engines.py": (
             ("\n@dataclass(frozen=True)\nclass Altered", ENGINE.rstrip("\n") + "\n\n"),
-            ('"fused": Tiled()}\nBESIDE', '"recomputed": Recomputed(), '),
+            ("Fused(), Tiled())}", "Recomputed(), "),
         ),
         "cli/options.py": (('"fused"],\n        Option(help="eager:', '"recomputed", '),),
     },

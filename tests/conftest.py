@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -10,6 +11,14 @@ from helpers.pretrained import ELSEWHERE, SHARED, pretrained
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # xdist sets it, and tables in a pipe are as wide as it says
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more, and other tests may be running
+
+
+@pytest.fixture(autouse=True)
+def plain_logger() -> None:
+    """A library's logger in every test: a command that ran in this process before may have made it quiet."""
+    logger = logging.getLogger("attnscope")
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from torch import nn
 
 import attnscope
 from attnscope import Request
+from attnscope.attention.tiled import tiles
 from attnscope.attention.visibility import Visibility
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
@@ -32,13 +33,13 @@ from attnscope.study.ablation.effects import Asked, ablate
 from attnscope.study.ablation.passes import prepared
 from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.atlas.scan import plan, scan
-from attnscope.text.prompt import from_text
+from attnscope.text.prompt import from_ids, from_text
 from helpers.parity_models import in_half, roused_model
 from helpers.pretend import MixedDevicesError, place, pretend
 
 TEXT = "the financial bank is located on river bank"
 TEXTS = ("the mill", "the financial bank is located on river bank", "the river bank")
-FAMILIES = ("llama", "gpt2", "gemma3_text", "gpt_oss")
+FAMILIES = ("llama", "gpt2", "gemma3_text", "gpt_oss", "jamba", "deepseek_v3")  # a hybrid and latent attention last
 DTYPES = (torch.float32, torch.bfloat16)
 Command = Callable[[LoadedModel], object]
 
@@ -192,6 +193,41 @@ def waits(tokenizer: Any, engine: str) -> float:
 @pytest.mark.parametrize("engine", WAITS_PER_LAYER)
 def test_the_host_waits_a_few_times_per_layer(demo: LoadedModel, engine: str) -> None:
     assert 0 < waits(demo.tokenizer, engine) <= WAITS_PER_LAYER[engine]
+
+
+LONG = 300  # tokens; a block of memory is large from one head's N x N numbers on
+LARGE_AT_ONCE = {"eager": 3, "fused": 0}  # that live at once, however many layers there are
+
+
+def large_blocks(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch, engine: str) -> int:
+    """How many blocks as large as N x N live at once, where tiles and blocks of rows are smaller than that."""
+    monkeypatch.setitem(tiles.TILE_BYTES, "cuda", LONG**2)
+    monkeypatch.setattr("attnscope.attention.visibility.BLOCK_BYTES", LONG**2)
+    prompt = from_ids(demo.tokenizer, [5 + place % 90 for place in range(LONG)])
+    with pretend() as seen:
+        loaded = placed(demo.tokenizer, "llama", 1, torch.float32)
+        seen.large = 4 * LONG**2
+        observe(loaded, [prompt], Request(relations=True), engine=ENGINES[engine])
+    return seen.most
+
+
+@pytest.mark.parametrize("engine", LARGE_AT_ONCE)
+def test_no_more_of_n_by_n_lives_than_one_layers_own(
+    demo: LoadedModel, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    most = large_blocks(demo, monkeypatch, engine)
+    assert most <= LARGE_AT_ONCE[engine]
+    assert (most > 0) == (engine == "eager")
+
+
+def test_matrices_that_are_kept_from_layer_to_layer_are_found(
+    demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, keep = [], probes.HeadScores.keep
+    monkeypatch.setattr(
+        probes.HeadScores, "keep", lambda self, layer, answers: kept.append(layer.P) or keep(self, layer, answers)
+    )
+    assert large_blocks(demo, monkeypatch, "eager") > LARGE_AT_ONCE["eager"]
 
 
 def test_an_item_per_head_is_found(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,8 +122,9 @@ def test_a_run_that_does_nothing_says_what_it_waits_for(
     def said() -> int:
         return len(caplog.records)
 
+    deadline = time.monotonic() + 30
     with waiting_said(lambda: len(done), lambda: "2 actors wait for room"):
-        while said() < 2:
+        while said() < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert "no shard was finished for 0 s: 2 actors wait for room" in caplog.text
     caplog.clear()

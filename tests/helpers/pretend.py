@@ -11,6 +11,7 @@ in pointwise operators and for indices from the CPU. What it is not: CUDA's numb
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +51,29 @@ class MixedDevicesError(RuntimeError):
 
 @dataclass
 class Seen:
-    """waits: {(what, function of the package): times}."""
+    """waits: {(what, function of the package): times}. most: how many memory blocks of `large` bytes lived at once."""
 
     waits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    large: float = math.inf
+    most: int = 0
+    _alive: Counter[int] = field(default_factory=Counter)
 
     def wait(self, what: str) -> None:
         if where := _function():
             self.waits[what, where] += 1
+
+    def born(self, made: Pretended) -> None:
+        """Count the memory that a tensor lies in, as long as any tensor does."""
+        memory = made.held.untyped_storage()
+        if memory.nbytes() >= self.large:
+            self._alive[memory.data_ptr()] += 1
+            self.most = max(self.most, len(self._alive))
+            finalize(made, self._died, memory.data_ptr())
+
+    def _died(self, memory: int) -> None:
+        self._alive[memory] -= 1
+        if not self._alive[memory]:
+            del self._alive[memory]
 
 
 _seen = Seen()
@@ -86,6 +104,7 @@ class Pretended(Tensor):
         where = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
         made = Tensor._make_wrapper_subclass(cls, held.size(), **where, device=_device(device))  # type: ignore[attr-defined]
         made.held = held.detach()
+        _seen.born(made)
         return made
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]

@@ -155,7 +155,11 @@ class Tiling:
         while start < queries:
             low, high = self._reach(start, min(queries, start + FEWEST_ROWS))
             most = min(TILE_ROWS.get(device, TILE_ROWS["cpu"]), numbers // max(1, high - low))
-            stop = min(queries, start + max(FEWEST_ROWS, most // FEWEST_ROWS * FEWEST_ROWS))
+            rows = max(FEWEST_ROWS, most // FEWEST_ROWS * FEWEST_ROWS)
+            # the first rows of a causal text see few keys, those that would follow them in their tile many
+            while rows > FEWEST_ROWS and rows * (self._reach(start, min(queries, start + rows))[1] - low) > 2 * numbers:
+                rows = max(FEWEST_ROWS, rows // 2 // FEWEST_ROWS * FEWEST_ROWS)
+            stop = min(queries, start + rows)
             yield slice(start, stop), slice(*self._reach(start, stop))
             start = stop
 
