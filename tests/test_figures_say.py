@@ -19,6 +19,7 @@ from attnscope.figures import (
     Panel,
     Style,
     fonts,
+    layout,
     save_head_maps,
     save_layer,
     save_layers,
@@ -33,6 +34,7 @@ from attnscope.figures.jobs import prepare_heads
 from attnscope.figures.layers import grid_columns, layer_figure
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure
+from attnscope.figures.raster import press_images
 from attnscope.figures.style import TAKEN, split_sink
 from attnscope.figures.writer import drawing, save_figure
 from helpers.command_line import call
@@ -372,6 +374,41 @@ def test_a_picture_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: 
             painted = np.asarray(Image.open(path).convert("RGB"), int)
             assert np.abs(painted - whole).max() <= 2, name
             assert painted.std() > 10
+
+
+@pytest.mark.parametrize("dpi", [120, 240])
+def test_panels_drawn_in_turn_are_the_plain_drawing(tmp_path: Path, dpi: int) -> None:
+    values, grey = np.random.default_rng(0).random((6, 5)), np.zeros((6, 5))
+    grey[1:3] = 1
+    panels = [
+        Panel("sink", values, 0, 1, "share of a row", (0.04, 0.3), (True, True, False, True, False, False), "1 row"),
+        Panel("self", values[::-1], 0, 1, first=((0, 1), (3, 4))),
+        Panel("effect", values - 0.5, -0.5, 0.5, "nats", quantity="difference", behind_LH=grey, values_printed=True),
+        Panel("entropy", np.where(values[:, ::-1] > 0.8, np.nan, values), 0, math.log(9), "nats", (1.6,)),
+    ]
+    panels[3].values_LH[:, 0] = panels[3].values_LH[5] = 1  # a tick mark ends beneath the outermost cells
+    style = Style(dpi=dpi)
+    path = save_metrics(tmp_path / "metrics.png", panels, style, layer_labels=range(6))
+    with drawing(Fonts()):
+        figure = metrics_figure(panels, style, [str(layer) for layer in range(6)])
+        figure.set_dpi(dpi)
+        figure.canvas.draw()
+        whole = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
+    assert np.abs(np.asarray(Image.open(path).convert("RGB"), int) - whole).max() <= 2
+
+
+def test_cells_that_are_half_seen_through_are_left_to_the_plain_drawing() -> None:
+    with drawing(Fonts()):
+        figure = layout.new_figure()
+        ax = figure.add_axes((0, 0, 1, 1))
+        image = ax.imshow(np.full((2, 2, 4), 0.5), aspect="auto")
+        pixels = np.zeros((int(figure.bbox.height), int(figure.bbox.width), 3), np.uint8)
+        assert not press_images(pixels, [image])
+        assert not pixels.any()
+        image.set_data(np.array([[[1, 0, 0, 1], [0, 1, 0, 0]], [[0, 0, 1, 1], [0, 0, 0, 0]]], float))
+        assert press_images(pixels, [image])
+    corners = pixels[0, 0], pixels[-1, 0], pixels[0, -1], pixels[-1, -1]
+    assert np.array(corners).tolist() == [[255, 0, 0], [0, 0, 255], [0, 0, 0], [0, 0, 0]]
 
 
 def test_layers_that_share_a_figure_are_drawn_as_if_alone(tmp_path: Path) -> None:

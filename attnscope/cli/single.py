@@ -55,6 +55,10 @@ def observe_text(
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
+    if writing.out is not None:
+        from attnscope.figures import load_beside
+
+        load_beside()
     with output.progress("forward pass", len(loaded.geometry.attention_layers), writing.quiet) as advance:
         return run.observe(advance)
 

@@ -4,7 +4,9 @@
 asked for.
 """
 
+from contextlib import suppress
 from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from attnscope.figures.style import About, Maps, Panel, Part, Style
@@ -45,6 +47,17 @@ _HOME = {
     "save_overview": "overview",
     "save_pairs": "pairs",
 }
+
+
+def load_beside() -> None:
+    """Load in another thread what draws: it takes as long as twenty pictures, and a forward pass leaves time for it."""
+    Thread(target=_load, name="loading what draws").start()
+
+
+def _load() -> None:
+    for module in sorted({_HOME[name] for name in ("save_head_maps", "save_layers", "save_metrics", "save_overview")}):
+        with suppress(ImportError):  # told where it is needed
+            import_module(f"{__name__}.{module}")
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,6 @@ from typing import cast
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -184,11 +183,12 @@ def _notes(effect: ScalingEffect, step: int, note: str) -> list[str]:
 
 def _draw(panel: _Panel, ax: Axes, bar_ax: Axes, cell: int) -> None:
     """One map and its colour bar, with numbers in its cells where there are few."""
-    cells = Cells(ax, panel.values_QK, panel.limits, STYLE, cmap_of(STYLE, panel.quantity), cbar_ax=bar_ax)
+    cells = Cells(ax, panel.values_QK, panel.limits, STYLE, cmap_of(STYLE, panel.quantity))
+    bar = bar_ax.figure.colorbar(cells.mesh, bar_ax)
     cells.show(panel.values_QK, panel.limits, decimals=1 if np.nanmax(np.abs(panel.values_QK)) >= 10 else 2)
     for text in cells.numbers:
         text.set_fontsize(layout.number_size(cell) * min(1.0, 4.5 / max(1, len(text.get_text()))))
-    label_colourbar(cast(Colorbar, cells.mesh.colorbar), panel.limits, STYLE, SCALES[panel.quantity])
+    label_colourbar(bar, panel.limits, STYLE, SCALES[panel.quantity])
     bar_ax.tick_params(labelsize=layout.NOTE_SIZE)
     bar_ax.yaxis.label.set_fontsize(layout.NOTE_SIZE)
 

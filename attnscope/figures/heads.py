@@ -11,7 +11,7 @@ from attnscope.figures.heatmap import HeadFigure
 from attnscope.figures.jobs import Head, prepare_heads
 from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.style import Maps, Style, head_title
-from attnscope.figures.writer import configure, drawing
+from attnscope.figures.writer import configure, drawing, save_behind
 
 
 def save_head_maps(
@@ -64,20 +64,22 @@ def draw_heads(heads: Iterable[Head], style: Style, fonts: Fonts) -> Generator[P
     """Write the heads in this process, one path at a time."""
     built: dict[tuple, HeadFigure] = {}
     with drawing(fonts):
-        for head in heads:
-            yield _draw(head, style, built)
+        if style.image == "png":
+            yield from save_behind(((head.path, _shown(head, style, built).pixels()) for head in heads), style)
+        else:
+            yield from (_shown(head, style, built).save(head.path) for head in heads)
 
 
-def _draw(head: Head, style: Style, built: dict[tuple, HeadFigure]) -> Path:
-    """Write one head; a kind's figure is built once."""
+def _shown(head: Head, style: Style, built: dict[tuple, HeadFigure]) -> HeadFigure:
+    """The figure that shows a head; a kind's is built once."""
     if head.kind not in built:
         built[head.kind] = HeadFigure.of(head, style)
     built[head.kind].show(head)
-    return built[head.kind].save(head.path)
+    return built[head.kind]
 
 
 def _draw_in_worker(style: Style, fonts: Fonts, head: Head) -> Path:
-    return _draw(head, style, _of_worker(style, fonts))
+    return _shown(head, style, _of_worker(style, fonts)).save(head.path)
 
 
 @cache

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -51,31 +49,23 @@ TURN_COLOUR = "#a6a6a6"  # seen on weights and on blank cells
 
 
 class Cells:
-    """One seaborn heatmap whose colours and numbers can be replaced; `seen` (Q x K) is where it has numbers."""
+    """One heatmap whose colours and numbers can be replaced; `seen` (Q x K) is where it has numbers.
 
-    def __init__(
-        self, ax: Axes, values_QK: np.ndarray, limits: Limits, style: Style, cmap: Colormap, **seaborn: object
-    ):
+    As `seaborn.heatmap` draws it, whose import takes longer than twenty heads.
+    """
+
+    def __init__(self, ax: Axes, values_QK: np.ndarray, limits: Limits, style: Style, cmap: Colormap) -> None:
         self.ax, self.style, self.cmap = ax, style, cmap
         self.seen = seen(values_QK)
-        before = len(ax.texts)
-        sns.heatmap(  # a number for every key that is seen: another head's sink is elsewhere
-            drawable(np.where(values_QK == TAKEN, limits.low, values_QK), limits, style).filled(np.nan),
-            ax=ax,
-            norm=make_norm(limits, style),
-            vmin=limits.low,
-            vmax=limits.high,
-            cmap=self.cmap,
-            annot=style.annotates(max(values_QK.shape)),
-            xticklabels=False,
-            yticklabels=False,
-            rasterized=values_QK.size > RASTER_CELLS,
-            **seaborn,
-        )
+        (queries, keys), many = values_QK.shape, values_QK.size > RASTER_CELLS
+        shown = drawable(np.where(values_QK == TAKEN, limits.low, values_QK), limits, style)
+        self.mesh = ax.pcolormesh(shown, cmap=cmap, norm=make_norm(limits, style), linewidth=0, rasterized=many)
+        ax.set(xlim=(0, keys), ylim=(queries, 0), xticks=[], yticks=[])
         ax.set_facecolor(BLANK)
         ax.set_axisbelow(True)  # tick marks reach one pixel into the first column, and must not be drawn over it
-        self.mesh = ax.collections[0]
-        self.numbers = ax.texts[before:]
+        ax.spines[:].set_visible(False)
+        cells = np.argwhere(self.seen if style.annotates(max(values_QK.shape)) else []).tolist()
+        self.numbers = [ax.text(key + 0.5, query + 0.5, "", ha="center", va="center") for query, key in cells]
 
     def show(self, values_QK: np.ndarray, limits: Limits, decimals: int = 2) -> None:
         """Other values, blank in the same cells; numbers with so many decimals."""
@@ -106,10 +96,12 @@ class HeadFigure:
         self.canvas = cast(FigureCanvasAgg, self.figure.canvas)
         self.ax, bar_ax = layout.new_panel(self.figure)
         self.cell = layout.cell_size(len(head.axis_Q.labels), len(head.axis_K.labels) + (head.sink_Q is not None), room)
-        self.map = self._cells(self.ax, head, cbar_ax=bar_ax, cbar_kws=colourbar_kws(head.limits))
-        self.bar = cast(Colorbar, self.map.mesh.colorbar)
+        self.map = Cells(self.ax, head.values_QK, head.limits, style, cmap_of(style, head.quantity))
+        self.bar = self.figure.colorbar(self.map.mesh, bar_ax, **colourbar_kws(head.limits))
         label_colourbar(self.bar, head.limits, style, quantity_name(head.quantity, style))
         self.strip = self._strip(head)
+        for text in (*self.map.numbers, *(self.strip.numbers if self.strip else ())):
+            text.set_fontsize(layout.number_size(self.cell[0]))
         self.taken = Rectangle((0, 0), 0, 0, color=TAKEN_COLOUR, linewidth=0)
         self.ax.add_patch(self.taken)
         self.gaps = self._gaps(head)
@@ -125,13 +117,6 @@ class HeadFigure:
         """The figure in the width that the style asks for."""
         return layout.fitted(lambda room: cls(head, style, room), layout.MAP_PX, style, lambda built: built.figure)
 
-    def _cells(self, ax: Axes, head: Head, **seaborn: object) -> Cells:
-        cmap = cmap_of(self.style, head.quantity)
-        cells = Cells(ax, head.values_QK, head.limits, self.style, cmap, **seaborn)
-        for text in cells.numbers:
-            text.set_fontsize(layout.number_size(self.cell[0]))
-        return cells
-
     def _strip(self, head: Head) -> Cells | None:
         if head.sink_Q is None:
             return None
@@ -139,10 +124,7 @@ class HeadFigure:
         column_Q1 = head.sink_Q[:, None]
         plain = Style(annotate=bool(self.map.numbers))
         limits = sink_limits(column_Q1, head.quantity)
-        strip = Cells(ax, np.nan_to_num(column_Q1), limits, plain, find_cmap(SINK_CMAP), cbar=False)
-        for text in strip.numbers:
-            text.set_fontsize(layout.number_size(self.cell[0]))
-        return strip
+        return Cells(ax, np.nan_to_num(column_Q1), limits, plain, find_cmap(SINK_CMAP))
 
     def _gaps(self, head: Head) -> Boxes:
         """Thin white lines where tokens are left out between two rows or two columns."""

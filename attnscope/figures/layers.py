@@ -31,9 +31,9 @@ from attnscope.figures.mosaic import (
     place_mosaic,
     relative,
 )
-from attnscope.figures.raster import press_image
+from attnscope.figures.raster import press_images
 from attnscope.figures.style import OPEN, Maps, Style, alone, bin_note, split_sink
-from attnscope.figures.writer import Reused, drawing, px, save_figure, save_pixels
+from attnscope.figures.writer import Changed, Reused, drawing, px, save_behind, save_figure
 
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
 TITLE_GAP, HEAD_GAP = 6, 30  # pixels between two titles, and above a map
@@ -57,20 +57,30 @@ def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Pat
     for path in save_layers([(Path("layers/L27.png"), maps)], Style()): ...
     """
     labels = {label for axes in {(maps.labels_Q, maps.labels_K) for _, maps in jobs} for one in axes for label in one}
-    built: dict[tuple, LayerFigure] = {}
     with drawing(fonts_for({style.title, style.about.line, *map(shown_label, labels)})):
-        for path, maps in jobs:
-            kind = _kind(maps, style)
-            if kind not in built:
-                built[kind] = LayerFigure.of(maps, style)
-            built[kind].show(maps)
-            yield built[kind].save(path)
+        shown = _shown(jobs, style)
+        if style.image == "png":
+            yield from save_behind(((path, layer.pixels()) for path, layer in shown), style)
+        else:
+            yield from (save_figure(layer.figure, path, style) for path, layer in shown)
 
 
-def _kind(maps: Maps, style: Style) -> tuple:
-    """What a figure is built for. Titles of heads that carry numbers are part of it."""
+def _shown(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tuple[Path, LayerFigure]]:
+    """Each path with the figure that shows what belongs there, until the next is asked for."""
+    built: dict[tuple | None, LayerFigure] = {}
+    for path, maps in jobs:
+        kind = _kind(maps, style)
+        layer = built[kind] if kind in built else LayerFigure.of(maps, style)
+        if kind is not None:
+            built[kind] = layer
+        layer.show(maps)
+        yield path, layer
+
+
+def _kind(maps: Maps, style: Style) -> tuple | None:
+    """What a figure is built for; None where it is for these maps alone, for titles of heads that carry numbers."""
     if style.sink == "mask" or style.per_head_scale:
-        return (id(maps),)
+        return None
     limits = find_limits([maps.values_HQK], style, maps.quantity)
     seen, digits = np.isfinite(maps.values_HQK).tobytes(), len(f"{limits.high:.0f}")
     return maps.heads, maps.kv_heads, maps.axis_Q, maps.axis_K, seen, limits.above, digits
@@ -80,12 +90,13 @@ class LayerFigure:
     """The figure of one kind of layer, its words drawn once; to be used within `writer.drawing`.
 
     figure = LayerFigure.of(maps, Style())
-    figure.show(other_maps); figure.save(path)
+    figure.show(other_maps); figure.pixels()
     """
 
     def __init__(self, maps: Maps, style: Style, room: float = LAYER_PX) -> None:
         self.style = style
         self.reused: Reused | None = None
+        self.bars: dict[Limits, Changed] = {}
         rest, sink_HQ = split_sink(maps, style)
         heads, queries, keys = rest.values_HQK.shape
         titles = [_panel_title(maps, (rest, sink_HQ), head, style) for head in range(heads)]
@@ -99,16 +110,16 @@ class LayerFigure:
         self.mosaic = make_mosaic(queries, keys, (HEAD_GAP, 18), cell, strip=sink_HQ is not None, least=titled)
         self.figure = layout.new_figure()
         self.ax, bar_ax = layout.new_panel(self.figure)
-        limits, values_HQK = self._values(maps)
+        self.limits, values_HQK = self._values(maps)
         tiles = _grid(values_HQK, *self.grid)
-        self.image = draw_mosaic(self.ax, self.mosaic, tiles, limits, style, cmap_of(style, maps.quantity))
+        self.image = draw_mosaic(self.ax, self.mosaic, tiles, self.limits, style, cmap_of(style, maps.quantity))
         if sink_HQ is not None:
             draw_strips(self.ax, self.mosaic, _grid(sink_HQ, *self.grid), maps.quantity)
         self.gaps = draw_gaps(self.ax, self.mosaic, self.grid, rest, cell)
         for head in range(heads):
             self._name(head, titles[head])
         _token_ticks(self.ax, self.mosaic, rest, self.grid, cell)
-        self.bar = add_bar(bar_ax, self.image, limits, style, maps.quantity)
+        self.bar = add_bar(bar_ax, self.image, self.limits, style, maps.quantity)
         notes = "; ".join(filter(None, (bin_note(maps), "" if sink_HQ is None else _strip_note(maps))))
         texts = (style.headed(_picture_name(maps)), notes, foot(replace(maps, turns=()), style))
         self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
@@ -136,28 +147,26 @@ class LayerFigure:
         self.words.set_title(self.style.headed(_picture_name(maps)))
         if self.style.per_head_scale:
             return
-        limits, values_HQK = self._values(maps)
+        before = self.limits
+        self.limits, values_HQK = self._values(maps)
         array = self.mosaic.assemble(_grid(values_HQK, *self.grid))
-        self.image.set_data(drawable(array, limits, self.style))
-        self.image.set_norm(make_norm(limits, self.style))
-        label_colourbar(self.bar, limits, self.style, quantity_name(maps.quantity, self.style))
-
-    def save(self, path: Path) -> Path:
-        """Write what is shown now."""
-        if self.style.image != "png":
-            return save_figure(self.figure, path, self.style)
-        return save_pixels(self.pixels(), path, self.style)
+        self.image.set_data(drawable(array, self.limits, self.style))
+        if self.limits != before:
+            self.image.set_norm(make_norm(self.limits, self.style))
+            label_colourbar(self.bar, self.limits, self.style, quantity_name(maps.quantity, self.style))
 
     def pixels(self) -> np.ndarray:
-        """The picture, height x width x 3: words once, then the colours of every cell."""
+        """The picture, height x width x 3: words once, a colour bar per scale, then the colours of every cell."""
         if self.reused is None:
             self.figure.set_dpi(self.style.dpi)
-            self.reused = Reused(self.figure, [self.bar.ax, self.words.title], [*self.ax.images, self.gaps])
-        pixels = self.reused.pixels()
-        if all(press_image(pixels, image) for image in self.ax.images) and self.gaps.press(pixels):
-            return pixels
-        self.reused = Reused(self.figure, [*self.ax.images, self.gaps, self.bar.ax, self.words.title])
-        return self.reused.pixels()
+            self.reused = Reused(self.figure, [*self.ax.images, self.gaps, self.bar.ax, self.words.title])
+        if self.limits not in self.bars:
+            self.bars[self.limits] = self.reused.changed(self.bar.ax)
+        pixels = self.reused.plain.copy()
+        for changed in (self.bars[self.limits], self.reused.changed(self.words.title)):
+            changed.press(pixels)
+        by_hand = press_images(pixels, self.ax.images) and self.gaps.press(pixels)
+        return pixels if by_hand else self.reused.pixels()
 
 
 def layer_figure(maps: Maps, style: Style) -> Figure:

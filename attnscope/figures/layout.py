@@ -239,19 +239,24 @@ def frame(figure: Figure, panels: Sequence[tuple[Axes, Axes]], plan: Frame, word
 
     plan.top: of the first panel below the words. left: of the words. Returns where the panels stand.
     """
-    (wide, high), (gap, bar_wide, bar_high) = plan.size, plan.bar
-    panels_wide = plan.corner(min(plan.columns, len(panels)) - 1)[0] + wide + plan.right
+    high, bar_high = plan.size[1], plan.bar[2]
+    panels_wide = plan.corner(min(plan.columns, len(panels)) - 1)[0] + plan.size[0] + plan.right
     written = words.wrap(max(panels_wide, words.least) - left)
     above, below = words.heights()
     plan = replace(plan, top=round(plan.top + plan.edge + above))
     height = plan.corner(len(panels) - 1)[1] + max(high + plan.below, bar_high) + below + plan.edge
     _resize(figure, max(panels_wide, left + written) + plan.edge, height)
-    for index, (ax, bar_ax) in enumerate(panels):
-        x, y = plan.corner(index)
-        place(figure, ax, (x, y, wide, high))
-        place(figure, bar_ax, (x + wide + gap, y, bar_wide, bar_high))
+    for index, panel in enumerate(panels):
+        place_panel(figure, panel, plan, index)
     words.put(figure, left, plan.edge)
     return plan
+
+
+def place_panel(figure: Figure, panel: tuple[Axes, Axes], plan: Frame, index: int) -> None:
+    """Put a map and its colour bar where the plan has one."""
+    (x, y), (wide, high), (gap, bar_wide, bar_high) = plan.corner(index), plan.size, plan.bar
+    place(figure, panel[0], (x, y, wide, high))
+    place(figure, panel[1], (x + wide + gap, y, bar_wide, bar_high))
 
 
 Built = TypeVar("Built")
@@ -287,7 +292,7 @@ def new_panel(figure: Figure) -> tuple[Axes, Axes]:
 
 def place(figure: Figure, ax: Axes, box: tuple[float, float, float, float]) -> None:
     """Put axes at (left, top, width, height) pixels, counted from the figure's upper left corner."""
-    width, height = figure.get_size_inches() * figure.dpi
+    width, height = figure.get_size_inches() * DPI
     left, top, wide, high = box
     ax.set_position((left / width, 1 - (top + high) / height, wide / width, high / height))
 

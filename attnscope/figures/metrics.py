@@ -1,19 +1,25 @@
 """Head metrics as layer x head panels. L layer, H head."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from attnscope.figures import layout
 from attnscope.figures.colours import BLANK, DARK_INK, Limits, cmap_of, ink_on, label_colourbar, number
 from attnscope.figures.fonts import fonts_for
+from attnscope.figures.raster import runs
 from attnscope.figures.style import DPI, Panel, Style, count
-from attnscope.figures.writer import drawing, px, save_figure
+from attnscope.figures.writer import Reused, drawing, drawn_pixels, px, save_figure, save_pixels
 
 EDGE, BAR_GAP, BAR_PX = 18, 14, 10
 NAME_ROOM, TITLE_ROOM, MARK_ROOM, BAR_ROOM = 46, 58, 54, 66
@@ -51,56 +57,115 @@ def save_metrics(
     if len(shapes) != 1 or next(iter(shapes))[0] != len(labels):
         raise ValueError(f"expected metrics of one shape with {len(labels)} layers, got {sorted(shapes)}")
     with drawing(fonts_for([style.title, style.about.line, note, "▸"])):
-        return save_figure(metrics_figure(panels, style, labels, title, note), path, style)
+        if style.image != "png":
+            return save_figure(metrics_figure(panels, style, labels, title, note), path, style)
+        return save_pixels(_sheet(panels, style, labels, (title, note), in_turn=True).pixels(), path, style)
 
 
 def metrics_figure(
     panels: Sequence[Panel], style: Style, labels: Sequence[str], title: str = "", note: str = ""
 ) -> Figure:
     """The picture of all metrics; to be called within `writer.drawing`."""
-
-    def build(room: float) -> Figure:
-        return _metrics_figure(panels, style, labels, room, (title, note))
-
-    return layout.fitted(build, ALL_COLUMNS_PX, style, lambda figure: figure)
+    return _sheet(panels, style, labels, (title, note), in_turn=False).figure
 
 
-def _metrics_figure(
-    panels: Sequence[Panel], style: Style, labels: Sequence[str], room: float, said: tuple[str, str]
-) -> Figure:
-    shown = [panel for panel in panels if panel.values_printed or _varies(panel)] or list(panels)
-    layers, heads = panels[0].values_LH.shape
-    most = MOST_COLUMNS if style.inches is None else max(1, int(style.inches * DPI / COLUMN_PX))
-    columns = math.ceil(len(shown) / math.ceil(len(shown) / most))  # four stand two by two
-    side = room / columns
-    cell = max(1 if room < ALL_COLUMNS_PX else LEAST_CELL, min(LARGEST_CELL, int(side // max(layers, heads))))
-    wide, high = (max(count * cell, min(LEAST_PANEL_PX, side)) for count in (heads, layers))
-    figure = layout.new_figure()
-    pairs = [layout.new_panel(figure) for _ in shown]
-    for (ax, bar_ax), panel in zip(pairs, shown, strict=True):
-        _draw(ax, bar_ax, panel, style)
-        _ticks(ax, labels, (wide / heads, high / layers))
+def _sheet(
+    panels: Sequence[Panel], style: Style, labels: Sequence[str], said: tuple[str, str], *, in_turn: bool
+) -> Sheet:
+    """In the width that the style asks for. said: title and note, empty for those of metrics."""
+
+    def build(room: float) -> Sheet:
+        return Sheet(panels, style, labels, room, in_turn=in_turn).say(panels, said)
+
+    return layout.fitted(build, ALL_COLUMNS_PX, style, lambda sheet: sheet.figure)
+
+
+class Sheet:
+    """Panels of one shape on a figure, to be used within `writer.drawing`.
+
+    in_turn: one pair of axes that is filled, moved and drawn panel by panel, its names and marks drawn once; making
+    axes and ticks costs several times the rest. Without it each panel has axes of its own, as a vector file needs.
+    """
+
+    def __init__(
+        self, panels: Sequence[Panel], style: Style, labels: Sequence[str], room: float, *, in_turn: bool
+    ) -> None:
+        self.style = style
+        self.shown = [panel for panel in panels if panel.values_printed or _varies(panel)] or list(panels)
+        layers, heads = panels[0].values_LH.shape
+        most = MOST_COLUMNS if style.inches is None else max(1, int(style.inches * DPI / COLUMN_PX))
+        self.columns = math.ceil(len(self.shown) / math.ceil(len(self.shown) / most))  # four stand two by two
+        side = room / self.columns
+        self.cell = max(1 if room < ALL_COLUMNS_PX else LEAST_CELL, min(LARGEST_CELL, int(side // max(layers, heads))))
+        self.size = tuple(max(count * self.cell, min(LEAST_PANEL_PX, side)) for count in (heads, layers))
+        self.step = self.size[0] / heads, self.size[1] / layers
+        self.figure = layout.new_figure()
+        self.pairs = [layout.new_panel(self.figure) for _ in self.shown[: 1 if in_turn else None]]
+        for ax, _ in self.pairs:
+            _ticks(ax, labels, heads, self.step)
+        self.bars = [self._fill(*pair, panel) for pair, panel in zip(self.pairs, self.shown, strict=False)]
+
+    def _fill(self, ax: Axes, bar_ax: Axes, panel: Panel, bar: Colorbar | None = None) -> Colorbar:
+        bar = _draw_bar(bar_ax, _draw(ax, panel, self.style), panel, bar)
         _head(ax, panel)
-        _number(ax, panel, cell)
-        if panel.values_printed and wide / heads >= LEAST_PRINTED:
-            _print_values(ax, panel, style)
-    plan = layout.Frame(
-        left=EDGE + NAME_ROOM,
-        top=TITLE_ROOM,
-        size=(wide, high),
-        bar=(BAR_GAP, BAR_PX, high),
-        right=BAR_GAP + BAR_PX + BAR_ROOM - NAME_ROOM / 2,
-        below=MARK_ROOM,
-        edge=EDGE,
-        columns=columns,
-        pitch=(NAME_ROOM + wide + BAR_GAP + BAR_PX + BAR_ROOM, TITLE_ROOM + high + MARK_ROOM),
-    )
-    there = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
-    title = style.headed(said[0] or f"Metrics of {count(there, 'head')} in {count(layers, 'layer')}")
-    note = said[1] or _note(panels, shown)
-    words = layout.Words(figure, (title, note, _foot(shown, style)), HEADING_SIZE, style)
-    layout.frame(figure, pairs, plan, words, plan.left)
-    return figure
+        _number(ax, panel, self.cell)
+        if panel.values_printed and self.step[0] >= LEAST_PRINTED:
+            _print_values(ax, panel, self.style)
+        return bar
+
+    def say(self, panels: Sequence[Panel], said: tuple[str, str]) -> Sheet:
+        """Title, notes and foot, and everything in its place."""
+        (layers, _), (wide, high) = panels[0].values_LH.shape, self.size
+        plan = layout.Frame(
+            left=EDGE + NAME_ROOM,
+            top=TITLE_ROOM,
+            size=(wide, high),
+            bar=(BAR_GAP, BAR_PX, high),
+            right=BAR_GAP + BAR_PX + BAR_ROOM - NAME_ROOM / 2,
+            below=MARK_ROOM,
+            edge=EDGE,
+            columns=self.columns,
+            pitch=(NAME_ROOM + wide + BAR_GAP + BAR_PX + BAR_ROOM, TITLE_ROOM + high + MARK_ROOM),
+        )
+        there = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
+        title = self.style.headed(said[0] or f"Metrics of {count(there, 'head')} in {count(layers, 'layer')}")
+        note = said[1] or _note(panels, self.shown)
+        words = layout.Words(self.figure, (title, note, _foot(self.shown, self.style)), HEADING_SIZE, self.style)
+        pairs = self.pairs * (len(self.shown) // len(self.pairs))  # of one pair, the last place holds
+        self.plan = layout.frame(self.figure, pairs, plan, words, plan.left)
+        return self
+
+    def pixels(self) -> np.ndarray:
+        """The picture of panels in turn, height x width x 3."""
+        self.figure.set_dpi(self.style.dpi)
+        ((ax, bar_ax),) = self.pairs
+        layout.place_panel(self.figure, (ax, bar_ax), self.plan, 0)
+        reused = Reused(self.figure, [ax, bar_ax])
+        marks = reused.changed(ax.xaxis, ax.yaxis)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_visible(False)
+        reused.blank()
+        buffer = np.asarray(reused.canvas.buffer_rgba())
+        for index, panel in enumerate(self.shown):
+            layout.place_panel(self.figure, (ax, bar_ax), self.plan, index)
+            marks.press(buffer, *self._moved(index))
+            if index:
+                self._refill(panel)
+            reused.draw()
+        return drawn_pixels(self.figure)
+
+    def _moved(self, index: int) -> tuple[int, int]:
+        """How far a panel is from the first one: pixels down, pixels right."""
+        (left, top), (left_0, top_0) = self.plan.corner(index), self.plan.corner(0)
+        scale = self.style.dpi / DPI
+        return round((top - top_0) * scale), round((left - left_0) * scale)
+
+    def _refill(self, panel: Panel) -> None:
+        """Another panel in the only pair of axes."""
+        ((ax, bar_ax),) = self.pairs
+        for artist in [*ax.images, *ax.patches, *ax.texts, *bar_ax.texts]:
+            artist.remove()
+        self._fill(ax, bar_ax, panel, self.bars[0])
 
 
 def _varies(panel: Panel) -> bool:
@@ -127,7 +192,7 @@ def _foot(shown: Sequence[Panel], style: Style) -> list[str]:
     return [line for line in (style.about.line, "; ".join(text for text, there in signs if there)) if line]
 
 
-def _draw(ax: Axes, bar_ax: Axes, panel: Panel, style: Style) -> None:
+def _draw(ax: Axes, panel: Panel, style: Style) -> AxesImage:
     ax.patch.set(facecolor=BLANK, hatch="////", edgecolor="#b5b5b5", linewidth=0)
     layers, heads = panel.values_LH.shape
     image = ax.imshow(
@@ -138,20 +203,30 @@ def _draw(ax: Axes, bar_ax: Axes, panel: Panel, style: Style) -> None:
         extent=(-0.5, heads - 0.5, layers - 0.5, -0.5),
         aspect="auto",
         interpolation="nearest",
+        zorder=1,
     )
     if panel.behind_LH is not None:
         grey = np.concatenate([np.full((layers, heads, 3), BEHIND), panel.behind_LH[..., None] * BEHIND_ALPHA], -1)
-        ax.imshow(grey, extent=image.get_extent(), aspect="auto", interpolation="nearest")
-    for layer in np.flatnonzero(panel.few_L):
-        ax.add_patch(
-            Rectangle((-0.5, layer - 0.5), heads, 1, fill=False, hatch="////", edgecolor="#ffffff88", linewidth=0)
-        )
-    bar = ax.get_figure().colorbar(image, cax=bar_ax)  # type: ignore[union-attr]
-    label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
-    bar_ax.tick_params(labelsize=MARK_SIZE)
+        ax.imshow(grey, extent=image.get_extent(), aspect="auto", interpolation="nearest", zorder=1)
+    for rows in runs(panel.few_L):
+        box = (-0.5, rows.start - 0.5), heads, rows.stop - rows.start
+        ax.add_patch(Rectangle(*box, fill=False, hatch="////", edgecolor="#ffffff88", linewidth=0))
+    return image
+
+
+def _draw_bar(bar_ax: Axes, image: AxesImage, panel: Panel, bar: Colorbar | None) -> Colorbar:
+    """A colour bar, or on the one that there is what another image changes."""
+    if bar is None:
+        bar = cast(Figure, bar_ax.get_figure()).colorbar(image, cax=bar_ax)
+        bar_ax.tick_params(labelsize=MARK_SIZE)
+        label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
+    elif ((bar.vmin, bar.vmax), bar.cmap) != (image.get_clim(), image.get_cmap()):
+        bar.update_normal(image)
+        label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
     for value in panel.uniform:
         pointer = bar_ax.text(-0.05, value, "▸", fontsize=TITLE_SIZE, ha="right", va="center_baseline")
         pointer.set_transform(bar_ax.get_yaxis_transform())
+    return bar
 
 
 def _print_values(ax: Axes, panel: Panel, style: Style) -> None:
@@ -185,14 +260,14 @@ def _head(ax: Axes, panel: Panel) -> None:
         place.set(fontsize=size, color=colour)
 
 
-def _ticks(ax: Axes, labels: Sequence[str], cell: tuple[float, float]) -> None:
+def _ticks(ax: Axes, labels: Sequence[str], heads: int, cell: tuple[float, float]) -> None:
     """Every head and layer is numbered where there is room, else every 2nd, 5th, ..."""
-    heads = ax.images[0].get_array().shape[1]  # type: ignore[union-attr]
     across = layout.label_step(cell[0], layout.line_px(MARK_SIZE) * (0.8 + 0.4 * len(str(heads - 1))))
     down = layout.label_step(cell[1], layout.line_px(MARK_SIZE))
     ax.set_xticks(range(0, heads, across), [str(head) for head in range(0, heads, across)], fontsize=MARK_SIZE)
     ax.set_yticks(range(0, len(labels), down), labels[::down], fontsize=MARK_SIZE)
     ax.set_xlabel("head", fontsize=MARK_SIZE + 1, labelpad=2)
     ax.set_ylabel("layer", fontsize=MARK_SIZE + 1, labelpad=2)
+    ax.set_axisbelow(True)  # tick marks reach one pixel into the first column
     for spine in ax.spines.values():
         spine.set_visible(False)

@@ -6,7 +6,9 @@ each string once. Cells are whole pixels, so that a string lies the same way in 
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, starmap
+from typing import cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,6 +20,7 @@ from matplotlib.text import Text
 
 PNG_ZLIB_LEVEL = 3  # flat colours: level 6 takes twice the time for a few percent
 MOST_KEPT = 4096  # strings; scores have many more than weights
+LONGEST_NUMBER = 200  # pixels that a number may take beyond its cell
 UP = 2  # the filter that stores a row as its difference to the row above: nearly all zeros in a heatmap
 INCH_PER_METRE = 39.3701
 NO_COMPRESSION_NO_LANGUAGE = bytes(5)  # ends the keyword; flag and method 0; two empty strings
@@ -58,29 +61,71 @@ class Stamps:
         self.model.set_text(string)
         self.model.draw(renderer)
         self.model.set_text(now)
-        cover = np.asarray(self.canvas.buffer_rgba())[..., 3:] / 255
-        rows, columns = np.flatnonzero(cover.any((1, 2))), np.flatnonzero(cover.any((0, 2)))
         top, left = self.corners[0]
-        tight = cover[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].copy()
-        return int(rows[0] - top), int(columns[0] - left), tight
+        reach = np.maximum(self.side, LONGEST_NUMBER)  # on both sides, so that little of a large picture is looked at
+        above, before = np.maximum(0, self.corners[0] - reach).astype(int)
+        below, behind = (self.corners[0] + self.side + reach).astype(int)
+        cover = np.asarray(self.canvas.buffer_rgba())[above:below, before:behind, 3]
+        rows, columns = np.flatnonzero(cover.any(1)), np.flatnonzero(cover.any(0))
+        tight = cover[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1, None] / 255
+        return int(above + rows[0] - top), int(before + columns[0] - left), tight
 
 
-def press_image(pixels: np.ndarray, image: AxesImage) -> bool:
-    """Paint an image that fills its axes into the picture (height x width x 3), transparent cells left as they are.
+def press_images(pixels: np.ndarray, images: Sequence[AxesImage]) -> bool:
+    """Paint images that fill their axes, each over those before it, into the picture (height x width x 3).
 
-    False, and nothing painted, where its cells are not whole pixels.
+    Transparent cells are left as they are. False, and nothing painted, where cells are not whole pixels, or half
+    transparent.
     """
-    cells = image.get_array()
-    assert cells is not None
-    box = image.axes.get_window_extent()
-    left, top, side = box.x0, pixels.shape[0] - box.y1, np.array([box.height, box.width]) / cells.shape[:2]
-    if not np.allclose([left, top, *side], np.rint([left, top, *side]), atol=1e-6):
+    by_panel: dict[tuple[Axes, tuple[int, ...]], list[np.ndarray]] = {}
+    for image in images:
+        cells = image.get_array()
+        assert cells is not None
+        by_panel.setdefault((image.axes, cells.shape[:2]), []).append(image.to_rgba(cells, bytes=True))
+    places = [_place(axes, shape, len(pixels)) for axes, shape in by_panel]
+    if None in places or not all(np.isin(one[..., 3], (0, 255)).all() for over in by_panel.values() for one in over):
         return False
-    high, wide = np.rint(side).astype(int)
-    colours = image.to_rgba(cells, bytes=True).repeat(high, 0).repeat(wide, 1)
-    spot = pixels[round(top) : round(top) + len(colours), round(left) : round(left) + colours.shape[1]]
-    np.copyto(spot, colours[..., :3], where=colours[..., 3:] > 0)
+    for place, layers in zip(places, by_panel.values(), strict=True):
+        _press_cells(pixels, layers, cast(tuple[int, int, int, int], place))
     return True
+
+
+def _place(ax: Axes, cells: tuple[int, ...], height: int) -> tuple[int, int, int, int] | None:
+    """Top and left of axes, height and width of one of so many cells; None where these are not whole pixels."""
+    box = ax.get_window_extent()
+    place = np.array([height - box.y1, box.x0, box.height / cells[0], box.width / cells[1]])
+    whole = np.rint(place)
+    return tuple(whole.astype(int).tolist()) if np.allclose(place, whole, atol=1e-6) else None
+
+
+def _press_cells(pixels: np.ndarray, layers: Sequence[np.ndarray], place: tuple[int, int, int, int]) -> None:
+    """Colours of cells (each rows x columns x 4), one over the other, block by block of cells that have a colour."""
+    top, left, high, wide = place
+    colours, there = layers[0][..., :3].copy(), layers[0][..., 3] > 0
+    for layer in layers[1:]:
+        np.copyto(colours, layer[..., :3], where=layer[..., 3:] > 0)
+        there = there | (layer[..., 3] > 0)
+    for rows, columns in _blocks(there):
+        block = colours[rows, columns].repeat(wide, 1)
+        spot = pixels[top + rows.start * high : top + rows.stop * high, left + columns.start * wide :]
+        spot[:, : block.shape[1]].reshape(-1, high, *block.shape[1:])[:] = block[:, None]
+
+
+def _blocks(there: np.ndarray) -> Iterator[tuple[slice, slice]]:
+    """Rectangles (rows, columns) of what is there; rows that are alike are taken together."""
+    starts = [0, *(np.flatnonzero((there[1:] != there[:-1]).any(1)) + 1).tolist(), len(there)]
+    for rows in starmap(slice, pairwise(starts)):
+        yield from ((rows, columns) for columns in runs(there[rows.start]))
+
+
+def runs(there: Sequence[bool] | np.ndarray) -> Iterator[slice]:
+    """The stretches of what is there.
+
+    >>> list(runs([True, True, False, True]))
+    [slice(0, 2, None), slice(3, 4, None)]
+    """
+    ends = np.flatnonzero(np.diff(np.concatenate([[False], there, [False]]).astype(bool)))
+    return starmap(slice, ends.reshape(-1, 2).tolist())
 
 
 class Boxes(PolyCollection):

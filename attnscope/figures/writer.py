@@ -1,8 +1,13 @@
 """Files written whole or not at all, and the same bytes every time; what they say of themselves."""
 
+from __future__ import annotations
+
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +20,7 @@ from PIL import Image
 
 from attnscope import files
 from attnscope.figures.fonts import Fonts, register
-from attnscope.figures.raster import Boxes, encode_png, press_image
+from attnscope.figures.raster import Boxes, encode_png, press_images
 from attnscope.figures.style import DPI, About, Style
 
 # no dates, no random ids: two runs write the same bytes
@@ -86,6 +91,18 @@ def save_pixels(pixels: np.ndarray, path: Path, style: Style) -> Path:
     return write_whole(path, lambda temp: temp.write_bytes(data))
 
 
+def save_behind(pictures: Iterable[tuple[Path, np.ndarray]], style: Style) -> Iterator[Path]:
+    """`save_pixels` for many, one path at a time; each is compressed, which holds no lock, while the next is drawn."""
+    with ThreadPoolExecutor(1) as thread:
+        last: Future[Path] | None = None
+        for path, pixels in pictures:
+            if last is not None:
+                yield last.result()
+            last = thread.submit(save_pixels, pixels, path, style)
+        if last is not None:
+            yield last.result()
+
+
 def facts_of(about: About, image: str) -> dict[str, str]:
     """What a file says of itself, by the keys that its format has."""
     known = {"Model": about.model, "Text-SHA256": about.text_sha256, "Command": about.command}
@@ -117,10 +134,46 @@ class Reused:
 
     def pixels(self) -> np.ndarray:
         """The figure as it is now, height x width x 3 of uint8."""
+        self.blank()
+        self.draw()
+        return drawn_pixels(self.figure)
+
+    def blank(self) -> None:
+        """Put back on the canvas what is drawn once."""
         self.canvas.restore_region(self.background)
+
+    def draw(self) -> None:
+        """Draw the live artists over what the canvas holds."""
         for artist in self.live:
             self.figure.draw_artist(artist)
+
+    @cached_property
+    def plain(self) -> np.ndarray:
+        """What is drawn once, height x width x 3 of uint8."""
+        self.blank()
         return drawn_pixels(self.figure)
+
+    def changed(self, *artists: Artist) -> Changed:
+        """What artists change of that, as they are now."""
+        self.blank()
+        now = np.asarray(self.canvas.buffer_rgba())
+        before = now.copy()
+        for artist in artists:
+            self.figure.draw_artist(artist)
+        places = np.flatnonzero(now.view(np.uint32) != before.view(np.uint32))
+        return Changed(places, now.reshape(-1, 4)[places, :3])
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Some pixels of a picture: where they are, counted row by row, and their colours (n x 3)."""
+
+    places: np.ndarray
+    colours: np.ndarray
+
+    def press(self, pixels: np.ndarray, down: int = 0, right: int = 0) -> None:
+        """Paint them into the picture (height x width x 3 or 4), so many pixels from where they were."""
+        pixels.reshape(-1, pixels.shape[2])[self.places + down * pixels.shape[1] + right, :3] = self.colours
 
 
 def _painted(figure: Figure) -> np.ndarray:
@@ -132,7 +185,7 @@ def _painted(figure: Figure) -> np.ndarray:
         artist.set_visible(False)
     figure.canvas.draw()
     pixels = drawn_pixels(figure)
-    by_hand = [press_image(pixels, image) for image in images] + [one.press(pixels) for one in boxes]
+    by_hand = [press_images(pixels, images), *(one.press(pixels) for one in boxes)]
     for artist in (*images, *boxes):
         artist.set_visible(True)
     if all(by_hand):
