@@ -70,7 +70,7 @@ class AttentionOperator(ABC):
         parts: dict[Question, list[Any]] = {question: [] for question in asked}
         widest_first = sorted(asked, key=lambda question: -question.k if isinstance(question, TopK) else 0)
         for start, stop in self.blocks() if asked else ():
-            block = Block(self.rows(start, stop), start, stop, self.visible)
+            block = self.block(start, stop)
             for question in widest_first:
                 parts[question].append(read(block, question))
         return {question: join(question, part) for question, part in parts.items()}
@@ -78,6 +78,10 @@ class AttentionOperator(ABC):
     def ask(self, question: Question) -> Any:
         """The answer to one question."""
         return self.together([question])[question]
+
+    def block(self, start: int, stop: int) -> Block:
+        """The same rows, and what several questions read off them."""
+        return Block(self.rows(start, stop), start, stop, self.visible)
 
     def row_sum(self) -> Tensor:
         """(B, H, Q): see `questions.RowSum`."""
@@ -161,6 +165,7 @@ class DenseAttention(AttentionOperator):
     def __init__(self, weights_BHQK: Tensor, visible: Visibility, spec: AttentionSpec | None = None) -> None:
         super().__init__(weights_BHQK.shape[0], weights_BHQK.shape[1], visible, spec)
         self.weights_BHQK = weights_BHQK
+        self._whole: Block | None = None
 
     @property
     def device(self) -> torch.device:
@@ -168,3 +173,9 @@ class DenseAttention(AttentionOperator):
 
     def rows(self, start: int, stop: int) -> Tensor:
         return self.weights_BHQK[:, :, start:stop].float()
+
+    def block(self, start: int, stop: int) -> Block:
+        if (start, stop) != (0, self.queries):
+            return super().block(start, stop)
+        self._whole = self._whole or super().block(start, stop)  # of a short text: its check has asked for its sums
+        return self._whole

@@ -39,7 +39,7 @@ from attnscope.attention.topk import topk
 from attnscope.attention.visibility import Visibility
 
 CLOSE_ROWS = 256  # whose distances are counted from the first of them
-ROWS_PER_SORT = 64  # early rows of a causal text reach few keys: no more than those are sorted
+ROWS_PER_SORT = 32  # early rows of a causal text reach few keys: no more than those are sorted
 TINY = torch.finfo(torch.float32).tiny
 SLACK = 1e-6  # of a row: equal weights that reach a share exactly, such as 19 of 20, are not left to rounding
 

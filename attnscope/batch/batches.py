@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from attnscope.batch.job import Job
     from attnscope.model.loading import LoadedModel
 
-WINDOW_BYTES = 96 * 2**20  # kept results of the texts that are sorted into batches together
-WINDOW_TEXTS = 512
+# Texts that are sorted into batches together, and what is kept of them: the first are read, and the last written, while
+# the model waits
+WINDOW_BYTES = 48 * 2**20
+WINDOW_TEXTS = 256
 BATCH_BYTES = 12 * 2**20  # of one layer's matrices: beyond a few caches' size a CPU gains nothing
 
 

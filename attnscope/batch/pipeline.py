@@ -7,6 +7,7 @@ is that text's failure; what is wrong with the disk or the model ends the run, w
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from attnscope.batch.worker import Worker
 
 FIRST_FAILURES = 3
+TURN_SECONDS = 2e-4
 T = TypeVar("T")
 
 
@@ -89,7 +91,7 @@ def run_shards(
     tally = Tally()
     windows = ahead(window for shard in shards for window in worker.windows(shard))
     # the writer ends first: what is measured is committed also where the corpus is a pipe that says nothing more
-    with _loaded_once(), closing(windows), Writing(open_writer, commit) as writing:
+    with _loaded_once(), _short_turns(), closing(windows), Writing(open_writer, commit) as writing:
         for window in windows:
             measured = worker.measure(window, stop)
             if measured is None:
@@ -180,6 +182,21 @@ def _loaded_once() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Let no thread hold the interpreter for long while another waits for it.
+
+    Reading a text is all Python: at the usual five milliseconds a turn, every operator of the model, most of them
+    shorter, waits that long for it, and a core has nothing to do.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, TURN_SECONDS))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _refused(failure: Failure) -> InputError:

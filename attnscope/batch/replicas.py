@@ -10,7 +10,7 @@ import copy
 import os
 import queue
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -34,7 +34,7 @@ class Replicas:
         self.loaded = loaded
         self.threads = min(MOST_REPLICAS, _cores()) if loaded.device == "cpu" else 1
         self._free: queue.Queue[LoadedModel] = queue.Queue()
-        self._made = False
+        self._pool: ThreadPoolExecutor | None = None
 
     def each(
         self, work: Callable[[LoadedModel, G], T], groups: Sequence[G], stop: Callable[[], bool]
@@ -47,7 +47,7 @@ class Replicas:
                     return None
                 done.append(work(self.loaded, group))
             return done
-        self._make()
+        pool = self._pool = self._pool or self._made()
 
         def one(group: G) -> T | None:
             if stop():
@@ -58,18 +58,23 @@ class Replicas:
             finally:
                 self._free.put(loaded)
 
-        with _one_core_each(self.threads), ThreadPoolExecutor(self.threads) as pool:
-            results = list(pool.map(one, groups))
+        with _one_core_each(self.threads):
+            begun = [pool.submit(one, group) for group in groups]
+            try:
+                results = [each.result() for each in begun]
+            finally:  # where one fails, none goes on behind the caller's back
+                for each in begun:
+                    each.cancel()
+                wait(begun)
         return None if any(result is None for result in results) else [one for one in results if one is not None]
 
-    def _make(self) -> None:
-        if self._made:
-            return
-        self._made = True
+    def _made(self) -> ThreadPoolExecutor:
+        """The replicas, and the threads that run them until nobody holds them."""
         self._free.put(self.loaded)
         for _ in range(self.threads - 1):
             shared = {id(weights): weights for weights in self.loaded.model.parameters()}
             self._free.put(replace(self.loaded, model=copy.deepcopy(self.loaded.model, shared)))
+        return ThreadPoolExecutor(self.threads, "replica")
 
 
 def _cores() -> int:

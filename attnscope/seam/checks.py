@@ -63,8 +63,11 @@ def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
     blind = not bool(sees_BHQ.all())  # rows that see nothing are uniform in eager attention
     largest = []
     for a, b in P.blocks():
-        hidden = P.rows(a, b) * (~call.visible.rows(a, b).to(P.device)).float()  # several times as fast as a fill
-        largest.append((hidden * sees_BHQ[..., a:b, None] if blind else hidden).max())
+        hidden = (~call.visible.rows(a, b).to(P.device)).float()  # a product is several times as fast as a fill
+        hidden = hidden * sees_BHQ[..., a:b, None] if blind else hidden
+        shared = [axis for axis in (0, 1) if hidden.shape[axis] == 1]  # by texts or heads: of those the largest
+        most = P.rows(a, b).amax(shared, keepdim=True) if shared else P.rows(a, b)
+        largest.append((most * hidden).max())
     return row_sum, float(torch.stack(largest).max())
 
 

@@ -284,7 +284,7 @@ class _Listener:
         """One Visibility per mask: layers that share a mask share its counts."""
         Q, K, mask = given["query"].shape[2], given["key"].shape[2], given.get("attention_mask")
         if isinstance(mask, Tensor):
-            return self._shared(id(mask), mask, lambda: Visibility(Q, K, mask[..., :K], device=mask.device))
+            return self._shared(id(mask), mask, lambda: Visibility(Q, K, _one(mask)[..., :K], device=mask.device))
         causal = given.get("is_causal")
         causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
         device = given["query"].device
@@ -303,6 +303,12 @@ class _Listener:
             return index
         number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", self.paths[module])
         return int(number[1]) if number else 0
+
+
+def _one(mask: Tensor) -> Tensor:
+    """The mask of one text where all have the same; a look at a device's would make the host wait for it."""
+    same = len(mask) > 1 and mask.device.type == "cpu" and torch.equal(mask[1:], mask[:-1])
+    return mask[:1] if same else mask
 
 
 def _bare(model: nn.Module) -> nn.Module:

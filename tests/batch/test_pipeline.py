@@ -1,12 +1,18 @@
 """What runs beside the model: items made ahead of it, windows written behind it, and their errors."""
 
+import sys
 import threading
 from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
-from attnscope.batch.pipeline import Writing, ahead
+from attnscope.batch.items import Item
+from attnscope.batch.job import Job
+from attnscope.batch.pipeline import Writing, ahead, run_shards
+from attnscope.batch.replicas import Replicas
+from attnscope.batch.shards import Shard
+from attnscope.batch.worker import Worker
 
 SECONDS = 20
 
@@ -130,3 +136,40 @@ def test_a_window_is_written_while_the_next_is_measured():
         assert begun.wait(SECONDS)  # put has returned, and it is still being written
         go_on.set()
         writing.finish()
+
+
+def test_the_same_threads_run_every_window_and_none_goes_on_behind_an_error(tiny):
+    replicas = Replicas(tiny)
+    replicas.threads = 2
+    both, done = threading.Barrier(2), []
+
+    def meet(loaded, group):
+        both.wait(SECONDS)
+        return threading.current_thread()
+
+    first, second = ({*replicas.each(meet, [0, 1], lambda: False)} for _ in range(2))
+    assert len(first) == 2
+    assert first == second
+
+    def fail(loaded, group):
+        both.wait(SECONDS)
+        if group == 0:
+            raise KeyError("model")
+        done.append(group)
+
+    with pytest.raises(KeyError, match="model"):
+        replicas.each(fail, [0, 1], lambda: False)
+    assert done == [1]
+
+
+def test_while_shards_run_no_thread_holds_the_interpreter_for_long(tiny):
+    before, seen = sys.getswitchinterval(), []
+    shard = Shard((Item(0, "f", 1, "0", "the bank"),))
+
+    def stop():
+        seen.append(sys.getswitchinterval())
+        return False
+
+    run_shards(Worker(Job(), tiny), [shard], lambda shard: Recorder(shard, []), [].append, stop)
+    assert max(seen) < before
+    assert sys.getswitchinterval() == before
