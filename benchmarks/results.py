@@ -59,10 +59,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the tables into RESULTS.md")
     parser.add_argument("--keep", metavar="NAME")
     parser.add_argument("--limit", type=float, default=600, help="seconds that the command may take")
-    parser.add_argument("command", nargs="*")
-    options = parser.parse_args()
+    ours = [*sys.argv[1:], "--"]
+    options = parser.parse_args(ours[: ours.index("--")])
     if options.keep:
-        sys.exit(keep(options.file, options.keep, options.limit, options.command))
+        sys.exit(keep(options.file, options.keep, options.limit, ours[ours.index("--") + 1 : -1]))
     for line in options.file.read_text(encoding="utf-8").splitlines():
         part = json.loads(line)
         title, text = f"CUDA: {part['part']}", section(part)

@@ -86,9 +86,9 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "an engine": {
         "seam/engines.py": (
             ("\n@dataclass(frozen=True)\nclass Altered", ENGINE.rstrip("\n") + "\n\n"),
-            ("Fused(), Tiled(), Compiled())}", "Recomputed(), "),
+            ("Fused(), Tiled(), Compiled(), OnCard())}", "Recomputed(), "),
         ),
-        "cli/options.py": (('"fused", "tiles", "numba"],', '"recomputed", '),),
+        "cli/options.py": (('"fused", "tiles", "numba", "triton"],', '"recomputed", '),),
     },
     "a command": {
         "cli/tokens.py": (("", COMMAND),),

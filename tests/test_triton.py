@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.triton_kernel import operator
-from attnscope.attention.triton_kernel.operator import TritonAttention, _device_can, usable
+from attnscope.attention.triton_kernel.operator import TritonAttention, device_can, usable
 from attnscope.attention.visibility import Visibility
 from helpers.pretend import pretend
 
@@ -99,11 +99,11 @@ def test_without_a_card_the_tiles_answer() -> None:
 
 def test_a_device_that_is_pretended_is_none_for_triton() -> None:
     with pretend():
-        assert not _device_can.__wrapped__(torch.device("cuda:0"))
+        assert not device_can.__wrapped__(torch.device("cuda:0"))
 
 
 def test_what_the_kernels_cannot_take_is_left_to_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.attention.triton_kernel.operator._device_can", lambda device: True)
+    monkeypatch.setattr("attnscope.attention.triton_kernel.operator.device_can", lambda device: True)
     assert usable(call(torch.bfloat16, 256))
     assert not usable(call(torch.bfloat16, 257))
     assert not usable(call(torch.float32))
@@ -113,11 +113,11 @@ def test_what_the_kernels_cannot_take_is_left_to_the_tiles(monkeypatch: pytest.M
 
 
 def test_a_machine_without_triton_is_asked_for_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    _device_can.cache_clear()
+    device_can.cache_clear()
     monkeypatch.setattr("attnscope.attention.triton_kernel.operator.find_spec", lambda name: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("asked"))
     assert not usable(call())
-    _device_can.cache_clear()
+    device_can.cache_clear()
 
 
 def test_the_room_is_imported_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:

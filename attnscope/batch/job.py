@@ -61,7 +61,7 @@ class Job:
     batch_tokens: int | None = None
     shard_bytes: int = 64 * 2**20
     strict: bool = False
-    engine: Literal["auto", "eager", "fused", "tiles", "numba"] = "auto"
+    engine: Literal["auto", "eager", "fused", "tiles", "numba", "triton"] = "auto"
     query_field: str | None = None
     key_field: str | None = None
     max_tokens: int | None = None

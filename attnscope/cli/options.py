@@ -133,7 +133,7 @@ class EngineName:
 
     panel = "Engine"
     engine: Annotated[
-        Literal["auto", "eager", "fused", "tiles", "numba"],
+        Literal["auto", "eager", "fused", "tiles", "numba", "triton"],
         Option(
             help="eager: the model's own matrices; fused: none is made, the fastest way there is; tiles, numba: that "
             "one; auto: eager where a layer's fit."

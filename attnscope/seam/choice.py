@@ -6,15 +6,16 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from attnscope.attention.triton_kernel import device_can
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes
 from attnscope.model.geometry import Geometry, tokens_that_fit
-from attnscope.seam.engines import ENGINES, Eager, Engine, Tiled, engine_named
+from attnscope.seam.engines import ENGINES, Eager, Engine, OnCard, Tiled, engine_named
 from attnscope.seam.listen import calls_interface, listen
 
 if TYPE_CHECKING:
-    import torch
-
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.call import AttentionCall
     from attnscope.text.prompt import Prompt
@@ -44,6 +45,11 @@ def choose(
         if not can_fuse:
             kind = loaded.geometry.model_type
             raise UsageError(f"{kind} attends where the fused engine cannot ask for q and k", "use {engine=eager}")
+        if name == OnCard.name and not device_can(torch.device(loaded.device)):
+            raise UsageError(
+                f"{{engine=triton}} needs Triton and a CUDA device from Ampere on, and the model is on {loaded.device}",
+                "use {engine=fused}, the fastest that can",
+            )
         return engine_named(name, listen)
     eager, free, width = ENGINES["eager"], free_memory(loaded.device), DTYPE_BYTES[loaded.dtype]
     room = free if name == "eager" else round(free * SHARE)
@@ -86,8 +92,6 @@ def difference(loaded: LoadedModel, prompt: Prompt) -> float | None:
 
     None where the model cannot be run with eager attention.
     """
-    import torch
-
     ids_BT = torch.tensor([prompt.ids[:COMPARED_TOKENS]], device=loaded.device)
     eager: dict[Any, torch.Tensor] = {}
     found: list[float] = []

@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.attention.compiled import CompiledAttention, installed, usable
+from attnscope.attention import compiled, triton_kernel
+from attnscope.attention.compiled import CompiledAttention
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
+from attnscope.attention.triton_kernel import TritonAttention
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.geometry import Geometry, eager_bytes, fused_bytes
 from attnscope.seam.call import AttentionCall, CallCheck, Place
@@ -142,8 +144,20 @@ class Compiled(Tiled):
         return CompiledAttention(spec)
 
 
+class OnCard(Tiled):
+    """Kernels for CUDA, once they have proven themselves there; what they do not know is left to the tiles."""
+
+    name = "triton"
+
+    def operator(self, spec: AttentionSpec) -> TiledAttention:
+        return TritonAttention(spec)
+
+
 # The operators with a kernel, and whether they read a call faster than the tiles: the first that does is taken.
-FASTEST: tuple[tuple[type[TiledAttention], Callable[[AttentionSpec], bool]], ...] = ((CompiledAttention, usable),)
+FASTEST: tuple[tuple[type[TiledAttention], Callable[[AttentionSpec], bool]], ...] = (
+    (TritonAttention, triton_kernel.usable),
+    (CompiledAttention, compiled.usable),
+)
 
 
 class Fused(Tiled):
@@ -221,7 +235,7 @@ class Altered(Engine):
 
 
 # By what `--engine` says; "auto" chooses between them.
-ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in (Eager(), Fused(), Tiled(), Compiled())}
+ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in (Eager(), Fused(), Tiled(), Compiled(), OnCard())}
 BESIDE: Mapping[str, Engine] = {name: Beside(engine) for name, engine in ENGINES.items() if isinstance(engine, Tiled)}
 
 
@@ -229,7 +243,7 @@ def engine_named(name: str, listen: bool = False) -> Engine:
     """The engine of a name; with `listen`, the one that leaves the outputs to the model. Raises UsageError."""
     if name not in ENGINES:
         raise UsageError(f"there is no engine {name!r}", f"the engines are {', '.join(['auto', *ENGINES])}")
-    if name == Compiled.name and not installed():
+    if name == Compiled.name and not compiled.installed():
         raise UsageError("{engine=numba} needs Numba, which is not installed", "pip install 'attnscope[fast]'")
     return BESIDE.get(name, ENGINES[name]) if listen else ENGINES[name]
 

@@ -149,7 +149,8 @@ class Tiling:
 
         while start < visible.queries:
             keys = tile(FEWEST_ROWS)[1]
-            rows = max(FEWEST_ROWS, min(tallest, numbers // max(1, keys.stop - keys.start)) // FEWEST_ROWS * FEWEST_ROWS)
+            most = min(tallest, numbers // max(1, keys.stop - keys.start))
+            rows = max(FEWEST_ROWS, most // FEWEST_ROWS * FEWEST_ROWS)
             # the first rows of a causal text see few keys, those that would follow them in their tile many
             while rows > FEWEST_ROWS and rows * (tile(rows)[1].stop - keys.start) > 2 * numbers:
                 rows = max(FEWEST_ROWS, rows // 2 // FEWEST_ROWS * FEWEST_ROWS)

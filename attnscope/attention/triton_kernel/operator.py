@@ -80,11 +80,11 @@ def usable(spec: AttentionSpec) -> bool:
     dtypes = (*DTYPES, torch.float32) if _interpreted() else DTYPES
     fits = q.dtype in dtypes and q.dtype == k.dtype == v.dtype and max(q.shape[-1], v.shape[-1]) <= WIDEST
     some = min(q.numel(), k.numel()) > 0 and spec.scale > 0
-    return fits and some and _device_can(spec.device)
+    return fits and some and device_can(spec.device)
 
 
 @cache
-def _device_can(device: torch.device) -> bool:
+def device_can(device: torch.device) -> bool:
     """CUDA from Ampere on; a CPU where Triton was told to interpret."""
     if find_spec("triton") is None:
         return False
