@@ -55,7 +55,7 @@ class PerToken:
             weight_BHT, uniform_BHT = layer.per_kv_head(weight_BHT), layer.per_kv_head(uniform_BHT)
         weight_BHT, uniform_BHT = weight_BHT[:, heads], uniform_BHT[:, heads]
         hidden_BHT = uniform_BHT < HIDDEN
-        return TokenWeights(heads, *(one.masked_fill(hidden_BHT, torch.nan).cpu() for one in (weight_BHT, uniform_BHT)))
+        return TokenWeights(heads, *(one.masked_fill(hidden_BHT, torch.nan) for one in (weight_BHT, uniform_BHT)))
 
     def _answer(self, found: Tensor) -> Tensor:
         return found[..., 0] if isinstance(self.question, Features) else found

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Question, Received, TopK
@@ -125,14 +126,14 @@ class Probe(Protocol):
         """The questions that the layer's pass should answer."""
 
     def keep(self, layer: Layer, answers: Answers) -> Any:
-        """What stays of the layer, small and on the CPU; None where there is nothing to keep."""
+        """What stays of the layer, small, moved to the CPU with what others keep; None where there is nothing."""
 
 
 def run_probes(probes: Mapping[str, Probe], layer: Layer) -> dict[str, Any]:
     """What each probe keeps of a layer; all their questions are answered in one pass."""
     asked = chain.from_iterable(probe.asks(layer) for probe in probes.values())
     answers = layer.P.together(asked)
-    return {name: probe.keep(layer, answers) for name, probe in probes.items()}
+    return on_host({name: probe.keep(layer, answers) for name, probe in probes.items()})
 
 
 class LayerScores(NamedTuple):
@@ -159,7 +160,7 @@ class HeadScores:
         return questions(self.ids, layer.texts)
 
     def keep(self, layer: Layer, answers: Answers) -> LayerScores:
-        values = _on_cpu(means(layer.P, layer.texts, answers, self.ids))
+        values = means(layer.P, layer.texts, answers, self.ids)
         return LayerScores(values, *self._null(layer), layer.P.heads, layer.kv_heads)
 
     def _null(self, layer: Layer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -167,10 +168,7 @@ class HeadScores:
         visible = layer.P.visible
         if visible not in self._uniform:
             P = UniformAttention(visible)
-            self._uniform[visible] = (
-                _on_cpu(measure(P, layer.texts, self.ids)),
-                _on_cpu(support(P, layer.texts)),
-            )
+            self._uniform[visible] = on_host((measure(P, layer.texts, self.ids), support(P, layer.texts)))
         return self._uniform[visible]
 
 
@@ -204,7 +202,7 @@ class TopRelation:
         weight_BH = weight_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
         key_BH = key_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
         weight_BH = weight_BH.masked_fill(torch.isneginf(best.values[..., 0]), torch.nan)
-        return Relation(**_on_cpu({"weight": weight_BH, "query": best.indices[..., 0], "key": key_BH}))
+        return Relation(weight_BH, best.indices[..., 0], key_BH)
 
 
 class KeyMass(NamedTuple):
@@ -233,8 +231,7 @@ class TopKey:
         mass_BHK = layer.per_kv_head(answers[asked]) if self.view.by_kv else answers[asked]
         top, kept = mass_BHK.max(-1), self.view.kept(layer)
         kept_BHK = mass_BHK if len(kept) == mass_BHK.shape[1] else mass_BHK[:, kept]
-        found = _on_cpu({"mass": top.values, "key": top.indices, "received": kept_BHK.sum(1)})
-        return KeyMass(**found, kept=len(kept))
+        return KeyMass(top.values, top.indices, kept_BHK.sum(1), len(kept))
 
 
 @dataclass(frozen=True)
@@ -252,11 +249,13 @@ class Weights:
         return torch.cat(blocks, 2) if len(blocks) > 1 else blocks[0] if blocks else None
 
 
-def _on_cpu(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All on the CPU; those of one dtype in one copy, since the host waits for the device in each."""
-    moved: dict[str, Tensor] = {}
-    for dtype in {value.dtype for value in found.values()}:
-        same = {name: value for name, value in found.items() if value.dtype == dtype}
-        parts = torch.cat([value.flatten() for value in same.values()]).cpu().split([x.numel() for x in same.values()])
-        moved |= {name: part.view(value.shape) for (name, value), part in zip(same.items(), parts, strict=True)}
-    return {name: moved[name] for name in found}
+def on_host(kept: Any) -> Any:
+    """What was kept, whatever holds it, with its tensors on the CPU: in one copy, since each has the host wait."""
+    leaves, form = tree_flatten(kept)
+    away = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.device.type != "cpu"]
+    away.sort(key=lambda place: -leaves[place].element_size())  # so that each lies where its dtype may
+    parts = [leaves[place].flatten().view(torch.uint8) for place in away]
+    moved = torch.cat(parts).cpu().split([len(part) for part in parts]) if parts else ()
+    for place, part in zip(away, moved, strict=True):
+        leaves[place] = part.view(leaves[place].dtype).view(leaves[place].shape)
+    return tree_unflatten(leaves, form)

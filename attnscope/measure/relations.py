@@ -63,7 +63,7 @@ class TopKeys:
         else:
             weight, key = self._from_rows(layer, heads)
         every = range(weight.shape[2])
-        return [KeptKeys(heads, *pair, every) for pair in zip(weight.cpu(), key.cpu(), strict=True)]
+        return [KeptKeys(heads, *pair, every) for pair in zip(weight, key, strict=True)]
 
     def _top(self, layer: Layer) -> TopK:
         heads = self.view.kept(layer)
@@ -107,7 +107,7 @@ class ChosenKeys:
         else:
             found = answers[self._question(layer)] if self.view.of_heads else self._from_rows(layer, heads)
         kept = zip(self.query, found, strict=True)
-        return [KeptKeys(heads, weight.cpu(), key.cpu(), query) for query, (weight, key) in kept]
+        return [KeptKeys(heads, weight, key, query) for query, (weight, key) in kept]
 
     def _question(self, layer: Layer, heads: Sequence[int] | None = None) -> Strongest:
         of = self.view.kept(layer) if heads is None else heads

@@ -58,7 +58,7 @@ class SpanMass:
         pairs = (one.expand(layer.P.batch, layer.P.heads, -1, -1) for one in found)
         if self.view.by_kv:
             pairs = (layer.per_kv_head(one.contiguous()) for one in pairs)
-        return SpanPairs(heads, *(one[:, heads].cpu() for one in pairs))
+        return SpanPairs(heads, *(one[:, heads] for one in pairs))
 
     def _here(self, layer: Layer) -> Features:
         return Features(layer.here(self._question.features))

@@ -57,18 +57,20 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
     """Largest |row sum - 1| (None with sink logits), and the largest weight on a masked key."""
     P = call.P
-    sees_BHQ = call.visible.counts_BHQ.to(P.device) > 0
-    with_sinks = call.spec is not None and call.spec.row_sinks is not None
-    row_sum = None if with_sinks else float(((P.row_sum() - 1).abs() * sees_BHQ).max())
-    blind = not bool(sees_BHQ.all())  # rows that see nothing are uniform in eager attention
+    sees_BHQ = (
+        call.visible.counts_BHQ.to(P.device) > 0
+    ).float()  # rows that see nothing are uniform in eager attention
     largest = []
     for a, b in P.blocks():
         hidden = (~call.visible.rows(a, b).to(P.device)).float()  # a product is several times as fast as a fill
-        hidden = hidden * sees_BHQ[..., a:b, None] if blind else hidden
+        hidden = hidden * sees_BHQ[..., a:b, None] if call.visible.mask is not None else hidden
         shared = [axis for axis in (0, 1) if hidden.shape[axis] == 1]  # by texts or heads: of those the largest
         most = P.rows(a, b).amax(shared, keepdim=True) if shared else P.rows(a, b)
         largest.append((most * hidden).max())
-    return row_sum, float(torch.stack(largest).max())
+    off = ((P.row_sum() - 1).abs() * sees_BHQ).max()
+    row_sum, masked = torch.stack([off, torch.stack(largest).max()]).tolist()  # one look of the host at the device
+    with_sinks = call.spec is not None and call.spec.row_sinks is not None
+    return None if with_sinks else row_sum, masked
 
 
 def _value_error(call: AttentionCall, spec: AttentionSpec, output_BQHV: Tensor) -> float | None:
