@@ -1,6 +1,11 @@
-"""RESULTS.md: a section a benchmark, each written by its own script."""
+"""RESULTS.md: a section a benchmark, each written by its own script, or all that gpu.sh ran on a card:
 
+python benchmarks/results.py gpu.jsonl
+"""
+
+import json
 import re
+import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -17,3 +22,25 @@ def update_section(title: str, text: str, results: Path = RESULTS) -> None:
         rest = before[found.end() :]
         after = before[: found.start()] + section + ("\n" + rest if rest else "")
     results.write_text(after, encoding="utf-8")
+
+
+def of_a_visit(records: Path, results: Path = RESULTS) -> list[str]:
+    """Put what the parts of a visit said into the file, and name those that failed.
+
+    A part that printed a table gives the table, any other the last lines of what it said.
+    """
+    failed = []
+    for line in records.read_text(encoding="utf-8").splitlines():
+        part = json.loads(line)
+        said = part["said"].strip().splitlines()
+        table = next((row for row, text in enumerate(said) if text.startswith("|")), None)
+        shown = said[max(0, table - 2) :] if table is not None else ["```", *said[-12:], "```"]
+        how = f"`{part['command']}`: code {part['code']}, {part['seconds']} s."
+        update_section(f"On a card: {part['part']}", "\n".join([how, "", *shown]), results)
+        failed += [part["part"]] if part["code"] else []
+    return failed
+
+
+if __name__ == "__main__":
+    if failed := of_a_visit(Path(sys.argv[1])):
+        raise SystemExit(f"these parts failed: {', '.join(failed)}")
