@@ -34,11 +34,11 @@ engines() { # TOKENS SECONDS
 part "Environment" 60 python -m attnscope doctor
 part "Card" 20 nvidia-smi
 part "Kernels beside the tiles" 180 python -m pytest -q -n 0 -p no:cacheprovider tests/triton_kernels.py
-part "Commands (float32)" 120 python benchmarks/paths.py --device "$device"
+part "Commands (float32)" 240 python benchmarks/paths.py --device "$device"
 part "Kernels, timed" 120 python benchmarks/kernels.py --device "$device" --tokens 2048,8192,32768
 engines 2048 60
 engines 8192 90
-part "Commands (bfloat16)" 120 python benchmarks/paths.py --device "$device" --dtype bfloat16
+part "Commands (bfloat16)" 240 python benchmarks/paths.py --device "$device" --dtype bfloat16
 engines 32768 180
 part "GPU tests" 300 python -m pytest -q -n 0 -m gpu -p no:cacheprovider
 engines 131072 600
