@@ -1,38 +1,52 @@
 #!/usr/bin/env bash
-# What a visit of ten minutes to a card should run, the most wanted first. Each part is whole in itself, what fails or
-# takes too long is kept as such, and one file comes out.
+# What a visit to a card should run, the most important first; each part is whole in itself and has a limit of its own.
 #
-#   benchmarks/gpu.sh gpu.jsonl                    # on CUDA, with the package and its [test] extra installed
-#   DEVICE=cpu benchmarks/gpu.sh rehearsal.jsonl   # the same parts without a card, at small sizes
-#   python benchmarks/results.py gpu.jsonl         # its tables; --write puts them into RESULTS.md
+#     bash benchmarks/gpu.sh gpu.jsonl          # about ten minutes, about an hour with `long` behind it
+#     python benchmarks/results.py gpu.jsonl    # anywhere: its tables into RESULTS.md
+#
+# A record a part: {"part", "command", "code", "seconds", "said"}. What was run before is kept: a visit that was cut off
+# goes on with the parts that are missing.
 set -u
-cd "$(dirname "$0")/.."
-out=$(realpath -m "${1:?the file that is to be written}")
-device=${DEVICE:-cuda}
-rm -f "$out"
+cd "$(dirname "$0")/.." || exit
+out=${1:-gpu.jsonl} long=${2:-} device=${DEVICE:-cuda:0}
+export HF_HUB_OFFLINE=1 PYTHONPATH="$PWD:$PWD/tests:${PYTHONPATH:-}"
+touch "$out"
 
-part() { # seconds, name, command
-  python benchmarks/results.py "$out" --keep "$2" --limit "$1" -- "${@:3}"
-}
-engines() { # seconds, name, options
-  part "$1" "$2" python benchmarks/engines.py --device "$device" --runs 1 --processes 1 "${@:3}"
+part() { # NAME SECONDS COMMAND...
+  local name=$1 limit=$2 said code start=$SECONDS
+  shift 2
+  grep -qF "\"part\": \"$name\"" "$out" && return
+  said=$(timeout "$limit" "$@" 2>&1)
+  code=$?
+  printf '%s: code %s, %s s\n' "$name" "$code" $((SECONDS - start)) >&2
+  printf '%s' "$said" | python -c '
+import json, sys
+name, code, seconds, *command = sys.argv[1:]
+record = {"part": name, "command": " ".join(command), "code": int(code), "seconds": int(seconds)}
+print(json.dumps(record | {"said": sys.stdin.read()[-20000:]}))' "$name" "$code" $((SECONDS - start)) "$@" >>"$out"
 }
 
-if [ "$device" = cpu ]; then
-  lengths=(64 128) size=() texts=50 heads=24
-else
-  lengths=(2048 8192 32768 131072) size=(--large) texts=2000 heads=672
+engines() { # TOKENS SECONDS
+  part "Engines ($device, $1 tokens)" "$2" python benchmarks/engines.py --device "$device" --large --tokens "$1" \
+    --ways plain,fused-statistics,fused-24-heads,fused-listening --runs 2 --processes 1
+}
+
+part "Environment" 60 python -m attnscope doctor
+part "Card" 20 nvidia-smi
+part "Kernels beside the tiles" 180 python -m pytest -q -n 0 -p no:cacheprovider tests/triton_kernels.py
+part "Commands (float32)" 240 python benchmarks/paths.py --device "$device"
+part "Kernels, timed" 120 python benchmarks/kernels.py --device "$device" --tokens 2048,8192,32768
+engines 2048 60
+engines 8192 90
+part "Commands (bfloat16)" 240 python benchmarks/paths.py --device "$device" --dtype bfloat16
+engines 32768 180
+part "GPU tests" 300 python -m pytest -q -n 0 -m gpu -p no:cacheprovider
+engines 131072 600
+if [ "$long" = long ]; then
+  part "Kernels beside the tiles, every option" 1800 \
+    python -m pytest -q -n 0 -m slow -p no:cacheprovider tests/triton_kernels.py
+  part "Eager and output_attentions ($device)" 600 python benchmarks/engines.py --device "$device" --large \
+    --tokens 2048 --ways plain,eager,output_attentions --runs 2 --processes 1
+  part "Figures" 300 python benchmarks/figures.py
+  part "Batch" 1200 python benchmarks/batch.py
 fi
-
-part 60 "environment" python benchmarks/gpu.py environment --device "$device"
-part 120 "the commands" python benchmarks/gpu.py commands --device "$device"
-part 120 "the kernels" python benchmarks/gpu.py kernels --device "$device" "${size[@]}"
-part 90 "parity" python benchmarks/gpu.py parity --device "$device" "${size[@]}"
-for tokens in "${lengths[@]}"; do
-  engines 150 "engines, $tokens tokens" --tokens "$tokens" --ways plain,fused,fused-24-heads,fused-listening "${size[@]}"
-done
-engines 90 "eager, ${lengths[0]} tokens" --tokens "${lengths[0]}" --ways plain,eager,output_attentions "${size[@]}"
-part 120 "the tests" python -m pytest -q -n 0 -m gpu tests/test_gpu.py
-part 60 "figures" python benchmarks/figures.py --heads "$heads"
-part 120 "batch" python benchmarks/batch.py --texts "$texts" --rounds 1 --device "$device"
-echo "$out" >&2

@@ -1,16 +1,11 @@
-"""RESULTS.md: a section a benchmark, each written by its own script; and the file of a visit to a card, by gpu.sh.
+"""RESULTS.md: a section a benchmark, each written by its own script, or all that gpu.sh ran on a card:
 
-python benchmarks/results.py gpu.jsonl              # its tables
-python benchmarks/results.py gpu.jsonl --write      # and into RESULTS.md
-python benchmarks/results.py gpu.jsonl --keep NAME --limit 60 -- COMMAND      # adds what the command prints
+python benchmarks/results.py gpu.jsonl
 """
 
-import argparse
 import json
 import re
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -29,47 +24,23 @@ def update_section(title: str, text: str, results: Path = RESULTS) -> None:
     results.write_text(after, encoding="utf-8")
 
 
-def keep(path: Path, name: str, limit: float, command: list[str]) -> int:
-    """Run a command and add a line of JSON with what it printed, how it ended and how long it took."""
-    start, code = time.perf_counter(), 124
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-        code, printed, complaints = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired as stopped:
-        printed, complaints = (part.decode() if part else "" for part in (stopped.stdout, stopped.stderr))
-    part = {"part": name, "command": command, "exit": code, "seconds": round(time.perf_counter() - start, 1)}
-    part |= {"printed": printed[-20_000:], "complaints": complaints[-2_000:]}
-    with open(path, "a", encoding="utf-8") as stream:
-        stream.write(json.dumps(part) + "\n")
-    print(f"{name}: exit {code}, {part['seconds']:.0f} s", file=sys.stderr)
-    return code
+def of_a_visit(records: Path, results: Path = RESULTS) -> list[str]:
+    """Put what the parts of a visit said into the file, and name those that failed.
 
-
-def section(part: dict) -> str:
-    """A part in Markdown: its command, how it ended, its tables, or what it complained of."""
-    end = "" if part["exit"] == 0 else ", stopped at its limit" if part["exit"] == 124 else f", exit {part['exit']}"
-    said = part["printed"].strip() or f"    {part['complaints'].strip()[-300:]}"
-    command = " ".join("python" if word.endswith("/python") else word for word in part["command"])
-    return f"`{command}`, {part['seconds']:.0f} s{end}.\n\n{said}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--write", action="store_true", help="write the tables into RESULTS.md")
-    parser.add_argument("--keep", metavar="NAME")
-    parser.add_argument("--limit", type=float, default=600, help="seconds that the command may take")
-    ours = [*sys.argv[1:], "--"]
-    options = parser.parse_args(ours[: ours.index("--")])
-    if options.keep:
-        sys.exit(keep(options.file, options.keep, options.limit, ours[ours.index("--") + 1 : -1]))
-    for line in options.file.read_text(encoding="utf-8").splitlines():
+    A part that printed a table gives the table, any other the last lines of what it said.
+    """
+    failed = []
+    for line in records.read_text(encoding="utf-8").splitlines():
         part = json.loads(line)
-        title, text = f"CUDA: {part['part']}", section(part)
-        print(f"## {title}\n\n{text}\n")
-        if options.write:
-            update_section(title, text)
+        said = part["said"].strip().splitlines()
+        table = next((row for row, text in enumerate(said) if text.startswith("|")), None)
+        shown = said[max(0, table - 2) :] if table is not None else ["```", *said[-12:], "```"]
+        how = f"`{part['command']}`: code {part['code']}, {part['seconds']} s."
+        update_section(f"On a card: {part['part']}", "\n".join([how, "", *shown]), results)
+        failed += [part["part"]] if part["code"] else []
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    if failed := of_a_visit(Path(sys.argv[1])):
+        raise SystemExit(f"these parts failed: {', '.join(failed)}")

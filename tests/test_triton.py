@@ -8,6 +8,7 @@ import os
 import runpy
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -55,6 +56,12 @@ def test_interpreted_kernels_answer_as_the_tiles_do_under_every_option() -> None
     run("pytest", "-q", "-n", "0", "-m", "slow", "tests/triton_kernels.py", TRITON_INTERPRET="1")
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_kernels_on_a_card_answer_as_the_tiles_do() -> None:
+    run("pytest", "-q", "-n", "0", "tests/triton_kernels.py", TRITON_INTERPRET="0")
+
+
 def compiled(asked: list[dict]) -> list[dict]:
     return [json.loads(line) for line in run("helpers.triton_compiled", json.dumps(asked)).splitlines()]
 
@@ -68,6 +75,11 @@ def test_statistics_compile_for_cards_that_are_not_here() -> None:
         assert row["M"] == 64
         assert row["stack"] == 0
         assert row["shared"] <= SHARED[row["arch"]]
+    page = (TESTS.parent / "docs/cuda.md").read_text("utf-8")
+    if f"(here {version('triton')})" in page:  # another compiler has other figures
+        cells = {(row["arch"], row["width"]): f"{row['registers']}, 0, {row['shared']:,}" for row in found}
+        for width in WIDTHS:
+            assert f"| `statistics` | {width} | 64 x 64 | {cells[80, width]} | {cells[90, width]} |" in page
 
 
 @with_triton

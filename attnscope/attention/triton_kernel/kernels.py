@@ -200,16 +200,16 @@ def _step(call, state, q_MD, text, head, row_M, low, N: tl.constexpr, EDGE: tl.c
     move = tl.where(mass > 0, move, 0.0)
     sum_M = tl.sum(p, 1)
     back_M, n = (row_M + (call.keys - call.queries) - low).to(tl.float32), n.to(tl.float32)
-    if call.CAUSAL:  # nothing is ahead: the difference of two sums loses no digits
-        back_M = back_M * sum_M - tl.sum(p * n[None, :], 1)
-    else:
-        back_M = tl.sum(p * (back_M[:, None] - n[None, :]), 1)
+    if EDGE or not call.CAUSAL:
+        moved_M = tl.sum(p * (back_M[:, None] - n[None, :]), 1)
+    else:  # counted from the block's last key, which lies behind every query: nothing cancels
+        moved_M = (back_M - (N - 1)) * sum_M + tl.sum(p * ((N - 1) - n)[None, :], 1)
     return (
         peak,
         alpha * mass + sum_M,
         alpha * (energy + mass * move) + tl.sum(p * t, 1),
         alpha * alpha * squares + tl.sum(p * p, 1),
-        alpha * far + back_M,
+        alpha * far + moved_M,
     )
 
 
