@@ -34,6 +34,7 @@ from attnscope.attention.compiled.shapes import (
     TOTAL,
 )
 from attnscope.attention.compiled.vectors import (
+    above,
     as_floats,
     ascending,
     at_least,
@@ -204,11 +205,19 @@ def set_bounds(classes, state, top):
 
 
 @njit(**OPTIONS)
+def any_strong(x, state):
+    """Whether any of a panel's row may be among the strongest."""
+    most = load(x)
+    for v in range(1, VECTORS):
+        most = larger(load(x + v * WIDTH), most)
+    return bits(at_least(most, splat(number(state + BOUND))))
+
+
+@njit(**OPTIONS)
 def keep_strongest(x, key, state, logits, keys, top):
     """Put those of a panel's row that belong there among the strongest, in order."""
-    bound = number(state + BOUND)
     for v in range(VECTORS):
-        found = bits(at_least(load(x + v * WIDTH), splat(bound)))
+        found = bits(at_least(load(x + v * WIDTH), splat(number(state + BOUND))))
         while found:
             lane = v * LANES + lowest(found)
             found &= found - 1
@@ -221,6 +230,9 @@ def keep_strongest(x, key, state, logits, keys, top):
                 c -= 1
             put(logits + 4 * c, value)
             put_integer(keys + 4 * c, I32(key + lane))
+    last = number(logits + 4 * top - 4)
+    if last >= number(state + BOUND):  # as many as are wanted: from here on equal ones are too few
+        put(state + BOUND, above(last))
 
 
 @njit(**OPTIONS)
@@ -336,7 +348,7 @@ def read_panels(a, start, rows, panel0, panel1):
             sums = given(a, "sums") + block * BLOCK * row_sums
             for i in range(BLOCK):
                 row, query = x + i * ROW, long(here + 16)
-                if top and integer(top_index + 4 * long(here + 24)) >= 0:
+                if top and integer(top_index + 4 * long(here + 24)) >= 0 and any_strong(row, state):
                     at = 4 * top * (block * BLOCK + i)
                     keep_strongest(row, key, state, best + at, best_keys + at, top)
                 if panel == 0:
