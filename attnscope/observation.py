@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -317,6 +318,8 @@ class Observation:
     def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
         """The columns of `relations` that are numbers; head is -1 where kv heads were averaged."""
         parts = list(self._relation_parts(min_weight))
+        if len(parts) == 1:
+            return parts[0]
         kinds = {name: np.float32 if name == "weight" else np.int32 for name in RELATION}
         return {
             name: np.concatenate([part[name] for part in parts], dtype=kind, casting="same_kind")
@@ -492,21 +495,25 @@ class Observation:
         if self.kept_keys is None:
             raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
         count, by_kv = len(self.units()), self.view.by_kv
-        for key, kept_keys in self.kept_keys.items():
-            weight_HQk, key_HQk = kept_keys.weight[:, :count].numpy(), kept_keys.key[:, :count].numpy()
-            query_Q = np.array(kept_keys.query[:count], np.int32)
+        for _, alike in groupby(self.kept_keys.items(), lambda one: one[1].weight.shape[1:]):
+            layers = list(alike)
+            weight_HQk = np.concatenate([kept.weight[:, :count].numpy() for _, kept in layers])
+            key_HQk = np.concatenate([kept.key[:, :count].numpy() for _, kept in layers], dtype=np.int32)
             keep = ~np.isnan(weight_HQk) & (key_HQk < count)
             if min_weight is not None:
                 keep &= weight_HQk >= min_weight
-            kept_HQ = keep.sum(-1)
-            heads = kept_keys.heads
-            head = np.repeat(np.array(heads, np.int32), kept_HQ.sum(-1))
-            query = np.repeat(np.tile(query_Q, len(heads)), kept_HQ.ravel())
+            which = [self._which(key, head) for key, kept in layers for head in kept.heads]
+            of_heads = np.array(which, np.int32).reshape(-1, 3).T[:, :, None, None]
+            layer, head, kv_head = (np.broadcast_to(number, keep.shape)[keep] for number in of_heads)
+            query_Qk = np.repeat(np.array(layers[0][1].query[:count], np.int32), keep.shape[2]).reshape(keep.shape[1:])
             yield {
-                "layer": np.full(head.shape, key.layer, np.int32),
-                "head": np.full(head.shape, -1, np.int32) if by_kv else head,
-                "kv_head": head if by_kv else self.kv_head(key, head),
-                "query": query,
+                "layer": layer,
+                "head": np.full_like(head, -1) if by_kv else head,
+                "kv_head": kv_head,
+                "query": np.broadcast_to(query_Qk, keep.shape)[keep],
                 "key": key_HQk[keep],
                 "weight": weight_HQk[keep],
             }
+
+    def _which(self, key: LayerKey, head: int) -> tuple[int, int, int]:
+        return key.layer, head, head if self.view.by_kv else self.kv_head(key, head)

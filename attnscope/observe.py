@@ -408,7 +408,7 @@ class _Reading:
             columns=self.columns[row],
             view=self.request.view,
             group=self.request.group,
-            support=PerLayer({key: _row_of(scores.support, row) for key, scores in self.kept["scores"].items()}),
+            support=PerLayer({key: counts[min(row, len(counts) - 1)] for key, counts in self.supports.items()}),
             visible=PerLayer({key: self._visible(key) for key in self.kv_of}),
             received=self._received(row)[:count],
             report=report,
@@ -468,6 +468,17 @@ class _Reading:
             return None
         group = self.request.rollout
         return probe.rolled(row, spans_of(self.prompts[row], group), group)
+
+    @cached_property
+    def supports(self) -> dict[LayerKey, list[dict[str, int]]]:
+        """The rows behind each layer's scores, per text; texts that share a mask may share one entry."""
+        known: dict[int, list[dict[str, int]]] = {}  # layers that share a mask share them
+        found: dict[LayerKey, list[dict[str, int]]] = {}
+        for key, scores in self.kept["scores"].items():
+            if id(scores.support) not in known:
+                known[id(scores.support)] = _least_of_heads(scores.support)
+            found[key] = known[id(scores.support)]
+        return found
 
     @cached_property
     def columns(self) -> list[HeadColumns]:
@@ -534,9 +545,10 @@ class _Reading:
 RELATIONS = ("relation_weight", "relation_query", "relation_key")
 
 
-def _row_of(counts: Mapping[str, torch.Tensor], row: int) -> dict[str, int]:
-    """One text's counts, the least of any head; texts that share a mask may share one row."""
-    return {name: int(count[min(row, len(count) - 1)].min()) for name, count in counts.items()}
+def _least_of_heads(counts: Mapping[str, torch.Tensor]) -> list[dict[str, int]]:
+    """Each text's counts (B or 1, H or 1), the least of any head."""
+    least = torch.stack(torch.broadcast_tensors(*(count.amin(1) for count in counts.values())), -1).tolist()
+    return [dict(zip(counts, row, strict=True)) for row in least]
 
 
 def _which(kv_of: Mapping[LayerKey, tuple[int, int]], view: View) -> dict[str, np.ndarray]:

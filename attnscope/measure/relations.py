@@ -63,7 +63,7 @@ class TopKeys:
         else:
             weight, key = self._from_rows(layer, heads)
         every = range(weight.shape[2])
-        return [KeptKeys(heads, *pair, every) for pair in zip(weight, key, strict=True)]
+        return [KeptKeys(heads, *pair, every) for pair in zip(weight, key.int(), strict=True)]
 
     def _top(self, layer: Layer) -> TopK:
         heads = self.view.kept(layer)

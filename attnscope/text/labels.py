@@ -10,10 +10,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from attnscope import shown
 
@@ -25,8 +24,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "⇤"}
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What the tokenizer says of one token.
 
     `name` is the vocabulary's entry, `data` the bytes it stands for, `span` the characters of the text it covers
@@ -41,8 +39,7 @@ class Piece:
     gap: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """What one token stands for.
 
     `exact` is for tables, `label` for pictures. `plain` joins up to the text: a character that is split over several
@@ -116,7 +113,6 @@ def _commonest_style(vocabulary: dict[str | bytes, int]) -> Style:
     return style if count else "plain"
 
 
-@lru_cache(maxsize=1 << 16)
 @lru_cache(maxsize=1 << 16)
 def piece_bytes(name: str, style: Style) -> bytes:
     """The bytes one entry of the vocabulary stands for, in UTF-8.

@@ -298,7 +298,8 @@ def _named(ranges: Sequence[tuple[int, int]], plain: Sequence[str], exact: Seque
 
 
 def _pieces(tokenizer: Any, ids: Sequence[int], text: str, offsets: Offsets | None) -> list[Piece]:
-    names = [_name(tokenizer, token) for token in ids]
+    known = {token: _name(tokenizer, token) for token in set(ids)}
+    names = [known[token] for token in ids]
     added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(token for token, entry in added.items() if entry.special)}
     style = piece_style(tokenizer)
