@@ -6,6 +6,7 @@ import json
 import pytest
 
 from attnscope.errors import InputError, UsageError
+from attnscope.seam.engines import ENGINES
 from attnscope.text.reading import read_text
 from helpers.command_line import SENTENCE, call, on_terminal
 
@@ -101,3 +102,15 @@ def test_the_model_of_info_may_stand_behind_it():
     expected = call("info")
     assert call("info", "demo") == call("info", "--model", "demo") == call("info", "-m", "demo", "-q") == expected
     assert json.loads(expected.out)["model"] == "demo"
+
+
+def test_info_says_what_every_engine_takes_and_the_weights():
+    facts = json.loads(call("info", "demo", "--tokens", "9,2048", "--dtype", "bfloat16", "--format", "json").out)
+    assert facts["weights_bytes"] == 2 * facts["parameters"]
+    for cost in facts["costs"]:
+        assert set(cost["engines"]) == set(ENGINES)
+        assert (cost["engines"]["eager"], cost["engines"]["fused"]) == (cost["eager_bytes"], cost["fused_bytes"])
+    assert facts["costs"][1]["engines"]["eager"] == 2048**2 * (6 * (2 + 4 + 4) + 2)
+    shown = " ".join(call("info", "demo", columns=120).out.decode().split())
+    assert "fused, tiles: one layer" in shown
+    assert "2.0 M parameters (8.03 MB)" in shown

@@ -4,6 +4,7 @@ N tokens, H heads, D head dim.
 """
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers.modeling_utils import AttentionInterface
 
+from attnscope.attention.questions import Entropy, RowSum
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiled.operator import TiledAttention
+from attnscope.attention.visibility import Visibility
 from attnscope.model.geometry import Geometry, LayerGeometry, eager_bytes, fused_bytes, geometry_of, tokens_that_fit
+from helpers.dispatched import thread_count
 from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, tiny_config, tiny_model
 
 TOKENS = 12
@@ -220,6 +226,20 @@ def test_eager_bytes_are_what_a_forward_holds_at_its_peak(model_type, dtype):
 def geometry_with(heads, kinds=("full",)):
     layers = [LayerGeometry(index, kind, heads, heads, 64, 64, None) for index, kind in enumerate(kinds)]
     return Geometry("llama", tuple(layers), 64, 100, None, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [512, 2048])
+def test_fused_bytes_are_about_what_a_layer_holds_at_its_peak(dtype, tokens):
+    """Of a short text the tiles are smaller than they may be."""
+    q, k, v = (torch.randn(1, heads, tokens, 64, dtype=dtype) for heads in (8, 2, 2))
+    layer = replace(geometry_with(8).layers[0], kv_heads=2)
+    predicted = fused_bytes(replace(geometry_with(8), layers=(layer,)), tokens)
+    with thread_count(1), LiveStorages() as live:
+        P = TiledAttention(AttentionSpec(q, k, v, 0.125, Visibility(tokens, tokens)), with_output=True)
+        P.together([Entropy(), RowSum()])
+        P.output()
+    assert 0.45 * predicted <= live.peak <= 1.1 * predicted
 
 
 def test_eager_bytes_by_hand():

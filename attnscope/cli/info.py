@@ -84,6 +84,7 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
 def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[str, Any]:
     """The facts as plain data: sizes in bytes."""
     from attnscope.model.geometry import eager_bytes, fused_bytes
+    from attnscope.seam.engines import ENGINES
 
     width = 4 if dtype in ("auto", "float32") else 2
     attention = geometry.attention_layers
@@ -91,6 +92,7 @@ def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[s
         "model": name,
         "type": geometry.model_type,
         "parameters": geometry.parameters,
+        "weights_bytes": geometry.parameters and geometry.parameters * width,
         "positions": geometry.max_positions,
         "layers": len(geometry.layers),
         "attention_layers": [
@@ -111,6 +113,7 @@ def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[s
                 "tokens": length,
                 "eager_bytes": eager_bytes(geometry, length, width),
                 "fused_bytes": fused_bytes(geometry, length),
+                "engines": {name: engine.bytes(geometry, length, width) for name, engine in ENGINES.items()},
                 "all_matrices_bytes": sum(layer.heads for layer in attention) * length * length * width,
             }
             for length in lengths
@@ -127,19 +130,26 @@ def _sheet(facts: dict[str, Any]) -> Group:
     for numbers, shape in _runs(facts):
         layers.add_row(numbers, *("" if value is None else str(value) for value in shape))
     costs = output.sheet()
-    for name in ("tokens", "eager, a layer at a time", "fused", "all matrices kept"):
-        costs.add_column(name, justify="right", no_wrap=True)
+    engines = _alike(facts["costs"])
+    for name in ("tokens", *(f"{', '.join(names)}: one layer" for names in engines), "all matrices kept"):
+        costs.add_column(name, justify="right")
     for cost in facts["costs"]:
-        costs.add_row(
-            str(cost["tokens"]),
-            _bytes(cost["eager_bytes"]),
-            _bytes(cost["fused_bytes"]),
-            _bytes(cost["all_matrices_bytes"]),
-        )
-    known = f"{facts['parameters'] / 1e6:,.1f} M parameters" if facts["parameters"] else "parameters not counted"
+        taken = [_bytes(cost["engines"][names[0]]) for names in engines]
+        costs.add_row(str(cost["tokens"]), *taken, _bytes(cost["all_matrices_bytes"]))
+    known = "parameters not counted"
+    if facts["parameters"]:
+        known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({_bytes(facts['weights_bytes'])})"
     positions = f"{facts['positions'] or 'any number of'} positions"
     title = "  ".join([facts["model"], facts["type"], f"{facts['layers']} layers", known, positions])
     return Group(title, layers, costs)
+
+
+def _alike(costs: list[dict[str, Any]]) -> list[list[str]]:
+    """The engines, those together that take the same."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name in costs[0]["engines"]:
+        found.setdefault(tuple(cost["engines"][name] for cost in costs), []).append(name)
+    return list(found.values())
 
 
 def _runs(facts: dict[str, Any]) -> list[tuple[str, tuple[Any, ...]]]:

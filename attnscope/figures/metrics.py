@@ -220,7 +220,7 @@ def _draw_bar(bar_ax: Axes, image: AxesImage, panel: Panel, bar: Colorbar | None
         bar = cast(Figure, bar_ax.get_figure()).colorbar(image, cax=bar_ax)
         bar_ax.tick_params(labelsize=MARK_SIZE)
         label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
-    elif ((bar.vmin, bar.vmax), bar.cmap) != (image.get_clim(), image.get_cmap()):
+    elif (bar.mappable.get_clim(), bar.mappable.get_cmap()) != (image.get_clim(), image.get_cmap()):
         bar.update_normal(image)
         label_colourbar(bar, Limits(panel.low, panel.high), Style(), "")
     for value in panel.uniform:

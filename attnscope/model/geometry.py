@@ -146,6 +146,20 @@ def count_parameters(config: Any) -> int | None:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def weight_bytes(config: Any, dtype: str) -> int | None:
+    """What the weights of this config's model take; None where they cannot be counted.
+
+    dtype: a name, `auto` for the config's own, or `8bit` or `4bit`, which leave no layer's weights wider.
+
+    Example:
+        weight_bytes(AutoConfig.from_pretrained("gpt2"), "bfloat16")  # 248879616
+    """
+    parameters = count_parameters(config)
+    own = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    bits = {"8bit": 8, "4bit": 4}.get(dtype) or 8 * DTYPE_BYTES.get(own if dtype == "auto" else dtype, 4)
+    return None if parameters is None else parameters * bits // 8
+
+
 def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
     """Peak bytes of the attention matrices that are alive at once while eager attention runs one layer.
 
@@ -162,17 +176,18 @@ def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 
 
 
 def fused_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:
-    """Peak bytes of what the fused engine adds to one layer: q, k, v and its output in float32, and two tiles.
+    """Peak bytes of what the fused engine adds to one layer: q, k, v, its output twice, in float32, and two tiles.
 
-    It grows with the text, not with its square.
+    It grows with the text, not with its square. The tiles are those of a CPU; on CUDA they take up to 256 MiB each, and
+    an eighth of what is free at most.
 
     Example:
-        fused_bytes(geometry, 2048)  # 24 heads on 8 kv heads of 128: 4 * 2048 * (2 * 24 + 2 * 2 * 8) * 128 + 2 * TILE
+        fused_bytes(geometry, 2048)  # 24 heads on 8 kv heads of 128: 4 * 2048 * (3 * 24 + 2 * 2 * 8) * 128 + 2 * TILE
     """
     layers = geometry.attention_layers
     per_token = max(
         (
-            one.heads * (one.head_dim + one.value_dim) + 2 * one.kv_heads * (one.head_dim + one.value_dim)
+            one.heads * (one.head_dim + 2 * one.value_dim) + 2 * one.kv_heads * (one.head_dim + one.value_dim)
             for one in layers
         ),
         default=0,

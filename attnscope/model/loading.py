@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.apart import without_stderr
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, is_panic
+from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import checkpoint, hub
 from attnscope.model.families import family
-from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer
+from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
@@ -415,11 +416,11 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
 
 def _model(source: Source, config: Any, options: LoadOptions, device: str) -> PreTrainedModel:
     """The model in eval mode on its device; every weight it needs was in the checkpoint."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     place = options.device_map or (None if device == "cpu" else {"": device})
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
+    room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             source.folder,
@@ -434,11 +435,13 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
         )
     except AttnscopeError:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise MemoryLimitError(
-            f"{source.name} does not fit on {device}: {_line(error)}", "use {device_map=auto} or {quantize=4bit}"
-        ) from error
     except Exception as error:  # any family's loading code, with any weights
+        if is_out_of_memory(error):
+            weights = weight_bytes(config, options.quantize or str(dtype))
+            takes = f"its weights take {human_bytes(weights)}" if weights else _line(error)
+            raise MemoryLimitError(
+                f"{source.name} does not fit on {device}: {takes}, and {room} was free", _smaller(options)
+            ) from error
         raise ModelError(
             f"{source.name} cannot be loaded: {_line(error)}",
             "its cause says where it failed; on the command line --verbose shows it",
@@ -450,6 +453,17 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             "they would be random numbers; download the model again",
         )
     return model.eval().requires_grad_(False)
+
+
+def _smaller(options: LoadOptions) -> str:
+    """What would take less room than what was asked for."""
+    ways = {
+        "{device_map=auto}": options.device_map is None,
+        "{quantize=4bit}": options.quantize != "4bit",
+        "{dtype=bfloat16}": options.dtype not in ("bfloat16", "float16"),
+    }
+    left = [way for way, there in ways.items() if there]
+    return f"use {' or '.join(left)}" if left else "take a smaller model"
 
 
 def _attention(config: Any, options: LoadOptions) -> str:

@@ -130,6 +130,10 @@ class Pretended(Tensor):
             raise TypeError(f"can't convert {args[0].device} device type tensor to numpy")
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             return _indexed(func, *args)
+        if func is Tensor.copy_:  # between devices, too
+            _note(args[1].device, args[0].device, args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+            func(_held(args[0]), _held(args[1]))
+            return args[0]
         if func is nn.functional.scaled_dot_product_attention:  # one kernel on CUDA
             return _aside(func, args, kwargs)
         if func is Tensor.data_ptr:  # by which accelerate knows tied weights
@@ -158,10 +162,15 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if isinstance(kwargs.get("device"), int):  # a device's number, as accelerate plans with
+            kwargs["device"] = _device(kwargs["device"])
+        if func is torch.device and isinstance(args[0], int):
+            return _device(args[0])
         if func in (torch.tensor, torch.as_tensor, torch.asarray) and kwargs.get("device") is not None:
             device = _device(kwargs.pop("device"))
             return func(*args, **kwargs).to(device)
         if func is Tensor.to:
+            args = (args[0], *(_device(one) if type(one) is int else one for one in args[1:]))
             args, kwargs = _named(args), _named(kwargs)
         return func(*args, **kwargs)
 
@@ -172,13 +181,13 @@ class _Operators(TorchDispatchMode):
 
 
 def _device(device: Any) -> torch.device:
-    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    device = torch.device(f"cuda:{device}") if isinstance(device, int) else torch.device(device)
     return torch.device("cuda", 0) if device == torch.device("cuda") else device
 
 
 def _named(value: Any) -> Any:
     """With every device "cuda" numbered, which only CUDA's own code could do."""
-    return tree_map(lambda x: _device(x) if isinstance(x, torch.device) or str(x) == "cuda" else x, value)
+    return tree_map(lambda x: _device(x) if isinstance(x, torch.device | str) and str(x) == "cuda" else x, value)
 
 
 def _held(value: Any) -> Any:
