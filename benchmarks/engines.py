@@ -2,12 +2,13 @@
 
     python benchmarks/engines.py                      # the table at 2,048 and 8,192 tokens
     python benchmarks/engines.py --tokens 16384 --ways plain,fused --runs 1 --rows rows.json
+    python benchmarks/engines.py --ways plain,tiles,numba --first --processes 9    # one pass each
     python benchmarks/engines.py --rows rows.json --tokens "" --write --plot docs/images/engines.png
 
-Each way runs in fresh processes, in turn; the table gives the median of their medians and the peak memory of the
-process. The job: entropy, sink, previous-token, distance, effective keys, induction, duplicate-token, what each key
-receives, and the 8 strongest keys of every query, for every layer and head. The plain forward is the backbone under
-sdpa, without logits.
+Each way runs in fresh processes, in turn; the table gives the median of their medians (with `--first`, of their first
+passes), the median ratio to the plain forward of the same turn, and the peak memory of the process. The job: entropy,
+sink, previous-token, distance, effective keys, induction, duplicate-token, what each key receives, and the 8 strongest
+keys of every query, for every layer and head. The plain forward is the backbone under sdpa, without logits.
 """
 
 import argparse
@@ -30,9 +31,12 @@ TOP = 8
 WAYS = {
     "plain": "plain forward, sdpa",
     "fused": "fused (answers, default)",
+    "tiles": "tiles (PyTorch)",
+    "numba": "numba",
     "fused-statistics": "fused, without top keys",
     "fused-24-heads": "fused, top keys of 24 heads",
     "fused-listening": "fused, the model's own sdpa beside it",
+    "numba-listening": "numba, the model's own sdpa beside it",
     "eager": "eager, a layer at a time",
     "output_attentions": "output_attentions=True, then the same",
     "transformer_lens": "TransformerLens cache, then the same",
@@ -68,6 +72,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS))
     parser.add_argument("--runs", type=int, default=3, help="timed passes in a process, after a first one")
+    parser.add_argument("--first", action="store_true", help="time the first pass of each process instead")
     parser.add_argument("--processes", type=int, default=2, help="fresh processes a way, in turn")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--large", action="store_true", help="the shape of Llama-3.2-3B in bfloat16")
@@ -102,7 +107,8 @@ def compare(tokens: int, options: argparse.Namespace) -> list[dict]:
 
 
 def in_process(way: str, tokens: int, options: argparse.Namespace) -> dict:
-    command = [sys.executable, __file__, "--way", way, "--tokens", str(tokens), "--runs", str(options.runs)]
+    command = [sys.executable, __file__, "--way", way, "--tokens", str(tokens), "--runs"]
+    command += [str(0 if options.first else options.runs)]
     command += ["--device", options.device] + ["--large"] * options.large
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit, check=False)
@@ -124,12 +130,16 @@ def summary(way: str, tokens: int, runs: list[dict]) -> dict:
         "tokens": tokens,
         "seconds": statistics.median(seconds),
         "spread": (min(seconds), max(seconds)),
+        "each": seconds,
         "memory": max(run["memory"] for run in runs),
     }
 
 
 def measure(way: str, tokens: int, runs: int, device: str, large: bool) -> dict:
-    """In a process of its own: the median time of a pass, and the process's peak memory in bytes."""
+    """In a process of its own: the median time of a pass after the first, and the process's peak memory in bytes.
+
+    Without a run after it, the time of the first.
+    """
     import torch
 
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -145,7 +155,10 @@ def measure(way: str, tokens: int, runs: int, device: str, large: bool) -> dict:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": statistics.median(times[1:]), "memory": torch.cuda.max_memory_allocated() if cuda else resident}
+    return {
+        "seconds": statistics.median(times[1:] or times),
+        "memory": torch.cuda.max_memory_allocated() if cuda else resident,
+    }
 
 
 def build(way: str, tokens: int, device: str, large: bool):
@@ -170,11 +183,12 @@ def build(way: str, tokens: int, device: str, large: bool):
 
 def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
     from attnscope.seam.call import AttentionCall
-    from attnscope.seam.engines import Beside, Eager, Tiled
+    from attnscope.seam.engines import BESIDE, ENGINES
     from attnscope.seam.listen import listen
 
     model, ids = build(way, tokens, device, large)
-    engine = {"eager": Eager(), "fused-listening": Beside(Tiled())}.get(way, Tiled())
+    name, _, how = way.partition("-")
+    engine = BESIDE[name] if how == "listening" else ENGINES[name]
 
     def on_call(call: AttentionCall) -> None:
         job(call.P, ids, top_keys(way, call.layer))
@@ -297,12 +311,19 @@ def table(rows: list[dict], device: str) -> str:
             lines.append(f"| {row['tokens']:,} | {name} | {row['error']} | | | |")
             continue
         low, high = row["spread"]
-        ratios = (row["seconds"] / base["seconds"], row["memory"] / base["memory"]) if base else (float("nan"),) * 2
         lines.append(
-            f"| {row['tokens']:,} | {name} | {row['seconds']:.2f} ({low:.2f} to {high:.2f}) | {ratios[0]:.2f} | "
-            f"{row['memory'] / 1e9:.2f} GB | {ratios[1]:.2f} |"
+            f"| {row['tokens']:,} | {name} | {row['seconds']:.2f} ({low:.2f} to {high:.2f}) | {times(row, base)} | "
+            f"{row['memory'] / 1e9:.2f} GB | {row['memory'] / base['memory'] if base else float('nan'):.2f} |"
         )
     return "\n".join(lines)
+
+
+def times(row: dict, base: dict | None) -> str:
+    """The median ratio to the plain forward of the same turn, and from which to which it went."""
+    if not base or len(row.get("each", ())) != len(base.get("each", ())):
+        return f"{row['seconds'] / base['seconds']:.2f}" if base else "nan"
+    ratios = [one / plain for one, plain in zip(row["each"], base["each"], strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def lens() -> str:

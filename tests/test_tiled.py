@@ -284,7 +284,7 @@ def test_half_precision_entropy_is_that_of_float64(largest_logit: float, kind: t
 
 # What does not hold to the common tolerance, and why.
 LARGE_LOGITS = {"gemma4": 3e-5, "gemma4_text": 3e-5}  # unscaled logits up to 76: fp32 rounds them to 5e-6
-LARGE_LOGITS |= dict.fromkeys(("gemma4_unified, numba", "gemma4_unified_text, numba"), 3e-5)  # likewise; tiles hold 1e-5
+LARGE_LOGITS |= dict.fromkeys(("gemma4_unified, numba", "gemma4_unified_text, numba"), 3e-5)  # tiles: 1e-5
 OTHER_KEYS = {"blt", "deepseek_v4"}  # some of their calls attend to keys that are not tokens
 # Families that the fused engine does not answer, and the routes by which their calls are heard instead.
 HOOKED = [

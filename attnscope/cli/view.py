@@ -42,7 +42,7 @@ class Pages(Config, Beside, Writing):
     from_tables: Annotated[bool, Option(help="Of a run: a page of what it kept, without the model.")] = False
     precision: Annotated[int, Option(help="Bits per weight.", metavar="8|16")] = 8
     max_mb: Annotated[
-        float, Option(help="Long maps are binned over so many MB; heads of --select stay whole.", metavar="MB", min=0.1)
+        float, Option(help="Bin long maps over so many MB; heads of --select stay whole.", metavar="MB", min=0.1)
     ] = 20.0
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.operator import TiledAttention
 
-PAYS = 2**24  # scores of a call: below, loading the kernel takes longer than it saves
+PAYS = 2**22  # scores of a call: below, loading the kernel takes longer than some layers save
 
 
 class CompiledAttention(TiledAttention):

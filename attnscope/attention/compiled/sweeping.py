@@ -26,8 +26,8 @@ from attnscope.attention.tiled.workers import Room, work_through
 from attnscope.memory import second_cache
 
 CPU = torch.device("cpu")
-MOST_ROWS, FEWEST_ROWS = 256, 32  # that are read at once, all heads of a kv head together
-SHARE_OF_CACHE = 0.5  # for their logits: keys, columns and sums want the rest
+MOST_ROWS, FEWEST_ROWS = 256, 64  # that are read at once, all heads of a kv head together
+SHARE_OF_CACHE = 1.0  # for their logits: what leaves it costs less than reading all keys for fewer rows
 JOBS, JOB_SCORES = 32, (2**18, 2**21)  # of a text at least, and what each of them reads
 Given = dict[str, "int | Tensor | None"]
 

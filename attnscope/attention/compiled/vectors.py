@@ -249,6 +249,14 @@ def largest(b: Any, values: Any) -> Any:
     return _reduce(b, values, lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
 
 
+@emits(f32, f32)
+def above(b: Any, x: Any) -> Any:
+    """The next larger number."""
+    whole, zero = b.bitcast(x, INT), ir.Constant(FLOAT, 0.0)
+    moved = b.select(b.fcmp_ordered(">", x, zero), b.add(whole, ir.Constant(INT, 1)), b.sub(whole, ir.Constant(INT, 1)))
+    return b.bitcast(b.select(b.fcmp_ordered("==", x, zero), ir.Constant(INT, 1), moved), FLOAT)
+
+
 EXP2 = (1.0, 6.9314700e-1, 2.4022242e-1, 5.5507336e-2, 9.6715130e-3, 1.3264727e-3)  # 2**f, |f| <= 1/2, to 1e-7
 LOG2E, MAGIC, LEAST = 1.4426950408889634, 1.5 * 2**23 + 127, -88.03
 

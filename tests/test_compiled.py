@@ -1,0 +1,151 @@
+"""The compiled kernel: shapes, threads, broken numbers, how it is kept and who asks it.
+
+Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width of v.
+"""
+
+import logging
+import sys
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import attnscope
+from attnscope.attention.compiled import CompiledAttention, library, operator, sweeping, usable
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.questions import Entropy, Features, GroupMass, Holding, Received, TopK
+from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiled import TiledAttention
+from attnscope.attention.visibility import Visibility
+from attnscope.errors import UsageError
+from attnscope.export import manifest
+from attnscope.seam.engines import Fused, engine_named
+from helpers.dispatched import thread_count
+
+HEADS, GROUPS = 6, 2
+
+
+def spec_of(queries: int, keys: int, depth: int = 16, width: int = 16, **more) -> AttentionSpec:
+    """Two texts with queries at the end of the keys."""
+    generator = torch.Generator().manual_seed(queries)
+    q, k, v = (
+        torch.randn(2, heads, length, size, generator=generator)
+        for heads, length, size in ((HEADS, queries, depth), (GROUPS, keys, depth), (GROUPS, keys, width))
+    )
+    return AttentionSpec(q * 2, k, v, depth**-0.5, Visibility(queries, keys, more.pop("mask", None)), **more)
+
+
+def asked_of(spec: AttentionSpec) -> list:
+    """Of every kind one question whose answer depends on the order of sums."""
+    B, Q, K = spec.batch, spec.visible.queries, spec.visible.keys
+    generator = torch.Generator().manual_seed(1)
+    groups_BQ, groups_BK = (torch.randint(-1, 4, (B, n), generator=generator) for n in (Q, K))
+    share_BQ, features_KM = torch.rand(B, Q, generator=generator), torch.randn(K, 3, generator=generator)
+    return [Entropy(), TopK(5), Received(share_BQ), GroupMass(groups_BQ, groups_BK), Features(features_KM)]
+
+
+@pytest.mark.parametrize(("depth", "width"), [(40, 24), (80, 80), (128, 33), (256, 64), (7, 1)])
+def test_any_width_of_heads(depth: int, width: int) -> None:
+    spec = spec_of(50, 50, depth, width)
+    compiled, dense = CompiledAttention(spec, with_output=True), DenseAttention(spec.weights(0, 50), spec.visible, spec)
+    assert_close(compiled.entropy(), dense.entropy(), atol=1e-5, rtol=1e-5)
+    v_BHKV = spec.v_BGKV.repeat_interleave(HEADS // GROUPS, 1)
+    assert_close(compiled.output(), (dense.dense() @ v_BHKV).transpose(1, 2), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 300), (5, 70), (63, 64), (65, 65), (129, 300), (300, 300)])
+def test_any_number_of_rows(queries: int, keys: int) -> None:
+    spec = spec_of(queries, keys)
+    compiled, dense = CompiledAttention(spec), DenseAttention(spec.weights(0, queries), spec.visible, spec)
+    for question in asked_of(spec):
+        found, expected = compiled.ask(question), dense.ask(question)
+        if isinstance(question, TopK):
+            found, expected = found[0], expected[0]
+        assert_close(found, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
+    assert set(compiled.answered_by.values()) == {"numba"}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_same_bits_on_one_core_and_on_two(monkeypatch: pytest.MonkeyPatch, masked: bool) -> None:
+    """Many jobs, whose sums over rows are added in the jobs' order and not in that in which they end."""
+    monkeypatch.setattr(sweeping, "JOB_SCORES", (2**12, 2**12))
+    mask = torch.ones(1, 1, 500, 500, dtype=torch.bool).tril() if masked else None
+    spec = spec_of(500, 500, mask=mask, sinks=torch.zeros(1, HEADS, 1))
+    asked = asked_of(spec)
+    found = []
+    for threads in (1, 2, 3):
+        with thread_count(threads):
+            P = CompiledAttention(spec, with_output=True)
+            answers = P.together(asked)
+            found.append([P.output(), *answers.pop(asked[1]), *answers.values()])
+    for other in found[1:]:
+        assert_close(other, found[0], atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_broken_numbers_are_not_hidden(broken: float) -> None:
+    """A logit that is no number shows in the rows that see it, as it does in the tiles, and in no other."""
+    spec = spec_of(90, 90)
+    spec.k_BGKD[0, 0, 70] = broken
+    found, expected = (kind(spec).sum_of_squares() for kind in (CompiledAttention, TiledAttention))
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert found.isnan().any()
+    assert_close(found[:, 3:], expected[:, 3:], atol=1e-5, rtol=1e-5)
+
+
+def test_what_the_kernel_does_not_know_is_left_to_the_tiles() -> None:
+    P = CompiledAttention(spec_of(40, 40))
+    P.together([Entropy(), Holding(95), TopK(40), TopK(3)])
+    assert P.answered_by == {"Entropy": "numba", "Holding": "tiles", "TopK": "tiles"}
+
+
+def test_it_is_compiled_once_and_loaded_without_numba(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path
+) -> None:
+    """The code is made where it may be written; where not, once per process."""
+    name, code = library._object()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    made: list[int] = []
+    monkeypatch.setattr(library, "_compiled", lambda: (made.append(1), (name, code))[1])
+    with caplog.at_level(logging.WARNING, "attnscope"):
+        assert library._object() == library._object() == (name, code)
+    assert len(made) == 1
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "compiling the CPU kernel, once per machine"
+    ]
+    loaded = set(sys.modules)
+    library._loaded(name, code)
+    assert not {module for module in set(sys.modules) - loaded if module.startswith("numba")}
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    assert library._object() == (name, code)
+    assert len(made) == 2
+
+
+def test_without_numba_the_tiles_answer_and_the_name_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "PAYS", 0)
+    spec = spec_of(40, 40)
+    assert usable(spec)
+    assert isinstance(Fused().operator(spec), CompiledAttention)
+    for module in ("attnscope.seam.engines", "attnscope.attention.compiled.operator"):
+        monkeypatch.setattr(f"{module}.installed", lambda: False)
+    assert type(Fused().operator(spec)) is TiledAttention
+    with pytest.raises(UsageError, match=r"pip install 'attnscope\[fast\]'"):
+        engine_named("numba")
+
+
+def test_short_texts_do_not_load_it() -> None:
+    assert not usable(spec_of(300, 300))
+    assert type(Fused().operator(spec_of(300, 300))) is TiledAttention
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_the_manifest_says_who_read_what(demo, listening: bool) -> None:
+    seen = attnscope.capture(demo, "the bank by the river", engine="numba", listen=listening)
+    said = manifest(seen, {}, {})
+    assert (said["engine"], said["output"]) == ("numba", "model" if listening else "attnscope")
+    assert said["answered_by"]["Entropy"] == said["answered_by"]["TopK"] == ["numba"]
+    eager = attnscope.capture(demo, "the bank by the river", engine="eager")
+    assert manifest(eager, {}, {})["answered_by"] == {}
+    for head, expected in zip(seen.heads, eager.heads, strict=True):
+        assert head.score["entropy"] == pytest.approx(expected.score["entropy"], abs=1e-5)
