@@ -58,15 +58,16 @@ def capture(
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
     text: the text, a Prompt, or token ids. layers: of which relations, maps and matrices are kept, None for all.
-    engine: "auto", "eager" or "fused". request: what to keep, where that is less or more. select: heads to keep, as
-    "27.3,last", or "@induction" for those that the atlas names. atlas: what `scan` found, or its folder; without one
-    what lies in atlas/ of the model's own folder, where it is of these weights. query, key: the tokens that are asked
-    about, as "last" or "Mary": metrics are means over the queries, and each head has a `mass` on the keys; define:
-    names for such expressions. chat: apply the chat template. truncate: cut a text that is too long, "left" or "right".
-    memory: what a layer's matrices may take, such as "4GB". listen: with the fused engine, leave the layers' outputs to
-    the model. verify: hold every layer against the oracle. generate: let the model put up to so many tokens behind the
-    text first, and read them with it; answer: put this behind it instead. `prompt` and `answer` then name tokens, and
-    each head has its `lookback`.
+    engine: "auto", "eager", "fused", or which of the fused ones ("tiles", "numba", "triton"). request: what to
+    keep, where that is less or more. select: heads to keep, as "27.3,last", or "@induction" for those that the
+    atlas names. atlas: what `scan` found, or its folder; without one what lies in atlas/ of the model's own folder,
+    where it is of these weights. query, key: the tokens that are asked about, as "last" or "Mary": metrics are
+    means over the queries, and each head has a `mass` on the keys; define: names for such expressions. chat: apply
+    the chat template. truncate: cut a text that is too long, "left" or "right". memory: what a layer's matrices may
+    take, such as "4GB". listen: with the fused engine, leave the layers' outputs to the model. verify: hold every
+    layer against the oracle. generate: let the model put up to so many tokens behind the text first, and read them
+    with it; answer: put this behind it instead. `prompt` and `answer` then name tokens, and each head has its
+    `lookback`.
 
     Returns an Observation: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads` has one entry per head; `prompt` the
     tokens. Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the

@@ -94,9 +94,9 @@ def read(
     """Read one text through one model and keep what the request asks for.
 
     text: the text, its tokens as a Prompt, or token ids. engine: "eager" reads the model's own matrices, "fused" makes
-    none, "auto" is eager while a layer's matrices fit. verify: hold every layer against the oracle too. how: as for
-    `prepare`. Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the
-    memory, UsageError for what cannot be meant.
+    none ("tiles", "numba", "triton": that way of it), "auto" is eager while a layer's matrices fit. verify: hold
+    every layer against the oracle too. how: as for `prepare`. Raises InputError for a text that does not fit the
+    model, MemoryLimitError for one that does not fit the memory, UsageError for what cannot be meant.
 
         >>> read(load(), "the financial bank").heads[0].role
     """

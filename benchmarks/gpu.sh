@@ -40,13 +40,14 @@ engines 2048 60
 engines 8192 90
 part "Commands (bfloat16)" 240 python benchmarks/paths.py --device "$device" --dtype bfloat16
 engines 32768 180
+part "Parity" 120 python benchmarks/parity.py --large --device "$device" --tokens 64 --repeats 2
+part "Eager and output_attentions ($device)" 120 python benchmarks/engines.py --device "$device" --large \
+  --tokens 2048 --ways plain,eager,output_attentions --runs 1 --processes 1
 part "GPU tests" 300 python -m pytest -q -n 0 -m gpu -p no:cacheprovider
 engines 131072 600
+part "Figures" 120 python benchmarks/figures.py
+part "Batch" 600 python benchmarks/batch.py --rounds 1
 if [ "$long" = long ]; then
   part "Kernels beside the tiles, every option" 1800 \
     python -m pytest -q -n 0 -m slow -p no:cacheprovider tests/triton_kernels.py
-  part "Eager and output_attentions ($device)" 600 python benchmarks/engines.py --device "$device" --large \
-    --tokens 2048 --ways plain,eager,output_attentions --runs 2 --processes 1
-  part "Figures" 300 python benchmarks/figures.py
-  part "Batch" 1200 python benchmarks/batch.py
 fi

@@ -4,6 +4,7 @@ Parity is the forward pass that it listens to, the oracle in float64, and the co
 float32 copy of each layer's module. Everything under the model's own eager attention.
 
     python benchmarks/parity.py [--tokens 256] [--model demo] [--write]
+    python benchmarks/parity.py --large --device cuda      # of Llama-3.2-3B's shape in bfloat16, and its weights' bits
 """
 
 import argparse
@@ -11,10 +12,11 @@ import time
 from collections.abc import Callable
 
 import torch
+from engines import build
 from results import update_section
 
 from attnscope.model.libraries import silence_libraries
-from attnscope.model.loading import LoadedModel, LoadOptions, load
+from attnscope.model.loading import LoadedModel, LoadOptions, load, wrap
 from attnscope.parity import check_parity
 from attnscope.seam.listen import listen
 
@@ -48,6 +50,24 @@ def measure(loaded: LoadedModel, tokens: int, repeats: int) -> dict[str, float]:
     }
 
 
+def large(device: str, tokens: int, repeats: int) -> None:
+    """What a visit to a card shows of a model as large as those that are asked about, with random weights."""
+    model, ids_BT = build("eager", tokens, device, large=True)
+    loaded = wrap(model, load(LoadOptions()).tokenizer)
+    print("| what | seconds | holds |", "|---|---|---|", sep="\n")
+    found = check_parity(loaded, ids_BT)
+    taken = best(lambda: check_parity(loaded, ids_BT), repeats)
+    print(f"| parity, {len(found.layers)} layers, {tokens} tokens | {taken:.2f} | {'yes' if found.holds else 'no'} |")
+    mine: list[torch.Tensor | None] = []
+    taken = best(lambda: (mine.clear(), listen(model, ids_BT, lambda call: mine.append(call.weights_BHQK))), repeats)
+    with torch.no_grad():
+        own = model.model(ids_BT, use_cache=False, output_attentions=True).attentions
+    same = all(one is not None and torch.equal(one, other) for one, other in zip(mine, own, strict=True))
+    print(f"| `output_attentions`, bit for bit | {taken:.2f} | {'yes' if same else 'no'} |")
+    if not (same and found.holds):
+        raise SystemExit("something does not hold")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")
@@ -55,7 +75,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--write", action="store_true", help="update benchmarks/RESULTS.md")
+    parser.add_argument("--large", action="store_true", help="Llama-3.2-3B's shape in bfloat16, with random weights")
+    parser.add_argument("--device", default="cpu", help="of --large")
     options = parser.parse_args()
+    if options.large:
+        large(options.device, options.tokens, options.repeats)
+        return
     silence_libraries(False)
     lines = ["| model | what | ms | of the forward pass | at most |", "|---|---|---|---|---|"]
     slow = []

@@ -17,6 +17,12 @@ COMMANDS = {
     "relations": ["relations", TEXT, "--engine", "fused"],
     "keys": ["keys", TEXT, "--engine", "fused"],
     "rollout": ["rollout", TEXT, "--engine", "fused"],
+    "heads, norms of values": ["heads", TEXT, "--weights", "value"],
+    "relations of words": ["relations", TEXT, "--group", "words"],
+    "text": ["text", TEXT, "--query", "last"],
+    "compare": ["compare", TEXT, "--compare-text", "the river bank is located on the financial bank"],
+    "ablate": ["ablate", "--select", "3.0", "--sequences", "4"],
+    "scan": ["scan", "--probe", "induction p25", "--sequences", "32"],
     "parity": ["parity", TEXT],
     "explain": ["explain", TEXT, "--head", "2.3"],
 }

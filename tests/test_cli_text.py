@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 
@@ -112,5 +113,5 @@ def test_info_says_what_every_engine_takes_and_the_weights():
         assert (cost["engines"]["eager"], cost["engines"]["fused"]) == (cost["eager_bytes"], cost["fused_bytes"])
     assert facts["costs"][1]["engines"]["eager"] == 2048**2 * (6 * (2 + 4 + 4) + 2)
     shown = " ".join(call("info", "demo", columns=120).out.decode().split())
-    assert "fused, tiles: one layer" in shown
+    assert all(f"{what}: one layer" in re.sub(r"\x1b\[[0-9;]*m", "", shown) for what in ("eager", "fused"))
     assert "2.0 M parameters (8.03 MB)" in shown

@@ -127,7 +127,7 @@ def test_without_numba_the_tiles_answer_and_the_name_says_how_to_get_it(monkeypa
     spec = spec_of(40, 40)
     assert usable(spec)
     assert isinstance(Fused().operator(spec), CompiledAttention)
-    for module in ("attnscope.seam.engines", "attnscope.attention.compiled.operator"):
+    for module in ("attnscope.attention.compiled", "attnscope.attention.compiled.operator"):
         monkeypatch.setattr(f"{module}.installed", lambda: False)
     assert type(Fused().operator(spec)) is TiledAttention
     with pytest.raises(UsageError, match=r"pip install 'attnscope\[fast\]'"):

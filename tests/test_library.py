@@ -127,7 +127,10 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], object], str]] = {
     ),
     "size": (lambda model, seen: attnscope.capture(model, SENTENCE, memory="much"), r'write memory="4GB"$'),
     "long": (lambda model, seen: attnscope.capture(model, SENTENCE * 99), r'truncate="'),
-    "engine": (lambda model, seen: attnscope.capture(model, SENTENCE, engine="quick"), r"auto, eager, fused$"),
+    "engine": (
+        lambda model, seen: attnscope.capture(model, SENTENCE, engine="quick"),
+        r"auto, eager, fused, tiles, numba, triton$",
+    ),
     "load": (lambda model, seen: attnscope.load("demo", torch_dtype="auto"), r"no option 'torch_dtype'; it has"),
     "device": (lambda model, seen: attnscope.load("demo", device="gpu"), r"expected a device auto, cpu"),
     "layer": (lambda model, seen: attnscope.capture(model, SENTENCE, [4]), r"no layer 4 .* there are 0, 1, 2, 3$"),

@@ -43,7 +43,7 @@ def test_a_visit_goes_on_where_it_was_cut_off_and_becomes_tables(tmp_path: Path)
     assert "said\n\n| a |" in page
 
 
-@pytest.mark.parametrize("script", ["paths", "kernels", "engines", "figures", "batch"])
+@pytest.mark.parametrize("script", ["paths", "kernels", "engines", "parity", "figures", "batch"])
 def test_what_a_visit_calls_is_there(script: str) -> None:
     assert f"benchmarks/{script}.py" in (BENCHMARKS / "gpu.sh").read_text("utf-8")
     assert (BENCHMARKS / f"{script}.py").exists()

@@ -130,11 +130,11 @@ def _sheet(facts: dict[str, Any]) -> Group:
     for numbers, shape in _runs(facts):
         layers.add_row(numbers, *("" if value is None else str(value) for value in shape))
     costs = output.sheet()
-    engines = _alike(facts["costs"])
-    for name in ("tokens", *(f"{', '.join(names)}: one layer" for names in engines), "all matrices kept"):
+    engines = _different(facts["costs"])
+    for name in ("tokens", *(f"{name}: one layer" for name in engines), "all matrices kept"):
         costs.add_column(name, justify="right")
     for cost in facts["costs"]:
-        taken = [_bytes(cost["engines"][names[0]]) for names in engines]
+        taken = [_bytes(cost["engines"][name]) for name in engines]
         costs.add_row(str(cost["tokens"]), *taken, _bytes(cost["all_matrices_bytes"]))
     known = "parameters not counted"
     if facts["parameters"]:
@@ -144,11 +144,11 @@ def _sheet(facts: dict[str, Any]) -> Group:
     return Group(title, layers, costs)
 
 
-def _alike(costs: list[dict[str, Any]]) -> list[list[str]]:
-    """The engines, those together that take the same."""
-    found: dict[tuple[int, ...], list[str]] = {}
+def _different(costs: list[dict[str, Any]]) -> list[str]:
+    """The engines, of those that take the same the first."""
+    found: dict[tuple[int, ...], str] = {}
     for name in costs[0]["engines"]:
-        found.setdefault(tuple(cost["engines"][name] for cost in costs), []).append(name)
+        found.setdefault(tuple(cost["engines"][name] for cost in costs), name)
     return list(found.values())
 
 

@@ -135,8 +135,8 @@ class EngineName:
     engine: Annotated[
         Literal["auto", "eager", "fused", "tiles", "numba", "triton"],
         Option(
-            help="eager: the model's own matrices; fused: none is made, the fastest way there is; tiles, numba: that "
-            "one; auto: eager where a layer's fit."
+            help="eager: the model's own matrices; fused: none is made, the fastest way there is; tiles, numba, "
+            "triton: that one; auto: eager where a layer's fit."
         ),
         HELD,
     ] = "auto"
