@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import attnscope
-from attnscope.attention.compiled import CompiledAttention, library, operator, sweeping, usable
+from attnscope.attention.compiled import CompiledAttention, object_code, operator, sweeping, usable
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Entropy, Features, GroupMass, Holding, Received, TopK
 from attnscope.attention.spec import AttentionSpec
@@ -103,22 +103,22 @@ def test_it_is_compiled_once_and_loaded_without_numba(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path
 ) -> None:
     """The code is made where it may be written; where not, once per process."""
-    name, code = library._object()
+    name, code = object_code._object()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
     made: list[int] = []
-    monkeypatch.setattr(library, "_compiled", lambda: (made.append(1), (name, code))[1])
+    monkeypatch.setattr(object_code, "_compiled", lambda: (made.append(1), (name, code))[1])
     with caplog.at_level(logging.WARNING, "attnscope"):
-        assert library._object() == library._object() == (name, code)
+        assert object_code._object() == object_code._object() == (name, code)
     assert len(made) == 1
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "compiling the CPU kernel, once per machine"
     ]
     loaded = set(sys.modules)
-    library._loaded(name, code)
+    object_code._loaded(name, code)
     assert not {module for module in set(sys.modules) - loaded if module.startswith("numba")}
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
-    assert library._object() == (name, code)
+    assert object_code._object() == (name, code)
     assert len(made) == 2
 
 

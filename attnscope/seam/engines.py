@@ -175,8 +175,13 @@ class Beside(Eager):
     implementation = "sdpa"
 
     def __init__(self, engine: Tiled) -> None:
-        self.name, self.operator = engine.name, engine.operator  # type: ignore[method-assign]
-        self.bytes = engine.bytes  # type: ignore[method-assign]
+        self.engine, self.name = engine, engine.name
+
+    def operator(self, spec: AttentionSpec) -> TiledAttention:
+        return self.engine.operator(spec)
+
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
+        return self.engine.bytes(geometry, tokens, dtype_bytes, batch)
 
 
 class Unchecked(Beside):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnscope.attention.compiled.asked import Asked
-from attnscope.attention.compiled.library import installed
+from attnscope.attention.compiled.object_code import installed
 from attnscope.attention.compiled.sweeping import Sweeping
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec

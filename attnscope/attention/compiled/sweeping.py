@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnscope.attention.compiled import library
 from attnscope.attention.compiled.answers import Answers
 from attnscope.attention.compiled.asked import Asked
+from attnscope.attention.compiled.object_code import sweep as compiled_sweep
 from attnscope.attention.compiled.shapes import BLOCK, HIDDEN, LANES, NAMES, PANEL, REACH, STATE, STRIP, SUMS
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.tiles import Place, part, reach
@@ -80,7 +80,7 @@ class Sweeping:
         self.widths = torch.tensor([question.width for question in asked.windows], dtype=torch.int64)
 
     def run(self) -> Answers:
-        sweep, answers = library.sweep(), Answers(self.spec, self.asked, self.with_output)
+        sweep, answers = compiled_sweep(), Answers(self.spec, self.asked, self.with_output)
 
         def begin() -> Callable[[Job], None]:
             rooms = Rooms()

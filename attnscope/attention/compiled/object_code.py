@@ -19,7 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-SOURCES = ("kernel.py", "panel_rows.py", "vectors.py", "shapes.py", "library.py")  # what the compiled code depends on
+# What the compiled code depends on.
+SOURCES = ("kernel.py", "panel_rows.py", "vectors.py", "shapes.py", "object_code.py")
 _kept: list[Any] = []  # what owns the code
 
 
