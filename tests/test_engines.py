@@ -233,3 +233,13 @@ def test_the_manifest_names_the_layers_with_masks(tmp_path: Path, family: str, m
     manifest = json.loads((out / "manifest.json").read_text())
     assert [(one["layer"], one["mask"]) for one in manifest["calls"]] == list(enumerate(masks))
     assert manifest["output"] == ("model" if listening else "attnscope")
+
+
+def test_a_forced_engine_that_cannot_read_here_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr("attnscope.seam.choice.device_can", lambda device: False)
+    done = call("heads", "the bank", "--engine", "triton")
+    assert (done.code, done.out) == (2, b"")
+    assert done.err == (
+        "attnscope: the engine triton needs Triton and a CUDA device from Ampere on, and the model is on cpu; "
+        "use --engine fused, the fastest that can\n"
+    )

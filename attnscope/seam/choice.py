@@ -47,7 +47,7 @@ def choose(
             raise UsageError(f"{kind} attends where the fused engine cannot ask for q and k", "use {engine=eager}")
         if name == OnCard.name and not device_can(torch.device(loaded.device)):
             raise UsageError(
-                f"{{engine=triton}} needs Triton and a CUDA device from Ampere on, and the model is on {loaded.device}",
+                f"the engine triton needs Triton and a CUDA device from Ampere on, and the model is on {loaded.device}",
                 "use {engine=fused}, the fastest that can",
             )
         return engine_named(name, listen)

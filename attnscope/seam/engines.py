@@ -249,7 +249,7 @@ def engine_named(name: str, listen: bool = False) -> Engine:
     if name not in ENGINES:
         raise UsageError(f"there is no engine {name!r}", f"the engines are {', '.join(['auto', *ENGINES])}")
     if name == Compiled.name and not compiled.installed():
-        raise UsageError("{engine=numba} needs Numba, which is not installed", "pip install 'attnscope[fast]'")
+        raise UsageError("the engine numba needs Numba, which is not installed", "pip install 'attnscope[fast]'")
     return BESIDE.get(name, ENGINES[name]) if listen else ENGINES[name]
 
 
