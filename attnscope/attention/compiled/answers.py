@@ -1,7 +1,8 @@
 """What the sweep finds, and the answers that they give.
 
-Shapes: B text, H head, Q query, K key, S note of a row, R heads of a job, r rows of a head in a job, n keys of a job,
-c weighted sums over rows, g and m groups of queries and of keys.
+Shapes: B text, H head, G kv head, R heads of a kv head, Q query, K key, S note of a row, r rows of a head in a job,
+n keys of a job, c weighted sums over rows; in a job b texts and g kv heads; in a question m groups of keys, and i of
+queries.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.compiled.asked import Asked
+from attnscope.attention.compiled.records import Each, Given
 from attnscope.attention.compiled.shapes import (
     ENERGY,
     ENERGY_REST,
@@ -27,7 +29,6 @@ from attnscope.attention.compiled.shapes import (
 from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Question, RowSum, SumOfSquares, TopK
 from attnscope.attention.rows import TINY, of_found
 from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled.tiles import Place
 
 if TYPE_CHECKING:
     from attnscope.attention.compiled.sweeping import Job
@@ -52,64 +53,74 @@ class Answers:
         self.groups = [torch.zeros(B, H, *_sizes(question), dtype=torch.float64) for question in asked.groups]
         self._lock = threading.Lock()
         self._turns: dict[tuple[int, int], int] = {}
-        self._waiting: dict[tuple[int, int, int], tuple[Place, Tensor]] = {}
+        self._waiting: dict[tuple[int, int, int], tuple[Job, Tensor]] = {}
 
-    def places(self, job: Job) -> dict[str, int | Tensor | None]:
+    def places(self, job: Job) -> Given:
         """Where the sweep writes what it finds in a job's rows."""
-        text, heads, rows = job.place.text, job.place.heads.start, job.place.rows.start
-        notes = self.notes_SBHQ
+        notes, (weights, keys) = self.notes_SBHQ, (part[job.texts, None, :, job.rows] for part in self.top)
+        copies = self._copies(job)
         return {
-            "notes": notes[:, text:, heads:, rows:],
+            "notes": Each(self._of_job(notes[0], job)),
             "note_step": 4 * notes.stride(0),
             "head_step": 4 * notes.stride(2),
-            "copies": (copies := self._copies(text, heads, rows)),
-            "copied": len(copies),
-            "top_index": self.top_index_H[heads:],
-            "top_weights": self.top[0][text:, :, rows:],
-            "top_keys": self.top[1][text:, :, rows:],
+            "copies": Each(copies),
+            "copied": copies.shape[2],
+            "top_index": Each(self.top_index_H.view(1, self.spec.kv_heads, -1)[:, job.groups]),
+            "top_weights": Each(weights),
+            "top_keys": Each(keys),
             "top_step": 4 * self.top[0].stride(1),
         }
 
-    def _copies(self, text: int, heads: int, rows: int) -> Tensor:
-        """Of each product its first column, its width, address, bytes from row to row and head to head; is it P V?"""
-        found, start = [], 0
-        output = [] if self.output_BQHV is None else [self.output_BQHV.transpose(1, 2)]
-        for number, answer in enumerate([*output, *self.features]):
-            width, place = answer.shape[-1], answer[text:, heads:, rows:].data_ptr()
-            found.append([start, width, place, 4 * answer.stride(2), 4 * answer.stride(1), int(number < len(output))])
+    def _of_job(self, answer_BHQ: Tensor, job: Job) -> Tensor:
+        """The part of a (B, H, Q, ...) answer that a job writes, (b, g, R, r, ...)."""
+        return answer_BHQ.unflatten(1, (self.spec.kv_heads, -1))[job.texts, job.groups, :, job.rows]
+
+    def _copies(self, job: Job) -> Tensor:
+        """(b, g, products, 6): of each its first column, its width, address, bytes from row to row and from head to
+        head; is it P V?
+        """
+        start, output = 0, [] if self.output_BQHV is None else [self.output_BQHV.transpose(1, 2)]
+        answers = [*output, *self.features]
+        found = torch.empty(*job.shape, len(answers), 6, dtype=torch.int64)
+        for number, answer in enumerate(answers):
+            mine, width = self._of_job(answer, job), answer.shape[-1]
+            steps = 4 * mine.stride(3), 4 * mine.stride(2)
+            found[:, :, number] = torch.tensor([start, width, 0, *steps, int(number < len(output))])
+            found[:, :, number, 2] = torch.from_numpy(Each(mine).addresses)
             start += width
-        return torch.tensor(found, dtype=torch.int64)
+        return found
 
-    def shares(self, place: Place) -> Tensor:
-        """What each row of a job counts in each of the sums over rows, (c, r)."""
-        parts = [_of(question.query_share_BQ, place)[None].float() for question in self.asked.received]
-        parts += [_groups(question, place)[1] for question in self.asked.groups]
-        return torch.cat(parts) if parts else torch.empty(0, 0)
+    def shares(self, job: Job) -> Tensor:
+        """What each row of a job counts in each of the sums over rows, (b, c, r)."""
+        texts = job.shape[0]
+        parts = [_of(question.query_share_BQ, job).float()[:, None] for question in self.asked.received]
+        parts += [_groups(question, job)[1][None] for question in self.asked.groups]
+        return torch.cat([one.expand(texts, -1, -1) for one in parts], 1) if parts else torch.empty(texts, 0, 0)
 
-    def add_in_turn(self, job: Job, columns_cRn: Tensor) -> None:
+    def add_in_turn(self, job: Job, columns_bgcRn: Tensor) -> None:
         """Add up what the jobs of a kv head say of keys, in the jobs' own order whichever came first."""
-        who, keys = (job.place.text, job.place.groups.start), job.place.keys
+        who, keys = (job.texts.start, job.groups.start), job.keys
         with self._lock:
-            self._waiting[*who, job.turn] = job.place, columns_cRn[..., keys].clone()
+            self._waiting[*who, job.turn] = job, columns_bgcRn[..., keys].clone()
             while (following := (*who, self._turns.get(who, 0))) in self._waiting:
                 self._add(*self._waiting.pop(following))
                 self._turns[who] = following[-1] + 1
 
-    def _add(self, place: Place, columns_cRn: Tensor) -> None:
-        for answer, column in zip(self.received, columns_cRn, strict=False):
-            answer[place.text, place.heads, place.keys] += column
+    def _add(self, job: Job, columns_bgcRn: Tensor) -> None:
+        for number, answer in enumerate(self.received):
+            mine = answer.unflatten(1, (self.spec.kv_heads, -1))[job.texts, job.groups, :, job.keys]
+            mine += columns_bgcRn[:, :, number]
         start = len(self.received)
         for question, answer in zip(self.asked.groups, self.groups, strict=True):
-            group_g, members_gr = _groups(question, place)
-            mass_gRn = columns_cRn[start : start + len(members_gr)].double()
-            start += len(members_gr)
-            key_n = question.key_group_BK[place.text, place.keys]
+            group_i, members_ir = _groups(question, job)
+            mass_iRn = columns_bgcRn[0, 0, start : start + len(members_ir)].double()
+            start += len(members_ir)
+            key_n = question.key_group_BK[job.texts.start, job.keys]
             known = key_n >= 0
-            mass_gRm = torch.zeros(*mass_gRn.shape[:2], answer.shape[-1], dtype=torch.float64)
-            mass_gRm.index_add_(2, key_n[known], mass_gRn[..., known])
-            answer[place.text, place.heads] = answer[place.text, place.heads].index_add(
-                1, group_g, mass_gRm.transpose(0, 1)
-            )
+            mass_iRm = torch.zeros(*mass_iRn.shape[:2], answer.shape[-1], dtype=torch.float64)
+            mass_iRm.index_add_(2, key_n[known], mass_iRn[..., known])
+            mine = answer.unflatten(1, (self.spec.kv_heads, -1))[job.texts.start, job.groups.start]
+            mine.index_add_(1, group_i, mass_iRm.transpose(0, 1))
 
     def answers(self) -> dict[Question, Any]:
         asked, notes = self.asked, iter(self.notes_SBHQ[NOTES:])
@@ -140,17 +151,17 @@ class Answers:
         return of_found(self.top, replace(question, heads=heads))
 
 
-def _of(table_BQ: Tensor, place: Place) -> Tensor:
-    return table_BQ[place.text if len(table_BQ) > 1 else 0, place.rows]
+def _of(table_BQ: Tensor, job: Job) -> Tensor:
+    return table_BQ[job.texts if len(table_BQ) > 1 else slice(None), job.rows]
 
 
 def _sizes(question: GroupMass) -> tuple[int, int]:
     return int(question.query_group_BQ.max()) + 1, int(question.key_group_BK.max()) + 1
 
 
-def _groups(question: GroupMass, place: Place) -> tuple[Tensor, Tensor]:
-    """The groups of a tile's queries, and which rows are in each, (g, r)."""
-    group_r = question.query_group_BQ[place.text, place.rows]
-    group_g = group_r.unique()
-    group_g = group_g[group_g >= 0]
-    return group_g, (group_r == group_g[:, None]).float()
+def _groups(question: GroupMass, job: Job) -> tuple[Tensor, Tensor]:
+    """The groups of a job's queries, of its one text, and which rows are in each, (i, r)."""
+    group_r = question.query_group_BQ[job.texts.start, job.rows]
+    group_i = group_r.unique()
+    group_i = group_i[group_i >= 0]
+    return group_i, (group_r == group_i[:, None]).float()

@@ -111,10 +111,13 @@ class Asked:
         missing = padded - spec.visible.keys
         return _stacked(own), _stacked([torch.nn.functional.pad(table, (0, missing)) for table in keys])
 
-    def columns(self, text: int) -> list[Tensor]:
-        """The features of one text's keys, (K, M) each."""
+    def columns(self, texts: slice) -> list[Tensor]:
+        """The features of some texts' keys, (b, K, M) each."""
+        count = texts.stop - texts.start
         return [
-            (question.features if question.features.ndim == 2 else question.features[text]).float()
+            (
+                question.features.expand(count, -1, -1) if question.features.ndim == 2 else question.features[texts]
+            ).float()
             for question in self.features
         ]
 

@@ -45,6 +45,7 @@ from attnscope.attention.compiled.shapes import (
     NOTES,
     PANEL,
     REACH,
+    RECORD,
     REST,
     SQUARES,
     STATE,
@@ -334,8 +335,16 @@ def give(a, start, queries, panel0):
 
 
 @njit(**OPTIONS)
-def sweep(a):
-    """Read rows of one kv head's heads, as many at once as fit the cache. a: where the values of NAMES lie."""
+def sweep(a, count):
+    """Read the rows of so many records, one after the other. a: where the values of NAMES lie, record after record."""
+    for _ in range(count):
+        read_rows(a)
+        a += RECORD
+
+
+@njit(**OPTIONS)
+def read_rows(a):
+    """Read rows of one kv head's heads, as many at once as fit the cache."""
     for start in range(0, given(a, "rows"), given(a, "queries")):
         queries = min(given(a, "queries"), given(a, "rows") - start)
         rows = queries * given(a, "heads")

@@ -30,14 +30,14 @@ def installed() -> bool:
 
 
 @lru_cache(maxsize=1)
-def sweep() -> Callable[[int], int]:
-    """The kernel, as a function of the address of its record; the interpreter is free while it runs."""
+def sweep() -> Callable[[int, int], int]:
+    """The kernel, as a function of the address of its records and their number; the interpreter is free meanwhile."""
     name, code = _object()
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, ctypes.c_int64)(_loaded(name, code))
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2)(_loaded(name, code))
     unused = (ctypes.c_int64 * 2)()  # where Numba's own callers find an error: nothing here raises one
     place = ctypes.addressof(unused)
     _kept.append(unused)
-    return lambda record: function(place, place, record)
+    return lambda records, count: function(place, place, records, count)
 
 
 def cache_folder() -> Path:
@@ -105,7 +105,7 @@ def _compiled() -> tuple[str, bytes]:
 
     from attnscope.attention.compiled import kernel
 
-    signature = (types.int64,)
+    signature = (types.int64, types.int64)
     kernel.sweep.compile(signature)
     name = kernel.sweep.overloads[signature].fndesc.llvm_func_name
     module = binding.parse_assembly(kernel.sweep.inspect_llvm(signature))

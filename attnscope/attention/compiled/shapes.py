@@ -33,3 +33,4 @@ NAMES = (
     *("places", "place", "place_step", "labels", "own", "own_step", "label", "label_step", "gaps"),
     *("windows", "widths", "count", "shares", "share_step", "weights", "columns"),
 )
+RECORD = 8 * len(NAMES)  # bytes

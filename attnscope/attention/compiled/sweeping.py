@@ -1,7 +1,9 @@
 """One pass of the compiled sweep over a call: the cores take job after job, each some rows of a kv head's heads.
 
+Of short texts a job takes several, and several kv heads: what a job costs beside its rows is then paid once for them.
+
 Shapes: B text, H head, G kv head, R heads of a kv head, Q query, K key, D width of q and k, C columns that P is
-multiplied by, P panel of keys, r rows of a head in a job, n keys.
+multiplied by, P panel of keys, r rows of a head in a job, n keys, c sums over rows; in a job b texts and g kv heads.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -19,9 +20,10 @@ from torch.nn.functional import pad
 from attnscope.attention.compiled.answers import Answers
 from attnscope.attention.compiled.asked import Asked
 from attnscope.attention.compiled.object_code import sweep as compiled_sweep
-from attnscope.attention.compiled.shapes import BLOCK, HIDDEN, LANES, NAMES, PANEL, REACH, STATE, STRIP, SUMS
+from attnscope.attention.compiled.records import Each, Given, records
+from attnscope.attention.compiled.shapes import BLOCK, HIDDEN, LANES, PANEL, REACH, STATE, STRIP, SUMS
 from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled.tiles import Place, part, reach
+from attnscope.attention.tiled.tiles import reach
 from attnscope.attention.tiled.workers import Room, work_through
 from attnscope.memory import second_cache
 
@@ -29,30 +31,36 @@ CPU = torch.device("cpu")
 MOST_ROWS, FEWEST_ROWS = 256, 64  # that are read at once, all heads of a kv head together
 SHARE_OF_CACHE = 1.0  # for their logits: what leaves it costs less than reading all keys for fewer rows
 JOBS, JOB_SCORES = 32, (2**18, 2**21)  # of a text at least, and what each of them reads
-Given = dict[str, "int | Tensor | None"]
 
 
 @dataclass(eq=False)
-class Text:
-    """What the jobs of one text read; columns (G or 1, strips, P * 64, STRIP)."""
+class Texts:
+    """What the jobs of some texts read."""
 
-    q_HQD: Tensor
-    k_GPDn: Tensor
-    columns_GcKs: Tensor
+    q_bGRQD: Tensor
+    k_bGPDn: Tensor
+    columns_bGcKs: Tensor  # (b, G or 1, strips, P * 64, STRIP)
 
 
 @dataclass(eq=False)
 class Job:
-    """Rows of a kv head's heads; queries: how many are read at once; turn: the job's number among those of its head."""
+    """The same rows of the heads of some kv heads of some texts.
 
-    place: Place
-    text: Text
+    queries: how many are read at once. turn: the job's number among those of its texts and kv heads.
+    """
+
+    texts: slice
+    groups: slice
+    rows: slice
+    keys: slice
+    inputs: Texts
     queries: int
     turn: int
 
     @property
     def heads(self) -> int:
-        return self.place.heads.stop - self.place.heads.start
+        """Of one kv head."""
+        return self.inputs.q_bGRQD.shape[2]
 
     @property
     def padded(self) -> int:
@@ -61,7 +69,12 @@ class Job:
 
     @property
     def panels(self) -> tuple[int, int]:
-        return self.place.keys.start // PANEL, -(-self.place.keys.stop // PANEL)
+        return self.keys.start // PANEL, -(-self.keys.stop // PANEL)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many texts, and how many kv heads of each."""
+        return self.texts.stop - self.texts.start, self.groups.stop - self.groups.start
 
 
 class Sweeping:
@@ -91,14 +104,24 @@ class Sweeping:
 
     def _jobs(self) -> Iterator[Job]:
         """Every job, those of the most keys first: they end together, and their memory is enough for the others."""
-        R = self.spec.heads // self.spec.kv_heads
+        R, G, B = self.spec.heads // self.spec.kv_heads, self.spec.kv_heads, self.spec.batch
         ranges = list(self._ranges(R))[::-1]
-        for number in range(self.spec.batch):
-            text = self._text(number)
+        texts, groups = self._together(R * max(_scores(rows, keys) for rows, keys, _ in ranges))
+        for first in range(0, B, texts):
+            some = slice(first, min(B, first + texts))
+            inputs = self._texts(some)
             for turn, (rows, keys, queries) in enumerate(ranges):
-                for g in range(self.spec.kv_heads):
-                    place = Place(number, slice(g, g + 1), slice(g * R, g * R + R), rows, keys)
-                    yield Job(place, text, queries, turn)
+                for g in range(0, G, groups):
+                    yield Job(some, slice(g, min(G, g + groups)), rows, keys, inputs, queries, turn)
+
+    def _together(self, scores: int) -> tuple[int, int]:
+        """How many texts, and how many kv heads, a job takes whose rows have so many scores per text and kv head."""
+        (least, most), threads, G = JOB_SCORES, torch.get_num_threads(), self.spec.kv_heads
+        per_core = self.spec.batch * G * scores // (4 * threads) if threads > 1 else most
+        fits = max(1, min(most, max(least, per_core)) // scores)
+        if self.asked.groups:  # each text has groups of its own
+            return 1, 1
+        return (1, fits) if fits < G else (fits // G, G)
 
     def _ranges(self, R: int) -> Iterator[tuple[slice, slice, int]]:
         """Rows, the keys that any of them may see, and how many rows fit the cache at once."""
@@ -115,104 +138,117 @@ class Sweeping:
             yield slice(start, stop), slice(*reach(visible, start, stop)), min(queries, stop - start)
             start = stop
 
-    def _text(self, number: int) -> Text:
-        G, keys = self.spec.kv_heads, self.spec.visible.keys
-        missing = self.panels * PANEL - keys
-        k_GKD = pad(self.spec.k_BGKD[number].float(), (0, 0, 0, missing))
-        k_GPDn = k_GKD.unflatten(1, (self.panels, PANEL)).transpose(2, 3).contiguous()
-        parts = [one.expand(G, -1, -1) for one in self.asked.columns(number)]
+    def _texts(self, some: slice) -> Texts:
+        spec, G = self.spec, self.spec.kv_heads
+        missing = self.panels * PANEL - spec.visible.keys
+        k_bGKD = pad(spec.k_BGKD[some].float(), (0, 0, 0, missing))
+        k_bGPDn = k_bGKD.unflatten(2, (self.panels, PANEL)).transpose(3, 4).contiguous()
+        parts = [one[:, None].expand(-1, G, -1, -1) for one in self.asked.columns(some)]
         if self.with_output:
-            parts.insert(0, self.spec.v_BGKV[number].float())
-        columns_GKC = torch.cat(parts, -1) if parts else torch.zeros(1, keys, 0)
-        columns_GKC = pad(columns_GKC, (0, -columns_GKC.shape[-1] % STRIP, 0, missing))
-        columns_GcKs = columns_GKC.unflatten(2, (-1, STRIP)).transpose(1, 2).contiguous()
-        q_HQD = self.spec.q_BHQD[number].float()
-        return Text(q_HQD if q_HQD.stride(-1) == 1 else q_HQD.contiguous(), k_GPDn, columns_GcKs)
+            parts.insert(0, spec.v_BGKV[some].float())
+        columns_bGKC = torch.cat(parts, -1) if parts else torch.zeros(1, 1, spec.visible.keys, 0)
+        columns_bGKC = pad(columns_bGKC, (0, -columns_bGKC.shape[-1] % STRIP, 0, missing))
+        columns_bGcKs = columns_bGKC.unflatten(3, (-1, STRIP)).transpose(2, 3).contiguous()
+        q_bHQD = spec.q_BHQD[some].float()
+        q_bHQD = q_bHQD if q_bHQD.stride(-1) == 1 else q_bHQD.contiguous()
+        return Texts(q_bHQD.unflatten(1, (G, -1)), k_bGPDn, columns_bGcKs)
 
-    def _read(self, job: Job, rooms: Rooms, sweep: Callable[[int], int], answers: Answers) -> None:
-        shares_cr = answers.shares(job.place)
+    def _read(self, job: Job, rooms: Rooms, sweep: Callable[[int, int], int], answers: Answers) -> None:
+        shares_bcr = answers.shares(job)
+        count, columns = shares_bcr.shape[1], rooms.of_columns(job, shares_bcr.shape[1], self.panels)
         given = self._calls(job) | self._inputs(job) | self._masks(job) | self._questions(job) | answers.places(job)
-        given |= rooms.of_job(job, self.asked, len(shares_cr), self.panels)
-        given |= {"count": len(shares_cr), "shares": shares_cr, "share_step": 4 * shares_cr.shape[-1]}
-        record = np.array([_integer(given[name]) for name in NAMES], dtype=np.int64)
-        sweep(record.ctypes.data)
-        if len(shares_cr):
-            columns = given["columns"]
-            assert isinstance(columns, Tensor)
+        given |= rooms.of_job(job, self.asked, count)
+        given |= {"count": count, "shares": Each(shares_bcr[:, None]), "share_step": 4 * shares_bcr.stride(1)}
+        given |= {"columns": Each(columns)}
+        of_job = records(given, job.shape)
+        sweep(of_job.ctypes.data, len(of_job))
+        if count:
             answers.add_in_turn(job, columns)
 
     def _calls(self, job: Job) -> Given:
-        visible, place = self.spec.visible, job.place
+        visible = self.spec.visible
         masked = visible.mask is not None
         return {
             "heads": job.heads,
-            "rows": place.rows.stop - place.rows.start,
+            "rows": job.rows.stop - job.rows.start,
             "queries": job.queries,
-            "first": place.rows.start + visible.keys - visible.queries,
+            "first": job.rows.start + visible.keys - visible.queries,
             "keys": visible.keys,
             "panels": self.panels,
             "causal": int(visible.causal and not masked),
             "window": 0 if masked or visible.window is None else visible.window,
-            "spans": None if self.spans_Q2 is None else self.spans_Q2[place.rows],
+            "spans": None if self.spans_Q2 is None else self.spans_Q2[job.rows],
             "scale": self.scale,
             "softcap": self.softcap,
         }
 
     def _inputs(self, job: Job) -> Given:
-        text, group, place = job.text, job.place.groups.start, job.place
-        q_HrD, sinks = text.q_HQD[place.heads, place.rows], self.sinks
+        inputs, groups, sinks = job.inputs, job.groups, self.sinks
+        q_bgRrD, columns = inputs.q_bGRQD[:, groups, :, job.rows], inputs.columns_bGcKs
         if sinks is not None:
-            sinks = sinks[place.text, place.heads, place.rows if sinks.shape[-1] > 1 else slice(None)]
+            sinks = sinks.unflatten(1, (self.spec.kv_heads, -1))[job.texts, groups]
+            sinks = sinks[..., job.rows] if sinks.shape[-1] > 1 else sinks
         return {
-            "q": q_HrD,
-            "q_head": 4 * q_HrD.stride(0),
-            "q_row": 4 * q_HrD.stride(1),
-            "k": text.k_GPDn[group],
-            "v": text.columns_GcKs[group if len(text.columns_GcKs) > 1 else 0],
-            "depth": q_HrD.shape[-1],
-            "strips": text.columns_GcKs.shape[1],
-            "sinks": sinks,
-            "sink_head": 0 if sinks is None else 4 * sinks.stride(0),
-            "sink_row": 4 * sinks.stride(1) if sinks is not None and sinks.shape[-1] > 1 else 0,
+            "q": Each(q_bgRrD),
+            "q_head": 4 * q_bgRrD.stride(2),
+            "q_row": 4 * q_bgRrD.stride(3),
+            "k": Each(inputs.k_bGPDn[:, groups]),
+            "v": Each(columns[:, groups] if columns.shape[1] > 1 else columns),
+            "depth": q_bgRrD.shape[-1],
+            "strips": columns.shape[2],
+            "sinks": None if sinks is None else Each(sinks),
+            "sink_head": 0 if sinks is None else 4 * sinks.stride(2),
+            "sink_row": 4 * sinks.stride(3) if sinks is not None and sinks.shape[-1] > 1 else 0,
             "sinks_scale": int(self.spec.sinks_scale_output),
         }
 
     def _masks(self, job: Job) -> Given:
         extra = self._extra(job)
         return {
-            "extra": extra,
-            "extra_head": 4 * extra.stride(0) if extra is not None and len(extra) > 1 else 0,
-            "extra_row": 4 * extra.stride(1) if extra is not None and extra.shape[1] > 1 else 0,
+            "extra": None if extra is None else Each(extra),
+            "extra_head": 4 * extra.stride(2) if extra is not None and extra.shape[2] > 1 else 0,
+            "extra_row": 4 * extra.stride(3) if extra is not None and extra.shape[3] > 1 else 0,
             "extra_panel": job.panels[0],
         }
 
     def _extra(self, job: Job) -> Tensor | None:
-        """What is added to a job's logits: position bias and mask, (R or 1, r or 1, n of whole panels)."""
-        bias, mask, keys = self.spec.bias, self.spec.visible.mask, job.place.keys
-        parts = [] if bias is None else [part(bias, job.place).float()]
+        """What is added to a job's logits: position bias and mask, (b, g, R, r, n of whole panels), any but n 1."""
+        bias, mask = self.spec.bias, self.spec.visible.mask
+        parts = [] if bias is None else [self._part(bias, job).float()]
         if mask is not None:
-            mask = part(mask, job.place)
+            mask = self._part(mask, job)
             parts.append(torch.where(mask, 0.0, HIDDEN) if mask.dtype == torch.bool else mask.float())
         if not parts:
             return None
-        sizes = [max(one.shape[axis] for one in parts) for axis in (0, 1)]
+        sizes = [max(one.shape[axis] for one in parts) for axis in range(4)]
         first, past = job.panels
         extra = torch.zeros(*sizes, (past - first) * PANEL)
-        inside = extra[..., keys.start - first * PANEL : keys.stop - first * PANEL]
+        inside = extra[..., job.keys.start - first * PANEL : job.keys.stop - first * PANEL]
         for one in parts:
             inside += one
         return extra
 
+    def _part(self, table: Tensor, job: Job) -> Tensor:
+        """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a job stands on: (b, g, R, r, n), or 1."""
+        table = table[job.texts] if table.shape[0] > 1 else table
+        grouped = table.unflatten(1, (self.spec.kv_heads, -1))[:, job.groups] if table.shape[1] > 1 else table[:, None]
+        grouped = grouped[..., job.rows, :] if grouped.shape[3] > 1 else grouped
+        return grouped[..., job.keys] if grouped.shape[-1] > 1 else grouped
+
     def _questions(self, job: Job) -> Given:
-        place = job.place
+        texts, rows = job.texts, job.rows
+
+        def of_texts(table_nBX: Tensor) -> Each | None:
+            return Each(table_nBX[0, texts, None]) if len(table_nBX) else None
+
         return {
             "places": len(self.asked.places),
-            "place": self.place_BQ[:, place.text :, place.rows.start :],
+            "place": of_texts(self.place_BQ[..., rows.start :]),
             "place_step": 4 * self.place_BQ.stride(0),
             "labels": len(self.asked.labels),
-            "own": self.own_BQ[:, place.text :, place.rows.start :],
+            "own": of_texts(self.own_BQ[..., rows.start :]),
             "own_step": 4 * self.own_BQ.stride(0),
-            "label": self.label_BK[:, place.text :],
+            "label": of_texts(self.label_BK),
             "label_step": 4 * self.label_BK.stride(0),
             "gaps": self.gaps,
             "windows": len(self.asked.windows),
@@ -230,23 +266,26 @@ class Rooms:
     def of(self, name: str, *shape: int) -> Tensor:
         return self._rooms.setdefault(name, Room()).of(shape, CPU)
 
-    def of_job(self, job: Job, asked: Asked, count: int, panels: int) -> Given:
-        """What the sweep writes on its way."""
+    def of_job(self, job: Job, asked: Asked, count: int) -> Given:
+        """What the sweep writes on its way, one kv head of one text after the other."""
         padded, most = job.padded, asked.most
         return {
-            "packed": self.of("packed", padded, job.text.q_HQD.shape[-1]),
+            "packed": self.of("packed", padded, job.inputs.q_bGRQD.shape[-1]),
             "tile": self.of("tile", job.panels[1] - job.panels[0], padded, PANEL),
             "state": self.of("state", padded, STATE // 4),
             "sums": self.of("sums", padded, SUMS + len(asked.labels), LANES),
             "classes": self.of("classes", padded, PANEL),
             "reach": self.of("reach", padded, REACH // 4),
             "ranges": self.of("ranges", padded // BLOCK, 4),
-            "out": self.of("out", padded, job.text.columns_GcKs.shape[1], STRIP),
+            "out": self.of("out", padded, job.inputs.columns_bGcKs.shape[2], STRIP),
             "best": self.of("best", padded, most),
             "best_keys": self.of("best_keys", padded, most),
             "weights": self.of("weights", count, padded),
-            "columns": self.of("columns", count, job.heads, panels * PANEL).zero_(),
         }
+
+    def of_columns(self, job: Job, count: int, panels: int) -> Tensor:
+        """Zeros for what a job says of keys, (b, g, c, R, P * 64)."""
+        return self.of("columns", *job.shape, count, job.heads, panels * PANEL).zero_()
 
 
 def _fitting(R: int, keys: tuple[int, int]) -> int:
@@ -261,8 +300,5 @@ def _numbers() -> int:
     return int(second_cache() * SHARE_OF_CACHE) // 4
 
 
-def _integer(value: int | Tensor | None) -> int:
-    """A number as it is, a tensor by its address, None as 0."""
-    if value is None:
-        return 0
-    return value if isinstance(value, int) else value.data_ptr()
+def _scores(rows: slice, keys: slice) -> int:
+    return (rows.stop - rows.start) * (keys.stop - keys.start)
