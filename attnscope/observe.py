@@ -168,6 +168,7 @@ def _observed(
         engine=engine,
         expected_layers=tuple(reading.layers),
         windows=loaded.geometry.windows,
+        calls_alone=not (mixed and padding.to_be_tried(loaded.model, reading.texts.ids_BT.shape[1])),
     )
     if not reading.kv_of:
         raise InputError(

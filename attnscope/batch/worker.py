@@ -20,13 +20,16 @@ from attnscope.model.loading import LoadedModel, load
 from attnscope.model.padding import pads
 from attnscope.observation import Observation
 from attnscope.observe import observe
-from attnscope.seam.choice import choose
+from attnscope.seam.choice import choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.selection import select
 from attnscope.text.prompt import Prompt, Side, reading
 from attnscope.text.tokens import Chosen
 
 SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
+KERNEL = "numba"
+KERNEL_PAYS = 2**24  # scores of a window: below, loading the kernel takes as long as it saves
+KERNEL_TOKENS = 2  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often
 
 
 class Text(NamedTuple):
@@ -74,6 +77,7 @@ class Worker:
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(heads.values())
+        self._kernel = job.engine == "auto" and _plain(job) and kernel_reads(self.loaded, job.request.top_k)
 
     def windows(self, shard: Shard) -> Iterator[Window]:
         """A shard's items, tokenised, in pieces whose results fit into memory; the cut depends on the items alone."""
@@ -88,10 +92,13 @@ class Worker:
     def measure(self, window: Window, stop: Callable[[], bool] = lambda: False) -> Measured | None:
         """The window's observations in the order of its items, whatever the batching; None where `stop` said so."""
         lengths = [len(text.prompt) for text in window.texts]
-        groups = batches(lengths, self.limit, not pads(self.loaded.model), 1 if self.job.one_by_one else None)
+        scores = self._heads * sum(length**2 for length in lengths)  # of this window alone: each run chooses the same
+        engine = KERNEL if self._kernel and scores >= KERNEL_PAYS else self.job.engine
+        limit = self.limit * KERNEL_TOKENS if engine == KERNEL and self.job.batch_tokens is None else self.limit
+        groups = batches(lengths, limit, not pads(self.loaded.model), 1 if self.job.one_by_one else None)
 
         def observed(loaded: LoadedModel, places: Sequence[int]) -> Measured:
-            return self._observed(loaded, [window.texts[place] for place in places])
+            return self._observed(loaded, [window.texts[place] for place in places], engine)
 
         parts = self.replicas.each(observed, groups, stop)
         if parts is None:
@@ -143,10 +150,13 @@ class Worker:
         except UsageError as error:  # what a record says, or a pattern that takes too long on this text
             raise InputError(error.message) from error
 
-    def _observed(self, loaded: LoadedModel, texts: Sequence[Text]) -> Measured:
-        """Observe a batch; one that does not fit, or does not hold, is halved until the text at fault is alone."""
+    def _observed(self, loaded: LoadedModel, texts: Sequence[Text], engine: str) -> Measured:
+        """Observe a batch; one that does not fit, or does not hold, is halved until the text at fault is alone.
+
+        What the kernel was chosen for and does not hold is read again as without it.
+        """
         try:
-            seen = self._forward(loaded, texts)
+            seen = self._forward(loaded, texts, engine)
             broken = _broken(seen[0])
         except Exception as error:  # any family's code, with any text
             if _is_fatal(error):
@@ -157,22 +167,27 @@ class Worker:
         items = [text.item for text in texts]
         if not broken:
             return Measured(len(texts), list(zip(items, seen, strict=True)), [])
+        if engine != self.job.engine:
+            again = self._observed(loaded, texts, self.job.engine)
+            self._kernel = bool(again.failures)  # where no text is at fault, the kernel is not for this model
+            return again
         if len(texts) == 1:
             return Measured(1, [], [Failure.of(items[0], broken)])
         half = len(texts) // 2
-        return Measured.joined([self._observed(loaded, texts[:half]), self._observed(loaded, texts[half:])])
+        parts = texts[:half], texts[half:]
+        return Measured.joined([self._observed(loaded, part, engine) for part in parts])
 
-    def _forward(self, loaded: LoadedModel, texts: Sequence[Text]) -> list[Observation]:
+    def _forward(self, loaded: LoadedModel, texts: Sequence[Text], name: str) -> list[Observation]:
         """One forward pass over a batch."""
         prompts, chosen = [text.prompt for text in texts], [text.chosen for text in texts]
-        engine = self._engine(loaded, len(prompts), max(len(prompt) for prompt in prompts))
+        engine = self._engine(loaded, len(prompts), max(len(prompt) for prompt in prompts), name)
         return observe(loaded, prompts, self.request, engine=engine, chosen=chosen)
 
-    def _engine(self, loaded: LoadedModel, texts: int, longest: int) -> Engine:
-        """The job's engine; under auto, eager while the matrices of the whole batch fit."""
-        if self.job.engine in ("auto", "eager") and texts * longest**2 <= SURELY_FITS:
+    def _engine(self, loaded: LoadedModel, texts: int, longest: int, name: str) -> Engine:
+        """The engine of a name; under auto, eager while the matrices of the whole batch fit."""
+        if name in ("auto", "eager") and texts * longest**2 <= SURELY_FITS:
             return ENGINES["eager"]
-        return choose(loaded, longest, self.job.engine, batch=texts)
+        return choose(loaded, longest, name, batch=texts)
 
     def _take_less(self, prompts: list[Prompt]) -> None:
         size = len(prompts) * max(len(prompt) for prompt in prompts)
@@ -181,6 +196,14 @@ class Worker:
             import torch
 
             torch.cuda.empty_cache()
+
+
+def _plain(job: Job) -> bool:
+    """Whether all that is asked is what the kernel answers, and no matrix is kept."""
+    asked = job.request
+    matrices = asked.weights or asked.maps or asked.operands or asked.rollout or not asked.view.of_heads
+    named = asked.query or asked.key or job.query_field or job.key_field
+    return not (matrices or named or asked.group)
 
 
 def _check_positions(tokens: int | None, positions: int | None) -> None:

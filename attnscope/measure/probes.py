@@ -133,7 +133,8 @@ def run_probes(probes: Mapping[str, Probe], layer: Layer) -> dict[str, Any]:
     """What each probe keeps of a layer; all their questions are answered in one pass."""
     asked = chain.from_iterable(probe.asks(layer) for probe in probes.values())
     answers = layer.P.together(asked)
-    return on_host({name: probe.keep(layer, answers) for name, probe in probes.items()})
+    kept = {name: probe.keep(layer, answers) for name, probe in probes.items()}
+    return kept if layer.P.device.type == "cpu" else on_host(kept)
 
 
 class LayerScores(NamedTuple):
@@ -168,7 +169,8 @@ class HeadScores:
         visible = layer.P.visible
         if visible not in self._uniform:
             P = UniformAttention(visible)
-            self._uniform[visible] = on_host((measure(P, layer.texts, self.ids), support(P, layer.texts)))
+            null = measure(P, layer.texts, self.ids), support(P, layer.texts)
+            self._uniform[visible] = null if P.device.type == "cpu" else on_host(null)
         return self._uniform[visible]
 
 

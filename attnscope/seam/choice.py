@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnscope.attention import compiled
 from attnscope.attention.triton_kernel import device_can
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes
@@ -60,6 +61,15 @@ def choose(
     if name == "auto" and can_fuse:
         return engine_named("fused", listen)
     raise does_not_fit(loaded.geometry, tokens, needed, room, (loaded.device, width), can_fuse)
+
+
+def kernel_reads(loaded: LoadedModel, top_k: int | None) -> bool:
+    """Whether the compiled kernel answers for this model in eager's stead: the same numbers but for float32's rounding.
+
+    top_k: how many keys are kept of a query, None for all.
+    """
+    there = loaded.device == "cpu" and loaded.dtype == "float32" and compiled.installed()
+    return there and top_k is not None and top_k <= compiled.MOST_TOP and calls_interface(loaded.model)
 
 
 def does_not_fit(

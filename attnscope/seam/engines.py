@@ -26,7 +26,7 @@ from attnscope.attention.triton_kernel import TritonAttention
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.geometry import Geometry, eager_bytes, fused_bytes
 from attnscope.seam.call import AttentionCall, CallCheck, Place
-from attnscope.seam.checks import CHECKED_ROWS, check_call, relative_error, sampled_rows, sdpa_kernel
+from attnscope.seam.checks import CHECKED_ROWS, REPEATED_ROWS, check_call, relative_error, sampled_rows, sdpa_kernel
 
 ARGUMENTS = ("query", "key", "value", "attention_mask", "scaling", "dropout")  # of an attention function, by position
 OnCall = Callable[[AttentionCall], None]
@@ -129,7 +129,7 @@ class Tiled(Engine):
             output = P.output()
             check = check_call(call, "answered")
         check.kernel, check.answered_by = "attnscope", P.answered_by
-        row_R = sampled_rows(P.queries).to(output.device)
+        row_R = sampled_rows(P.queries, max(REPEATED_ROWS, CHECKED_ROWS // P.batch)).to(output.device)
         expected = own.rows(spec, row_R)
         check.dtype, check.value_error = expected.dtype, relative_error(output[:, row_R], expected)
         return output, check
@@ -263,7 +263,7 @@ def _mask_rows(given: Mapping[str, Any], spec: AttentionSpec, row_R: Tensor) -> 
     mask = given.get("attention_mask")
     if isinstance(mask, Tensor):
         return mask[..., row_R, :] if mask.shape[-2] > 1 else mask
-    runs = row_R.cpu().split(CHECKED_ROWS // 4)  # one copy: each number of a device's tensor makes the host wait
+    runs = row_R.cpu().split(max(1, len(row_R) // 4))  # one copy: each number of a device's tensor makes the host wait
     seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
     dtype = spec.q_BHQD.dtype
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

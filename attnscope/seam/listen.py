@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +32,7 @@ from attnscope.model.families import family_of
 from attnscope.model.geometry import geometry_of
 from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import hooks_of
-from attnscope.seam.call import AttentionCall, CaptureReport, Place
+from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport, Place
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
 
@@ -47,6 +47,7 @@ def listen(
     windows: Mapping[int, int | None] | None = None,
     logits_at: Sequence[int] | None = None,
     gradients: bool = False,
+    calls_alone: bool = False,
     **inputs: Any,
 ) -> CaptureReport:
     """Run the model's backbone once over token ids and hand every attention call to `on_call`, one by one.
@@ -56,7 +57,8 @@ def listen(
     model runs as it is. expected_layers: layers that must call; ModelError names those that did not. windows: of layers
     whose family builds its mask where nobody sees it. logits_at: positions whose logits are wanted, from the end where
     negative; the whole model runs then, and makes no others where its family can leave them out. gradients: keep what a
-    backward pass needs. inputs: further arguments of the model's forward.
+    backward pass needs. calls_alone: nobody wants the output; the pass ends with the last call, once a whole pass of
+    the model has shown which that is. inputs: further arguments of the model's forward.
     Returns the report, with the backbone's output; no logits are computed unless asked for.
     Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
     there.
@@ -67,8 +69,9 @@ def listen(
     """
     with (
         running(model, engine.implementation if engine else None) as attention,
-        listening(model, on_call, engine=engine, windows=windows) as report,
+        listening(model, on_call, engine=engine, windows=windows, ends=calls_alone) as report,
         torch.set_grad_enabled(gradients),
+        suppress(_LastCallError),
     ):
         inputs = {"use_cache": False, **_extras(model), **inputs}
         if logits_at is None:
@@ -76,6 +79,8 @@ def listen(
         else:
             report.output, report.logits = _with_logits(_bare(model), ids_BT, logits_at, inputs)
     report.tokens, report.attention = ids_BT.shape[1], attention
+    if calls_alone and report.output is not None:
+        _remember_calls(_bare(model), report)
     missing = sorted(set(expected_layers or ()) - set(report.layers))
     if missing:
         raise ModelError(
@@ -107,12 +112,15 @@ def listening(
     *,
     engine: Engine | None = None,
     windows: Mapping[int, int | None] | None = None,
+    ends: bool = False,
 ) -> Iterator[CaptureReport]:
     """While open, every attention call that this thread makes in `model` is handed to `on_call`.
 
-    For callers who run the model themselves (generation, a custom forward). The report fills as the calls come.
+    For callers who run the model themselves (generation, a custom forward). The report fills as the calls come. With
+    `ends` the last call of a pass, where it is known, ends it.
     """
     listener, thread = _Listener(_bare(model), on_call, engine or Eager(), windows or {}), threading.get_ident()
+    listener.last = _calls_of_pass.get(_bare(model), 0) if ends else 0
     handles = listener.hook_modules()
     _install(thread, listener)
     try:
@@ -132,6 +140,18 @@ _lock = threading.Lock()
 _listeners: dict[int, list[_Listener]] = {}
 _original: Callable[..., Any] | None = None
 _model_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+_calls_of_pass: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
+
+class _LastCallError(Exception):
+    """What follows of the pass makes an output that nobody wants."""
+
+
+def _remember_calls(model: nn.Module, report: CaptureReport) -> None:
+    """How many calls a pass has, where each layer makes one, and no hooks wait for the end of a module's forward."""
+    once = len(set(report.layers)) == len(report.calls)
+    if once and not any(map(hooks_of, model.modules())):
+        _calls_of_pass[model] = len(report.calls)
 
 
 def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,6 +227,7 @@ class _Listener:
         self.paths = {module: name for name, module in model.named_modules()}
         self.on_call, self.engine, self.windows = on_call, engine, windows
         self.report = CaptureReport()
+        self.last = 0  # how many calls end the pass, 0 for none
         self._calls: dict[int, int] = {}
         self._by_interface: set[nn.Module] = set()
         self._visible: dict[Any, tuple[Any, Visibility]] = {}
@@ -223,8 +244,13 @@ class _Listener:
         """One call through the attention interface, run by the engine; the layer's matrix is freed on return."""
         self._by_interface.add(own.module)
         output, check = self.engine.run(self._place(own.module), self._spec(own), own, self.on_call)
-        self.report.calls.append(check)
+        self._read(check)
         return output, None
+
+    def _read(self, check: CallCheck) -> None:
+        self.report.calls.append(check)
+        if len(self.report.calls) == self.last:
+            raise _LastCallError
 
     def _spec(self, own: OwnAttention) -> AttentionSpec:
         given = own.given
@@ -262,8 +288,9 @@ class _Listener:
         visible = self._shared(key, None, lambda: Visibility(Q, K, None, True, key[2], weights.device))
         call = AttentionCall(place, DenseAttention(weights, visible), weights_BHQK=weights)
         with full_precision(weights.device):
-            self.report.calls.append(check_call(call, "hook"))
+            check = check_call(call, "hook")
             self.on_call(call)
+        self._read(check)
         return type(output)([output[0], None, *output[2:]])
 
     @cached_property

@@ -2,5 +2,6 @@
 
 from attnscope.attention.compiled.object_code import installed
 from attnscope.attention.compiled.operator import CompiledAttention, usable
+from attnscope.attention.compiled.shapes import MOST_TOP
 
-__all__ = ["CompiledAttention", "installed", "usable"]
+__all__ = ["MOST_TOP", "CompiledAttention", "installed", "usable"]
