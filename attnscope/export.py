@@ -23,7 +23,6 @@ from attnscope.tables import save
 if TYPE_CHECKING:
     from attnscope.looks import Mean
     from attnscope.observation import Observation
-    from attnscope.seam.call import CallCheck
     from attnscope.text.tokens import Chosen, Found
 
 MOST_HEADS = 20  # how many are drawn one by one where nobody says which
@@ -146,18 +145,9 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
             | ({"altered": True} if check.altered else {})
             for check in calls
         ],
-        "answered_by": _answered_by(calls),
+        "answered_by": seen.report.answered_by,
         "prompt": prompt,
     }
-
-
-def _answered_by(calls: Sequence[CallCheck]) -> dict[str, list[str]]:
-    """Which of attnscope's own ways read each kind of question; empty where the model's matrices were read."""
-    found: dict[str, set[str]] = {}
-    for call in calls:
-        for kind, way in call.answered_by.items():
-            found.setdefault(kind, set()).add(way)
-    return {kind: sorted(ways) for kind, ways in sorted(found.items())}
 
 
 def named(chosen: Chosen) -> dict[str, Found]:

@@ -7,6 +7,7 @@ measured.
 
     python benchmarks/batch.py                  # 2,000 texts, speed
     python benchmarks/batch.py --memory         # peak memory at 2,000 and 20,000 texts
+    python benchmarks/batch.py --device cuda    # both on a card
 """
 
 from __future__ import annotations
@@ -33,14 +34,12 @@ from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
 from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load
 
-LOAD = LoadOptions(device="cpu")
-
 
 def corpus(path: Path, texts: int) -> Path:
     """Texts of 5 to 200 tokens, uniformly, of words of the demo's own card."""
     from attnscope.model.loading import load as load_model
 
-    tokenizer = load_model(LOAD).tokenizer
+    tokenizer = load_model(LoadOptions(device="cpu")).tokenizer
     pick = random.Random(0)
     words = (DEMO_FOLDER / "README.md").read_text().split()
     with open(path, "w") as stream:
@@ -51,9 +50,9 @@ def corpus(path: Path, texts: int) -> Path:
     return path
 
 
-def ours(path: Path, folder: Path) -> None:
+def ours(path: Path, folder: Path, device: str) -> None:
     """The same through `batch`."""
-    run_folder(Job(LOAD), Corpus((str(path),)), folder, {})
+    run_folder(Job(LoadOptions(device=device)), Corpus((str(path),)), folder, {})
 
 
 def compare(ours_folder: Path, loop_folder: Path) -> float:
@@ -73,18 +72,19 @@ def compare(ours_folder: Path, loop_folder: Path) -> float:
     return float(max(worst, np.abs(np.asarray(ours["weight"]) - np.asarray(theirs["weight"])).max()))
 
 
-def timed(way: str, path: Path, folder: Path) -> tuple[float, float, float]:
+def timed(way: str, path: Path, folder: Path, device: str) -> tuple[float, float, float]:
     """Run one way in a process of its own: seconds without the start, processor seconds, peak MiB."""
     command = [sys.executable, __file__, "--way", way, "--corpus", str(path), "--folder", str(folder)]
+    command += ["--device", device]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     wall, cpu, peak = json.loads(done.stdout.splitlines()[-1])
     return wall, cpu, peak
 
 
-def one_way(way: str, path: Path, folder: Path) -> None:
-    loaded = load(LOAD)  # the start is not what is measured
+def one_way(way: str, path: Path, folder: Path, device: str) -> None:
+    loaded = load(LoadOptions(device=device))  # the start is not what is measured
     start, cpu = time.perf_counter(), time.process_time()
-    ours(path, folder) if way == "ours" else loop(loaded, path, folder)
+    ours(path, folder, device) if way == "ours" else loop(loaded, path, folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps([time.perf_counter() - start, time.process_time() - cpu, peak]))
 
@@ -94,38 +94,42 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="write the table into RESULTS.md")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--way", choices=["ours", "loop"])
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     if given.way:
-        one_way(given.way, given.corpus, given.folder)
+        one_way(given.way, given.corpus, given.folder, given.device)
         return
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         if given.memory:
             for count in (given.texts, 10 * given.texts):
-                wall, _, peak = timed("ours", corpus(base / f"{count}.jsonl", count), base / f"out{count}")
+                wall, _, peak = timed(
+                    "ours", corpus(base / f"{count}.jsonl", count), base / f"out{count}", given.device
+                )
                 print(f"{count:6} texts  {count / wall:6.1f} texts/s  peak {peak:6.0f} MiB")
             return
         path = corpus(base / "corpus.jsonl", given.texts)
         found: dict[str, list[tuple[float, float, float]]] = {"loop": [], "ours": []}
         for number in range(given.rounds):  # in turn, so that a drifting machine drifts for both
             for way, runs in found.items():
-                runs.append(timed(way, path, base / f"{way}{number}"))
-        text = table(found, given.texts, compare(base / "ours0", base / "loop0"))
+                runs.append(timed(way, path, base / f"{way}{number}", given.device))
+        text = table(found, given, compare(base / "ours0", base / "loop0"))
         print(text)
         if given.write:
             update_section("Batch", text)
 
 
-def table(found: dict[str, list[tuple[float, float, float]]], texts: int, difference: float) -> str:
+def table(found: dict[str, list[tuple[float, float, float]]], given: argparse.Namespace, difference: float) -> str:
     """Medians as a Markdown table."""
+    texts = given.texts
     medians = {way: [statistics.median(column) for column in zip(*runs, strict=True)] for way, runs in found.items()}
     lines = [
-        f"`python benchmarks/batch.py`; {texts:,} texts of 5 to 200 tokens, {os.cpu_count()} cores, medians of "
-        f"{len(found['ours'])} runs in turn; largest difference of a number {difference:.0e}.",
+        f"`python benchmarks/batch.py`; {texts:,} texts of 5 to 200 tokens, {given.device}, {os.cpu_count()} cores, "
+        f"medians of {len(found['ours'])} runs in turn; largest difference of a number {difference:.0e}.",
         "",
         "| way | texts/s | seconds (least to most) | processor seconds | peak memory | times as fast |",
         "|---|---|---|---|---|---|",

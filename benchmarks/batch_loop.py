@@ -62,19 +62,19 @@ def batches(window: Sequence[int], ids: Sequence[Sequence[int]], budget: int) ->
 
 def measured(model: Any, texts: Sequence[Sequence[int]]) -> Iterator[list[Measured]]:
     """Of each layer, each text's metrics and strongest keys."""
-    count_B = torch.tensor([len(ids) for ids in texts])
-    N = int(count_B.max())
-    ids_BN = torch.tensor([[*ids, *[0] * (N - len(ids))] for ids in texts])
-    real_BN = torch.arange(N) < count_B[:, None]
+    lengths = [len(ids) for ids in texts]
+    N, device = max(lengths), model.device
+    ids_BN = torch.tensor([[*ids, *[0] * (N - len(ids))] for ids in texts], device=device)
+    real_BN = torch.arange(N, device=device) < torch.tensor(lengths, device=device)[:, None]
     same_BQK = (ids_BN[:, :, None] == ids_BN[:, None]).tril(-1) & real_BN[:, None]
     after_BQK = torch.nn.functional.pad(same_BQK, (1, -1)).tril(-2)
     found = model.base_model(ids_BN, attention_mask=real_BN.long(), output_attentions=True, use_cache=False)
     for weights_BHQK in found.attentions:
         A_BHQK = weights_BHQK.tril() * real_BN[:, None, :, None]
-        scores_BHM = metrics(A_BHQK, same_BQK, after_BQK, real_BN).numpy()
+        scores_BHM = metrics(A_BHQK, same_BQK, after_BQK, real_BN).cpu().numpy()
         best = A_BHQK.topk(min(TOP, N), -1)
-        weight, key = best.values.numpy(), best.indices.int().numpy()
-        yield [(scores_BHM[row], weight[row, :, :count], key[row, :, :count]) for row, count in enumerate(count_B)]
+        weight, key = best.values.cpu().numpy(), best.indices.int().cpu().numpy()
+        yield [(scores_BHM[row], weight[row, :, :count], key[row, :, :count]) for row, count in enumerate(lengths)]
 
 
 METRICS = (
@@ -85,7 +85,7 @@ METRICS = (
 
 def metrics(A: Tensor, same_BQK: Tensor, after_BQK: Tensor, real_BN: Tensor) -> Tensor:
     """(B, H, M): the metrics from their formulas, A (B, H, Q, K) zero outside; NaN where no row can show one."""
-    place = torch.arange(A.shape[-1])
+    place = torch.arange(A.shape[-1], device=A.device)
     seen = place + 1.0
     two, three = real_BN & (place >= 1), real_BN & (place >= 2)
     entropy = torch.special.entr(A).sum(-1)

@@ -46,7 +46,7 @@ part "Eager and output_attentions ($device)" 120 python benchmarks/engines.py --
 part "GPU tests" 300 python -m pytest -q -n 0 -m gpu -p no:cacheprovider
 engines 131072 600
 part "Figures" 120 python benchmarks/figures.py
-part "Batch" 600 python benchmarks/batch.py --rounds 1
+part "Batch" 600 python benchmarks/batch.py --rounds 1 --device cuda
 if [ "$long" = long ]; then
   part "Kernels beside the tiles, every option" 1800 \
     python -m pytest -q -n 0 -m slow -p no:cacheprovider tests/triton_kernels.py

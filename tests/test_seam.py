@@ -388,3 +388,41 @@ def test_right_padding_leaves_the_real_rows_alone() -> None:
     padded = heard_weights(model, torch.cat([ids_BT[:, :10], ids_BT[:, :1].expand(1, 6)], 1))
     for short, long in zip(alone, padded, strict=True):
         assert_close(long[:, :, :10, :10], short, atol=1e-6, rtol=0)
+
+
+def test_a_pass_whose_output_nobody_wants_ends_with_its_last_call() -> None:
+    """Once a whole pass has shown which that is; what the calls say is the same."""
+    model, ids_BT = tiny_model("llama"), some_ids()
+    ran: list[int] = []
+    handles = [layer.mlp.register_forward_hook(lambda *_: ran.append(1)) for layer in model.model.layers]
+    heard: list[list[torch.Tensor]] = []
+    for calls_alone in (False, True, True, False):
+        weights: list[torch.Tensor] = []
+        layers = tuple(range(len(model.model.layers)))
+        keep = weights.append
+        report = listen(
+            model, ids_BT, lambda call, keep=keep: keep(call.P.dense()), expected_layers=layers, calls_alone=calls_alone
+        )
+        heard.append([*weights, torch.tensor(len(ran))])
+        assert report.layers == list(layers)
+        assert (report.output is None) == (len(heard) == 3)
+        ran.clear()
+    for handle in handles:
+        handle.remove()
+    whole = len(heard[0]) - 1
+    assert [int(found[-1]) for found in heard] == [whole, whole, whole - 1, whole]
+    for found in heard[1:]:
+        assert_close(found[:-1], heard[0][:-1], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["diffllama", "llama"])
+def test_a_pass_goes_on_where_layers_call_more_than_once_or_hooks_wait(family: str) -> None:
+    model, ids_BT = tiny_model(family), some_ids()
+    if family == "llama":
+        model.model.norm._hf_hook = object()  # as accelerate leaves them, to move weights when a forward ends
+    twice = [0, 0] if family == "diffllama" else []
+    for _ in range(2):
+        calls: list[int] = []
+        report = listen(model, ids_BT, lambda call, calls=calls: calls.append(call.layer), calls_alone=True)
+        assert report.output is not None
+        assert calls[:2] == (twice or calls[:2])

@@ -7,14 +7,16 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnscope.batch.journal import PARTIAL, Journal
+from attnscope.batch.journal import PARTIAL, Journal, Record
 from attnscope.errors import UsageError
 from attnscope.files import save_json
+from attnscope.seam.call import joined_ways
 from attnscope.shown import brief
 
 OPTIONS, LOCK = "run.json", ".lock"
@@ -69,6 +71,15 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
             f"{folder} was begun with other options: {'; '.join(changed)}",
             "give the same options to go on, or name another folder with --out",
         )
+
+
+def say_who_answered(folder: Path, records: Iterable[Record]) -> None:
+    """Write into run.json which engines read how many of the texts that are whole, and who each kind of question."""
+    path, whole = folder / OPTIONS, list(records)
+    said = json.loads(path.read_text(encoding="utf-8"))
+    engines = sum((Counter(record.engines) for record in whole), Counter[str]())
+    answered_by = joined_ways(record.answered_by for record in whole)
+    save_json({**said, "engines": dict(sorted(engines.items())), "answered_by": answered_by}, path)
 
 
 def check_ours(folder: Path) -> None:

@@ -50,7 +50,8 @@ class Failure:
 class Record:
     """One committed shard: items [first, first + items), what was written, and the digest of what was read.
 
-    lacking: of each span, how many texts had nothing of it.
+    lacking: of each span, how many texts had nothing of it. engines: how many texts each engine read. answered_by:
+    which of attnscope's own ways read each kind of question.
     """
 
     first: int
@@ -62,6 +63,8 @@ class Record:
     files: Mapping[str, int] = field(default_factory=dict)  # path in the folder -> bytes
     failures: tuple[Failure, ...] = ()
     lacking: Mapping[str, int] = field(default_factory=dict)
+    engines: Mapping[str, int] = field(default_factory=dict)
+    answered_by: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 def digest(items: Iterable[Item]) -> str:
@@ -190,7 +193,7 @@ def _sound(record: Record) -> bool:
         and isinstance(record.digest, str)
         and isinstance(record.rows, dict)
         and isinstance(record.files, dict)
-        and isinstance(record.lacking, dict)
+        and all(isinstance(one, dict) for one in (record.lacking, record.engines, record.answered_by))
         and all(isinstance(text, str) for one in record.failures for text in (one.file, one.id, one.reason))
     )
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from attnscope.batch.items import Item, printable
 from attnscope.batch.journal import Failure
 from attnscope.measure.metrics import MASS, METRICS
+from attnscope.seam.call import joined_ways
 from attnscope.selection import spelled
 from attnscope.tables import numbers, tamed
 
@@ -133,6 +134,17 @@ class Measured:
         """How many texts lack a span, by name."""
         spans = (observation.chosen.spans for _, observation in self.seen)
         return Counter(name for found in spans for name, one in found.items() if one is None)
+
+    @property
+    def engines(self) -> Counter[str]:
+        """How many texts each engine read."""
+        return Counter(str(observation.facts["engine"]) for _, observation in self.seen)
+
+    @property
+    def answered_by(self) -> dict[str, list[str]]:
+        """Which of attnscope's own ways read each kind of question."""
+        reports = {id(observation.report): observation.report for _, observation in self.seen}  # one for a batch
+        return joined_ways(report.answered_by for report in reports.values())
 
 
 def pieces(measured: Measured) -> Iterator[Measured]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.batch.corpus import Corpus, find_files
-from attnscope.batch.folder import opened
+from attnscope.batch.folder import opened, say_who_answered
 from attnscope.batch.items import read_items
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Journal
@@ -51,6 +51,7 @@ def run_folder(
         else:
             tally = _run_here(run, workers)
         journal.rewrite_failures()
+        say_who_answered(folder, journal.records.values())
         return journal, tally
 
 

@@ -26,6 +26,7 @@ from attnscope.batch.shards import Shard
 from attnscope.batch.table_files import TableFile
 from attnscope.errors import AttnscopeError
 from attnscope.files import json_line
+from attnscope.seam.call import joined_ways
 
 if TYPE_CHECKING:
     from attnscope.observation import Observation
@@ -40,6 +41,8 @@ class _Counts:
         self.shard = shard
         self.items = self.texts = self.tokens = 0
         self.lacking: Counter[str] = Counter()
+        self.engines: Counter[str] = Counter()
+        self.answered_by: dict[str, list[str]] = {}
         self.failures: list[Failure] = []
 
     def count(self, measured: Measured) -> None:
@@ -48,12 +51,22 @@ class _Counts:
         self.texts += measured.texts
         self.tokens += measured.tokens
         self.lacking.update(measured.lacking)
+        self.engines.update(measured.engines)
+        self.answered_by = joined_ways([self.answered_by, measured.answered_by])
         self.failures += measured.failures
 
     def record(self, **written: Any) -> Record:
         """The shard's record; written: its digest, rows and files, where it has any."""
         counts = self.items, self.texts, self.tokens
-        return Record(self.shard.first, *counts, failures=tuple(self.failures), lacking=dict(self.lacking), **written)
+        return Record(
+            self.shard.first,
+            *counts,
+            failures=tuple(self.failures),
+            lacking=dict(self.lacking),
+            engines=dict(self.engines),
+            answered_by=self.answered_by,
+            **written,
+        )
 
 
 class ShardWriter:

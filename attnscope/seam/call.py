@@ -5,7 +5,7 @@ Shapes: B text, H head, Q query, K key, V width of v.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,3 +135,17 @@ class CaptureReport:
     def layers(self) -> list[int]:
         """The layers that called, in order, each once."""
         return list(dict.fromkeys(check.layer for check in self.calls))
+
+    @property
+    def answered_by(self) -> dict[str, list[str]]:
+        """Which of attnscope's own ways read each kind of question; empty where the model's matrices were read."""
+        return joined_ways({kind: [way] for kind, way in check.answered_by.items()} for check in self.calls)
+
+
+def joined_ways(found: Iterable[Mapping[str, Iterable[str]]]) -> dict[str, list[str]]:
+    """Who read each kind of question, of several such accounts: {"Entropy": ["numba", "tiles"]}."""
+    ways: dict[str, set[str]] = {}
+    for one in found:
+        for kind, names in one.items():
+            ways.setdefault(kind, set()).update(names)
+    return {kind: sorted(names) for kind, names in sorted(ways.items())}

@@ -1,15 +1,25 @@
 """Which engine reads a batch, and that a text's numbers do not depend on it."""
 
+import json
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
 
+from attnscope.batch import replicas
 from attnscope.batch import worker as worker_module
+from attnscope.batch.corpus import Corpus
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
+from attnscope.batch.run import run_folder
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
+from attnscope.model.loading import LoadOptions
+from attnscope.observe import Request
 from attnscope.seam import choice
+from attnscope.seam.engines import Compiled
 from helpers.corpora import some_texts
 
 TEXTS = [*some_texts(6, seed=5, longest=20), "the bank of the river " * 60]  # the last has some 300 tokens
@@ -74,3 +84,118 @@ def test_where_fused_cannot_be_had_the_text_that_does_not_fit_fails(tiny, engine
     assert "eager attention over" in found.failures[0].reason
     assert len(found.seen) == 6
     assert {engine for engine, _ in engines} == {"eager"}
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """The compiled kernel, taken for any window; how many calls it answered."""
+    calls: Counter[str] = Counter()
+    run = Compiled.run
+
+    def counted(self, *call):
+        calls["numba"] += 1
+        return run(self, *call)
+
+    monkeypatch.setattr(worker_module, "KERNEL_PAYS", 0)
+    monkeypatch.setattr(Compiled, "run", counted)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def by_eager(tiny):
+    return measured(tiny, "eager")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_kernel_gives_what_eager_gives_on_one_core_and_on_two(
+    tiny, kernel, by_eager, monkeypatch, threads, installed
+):
+    monkeypatch.setattr(replicas, "_cores", lambda: threads)
+    monkeypatch.setattr(choice.compiled, "installed", lambda: installed)
+    found = measured(tiny, "auto")
+    assert bool(kernel) == installed
+    assert found.failures == []
+    assert set(found.engines) == {"numba" if installed else "eager"}
+    for ours, theirs in zip(numbers(found), numbers(by_eager), strict=True):
+        assert_close(ours, theirs, atol=1e-5 if installed else 0, rtol=1e-5 if installed else 0, equal_nan=True)
+    for (_, ours), (_, theirs) in zip(found.seen, by_eager.seen, strict=True):
+        mine, other = ours.relations(), theirs.relations()
+        assert mine.select(["layer", "head", "query"]).equals(other.select(["layer", "head", "query"]))
+        clear = torch.tensor(other["weight"].to_pylist()).diff().abs() > 1e-5  # of equal weights either may come first
+        same = torch.tensor(mine["key"].to_pylist()) == torch.tensor(other["key"].to_pylist())
+        assert same[1:-1][clear[1:] & clear[:-1]].all()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"request": Request(relations=True, top_k=None)},
+        {"request": Request(weights=True)},
+        {"request": Request(relations=True, group="words")},
+        {"request": Request(query="last")},
+        {"query_field": "ask"},
+        {"load": LoadOptions(dtype="bfloat16")},
+    ],
+)
+def test_what_the_kernel_does_not_answer_or_would_round_otherwise_is_read_eager(tiny, kernel, asked):
+    loaded = replace(tiny, dtype="bfloat16") if "load" in asked else tiny
+    assert not Worker(Job(**asked), loaded)._kernel
+    assert Worker(Job(), tiny)._kernel
+
+
+def test_short_corpora_are_read_without_the_kernel(tiny):
+    assert set(measured(tiny, "auto").engines) == {"eager"}
+
+
+def test_a_kernel_that_does_not_hold_is_left_and_its_texts_are_read_again(tiny, kernel, by_eager, monkeypatch):
+    run = Compiled.run
+
+    def wrong(self, *call):
+        output, check = run(self, *call)
+        check.value_error = 0.5
+        return output, check
+
+    monkeypatch.setattr(Compiled, "run", wrong)
+    monkeypatch.setattr(replicas, "_cores", lambda: 1)
+    found = measured(tiny, "auto")
+    assert found.failures == []
+    assert set(found.engines) == {"eager"}
+    for ours, theirs in zip(numbers(found), numbers(by_eager), strict=True):
+        assert_close(ours, theirs, atol=0, rtol=0, equal_nan=True)
+
+
+def test_a_text_at_fault_is_found_and_the_others_keep_the_kernel(tiny, kernel, monkeypatch):
+    """One text whose weights break on either engine."""
+    forward = worker_module.Worker._forward
+
+    def broken(self, loaded, texts, name):
+        if any(text.item.number == 2 for text in texts):
+            raise RuntimeError("broken text")
+        return forward(self, loaded, texts, name)
+
+    monkeypatch.setattr(worker_module.Worker, "_forward", broken)
+    items = tuple(Item(number, "f", number, str(number), text) for number, text in enumerate(TEXTS))
+    worker = Worker(Job(batch_tokens=128), tiny)
+    [window] = worker.windows(Shard(items))
+    found = worker.measure(window)
+    assert [failure.item for failure in found.failures] == [2]
+    assert [item.number for item, _ in found.seen] == [0, 1, 3, 4, 5, 6]
+    assert worker._kernel
+
+
+def test_run_json_says_who_answered_what_also_after_another_run(tiny_folder, kernel, tmp_path):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(TEXTS))
+    job = Job(LoadOptions(str(tiny_folder), device="cpu"), shard_bytes=2**12)
+    windows: list[object] = []
+    run_folder(job, Corpus((str(corpus),)), tmp_path / "run", {}, stop=lambda: bool(windows), note=windows.append)
+    before = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert 0 < before["engines"]["numba"] < len(TEXTS)
+    run_folder(job, Corpus((str(corpus),)), tmp_path / "run", {})
+    said = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert said["engines"] == {"numba": len(TEXTS)}
+    assert said["answered_by"]["Entropy"] == said["answered_by"]["TopK"] == ["numba"]
+    assert {name: said[name] for name in ("schema", "options")} == {
+        name: before[name] for name in ("schema", "options")
+    }
