@@ -32,7 +32,7 @@ from results import update_section
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
-from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load
+from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, load
 
 
 def corpus(path: Path, texts: int) -> Path:
@@ -50,9 +50,9 @@ def corpus(path: Path, texts: int) -> Path:
     return path
 
 
-def ours(path: Path, folder: Path, device: str) -> None:
+def ours(loaded: LoadedModel, path: Path, folder: Path) -> None:
     """The same through `batch`."""
-    run_folder(Job(LoadOptions(device=device)), Corpus((str(path),)), folder, {})
+    run_folder(Job(), Corpus((str(path),)), folder, {}, loaded=loaded)
 
 
 def compare(ours_folder: Path, loop_folder: Path) -> float:
@@ -84,7 +84,7 @@ def timed(way: str, path: Path, folder: Path, device: str) -> tuple[float, float
 def one_way(way: str, path: Path, folder: Path, device: str) -> None:
     loaded = load(LoadOptions(device=device))  # the start is not what is measured
     start, cpu = time.perf_counter(), time.process_time()
-    ours(path, folder, device) if way == "ours" else loop(loaded, path, folder)
+    ours(loaded, path, folder) if way == "ours" else loop(loaded, path, folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps([time.perf_counter() - start, time.process_time() - cpu, peak]))
 

@@ -48,8 +48,9 @@ class Job:
 
     batch_tokens: the most tokens of a padded batch, None to choose by memory. shard_bytes: about what the files of one
     shard hold. strict: the first item that fails ends the run. engine: auto is eager (the model's own matrices) while
-    those of the batch fit into memory, else fused. query_field, key_field: of the records, where each says itself which
-    tokens are asked about. max_tokens: every text is cut to so many, on the side `truncate`, else on the right.
+    those of the batch fit into memory, else fused; numba where the compiled kernel answers all that is asked, and pays.
+    query_field, key_field: of the records, where each says itself which tokens are asked about. max_tokens: every text
+    is cut to so many, on the side `truncate`, else on the right.
     """
 
     load: LoadOptions = LoadOptions()

@@ -19,6 +19,7 @@ from attnscope.figures.pool import drawing_pool
 
 if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
+    from attnscope.model.loading import LoadedModel
 
 
 def run_folder(
@@ -29,15 +30,16 @@ def run_folder(
     *,
     cluster: Cluster | None = None,
     workers: int = 0,
+    loaded: LoadedModel | None = None,
     stop: Callable[[], bool] = lambda: False,
     note: Callable[[Tally], None] = lambda tally: None,
 ) -> tuple[Journal, Tally]:
     """Measure every text of a corpus into a folder; the same call again goes on where the last one ended.
 
-    options: with which the folder must be run again. cluster: run on Ray. workers: processes that draw figures. stop:
-    asked after every batch. note: told after every window. Returns the journal and what this run did. Raises
-    UsageError for a folder that another run writes to, that was begun with other options, or that cannot be written;
-    InputError where the corpus is no longer the one that was read.
+    options: with which the folder must be run again. cluster: run on Ray. workers: processes that draw figures.
+    loaded: the job's model, where it is at hand. stop: asked after every batch. note: told after every window.
+    Returns the journal and what this run did. Raises UsageError for a folder that another run writes to, that was
+    begun with other options, or that cannot be written; InputError where the corpus is no longer the one that was read.
 
         >>> journal, tally = run_folder(Job(), Corpus(("corpus.jsonl",)), Path("runs/corpus"), {"model": "demo"})
     """
@@ -49,14 +51,14 @@ def run_folder(
 
             tally = run_on_ray(run, cluster)
         else:
-            tally = _run_here(run, workers)
+            tally = _run_here(run, workers, loaded)
         journal.rewrite_failures()
         say_who_answered(folder, journal.records.values())
         return journal, tally
 
 
-def _run_here(run: Run, workers: int) -> Tally:
-    worker = Worker(run.job)
+def _run_here(run: Run, workers: int, loaded: LoadedModel | None) -> Tally:
+    worker = Worker(run.job, loaded)
     cost = item_cost(run.job, worker.loaded.geometry)
     pending = unfinished(read_items(run.corpus, run.files), cost, run.job.shard_bytes, run.journal.records)
     with drawing_pool(workers) as pool:

@@ -97,6 +97,8 @@ class Worker:
         limit = self.limit * KERNEL_TOKENS if engine == KERNEL and self.job.batch_tokens is None else self.limit
         groups = batches(lengths, limit, not pads(self.loaded.model), 1 if self.job.one_by_one else None)
 
+        groups = _tapered(groups) if engine == KERNEL else groups
+
         def observed(loaded: LoadedModel, places: Sequence[int]) -> Measured:
             return self._observed(loaded, [window.texts[place] for place in places], engine)
 
@@ -196,6 +198,12 @@ class Worker:
             import torch
 
             torch.cuda.empty_cache()
+
+
+def _tapered(groups: list[list[int]]) -> list[list[int]]:
+    """The last batches in halves, so that cores that share the batches end at about the same time."""
+    halves = [half for group in groups[-2:] for half in (group[: len(group) // 2], group[len(group) // 2 :]) if half]
+    return [*groups[:-2], *halves]
 
 
 def _plain(job: Job) -> bool:
