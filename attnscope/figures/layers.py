@@ -71,9 +71,11 @@ def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Pat
 
 def _shown(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tuple[Path, LayerFigure]]:
     """Each path with the figure that shows what belongs there, until the next is asked for."""
+    titles = [_titles(maps, style) for _, maps in jobs]
+    titled = max(map(_titled, titles), default=0)  # of all: numbers in titles would give each layer a width of its own
     built: dict[tuple, LayerFigure] = {}
-    for path, maps in jobs:
-        layer = Layer.of(maps, style)
+    for (path, maps), said in zip(jobs, titles, strict=True):
+        layer = Layer.of(maps, style, said, titled)
         kind = layer.kind(style)
         if kind not in built:
             built[kind] = LayerFigure.of(layer, style)
@@ -81,11 +83,17 @@ def _shown(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tuple[Pa
         yield path, built[kind]
 
 
+def _titled(titles: Sequence[str]) -> int:
+    """Pixels from the left of a title to the next."""
+    return math.ceil(max(map(len, titles)) * layout.LETTER * HEAD_SIZE / px(1)) + TITLE_GAP
+
+
 @dataclass(frozen=True)
 class Layer:
     """What a picture of a layer shows: its maps without what is taken out (H x Q), which has a strip of its own.
 
-    values_HQK: what is drawn on the scale: shares of each head's own with `per_head_scale`.
+    values_HQK: what is drawn on the scale: shares of each head's own with `per_head_scale`. titled: pixels from the
+    left of a title to the next.
     """
 
     maps: Maps
@@ -94,20 +102,15 @@ class Layer:
     limits: Limits
     values_HQK: np.ndarray
     titles: tuple[str, ...]
+    titled: int
 
     @classmethod
-    def of(cls, maps: Maps, style: Style) -> Layer:
-        """The values, the scale and the titles of the heads, as the style asks for them."""
+    def of(cls, maps: Maps, style: Style, titles: tuple[str, ...], titled: int) -> Layer:
+        """The values and the scale, as the style asks for them."""
         (rest, sink_HQ), first = split_sink(maps, style), alone([maps], style)
         limits = find_limits([rest.values_HQK], style, maps.quantity, alone=first)
         values_HQK = relative(rest, style, alone=first) if style.per_head_scale else rest.values_HQK
-        titles = tuple(_panel_title(maps, (rest, sink_HQ), head, style) for head in range(len(maps.heads)))
-        return cls(maps, rest, sink_HQ, limits, values_HQK, titles)
-
-    @property
-    def titled(self) -> int:
-        """Pixels from the left of a title to the next."""
-        return math.ceil(max(map(len, self.titles)) * layout.LETTER * HEAD_SIZE / px(1)) + TITLE_GAP
+        return cls(maps, rest, sink_HQ, limits, values_HQK, titles, titled)
 
     @property
     def notes(self) -> str:
@@ -130,7 +133,7 @@ class Layer:
 class LayerFigure:
     """The figure of one kind of layer, its words drawn once; to be used within `writer.drawing`.
 
-    figure = LayerFigure.of(Layer.of(maps, Style()), Style())
+    figure = LayerFigure.of(layer, Style())
     figure.show(other_layer); figure.pixels()
     """
 
@@ -214,7 +217,8 @@ class LayerFigure:
 
 def layer_figure(maps: Maps, style: Style) -> Figure:
     """The picture of one layer; to be called within `writer.drawing`."""
-    return LayerFigure.of(Layer.of(maps, style), style).figure
+    titles = _titles(maps, style)
+    return LayerFigure.of(Layer.of(maps, style, titles, _titled(titles)), style).figure
 
 
 def _cell(longest: int, panel: float, room: float) -> int:
@@ -242,6 +246,11 @@ def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
     grid = np.full((rows * columns, *values_H.shape[1:]), np.nan)
     grid[: len(values_H)] = values_H
     return grid.reshape(rows, columns, *values_H.shape[1:])
+
+
+def _titles(maps: Maps, style: Style) -> tuple[str, ...]:
+    split = split_sink(maps, style)
+    return tuple(_panel_title(maps, split, head, style) for head in range(len(maps.heads)))
 
 
 def _panel_title(maps: Maps, split: tuple[Maps, np.ndarray | None], head: int, style: Style) -> str:
