@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 from batch_loop import loop
-from results import update_section
+from results import measured_here
 
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import Job
@@ -117,7 +117,7 @@ def main() -> None:
         text = table(found, given.texts, compare(base / "ours0", base / "loop0"))
         print(text)
         if given.write:
-            update_section("Batch", text)
+            measured_here("Batch", text)
 
 
 def table(found: dict[str, list[tuple[float, float, float]]], texts: int, difference: float) -> str:
