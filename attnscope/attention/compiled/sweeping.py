@@ -14,7 +14,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from attnscope.attention.compiled.answers import Answers
 from attnscope.attention.compiled.asked import Asked
@@ -116,16 +115,22 @@ class Sweeping:
             start = stop
 
     def _text(self, number: int) -> Text:
+        """Keys and columns in the order in which they are read; written there at once, for they are large."""
         G, keys = self.spec.kv_heads, self.spec.visible.keys
-        missing = self.panels * PANEL - keys
-        k_GKD = pad(self.spec.k_BGKD[number].float(), (0, 0, 0, missing))
-        k_GPDn = k_GKD.unflatten(1, (self.panels, PANEL)).transpose(2, 3).contiguous()
-        parts = [one.expand(G, -1, -1) for one in self.asked.columns(number)]
-        if self.with_output:
-            parts.insert(0, self.spec.v_BGKV[number].float())
-        columns_GKC = torch.cat(parts, -1) if parts else torch.zeros(1, keys, 0)
-        columns_GKC = pad(columns_GKC, (0, -columns_GKC.shape[-1] % STRIP, 0, missing))
-        columns_GcKs = columns_GKC.unflatten(2, (-1, STRIP)).transpose(1, 2).contiguous()
+        k_GKD, whole = self.spec.k_BGKD[number], keys // PANEL
+        k_GPDn = torch.zeros(G, self.panels, k_GKD.shape[-1], PANEL)
+        k_GPDn[:, :whole] = k_GKD[:, : whole * PANEL].unflatten(1, (whole, PANEL)).transpose(2, 3)
+        k_GPDn[:, whole:, :, : keys - whole * PANEL] = k_GKD[:, None, whole * PANEL :].transpose(2, 3)
+        parts = [self.spec.v_BGKV[number]] * self.with_output + self.asked.columns(number)
+        strips = -(-sum(one.shape[-1] for one in parts) // STRIP)
+        columns_GcKs = torch.zeros(G if parts else 1, strips, self.panels * PANEL, STRIP)
+        place = 0
+        for one in parts:
+            first = -place % STRIP or STRIP  # columns that still go into the strip before
+            for columns in one.tensor_split(tuple(range(first, one.shape[-1], STRIP)), -1):
+                strip, start = divmod(place, STRIP)
+                columns_GcKs[:, strip, :keys, start : start + columns.shape[-1]] = columns
+                place += columns.shape[-1]
         q_HQD = self.spec.q_BHQD[number].float()
         return Text(q_HQD if q_HQD.stride(-1) == 1 else q_HQD.contiguous(), k_GPDn, columns_GcKs)
 
