@@ -7,27 +7,21 @@ from __future__ import annotations
 
 import html
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope import figures
 from attnscope.errors import UsageError
-from attnscope.figures import (
-    About,
-    Maps,
-    Panel,
-    Part,
-    Style,
-    save_head_maps,
-    save_layer,
-    save_layers,
-    save_metrics,
-    save_overview,
-)
+from attnscope.figures import About, Maps, Panel, Part, Style
+from attnscope.figures.beside import Beside, begun
+from attnscope.figures.pool import worker_count
 from attnscope.figures.style import Quantity, head_title, printed
 from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey, PerLayer
@@ -110,33 +104,58 @@ class Drawing:
         workers: int | None = 1,
         advance: Advance = lambda steps: None,
     ) -> list[Path]:
-        """Write overview, layers/, heads/ and metrics into a folder; the paths."""
-        written, style = [], replace(style, about=replace(self.about, command=style.about.command))
-        if "overview" in kinds and self.maps:
-            written.append(save_overview(folder / f"overview.{style.image}", list(self.maps), style))
-            advance(1)
-        layers = [(folder / "layers" / f"L{maps.layer:02d}.{style.image}", maps) for maps in self._drawn_layers(kinds)]
-        for path in save_layers(layers, style):
-            written.append(path)
-            advance(1)
-        jobs = head_jobs(folder, self.maps, self.heads, style) if "heads" in kinds else []
-        if jobs:
-            written += save_head_maps(jobs, style, workers=workers, progress=_steps(advance))
-        if "metrics" in kinds and self.panels:
-            labels = [f"L{layer}" for layer in self.layers]
-            written.append(save_metrics(folder / f"metrics.{style.image}", self.panels, style, layer_labels=labels))
-        if "mass" in kinds and self.mass[0]:
-            labels, (panels, note) = [f"L{layer}" for layer in self.layers], self.mass
-            said = {"title": "Mass on the named keys", "note": note}
-            written.append(save_metrics(folder / f"mass.{style.image}", panels, style, layer_labels=labels, **said))
-        if "top" in kinds and self.sheet:
-            written.append(save_layer(folder / f"top.{style.image}", self.sheet, style))
+        """Write overview, layers/, heads/ and metrics into a folder; the paths.
+
+        workers: processes that draw heads; None for as many as pay, and for the process that was begun beforehand.
+        """
+        style = replace(style, about=replace(self.about, command=style.about.command))
+        process, written = begun() if workers is None else None, list[Path]()
+        drawn = self._apart(process, folder, kinds, style) if process else self.drawn(folder, kinds, style, workers)
+        with closing(drawn):
+            for path in drawn:
+                written.append(path)
+                advance(1)
         return written
+
+    def drawn(
+        self, folder: Path, kinds: Sequence[str], style: Style, workers: int | None = 1
+    ) -> Generator[Path, None, None]:
+        """`draw` for a style that says what is drawn, one path at a time."""
+        if "overview" in kinds and self.maps:
+            yield figures.save_overview(folder / f"overview.{style.image}", list(self.maps), style)
+        layers = [(folder / "layers" / f"L{maps.layer:02d}.{style.image}", maps) for maps in self._drawn_layers(kinds)]
+        yield from figures.save_layers(layers, style)
+        jobs = self._jobs(folder, kinds, style)
+        if jobs:
+            yield from figures.head_maps(jobs, style, workers=workers)
+        labels = [f"L{layer}" for layer in self.layers]
+        if "metrics" in kinds and self.panels:
+            yield figures.save_metrics(folder / f"metrics.{style.image}", self.panels, style, layer_labels=labels)
+        if "mass" in kinds and self.mass[0]:
+            panels, note = self.mass
+            said = {"title": "Mass on the named keys", "note": note}
+            yield figures.save_metrics(folder / f"mass.{style.image}", panels, style, layer_labels=labels, **said)
+        if "top" in kinds and self.sheet:
+            yield figures.save_layer(folder / f"top.{style.image}", self.sheet, style)
+
+    def _apart(self, process: Beside, folder: Path, kinds: Sequence[str], style: Style) -> Generator[Path, None, None]:
+        """`drawn` in the process that was begun, but for heads that pay for several."""
+        jobs = self._jobs(folder, kinds, style)
+        several = worker_count([maps.values_HQK[0].size for _, maps, _ in jobs], style) > 1
+        there = [kind for kind in kinds if kind != "heads" or not several]
+        with closing(process.drawn(partial(self.drawn, folder, there, style))) as drawn:
+            if several:
+                yield from self.drawn(folder, ["heads"], style, None)
+            yield from drawn
+
+    def _jobs(self, folder: Path, kinds: Sequence[str], style: Style) -> list[tuple[Path, Maps, int]]:
+        return head_jobs(folder, self.maps, self.heads, style) if "heads" in kinds else []
 
     def pictures(self, kinds: Sequence[str] = FIGURES) -> int:
         """How many steps `draw` will report."""
-        heads = len(self.heads) * ("heads" in kinds)
-        return (heads + len(self._drawn_layers(kinds)) + ("overview" in kinds)) if self.maps else 0
+        alone = {"overview": self.maps, "metrics": self.panels, "mass": self.mass[0], "top": self.sheet}
+        heads = len(self.heads) * ("heads" in kinds) if self.maps else 0
+        return heads + len(self._drawn_layers(kinds)) + sum(bool(alone.get(kind)) for kind in kinds)
 
     def _drawn_layers(self, kinds: Sequence[str]) -> list[Maps]:
         return [maps for maps in self.maps if maps.layer in self.layers] if "layers" in kinds else []
@@ -342,7 +361,7 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
     title = f"Rollout of {len(rolled.layers)} layers" + f", {step} {rolled.group} a cell" * (step > 1)
     look = replace(style, about=replace(about(seen), command=style.about.command))
     jobs = [(folder / f"rollout.{style.image}", maps, 0)]
-    return save_head_maps(jobs, look, title=lambda maps, index: title)[0]
+    return figures.save_head_maps(jobs, look, title=lambda maps, index: title)[0]
 
 
 def unit_labels(prompt: Prompt, units: Sequence[Span], group: str) -> tuple[str, ...]:
@@ -366,13 +385,13 @@ def head_picture(seen: Observation, layer: int, head: int, **style: Any) -> Pict
     if not head_jobs(Path(), maps, [name], look):
         raise UsageError(f"there is no map of {name}", "the observation keeps the maps that its Request asks for")
     look = replace(look, about=about(seen))
-    return _picture(lambda folder: save_head_maps(head_jobs(folder, maps, [name], look), look)[0], name)
+    return _picture(lambda folder: figures.save_head_maps(head_jobs(folder, maps, [name], look), look)[0], name)
 
 
 def overview_picture(seen: Observation, **style: Any) -> Picture:
     """Every head of every layer as a thumbnail; style: fields of `Style`."""
     look = replace(_style(style), about=about(seen))
-    return _picture(lambda folder: save_overview(folder / "overview.png", layer_maps(seen), look), "overview")
+    return _picture(lambda folder: figures.save_overview(folder / "overview.png", layer_maps(seen), look), "overview")
 
 
 def _style(style: Mapping[str, Any]) -> Style:
@@ -386,15 +405,3 @@ def _style(style: Mapping[str, Any]) -> Style:
 def _picture(draw: Callable[[Path], Path], title: str) -> Picture:
     with TemporaryDirectory() as folder:
         return Picture(draw(Path(folder)).read_bytes(), title)
-
-
-def _steps(advance: Advance) -> Callable[[int], None]:
-    """From "so many are done" to "so many more"."""
-    done = 0
-
-    def tell(files: int) -> None:
-        nonlocal done
-        advance(files - done)
-        done = files
-
-    return tell

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from results import update_section
+from results import measured_here
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from attnscope.model.loading import LoadedModel, LoadOptions, load, wrap
@@ -52,7 +52,7 @@ def main() -> None:
             f"`python benchmarks/ablation.py`, {time.strftime('%Y-%m-%d')}; {len(task)} sequences of {task.lengths[0]} "
             f"tokens, median of {options.runs} (least to most), {torch.get_num_threads()} of {os.cpu_count()} cores."
         )
-        update_section("Ablation", f"{how}\n\n{text}")
+        measured_here("Ablation", f"{how}\n\n{text}")
 
 
 def random_model(demo: LoadedModel, layers: int) -> LoadedModel:

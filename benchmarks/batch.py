@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 from batch_loop import loop
-from results import update_section
+from results import measured_here
 
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import Job
@@ -120,7 +120,7 @@ def main() -> None:
         text = table(found, given, compare(base / "ours0", base / "loop0"))
         print(text)
         if given.write:
-            update_section("Batch", text)
+            measured_here("Batch", text)
 
 
 def table(found: dict[str, list[tuple[float, float, float]]], given: argparse.Namespace, difference: float) -> str:

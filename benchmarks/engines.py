@@ -24,7 +24,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from results import update_section
+from results import measured_here
 
 METRICS = ["entropy", "sink", "previous_token", "distance", "effective_keys", "induction", "duplicate_token"]
 TOP = 8
@@ -60,7 +60,7 @@ def main() -> None:
     text = table(rows, options.device)
     print(text)
     if options.write:
-        update_section(f"Engines ({options.device})", text)
+        measured_here(f"Engines ({options.device})", text)
     if options.plot:
         plot(rows, options.plot)
 

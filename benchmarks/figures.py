@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from results import update_section
+from results import measured_here
 
 TOKENS = ("the", "financial", "bank", "is", "located", "on", "the", "river", "bank")
 HEADS_PER_LAYER = 24
@@ -92,7 +92,7 @@ def main() -> None:
     print(text)
     if options.write:
         how = "`python benchmarks/figures.py`; worker processes and their imports are counted."
-        update_section("Figures", f"{how}\n\n{text}")
+        measured_here("Figures", f"{how}\n\n{text}")
     if notebook / ours < 20:
         raise SystemExit(f"expected at least 20 times the notebook way, got {notebook / ours:.1f}")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 from engines import build
-from results import update_section
+from results import measured_here
 
 from attnscope.model.libraries import silence_libraries
 from attnscope.model.loading import LoadedModel, LoadOptions, load, wrap
@@ -95,7 +95,7 @@ def main() -> None:
     print(text)
     if options.write:
         how = f"`python benchmarks/parity.py`; {options.tokens} tokens, best of {options.repeats} runs, "
-        update_section("Parity", f"{how}{torch.get_num_threads()} threads.\n\n{text}")
+        measured_here("Parity", f"{how}{torch.get_num_threads()} threads.\n\n{text}")
     if slow:
         raise SystemExit(f"slower than meant: {', '.join(slow)}")
 

@@ -7,8 +7,6 @@ Fresh processes in turn. `--make DIR` writes a checkpoint of Llama-3.2-3B's shap
 """
 
 import argparse
-import os
-import platform
 import resource
 import shutil
 import statistics
@@ -19,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from results import update_section
+from results import measured_here
 
 TEXT = "the financial bank is located on river bank"
 SCRIPT = """
@@ -135,12 +133,6 @@ def table(found: dict[str, list[tuple[float, float]]]) -> str:
     return "\n".join(rows)
 
 
-def processor() -> str:
-    """The processor's name, as Linux says it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
@@ -153,12 +145,11 @@ def main() -> None:
     text = table(measured(str(options.model), options.runs))
     how = (
         "`python benchmarks/pictures.py DIR --make`: Llama-3.2-3B's shape (28 layers x 24 heads), random bf16 weights, "
-        f"nine tokens; medians of {options.runs} fresh processes in turn; {processor()}, {os.cpu_count()} cores, load "
-        f"{os.getloadavg()[2]:.1f} in the last quarter of an hour."
+        f"nine tokens; medians of {options.runs} fresh processes in turn."
     )
     print(f"{how}\n\n{text}")
     if options.write:
-        update_section("Pictures of a large model", f"{how}\n\n{text}")
+        measured_here("Pictures of a large model", f"{how}\n\n{text}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@
 python benchmarks/results.py gpu.jsonl
 """
 
+import datetime
 import json
+import os
+import platform
 import re
 import sys
 from pathlib import Path
@@ -22,6 +25,23 @@ def update_section(title: str, text: str, results: Path = RESULTS) -> None:
         rest = before[found.end() :]
         after = before[: found.start()] + section + ("\n" + rest if rest else "")
     results.write_text(after, encoding="utf-8")
+
+
+def measured_here(title: str, text: str) -> None:
+    """`update_section` for what was measured now, with the machine and the day."""
+    update_section(title, f"{text.strip()}\n\n{machine()}, {datetime.date.today()}.")
+
+
+def machine() -> str:
+    """Processor, cores, caches, and the load of the last quarter of an hour, as far as Linux says them."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    name = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.processor())
+    parts = [name, f"{os.cpu_count()} cores"]
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, size, shared = ((index / name).read_text().strip() for name in ("level", "size", "shared_cpu_list"))
+        each = "" if "-" in shared or "," in shared else " each"
+        parts += [f"{int(size[:-1]) / 1024:g} MiB of L{level}{each}"] if int(level) > 1 and size.endswith("K") else []
+    return ", ".join([*parts, f"load {os.getloadavg()[2]:.1f}"])
 
 
 def of_a_visit(records: Path, results: Path = RESULTS) -> list[str]:

@@ -6,14 +6,13 @@ Every pair is run alternately, so that both see the same machine; medians of wal
 """
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-from results import update_section
+from results import measured_here
 
 SENTENCE = "the financial bank is located on river bank"
 # What a bash asks when TAB is pressed behind `attnscope heads --sort `.
@@ -38,11 +37,10 @@ def seconds(arguments: tuple[str, ...], folder: str) -> float:
     return time.perf_counter() - start
 
 
-def medians(ours: tuple[str, ...], theirs: tuple[str, ...], runs: int) -> tuple[float, float]:
+def in_turn(ours: tuple[str, ...], theirs: tuple[str, ...], runs: int) -> list[tuple[float, float]]:
     """Both commands in turn, after one run of each that fills the disk's cache."""
     with tempfile.TemporaryDirectory() as folder:
-        taken = [(seconds(ours, folder), seconds(theirs, folder)) for _ in range(runs + 1)][1:]
-    return statistics.median(pair[0] for pair in taken), statistics.median(pair[1] for pair in taken)
+        return [(seconds(ours, folder), seconds(theirs, folder)) for _ in range(runs + 1)][1:]
 
 
 def main() -> None:
@@ -50,17 +48,20 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--write", action="store_true", help="update benchmarks/RESULTS.md")
     options = parser.parse_args()
-    lines = ["| command | seconds | against | seconds | ratio | at most |", "|---|---|---|---|---|---|"]
+    lines = ["| command | seconds | against | seconds | ratio (least to most) | at most |", "|---|---|---|---|---|---|"]
     missed = []
     for name, ours, imports, most in PAIRS:
-        mine, theirs = medians(ours, ("-c", imports), options.runs)
-        lines.append(f"| `{name}` | {mine:.2f} | `{imports}` | {theirs:.2f} | {mine / theirs:.2f} | {most} |")
+        taken = in_turn(ours, ("-c", imports), options.runs)
+        mine, theirs = (statistics.median(side) for side in zip(*taken, strict=True))
+        ratios = [one / other for one, other in taken]
+        ratio = f"{mine / theirs:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        lines.append(f"| `{name}` | {mine:.2f} | `{imports}` | {theirs:.2f} | {ratio} | {most} |")
         missed += [name] if mine / theirs > most else []
     text = "\n".join(lines)
     print(text)
     if options.write:
-        how = f"`python benchmarks/startup.py`; medians of {options.runs} alternating runs, {os.cpu_count()} cores."
-        update_section("Startup", f"{how}\n\n{text}")
+        how = f"`python benchmarks/startup.py`; medians of {options.runs} alternating runs."
+        measured_here("Startup", f"{how}\n\n{text}")
     if missed:
         raise SystemExit(f"slower than meant: {', '.join(missed)}")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from results import update_section
+from results import measured_here
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import attnscope
@@ -47,7 +47,7 @@ def main() -> None:
     text = f"`python benchmarks/view.py`; {torch.get_num_threads()} threads, median of {options.runs}.\n\n{text}"
     print(text)
     if options.write:
-        update_section("The page", text)
+        measured_here("The page", text)
 
 
 def measured(folder: Path, runs: int) -> Iterator[str]:

@@ -392,7 +392,7 @@ def test_vector_files_hold_title_labels_and_numbers(tmp_path: Path) -> None:
 
 
 def test_workers_pay_only_for_many_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.figures.pool._cores", lambda: 2)
+    monkeypatch.setattr("attnscope.figures.pool.cores", lambda: 2)
     assert worker_count([81] * 24, Style()) == 1
     assert worker_count([81] * 672, Style()) == 2
 

@@ -31,7 +31,7 @@ from attnscope.figures.explain import effect_figure, scaling_effect
 from attnscope.figures.fonts import Fonts, shown_label
 from attnscope.figures.heatmap import HeadFigure
 from attnscope.figures.jobs import prepare_heads
-from attnscope.figures.layers import grid_columns, layer_figure
+from attnscope.figures.layers import Layer, LayerFigure, grid_columns, layer_figure
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.raster import press_images
@@ -419,6 +419,24 @@ def test_layers_that_share_a_figure_are_drawn_as_if_alone(tmp_path: Path) -> Non
         alone = save_layer(tmp_path / "alone.png", maps, Style()).read_bytes()
         assert (tmp_path / f"{maps.layer}.png").read_bytes() == alone
     assert (tmp_path / "0.png").read_bytes() != (tmp_path / "1.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "style", [Style(sink="mask"), Style(per_head_scale=True), Style(sink="mask", per_head_scale=True)], ids=str
+)
+def test_layers_whose_titles_carry_numbers_share_a_figure(
+    tmp_path: Path, style: Style, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests = [((0, 0.21), (3, 0.62)), ((3, 0.55), (0, 0.11)), ((5, 0.32), (2, 0.44))]
+    maps = [replace(bank_maps(2, layer=n, seed=n), sinks=sinks) for n, sinks in enumerate(rests)]
+    maps[2].values_HQK[:] = np.where(np.isfinite(maps[2].values_HQK), 0.37 * maps[1].values_HQK, np.nan)
+    built, of = list[Layer](), LayerFigure.of
+    monkeypatch.setattr(LayerFigure, "of", lambda layer, style: built.append(layer) or of(layer, style))
+    paths = list(save_layers([(tmp_path / f"{one.layer}.png", one) for one in maps], style))
+    assert len(built) <= 2, "a layer may have another colour bar"
+    assert len({path.read_bytes() for path in paths}) == 3
+    others = list(save_layers([(tmp_path / f"other{one.layer}.png", one) for one in maps[::-1]], style))
+    assert [path.read_bytes() for path in others[::-1]] == [path.read_bytes() for path in paths], "whatever came before"
 
 
 def test_the_metrics_that_matter_come_first_and_know_their_range(seen) -> None:

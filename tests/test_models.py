@@ -1,8 +1,10 @@
 """Loading: what is loaded, and what each thing that cannot be loaded is told."""
 
+import gc
 import json
 import os
 import pickle
+from contextlib import suppress
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.model import hub
+from attnscope.model.libraries import uncollected
 from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load, load_config
 from helpers.families import tiny_model
 from helpers.folders import TOKENIZER_FILES, edit_config, saved
@@ -299,3 +302,17 @@ def test_every_refusal_is_an_error_of_ours():
 
 def test_the_embedded_model_has_what_a_folder_needs():
     assert {"config.json", "model.safetensors", *TOKENIZER_FILES} <= {path.name for path in DEMO_FOLDER.iterdir()}
+
+
+def test_garbage_is_collected_again_once_libraries_are_loaded():
+    with suppress(ZeroDivisionError), uncollected():
+        assert not gc.isenabled()
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled(), "as it was"
+    finally:
+        gc.enable()

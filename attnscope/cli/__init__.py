@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _mend_streams()
     signals.listen()
     code = run(sys.argv[1:] if arguments is None else arguments)
+    gc.freeze()  # the interpreter's end would look for garbage among a million objects of PyTorch's, for a second
     sys.exit(_flush(code))
 
 

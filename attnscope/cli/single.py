@@ -39,6 +39,10 @@ def observe_text(
     is therefore made after the model was found.
     """
     text = read_run(asked, writing)
+    if writing.out is not None and "maps" in wanted:
+        from attnscope.figures.beside import begin
+
+        begin("attnscope.drawing")
     loaded = load_model(asked, writing)
     from attnscope.observe import Request
     from attnscope.run import prepare
@@ -55,7 +59,7 @@ def observe_text(
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
-    if writing.out is not None:
+    if writing.out is not None and "rollout" in wanted:
         from attnscope.figures import load_beside
 
         load_beside()

@@ -13,7 +13,7 @@ from attnscope.figures.style import About, Maps, Panel, Part, Style
 
 if TYPE_CHECKING:
     from attnscope.figures.checkpoints import Course, save_courses
-    from attnscope.figures.heads import save_head_maps
+    from attnscope.figures.heads import head_maps, save_head_maps
     from attnscope.figures.layers import save_layer, save_layers
     from attnscope.figures.metrics import save_metrics
     from attnscope.figures.overview import save_overview
@@ -27,6 +27,7 @@ __all__ = [
     "Panel",
     "Part",
     "Style",
+    "head_maps",
     "save_courses",
     "save_head_maps",
     "save_layer",
@@ -39,6 +40,7 @@ __all__ = [
 _HOME = {
     "Course": "checkpoints",
     "Pairs": "pairs",
+    "head_maps": "heads",
     "save_courses": "checkpoints",
     "save_head_maps": "heads",
     "save_layer": "layers",
@@ -51,10 +53,11 @@ _HOME = {
 
 def load_beside() -> None:
     """Load in another thread what draws: it takes as long as twenty pictures, and a forward pass leaves time for it."""
-    Thread(target=_load, name="loading what draws").start()
+    Thread(target=load, name="loading what draws").start()
 
 
-def _load() -> None:
+def load() -> None:
+    """Load what draws a text."""
     for module in sorted({_HOME[name] for name in ("save_head_maps", "save_layers", "save_metrics", "save_overview")}):
         with suppress(ImportError):  # told where it is needed
             import_module(f"{__name__}.{module}")

@@ -33,16 +33,26 @@ def save_head_maps(
         save_head_maps([(Path("heads/L27H03.png"), maps, 3)], Style())
         save_head_maps(jobs, Style(sink="mask", scale="log"), workers=2)
     """
+    tell = progress or (lambda done: None)
+    with closing(head_maps(jobs, style, title, workers)) as drawn:  # an error in `progress` stops the workers too
+        for done, _ in enumerate(drawn, start=1):
+            tell(done)
+    return [path for path, _, _ in jobs]
+
+
+def head_maps(
+    jobs: Sequence[tuple[Path, Maps, int]],
+    style: Style,
+    title: Callable[[Maps, int], str] = head_title,
+    workers: int | None = 1,
+) -> Generator[Path, None, None]:
+    """`save_head_maps`, one path at a time."""
     find_cmap(style.cmap or CMAPS["weight"])
     fonts = fonts_for(_texts(jobs, style, title))
     heads = prepare_heads(jobs, style, title)
-    tell = progress or (lambda done: None)
     if workers is None:
         workers = worker_count([head.values_QK.size for head in heads], style)
-    with closing(_drawn(heads, style, fonts, workers)) as drawn:  # an error in `progress` stops the workers too
-        for done, _ in enumerate(drawn, start=1):
-            tell(done)
-    return [head.path for head in heads]
+    yield from _drawn(heads, style, fonts, workers)
 
 
 def _texts(jobs: Sequence[tuple[Path, Maps, int]], style: Style, title: Callable[[Maps, int], str]) -> set[str]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
 
 from attnscope.figures import layout
-from attnscope.figures.colours import Limits, cmap_of, drawable, find_limits, label_colourbar, make_norm, quantity_name
+from attnscope.figures.colours import Limits, cmap_of, find_limits, label_colourbar, quantity_name
 from attnscope.figures.fonts import fonts_for, shown_label
 from attnscope.figures.jobs import foot, sink_mean
 from attnscope.figures.mosaic import (
@@ -27,9 +28,12 @@ from attnscope.figures.mosaic import (
     draw_gaps,
     draw_mosaic,
     draw_strips,
+    fills,
     make_mosaic,
     place_mosaic,
+    refill,
     relative,
+    strip_fill,
 )
 from attnscope.figures.raster import press_images
 from attnscope.figures.style import OPEN, Maps, Style, alone, bin_note, split_sink
@@ -67,111 +71,154 @@ def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Pat
 
 def _shown(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tuple[Path, LayerFigure]]:
     """Each path with the figure that shows what belongs there, until the next is asked for."""
-    built: dict[tuple | None, LayerFigure] = {}
-    for path, maps in jobs:
-        kind = _kind(maps, style)
-        layer = built[kind] if kind in built else LayerFigure.of(maps, style)
-        if kind is not None:
-            built[kind] = layer
-        layer.show(maps)
-        yield path, layer
+    titles = [_titles(maps, style) for _, maps in jobs]
+    titled = max(map(_titled, titles), default=0)  # of all: numbers in titles would give each layer a width of its own
+    built: dict[tuple, LayerFigure] = {}
+    for (path, maps), said in zip(jobs, titles, strict=True):
+        layer = Layer.of(maps, style, said, titled)
+        kind = layer.kind(style)
+        if kind not in built:
+            built[kind] = LayerFigure.of(layer, style)
+        built[kind].show(layer)
+        yield path, built[kind]
 
 
-def _kind(maps: Maps, style: Style) -> tuple | None:
-    """What a figure is built for; None where it is for these maps alone, for titles of heads that carry numbers."""
-    if style.sink == "mask" or style.per_head_scale:
-        return None
-    limits = find_limits([maps.values_HQK], style, maps.quantity)
-    seen, digits = np.isfinite(maps.values_HQK).tobytes(), len(f"{limits.high:.0f}")
-    return maps.heads, maps.kv_heads, maps.axis_Q, maps.axis_K, seen, limits.above, digits
+def _titled(titles: Sequence[str]) -> int:
+    """Pixels from the left of a title to the next."""
+    return math.ceil(max(map(len, titles)) * layout.LETTER * HEAD_SIZE / px(1)) + TITLE_GAP
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a picture of a layer shows: its maps without what is taken out (H x Q), which has a strip of its own.
+
+    values_HQK: what is drawn on the scale: shares of each head's own with `per_head_scale`. titled: pixels from the
+    left of a title to the next.
+    """
+
+    maps: Maps
+    rest: Maps
+    sink_HQ: np.ndarray | None
+    limits: Limits
+    values_HQK: np.ndarray
+    titles: tuple[str, ...]
+    titled: int
+
+    @classmethod
+    def of(cls, maps: Maps, style: Style, titles: tuple[str, ...], titled: int) -> Layer:
+        """The values and the scale, as the style asks for them."""
+        (rest, sink_HQ), first = split_sink(maps, style), alone([maps], style)
+        limits = find_limits([rest.values_HQK], style, maps.quantity, alone=first)
+        values_HQK = relative(rest, style, alone=first) if style.per_head_scale else rest.values_HQK
+        return cls(maps, rest, sink_HQ, limits, values_HQK, titles, titled)
+
+    @property
+    def notes(self) -> str:
+        """What stands below the title."""
+        return "; ".join(filter(None, (bin_note(self.maps), "" if self.sink_HQ is None else _strip_note(self.maps))))
+
+    def foot(self, style: Style) -> tuple[str, ...]:
+        """What stands below the maps."""
+        return foot(replace(self.maps, turns=()), style)
+
+    def kind(self, style: Style) -> tuple:
+        """Layers of one kind differ in values, titles and scale alone, and share a figure."""
+        maps, limits = self.maps, self.limits
+        words = self.titled, self.notes, self.foot(style), maps.axes
+        bar = maps.quantity, () if style.per_head_scale else (limits.above, limits.below, len(f"{limits.high:.0f}"))
+        shape = maps.heads, maps.kv_heads, maps.part is None, self.sink_HQ is None
+        return self.rest.axis_Q, self.rest.axis_K, shape, words, bar
 
 
 class LayerFigure:
     """The figure of one kind of layer, its words drawn once; to be used within `writer.drawing`.
 
-    figure = LayerFigure.of(maps, Style())
-    figure.show(other_maps); figure.pixels()
+    figure = LayerFigure.of(layer, Style())
+    figure.show(other_layer); figure.pixels()
     """
 
-    def __init__(self, maps: Maps, style: Style, room: float = LAYER_PX) -> None:
-        self.style = style
+    def __init__(self, layer: Layer, style: Style, room: float = LAYER_PX) -> None:
+        self.style, self.limits = style, layer.limits
         self.reused: Reused | None = None
         self.bars: dict[Limits, Changed] = {}
-        rest, sink_HQ = split_sink(maps, style)
+        self.drawn: dict[Text, tuple[str, Changed]] = {}
+        maps, rest, titled = layer.maps, layer.rest, layer.titled
         heads, queries, keys = rest.values_HQK.shape
-        titles = [_panel_title(maps, (rest, sink_HQ), head, style) for head in range(heads)]
-        titled = math.ceil(max(map(len, titles)) * layout.LETTER * HEAD_SIZE / px(1)) + TITLE_GAP
         shape = max(titled, keys * LARGEST_CELL) / (queries * LARGEST_CELL + HEAD_GAP) if maps.part else 1.0
         columns = grid_columns(heads, maps.kv_heads, shape)
         if style.inches is not None:
             columns = max(1, min(columns, int(room // titled)))
         self.grid = math.ceil(heads / columns), columns
         cell = _cell(max(queries, keys), room / columns, room)
-        self.mosaic = make_mosaic(queries, keys, (HEAD_GAP, 18), cell, strip=sink_HQ is not None, least=titled)
+        self.mosaic = make_mosaic(queries, keys, (HEAD_GAP, 18), cell, strip=layer.sink_HQ is not None, least=titled)
         self.figure = layout.new_figure()
         self.ax, bar_ax = layout.new_panel(self.figure)
-        self.limits, values_HQK = self._values(maps)
-        tiles = _grid(values_HQK, *self.grid)
-        self.image = draw_mosaic(self.ax, self.mosaic, tiles, self.limits, style, cmap_of(style, maps.quantity))
-        if sink_HQ is not None:
-            draw_strips(self.ax, self.mosaic, _grid(sink_HQ, *self.grid), maps.quantity)
+        cmap = cmap_of(style, maps.quantity)
+        tiles = _grid(layer.values_HQK, *self.grid)
+        self.image = draw_mosaic(self.ax, self.mosaic, tiles, layer.limits, style, cmap)
+        if layer.sink_HQ is not None:
+            draw_strips(self.ax, self.mosaic, _grid(layer.sink_HQ, *self.grid), maps.quantity)
         self.gaps = draw_gaps(self.ax, self.mosaic, self.grid, rest, cell)
-        for head in range(heads):
-            self._name(head, titles[head])
+        self.titles = [self._title(head, title) for head, title in enumerate(layer.titles)]
         _token_ticks(self.ax, self.mosaic, rest, self.grid, cell)
-        self.bar = add_bar(bar_ax, self.image, self.limits, style, maps.quantity)
-        notes = "; ".join(filter(None, (bin_note(maps), "" if sink_HQ is None else _strip_note(maps))))
-        texts = (style.headed(_picture_name(maps)), notes, foot(replace(maps, turns=()), style))
+        self.bar = add_bar(bar_ax, self.image, layer.limits, style, maps.quantity)
+        texts = (style.headed(_picture_name(maps)), layer.notes, layer.foot(style))
         self.words = layout.Words(self.figure, texts, TITLE_SIZE, style)
         beyond = max(0, titled - TITLE_GAP - self.mosaic.shape[1] * cell)  # of the titles of the last column
         place_mosaic(self.figure, self.ax, self.bar, self.mosaic.pixels(*self.grid, cell), self.words, beyond)
 
     @classmethod
-    def of(cls, maps: Maps, style: Style) -> LayerFigure:
+    def of(cls, layer: Layer, style: Style) -> LayerFigure:
         """The figure in the width that the style asks for."""
-        return layout.fitted(lambda room: cls(maps, style, room), LAYER_PX, style, lambda built: built.figure)
+        return layout.fitted(lambda room: cls(layer, style, room), LAYER_PX, style, lambda built: built.figure)
 
-    def _values(self, maps: Maps) -> tuple[Limits, np.ndarray]:
-        """The picture's scale, and what is drawn on it (H x Q x K)."""
-        rest, first = split_sink(maps, self.style)[0], alone([maps], self.style)
-        limits = find_limits([rest.values_HQK], self.style, maps.quantity, alone=first)
-        return limits, relative(rest, self.style, alone=first) if self.style.per_head_scale else rest.values_HQK
-
-    def _name(self, head: int, name: str) -> None:
+    def _title(self, head: int, title: str) -> Annotation:
         down, right = self.mosaic.corner(*divmod(head, self.grid[1]))
         start = right - self.mosaic.strip - self.mosaic.strip_gap
-        self.ax.annotate(name, (start, down), (0, 3), textcoords="offset points", fontsize=HEAD_SIZE)
+        return self.ax.annotate(title, (start, down), (0, 3), textcoords="offset points", fontsize=HEAD_SIZE)
 
-    def show(self, maps: Maps) -> None:
-        """The values, the scale and the title of another layer of the same kind."""
-        self.words.set_title(self.style.headed(_picture_name(maps)))
-        if self.style.per_head_scale:
-            return
-        before = self.limits
-        self.limits, values_HQK = self._values(maps)
-        array = self.mosaic.assemble(_grid(values_HQK, *self.grid))
-        self.image.set_data(drawable(array, self.limits, self.style))
-        if self.limits != before:
-            self.image.set_norm(make_norm(self.limits, self.style))
-            label_colourbar(self.bar, self.limits, self.style, quantity_name(maps.quantity, self.style))
+    def show(self, layer: Layer) -> None:
+        """The values, the scale and the titles of another layer of the same kind."""
+        quantity = layer.maps.quantity
+        self.words.set_title(self.style.headed(_picture_name(layer.maps)))
+        for text, title in zip(self.titles, layer.titles, strict=True):
+            text.set_text(title)
+        found = list(fills(self.mosaic, _grid(layer.values_HQK, *self.grid), layer.limits, self.style))
+        if layer.sink_HQ is not None:
+            found.append(strip_fill(self.mosaic, _grid(layer.sink_HQ, *self.grid), quantity))
+        for image, fill in zip(self.ax.images, found, strict=True):
+            refill(image, fill)
+        if not self.style.per_head_scale and layer.limits != self.limits:
+            self.limits = layer.limits
+            label_colourbar(self.bar, self.limits, self.style, quantity_name(quantity, self.style))
 
     def pixels(self) -> np.ndarray:
         """The picture, height x width x 3: words once, a colour bar per scale, then the colours of every cell."""
         if self.reused is None:
             self.figure.set_dpi(self.style.dpi)
-            self.reused = Reused(self.figure, [*self.ax.images, self.gaps, self.bar.ax, self.words.title])
+            live = [*self.ax.images, self.gaps, self.bar.ax, self.words.title, *self.titles]
+            self.reused = Reused(self.figure, live)
         if self.limits not in self.bars:
             self.bars[self.limits] = self.reused.changed(self.bar.ax)
         pixels = self.reused.plain.copy()
-        for changed in (self.bars[self.limits], self.reused.changed(self.words.title)):
+        for changed in (self.bars[self.limits], *self._named(self.reused)):
             changed.press(pixels)
         by_hand = press_images(pixels, self.ax.images) and self.gaps.press(pixels)
         return pixels if by_hand else self.reused.pixels()
 
+    def _named(self, reused: Reused) -> Iterator[Changed]:
+        """What each title changes; one that stays, as of a head whose title has no number, is drawn once."""
+        for text in (self.words.title, *self.titles):
+            said = text.get_text()
+            if text not in self.drawn or self.drawn[text][0] != said:
+                self.drawn[text] = said, reused.changed(text)
+            yield self.drawn[text][1]
+
 
 def layer_figure(maps: Maps, style: Style) -> Figure:
     """The picture of one layer; to be called within `writer.drawing`."""
-    return LayerFigure.of(maps, style).figure
+    titles = _titles(maps, style)
+    return LayerFigure.of(Layer.of(maps, style, titles, _titled(titles)), style).figure
 
 
 def _cell(longest: int, panel: float, room: float) -> int:
@@ -199,6 +246,11 @@ def _grid(values_H: np.ndarray, rows: int, columns: int) -> np.ndarray:
     grid = np.full((rows * columns, *values_H.shape[1:]), np.nan)
     grid[: len(values_H)] = values_H
     return grid.reshape(rows, columns, *values_H.shape[1:])
+
+
+def _titles(maps: Maps, style: Style) -> tuple[str, ...]:
+    split = split_sink(maps, style)
+    return tuple(_panel_title(maps, split, head, style) for head in range(len(maps.heads)))
 
 
 def _panel_title(maps: Maps, split: tuple[Maps, np.ndarray | None], head: int, style: Style) -> str:

@@ -144,11 +144,9 @@ class Sheet:
         marks = reused.changed(ax.xaxis, ax.yaxis)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_visible(False)
-        reused.blank()
-        buffer = np.asarray(reused.canvas.buffer_rgba())
         for index, panel in enumerate(self.shown):
             layout.place_panel(self.figure, (ax, bar_ax), self.plan, index)
-            marks.press(buffer, *self._moved(index))
+            marks.press(reused.buffer, *self._moved(index))
             if index:
                 self._refill(panel)
             reused.draw()

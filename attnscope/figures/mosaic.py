@@ -5,7 +5,7 @@ One axes per head is what makes the notebook way slow. R tile row, C tile column
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -144,26 +144,39 @@ def relative(maps: Maps, style: Style, *, alone: int | None) -> np.ndarray:
     return np.where(maps.values_HQK == TAKEN, TAKEN, shares)
 
 
+def fills(
+    mosaic: Mosaic, tiles_RCQK: np.ndarray, limits: Limits, style: Style
+) -> tuple[tuple[np.ndarray, Normalize], tuple[np.ndarray, Normalize]]:
+    """What lies beneath the cells, and the cells themselves: arrays of the whole mosaic, each with its norm."""
+    array = mosaic.assemble(tiles_RCQK)
+    present_RC = np.isfinite(tiles_RCQK).any((-2, -1))
+    grey = mosaic.assemble(np.where(present_RC[..., None, None], tiles_RCQK == TAKEN, np.nan))
+    norm = Normalize(0, 1, clip=True) if style.per_head_scale else make_norm(limits, style)
+    shown = np.ma.masked_invalid(array) if style.per_head_scale else drawable(array, limits, style)
+    return (np.ma.masked_invalid(grey), Normalize(0, 1)), (shown, norm)
+
+
+def strip_fill(mosaic: Mosaic, sinks_RCQ: np.ndarray, quantity: Quantity) -> tuple[np.ndarray, Normalize]:
+    """The sink that was taken out, for a grey strip at the left of each map."""
+    array = mosaic.assemble_strips(sinks_RCQ)
+    limits = sink_limits(array, quantity)
+    return np.ma.masked_invalid(array), Normalize(limits.low, limits.high)
+
+
+def refill(image: AxesImage, fill: tuple[np.ndarray, Normalize]) -> None:
+    """Other values in an image of a mosaic, and their scale where it is another."""
+    image.set_data(fill[0])
+    if image.get_clim() != (fill[1].vmin, fill[1].vmax):
+        image.set_norm(fill[1])
+
+
 def draw_mosaic(
     ax: Axes, mosaic: Mosaic, tiles_RCQK: np.ndarray, limits: Limits, style: Style, cmap: Colormap
 ) -> AxesImage:
     """All maps as one image over light grey tiles; cells are one unit of the axes."""
-    array = mosaic.assemble(tiles_RCQK)
-    present_RC = np.isfinite(tiles_RCQK).any((-2, -1))
-    grey = mosaic.assemble(np.where(present_RC[..., None, None], tiles_RCQK == TAKEN, np.nan))
-    box = (0, array.shape[1], array.shape[0], 0)
-    ax.imshow(
-        np.ma.masked_invalid(grey),
-        cmap=blank_cmap(),
-        norm=Normalize(0, 1),
-        extent=box,
-        interpolation="nearest",
-        aspect="auto",
-        zorder=1,
-    )
-    norm = Normalize(0, 1, clip=True) if style.per_head_scale else make_norm(limits, style)
-    shown = np.ma.masked_invalid(array) if style.per_head_scale else drawable(array, limits, style)
-    image = ax.imshow(shown, cmap=cmap, norm=norm, extent=box, interpolation="nearest", aspect="auto", zorder=1)
+    beneath, cells = fills(mosaic, tiles_RCQK, limits, style)
+    _draw(ax, beneath, blank_cmap())
+    image = _draw(ax, cells, cmap)
     ax.set_axisbelow(True)  # tick marks reach one pixel into the first column, and must not be drawn over it
     for spine in ax.spines.values():
         spine.set_visible(False)
@@ -171,19 +184,14 @@ def draw_mosaic(
 
 
 def draw_strips(ax: Axes, mosaic: Mosaic, sinks_RCQ: np.ndarray, quantity: Quantity) -> AxesImage:
-    """The sink that was taken out, as a grey strip at the left of each map."""
-    array = mosaic.assemble_strips(sinks_RCQ)
-    limits = sink_limits(array, quantity)
-    box = (0, array.shape[1], array.shape[0], 0)
-    return ax.imshow(
-        np.ma.masked_invalid(array),
-        cmap=find_cmap("Greys"),
-        norm=Normalize(limits.low, limits.high),
-        extent=box,
-        interpolation="nearest",
-        aspect="auto",
-        zorder=1,
-    )
+    """`strip_fill`, drawn."""
+    return _draw(ax, strip_fill(mosaic, sinks_RCQ, quantity), find_cmap("Greys"))
+
+
+def _draw(ax: Axes, fill: tuple[np.ndarray, Normalize], cmap: Colormap) -> AxesImage:
+    box = (0, fill[0].shape[1], fill[0].shape[0], 0)
+    how: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto", "zorder": 1}
+    return ax.imshow(fill[0], cmap=cmap, norm=fill[1], extent=box, **how)
 
 
 def draw_gaps(ax: Axes, mosaic: Mosaic, grid: tuple[int, int], maps: Maps, cell: int) -> Boxes:

@@ -29,7 +29,8 @@ START_SECONDS = 1.5
 MOST_WORKERS = 16
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
-_busy = threading.Lock()  # of a worker: held while it draws a file
+busy = threading.Lock()  # of a worker: held while it draws what it does not break off
+leaving = threading.Event()  # of a worker: it is to end
 Job = TypeVar("Job")
 
 
@@ -37,10 +38,11 @@ def worker_count(cells: Sequence[int], style: Style) -> int:
     """As many workers as pay off for heads of so many cells: each should draw for longer than it takes to start."""
     seconds = sum(HEAD_SECONDS + CELL_SECONDS * count for count in cells)
     seconds *= 1 if style.image == "png" else VECTOR_FACTOR
-    return max(1, min(_cores(), MOST_WORKERS, int(seconds / (2 * START_SECONDS))))
+    return max(1, min(cores(), MOST_WORKERS, int(seconds / (2 * START_SECONDS))))
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -74,7 +76,7 @@ def draw_in_workers(draw: Callable[[Job], Path], jobs: Sequence[Job], workers: i
 
 
 def _draw(draw: Callable[[Job], Path], job: Job) -> Path:
-    with _busy:
+    with busy:
         try:
             return draw(job)
         except AttnscopeError:
@@ -87,15 +89,15 @@ class _Pool(ProcessPoolExecutor):
     """A pool whose workers leave the signals of the terminal to the process that started them."""
 
     def __init__(self, workers: int) -> None:
-        super().__init__(workers, multiprocessing.get_context("spawn"), _begin)
+        super().__init__(workers, multiprocessing.get_context("spawn"), begin_worker)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        with _held_back():  # a worker starts here, and would print a traceback if Ctrl-C reached it before _begin
+        with signals_held():  # a worker starts here, and Ctrl-C before begin_worker would make it print a traceback
             return super().submit(fn, *args, **kwargs)
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def signals_held() -> Iterator[None]:
     """Signals that stop us wait; a process started here waits with them until it says otherwise."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -107,7 +109,7 @@ def _held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin() -> None:
+def begin_worker() -> None:
     """A worker's start: it ends with its parent, and on SIGTERM, but never halfway through a file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal: the parent decides
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=_leave).start())
@@ -125,5 +127,6 @@ def _end_with_parent() -> None:
 
 
 def _leave() -> None:
-    with _busy:
+    leaving.set()
+    with busy:
         os._exit(1)

@@ -21,6 +21,7 @@ from matplotlib.text import Text
 PNG_ZLIB_LEVEL = 3  # flat colours: level 6 takes twice the time for a few percent
 MOST_KEPT = 4096  # strings; scores have many more than weights
 LONGEST_NUMBER = 200  # pixels that a number may take beyond its cell
+NOTHING = 255, 255, 255, 0  # what a canvas holds on which nothing is drawn
 UP = 2  # the filter that stores a row as its difference to the row above: nearly all zeros in a heatmap
 INCH_PER_METRE = 39.3701
 NO_COMPRESSION_NO_LANGUAGE = bytes(5)  # ends the keyword; flag and method 0; two empty strings
@@ -56,16 +57,16 @@ class Stamps:
 
     def _drawn(self, string: str) -> tuple[int, int, np.ndarray]:
         """Where in a cell the string begins (pixels down, right), and its cover (height x width x 1, 0 to 1)."""
-        renderer, now = self.canvas.get_renderer(), self.model.get_text()
-        renderer.clear()
-        self.model.set_text(string)
-        self.model.draw(renderer)
-        self.model.set_text(now)
-        top, left = self.corners[0]
+        now, (top, left) = self.model.get_text(), self.corners[0]
         reach = np.maximum(self.side, LONGEST_NUMBER)  # on both sides, so that little of a large picture is looked at
         above, before = np.maximum(0, self.corners[0] - reach).astype(int)
         below, behind = (self.corners[0] + self.side + reach).astype(int)
-        cover = np.asarray(self.canvas.buffer_rgba())[above:below, before:behind, 3]
+        spot = np.asarray(self.canvas.buffer_rgba())[above:below, before:behind]
+        spot[:] = NOTHING
+        self.model.set_text(string)
+        self.model.draw(self.canvas.get_renderer())
+        self.model.set_text(now)
+        cover = spot[..., 3]
         rows, columns = np.flatnonzero(cover.any(1)), np.flatnonzero(cover.any(0))
         tight = cover[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1, None] / 255
         return int(above + rows[0] - top), int(before + columns[0] - left), tight

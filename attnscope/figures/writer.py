@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 from attnscope import files
@@ -23,6 +24,7 @@ from attnscope.figures.fonts import Fonts, register
 from attnscope.figures.raster import Boxes, encode_png, press_images
 from attnscope.figures.style import DPI, About, Style
 
+BEYOND = 16  # pixels around artists: tick marks, and ink outside a letter's own box
 # no dates, no random ids: two runs write the same bytes
 _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": "attnscope"},
@@ -130,7 +132,12 @@ class Reused:
         for artist in (*live, *absent):
             artist.set_animated(True)
         self.canvas.draw()
-        self.background = self.canvas.copy_from_bbox(figure.bbox)
+        self.background = np.array(self.canvas.buffer_rgba())
+
+    @property
+    def buffer(self) -> np.ndarray:
+        """What the canvas holds, height x width x 4 of uint8, to be written into."""
+        return np.asarray(self.canvas.buffer_rgba())
 
     def pixels(self) -> np.ndarray:
         """The figure as it is now, height x width x 3 of uint8."""
@@ -140,7 +147,7 @@ class Reused:
 
     def blank(self) -> None:
         """Put back on the canvas what is drawn once."""
-        self.canvas.restore_region(self.background)
+        self.buffer[:] = self.background
 
     def draw(self) -> None:
         """Draw the live artists over what the canvas holds."""
@@ -150,30 +157,39 @@ class Reused:
     @cached_property
     def plain(self) -> np.ndarray:
         """What is drawn once, height x width x 3 of uint8."""
-        self.blank()
-        return drawn_pixels(self.figure)
+        return np.ascontiguousarray(self.background[..., :3])
 
     def changed(self, *artists: Artist) -> Changed:
-        """What artists change of that, as they are now."""
-        self.blank()
-        now = np.asarray(self.canvas.buffer_rgba())
-        before = now.copy()
+        """What artists change of that, as they are now; the canvas is left with what is drawn once."""
+        box = self._around(artists)
+        now, before = self.buffer[box], self.background[box]
+        now[:] = before
         for artist in artists:
             self.figure.draw_artist(artist)
-        places = np.flatnonzero(now.view(np.uint32) != before.view(np.uint32))
-        return Changed(places, now.reshape(-1, 4)[places, :3])
+        down, right = np.nonzero((now != before).any(-1))
+        colours = now[down, right, :3]
+        now[:] = before
+        return Changed(down + box[0].start, right + box[1].start, colours)
+
+    def _around(self, artists: Sequence[Artist]) -> tuple[slice, slice]:
+        """Rows and columns of the canvas that hold artists, and what of them reaches beyond the room they claim."""
+        high, wide, _ = self.background.shape
+        boxes = [box for artist in artists if (box := artist.get_tightbbox()) is not None]
+        (x0, y0), (x1, y1) = Bbox.union(boxes).padded(BEYOND).get_points().round().astype(int).tolist()
+        return slice(max(0, high - y1), max(0, high - y0)), slice(max(0, x0), max(0, min(x1, wide)))
 
 
 @dataclass(frozen=True)
 class Changed:
-    """Some pixels of a picture: where they are, counted row by row, and their colours (n x 3)."""
+    """Some pixels of a picture: their rows and columns, and their colours (n x 3)."""
 
-    places: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
     colours: np.ndarray
 
     def press(self, pixels: np.ndarray, down: int = 0, right: int = 0) -> None:
         """Paint them into the picture (height x width x 3 or 4), so many pixels from where they were."""
-        pixels.reshape(-1, pixels.shape[2])[self.places + down * pixels.shape[1] + right, :3] = self.colours
+        pixels[self.rows + down, self.columns + right, :3] = self.colours
 
 
 def _painted(figure: Figure) -> np.ndarray:

@@ -21,6 +21,7 @@ from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import checkpoint, hub
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
+from attnscope.model.libraries import uncollected
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
@@ -320,6 +321,7 @@ def _locate(options: LoadOptions) -> Source:
     return Source(options.model, snapshot.folder, snapshot)
 
 
+@uncollected()
 def _config(source: Source, options: LoadOptions) -> Any:
     """The config, of a type that is a causal language model as configured."""
     from transformers import AutoConfig
@@ -381,6 +383,7 @@ def _readable(config: Any, geometry: Geometry) -> Geometry:
     return geometry
 
 
+@uncollected()
 def _device(options: LoadOptions) -> str:
     """The device to load to: what was asked for, if it is there."""
     import torch
@@ -466,6 +469,7 @@ def _smaller(options: LoadOptions) -> str:
     return f"use {' or '.join(left)}" if left else "take a smaller model"
 
 
+@uncollected()
 def _attention(config: Any, options: LoadOptions) -> str:
     """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
     from transformers import AutoModelForCausalLM

@@ -15,7 +15,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from attnscope.attention.compiled.answers import Answers
 from attnscope.attention.compiled.asked import Asked
@@ -139,16 +138,24 @@ class Sweeping:
             start = stop
 
     def _texts(self, some: slice) -> Texts:
-        spec, G = self.spec, self.spec.kv_heads
-        missing = self.panels * PANEL - spec.visible.keys
-        k_bGKD = pad(spec.k_BGKD[some].float(), (0, 0, 0, missing))
-        k_bGPDn = k_bGKD.unflatten(2, (self.panels, PANEL)).transpose(3, 4).contiguous()
-        parts = [one[:, None].expand(-1, G, -1, -1) for one in self.asked.columns(some)]
-        if self.with_output:
-            parts.insert(0, spec.v_BGKV[some].float())
-        columns_bGKC = torch.cat(parts, -1) if parts else torch.zeros(1, 1, spec.visible.keys, 0)
-        columns_bGKC = pad(columns_bGKC, (0, -columns_bGKC.shape[-1] % STRIP, 0, missing))
-        columns_bGcKs = columns_bGKC.unflatten(3, (-1, STRIP)).transpose(2, 3).contiguous()
+        """Keys and columns in the order in which they are read; written there at once, for they are large."""
+        spec, G, keys = self.spec, self.spec.kv_heads, self.spec.visible.keys
+        k_bGKD, whole = spec.k_BGKD[some], keys // PANEL
+        b, D = len(k_bGKD), k_bGKD.shape[-1]
+        k_bGPDn = torch.zeros(b, G, self.panels, D, PANEL)
+        k_bGPDn[:, :, :whole] = k_bGKD[:, :, : whole * PANEL].unflatten(2, (whole, PANEL)).transpose(3, 4)
+        k_bGPDn[:, :, whole:, :, : keys - whole * PANEL] = k_bGKD[:, :, None, whole * PANEL :].transpose(3, 4)
+        parts = [spec.v_BGKV[some]] * self.with_output
+        parts += [one[:, None].expand(-1, G, -1, -1) for one in self.asked.columns(some)]
+        strips = -(-sum(one.shape[-1] for one in parts) // STRIP)
+        columns_bGcKs = torch.zeros(b if parts else 1, G if parts else 1, strips, self.panels * PANEL, STRIP)
+        place = 0
+        for one in parts:
+            first = -place % STRIP or STRIP  # columns that still go into the strip before
+            for columns in one.tensor_split(tuple(range(first, one.shape[-1], STRIP)), -1):
+                strip, start = divmod(place, STRIP)
+                columns_bGcKs[:, :, strip, :keys, start : start + columns.shape[-1]] = columns
+                place += columns.shape[-1]
         q_bHQD = spec.q_BHQD[some].float()
         q_bHQD = q_bHQD if q_bHQD.stride(-1) == 1 else q_bHQD.contiguous()
         return Texts(q_bHQD.unflatten(1, (G, -1)), k_bGPDn, columns_bGcKs)

@@ -1,0 +1,92 @@
+"""What a process that draws beside this one does, in a process without PyTorch: `python beside.py FOLDER`.
+
+Pictures equal to those drawn here, errors as they are or in words, nothing drawn once nobody wants it, its own death.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from attnscope.drawing import Drawing
+from attnscope.errors import UsageError
+from attnscope.figures import Maps, Panel, Style, beside
+
+BANK = ("the", "bank", "銀行")
+
+
+def a_drawing() -> Drawing:
+    values = np.where(np.tri(3, dtype=bool), 0.25, np.nan).astype(np.float32)
+    layers = tuple(Maps(layer, (0, 1), np.stack([values, values * 2]), BANK, BANK) for layer in (0, 1))
+    panel = Panel("focus", np.array([[0.1, 0.2], [0.3, 0.4]]), 0, 1, few_L=(False, False))
+    return Drawing(layers, ("L0H1", "L1H0"), (0, 1), (panel,))
+
+
+def begun() -> beside.Beside:
+    beside.begin("attnscope.drawing")
+    process = beside.begun()
+    assert process is not None
+    assert beside.begun() is None, "one piece of work each"
+    return process
+
+
+def fail(error: Exception) -> Iterator[Path]:
+    yield Path("one")
+    raise error
+
+
+def endless(folder: Path) -> Iterator[Path]:
+    for number in range(1000):
+        time.sleep(0.01)
+        (folder / str(number)).touch()
+        yield folder / str(number)
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.png")}
+
+
+def raised(call: Callable[[], object]) -> Exception:
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def main(folder: Path) -> None:
+    drawing, told = a_drawing(), list[int]()
+    beside.begin("attnscope.drawing")
+    written = drawing.draw(folder / "there", workers=None, advance=told.append)
+    assert "matplotlib.figure" not in sys.modules, "drawn here"
+    assert len(told) == len(written) == drawing.pictures() == 6
+    assert list(begun().drawn(partial(drawing.drawn, folder / "there", ["mass"], Style()))) == []
+    drawing.draw(folder / "here")
+    assert files(folder / "there") == files(folder / "here") != {}
+
+    error = raised(lambda: list(begun().drawn(partial(fail, UsageError("no", "do {cmap=x}")))))
+    assert (type(error), str(error)) == (UsageError, str(UsageError("no", "do {cmap=x}")))
+    error = raised(lambda: list(begun().drawn(partial(fail, ZeroDivisionError("of two")))))
+    assert (type(error), str(error)) == (RuntimeError, "ZeroDivisionError: of two")
+
+    there = begun().drawn(partial(endless, folder))
+    first = next(there)
+    there.close()
+    count = len(list(folder.iterdir()))
+    time.sleep(0.1)
+    assert first.exists()
+    assert len(list(folder.iterdir())) == count < 1000
+
+    process = begun()
+    os.kill(process.process.pid or 0, signal.SIGKILL)
+    assert "ended early" in str(raised(lambda: list(process.drawn(partial(endless, folder)))))
+    begun()  # never asked: it must not keep this process from ending
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
