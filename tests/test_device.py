@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import attnscope
-from attnscope import Request
-from attnscope.attention.tiled import tiles
+from attnscope import Request, memory
 from attnscope.attention.visibility import Visibility
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
@@ -194,7 +193,7 @@ LARGE_AT_ONCE = {"eager": 3, "fused": 0}  # that live at once, however many laye
 
 def large_blocks(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch, engine: str) -> int:
     """How many blocks as large as N x N live at once, where tiles and blocks of rows are smaller than that."""
-    monkeypatch.setitem(tiles.TILE_BYTES, "cuda", LONG**2)
+    monkeypatch.setitem(memory.TILE_BYTES, "cuda", LONG**2)
     monkeypatch.setattr("attnscope.attention.visibility.BLOCK_BYTES", LONG**2)
     prompt = from_ids(demo.tokenizer, [5 + place % 90 for place in range(LONG)])
     with pretend() as seen:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from attnscope import memory
 from attnscope.attention.compiled import CompiledAttention, sweeping
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Entropy, Features, RowSum, Strongest, SumOfSquares, TopK
@@ -90,7 +91,7 @@ def operators(
 
 @pytest.fixture(params=[2**12, 2**21], ids=["small tiles", "large tiles"])
 def tile_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiles.TILE_BYTES, "cpu", request.param)
+    monkeypatch.setitem(memory.TILE_BYTES, "cpu", request.param)
     monkeypatch.setattr(sweeping, "JOB_SCORES", (request.param // 4,) * 2)
     monkeypatch.setattr(sweeping, "_numbers", lambda: request.param // 4)
 
@@ -235,7 +236,7 @@ def test_memory_that_runs_out_makes_tiles_smaller(monkeypatch: pytest.MonkeyPatc
         return make(tiling, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tiles.Tiling, "_tile", tight)
-    monkeypatch.setitem(tiles.TILE_BYTES, "cpu", 2**20)
+    monkeypatch.setitem(memory.TILE_BYTES, "cpu", 2**20)
     if room < 2**16:
         with pytest.raises(MemoryLimitError, match="memory ran out over 300 tokens"):
             asked.entropy()
@@ -270,7 +271,7 @@ def test_no_tensor_grows_with_the_square_of_the_text() -> None:
     _, asked, _ = operators(queries=4096, heads=4, groups=2)
     with largest_tensor() as largest:
         asked.together([Entropy(), TopK(8), Strongest(8, (0, 3), (range(4096),), (tuple(range(0, 4096, 16)),))])
-    assert largest[0] <= 2 * tiles.TILE_BYTES["cpu"]
+    assert largest[0] <= 2 * memory.TILE_BYTES["cpu"]
     assert largest[0] * 8 < 4 * 4 * 4096 * 4096
 
 
