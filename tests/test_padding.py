@@ -139,10 +139,6 @@ def test_texts_that_are_padded_or_packed_have_the_weights_that_they_have_alone(f
         assert as_alone == {"padded_right", *QUICK[family]}
 
 
-def prompt(ids_T: Tensor) -> Prompt:
-    return Prompt("", tuple(ids_T.tolist()), ("",) * len(ids_T), (), (), (), ())
-
-
 @EVERY_FAMILY
 def test_a_corpus_of_texts_of_any_length_has_the_weights_that_they_have_alone(family: str) -> None:
     """Of one token, of two, and more, as the corpus code puts them together or apart."""

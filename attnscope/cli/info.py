@@ -147,7 +147,8 @@ def _sheet(facts: dict[str, Any]) -> Group:
     if facts["parameters"]:
         known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({_bytes(facts['weights_bytes'])})"
     positions = f"{facts['positions'] or 'any number of'} positions"
-    title = "  ".join([facts["model"], facts["type"], f"{facts['layers']} layers", known, positions])
+    where = f"on {facts['device']}"
+    title = "  ".join([facts["model"], facts["type"], f"{facts['layers']} layers", known, positions, where])
     return Group(title, layers, costs)
 
 
