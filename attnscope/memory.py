@@ -9,7 +9,7 @@ from pathlib import Path
 from attnscope.errors import MemoryLimitError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-TILE = 4 * 2**20  # bytes of a tile of the tiled engine on a CPU
+TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20, "mps": 64 * 2**20}  # of a tile of the tiled engine, at most
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 

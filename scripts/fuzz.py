@@ -23,6 +23,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -582,8 +583,10 @@ def import_everything() -> None:
     for name in [*(module.name for module in pkgutil.walk_packages(attnscope.__path__, "attnscope.")), *late.split()]:
         if not name.endswith("__main__") and ".triton_kernel." not in name:  # Triton may not be here
             importlib.import_module(name)
-    for name in ("models.llama.modeling_llama", "models.llama.tokenization_llama"):
-        importlib.import_module(f"transformers.{name}")
+    for name in ("auto.tokenization_auto", "llama.modeling_llama", "llama.tokenization_llama"):
+        importlib.import_module(f"transformers.models.{name}")
+    with suppress(ModuleNotFoundError):  # what some versions of typer import while a command runs, and pydantic with it
+        importlib.import_module("typer._adapters")
     torch.set_num_threads(1)
 
 

@@ -105,6 +105,19 @@ def test_the_model_of_info_may_stand_behind_it():
     assert json.loads(expected.out)["model"] == "demo"
 
 
+def test_info_counts_the_tiles_of_the_device_that_is_asked_about():
+    """Which need not be here."""
+    found = {
+        device: json.loads(call("info", "demo", "--tokens", "9,32768", "--device", device, "--format", "json").out)
+        for device in ("cpu", "cuda:1")
+    }
+    assert {device: facts["device"] for device, facts in found.items()} == {"cpu": "cpu", "cuda:1": "cuda:1"}
+    (short, long), (short_there, long_there) = ([one["engines"] for one in facts["costs"]] for facts in found.values())
+    assert long_there["fused"] - long["fused"] == 5 * 256 * 2**20 - 2 * 4 * 2**20
+    assert short_there["fused"] < short["fused"]
+    assert long_there["eager"] == long["eager"]
+
+
 def test_info_says_what_every_engine_takes_and_the_weights():
     facts = json.loads(call("info", "demo", "--tokens", "9,2048", "--dtype", "bfloat16", "--format", "json").out)
     assert facts["weights_bytes"] == 2 * facts["parameters"]

@@ -4,10 +4,14 @@ Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width o
 """
 
 import logging
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from llvmlite import binding
 from torch.testing import assert_close
 
 import attnscope
@@ -120,6 +124,38 @@ def test_it_is_compiled_once_and_loaded_without_numba(
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
     assert object_code._object() == (name, code)
     assert len(made) == 2
+
+
+def test_code_is_kept_for_one_processor_and_one_width_of_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What calls the kernel packs by that width, which PyTorch can be told."""
+    keys = [object_code._key()]
+    monkeypatch.setattr(object_code, "LANES", 1)
+    keys.append(object_code._key())
+    monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
+    keys.append(object_code._key())
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+avx2,+fma")
+    keys.append(object_code._key())
+    assert len(set(keys)) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "lanes"), [("avx2", 8), ("default", 4)])
+def test_other_processors_registers_give_the_same(capability: str, lanes: int, tmp_path: Path) -> None:
+    """AVX2's of 8 numbers, and of 4, as NEON's are: compiled for them, and run here."""
+    have = binding.get_host_cpu_features()
+    if not (have.get("avx2") and have.get("fma")):
+        pytest.skip("this processor has no AVX2")
+    told = {"ATEN_CPU_CAPABILITY": capability, "NUMBA_CPU_NAME": "haswell", "NUMBA_CACHE_DIR": str(tmp_path)}
+    told["NUMBA_CPU_FEATURES"] = ",".join(
+        f"{'-' if name.startswith(('avx512', 'avx10', 'amx')) or not there else '+'}{name}"
+        for name, there in have.items()
+    )
+    for code in (
+        f"from attnscope.attention.compiled import shapes; assert shapes.LANES == {lanes}",
+        f"import pytest; exit(pytest.main(['-q', '-n', '0', '-k', 'any_ or same_bits or broken', {__file__!r}]))",
+    ):
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **told}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_without_numba_the_tiles_answer_and_the_name_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import attnscope
-from attnscope import Request
-from attnscope.attention.tiled import tiles
+from attnscope import Request, memory
 from attnscope.attention.visibility import Visibility
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
@@ -30,32 +29,19 @@ from attnscope.seam.engines import ENGINES
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import Asked, ablate
+from attnscope.study.ablation.gradient import screened
 from attnscope.study.ablation.passes import prepared
 from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.atlas.scan import plan, scan
 from attnscope.text.prompt import from_ids, from_text
 from helpers.parity_models import in_half, roused_model
-from helpers.pretend import MixedDevicesError, place, pretend
+from helpers.pretend import MixedDevicesError, Pretended, devices_of, place, pretend
 
 TEXT = "the financial bank is located on river bank"
 TEXTS = ("the mill", "the financial bank is located on river bank", "the river bank")
 FAMILIES = ("llama", "gpt2", "gemma3_text", "gpt_oss", "jamba", "deepseek_v3")  # a hybrid and latent attention last
 DTYPES = (torch.float32, torch.bfloat16)
 Command = Callable[[LoadedModel], object]
-
-
-def devices_of(model: Any, count: int) -> dict[str, str]:
-    """As `device_map` splits: the first layers on the first device, the others and what follows them on the last."""
-    base, prefix = model.base_model, model.base_model_prefix
-    [stack] = [name for name, part in base.named_children() if isinstance(part, nn.ModuleList)]
-    layers, last = len(getattr(base, stack)), f"cuda:{count - 1}"
-    places = {
-        f"{prefix}.{name}": last if "norm" in name or "ln" in name else "cuda:0" for name, _ in base.named_children()
-    }
-    del places[f"{prefix}.{stack}"]
-    places |= {f"{prefix}.{stack}.{layer}": f"cuda:{layer * count // layers}" for layer in range(layers)}
-    head = "cuda:0" if model.config.tie_word_embeddings else last
-    return places | {name: head for name, _ in model.named_children() if name != prefix}
 
 
 def placed(tokenizer: Any, family: str, count: int, dtype: torch.dtype) -> LoadedModel:
@@ -125,6 +111,10 @@ def ablation(loaded: LoadedModel) -> None:
         ablate(loaded, task, Asked.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1), replacement)
 
 
+def gradients(loaded: LoadedModel) -> None:
+    screened(prepared(loaded, tasks.texts(loaded, TEXTS[:2]), [], "zero"))
+
+
 def direct(loaded: LoadedModel) -> None:
     direct_means(prepared(loaded, tasks.texts(loaded, TEXTS[:1]), [], "zero"))
 
@@ -138,11 +128,13 @@ CAPTURES = {f"{name}, {engine}": capture(name, engine) for name in REQUESTS for 
 COMMANDS: dict[str, Command] = {
     **QUICK,
     **CAPTURES,
+    "numba": capture("all", "numba"),
     "listen": capture("all", "fused", listen=True),
     "padded, eager": padded("eager"),
     "padded, fused": padded("fused"),
     "explain": explain,
     "ablate": ablation,
+    "gradients": gradients,
     "batch": batch,
     "verify": verified,
     "generate": answered,
@@ -201,8 +193,9 @@ LARGE_AT_ONCE = {"eager": 3, "fused": 0}  # that live at once, however many laye
 
 def large_blocks(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch, engine: str) -> int:
     """How many blocks as large as N x N live at once, where tiles and blocks of rows are smaller than that."""
-    monkeypatch.setitem(tiles.TILE_BYTES, "cuda", LONG**2)
-    monkeypatch.setattr("attnscope.attention.visibility.BLOCK_BYTES", LONG**2)
+    smaller = int(1.9 * LONG**2)  # where a tile is sorted, places take twice the bytes
+    monkeypatch.setitem(memory.TILE_BYTES, "cuda", smaller)
+    monkeypatch.setattr("attnscope.attention.visibility.BLOCK_BYTES", smaller)
     prompt = from_ids(demo.tokenizer, [5 + place % 90 for place in range(LONG)])
     with pretend() as seen:
         loaded = placed(demo.tokenizer, "llama", 1, torch.float32)
@@ -270,6 +263,25 @@ def test_a_tensor_on_the_first_layers_device_is_found(demo: LoadedModel, monkeyp
 
 
 _moved = Texts.to
+
+
+def test_gradients_are_those_of_the_numbers_that_are_held() -> None:
+    """Through a view that is written to, an index, a fused kernel and another device."""
+
+    def loss(x_ND: torch.Tensor, elsewhere: str) -> torch.Tensor:
+        written = x_ND.new_zeros(6, 8)
+        written[1:5] = x_ND.sigmoid()
+        taken = written[torch.tensor([0, 2, 2, 4])].to(elsewhere).add_(1)
+        return nn.functional.scaled_dot_product_attention(*[taken[None]] * 3).square().sum()
+
+    x_ND = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    [expected] = torch.autograd.grad(loss(x_ND, "cpu"), [x_ND])
+    with pretend():
+        there = Pretended(x_ND, "cuda:0")
+        [found] = torch.autograd.grad(loss(there, "cuda:1"), [there])
+        assert str(found.device) == "cuda:0"
+    torch.testing.assert_close(found.held, expected, rtol=0, atol=0)
+    assert expected.any(1).tolist() == [False, True, False, True]
 
 
 def test_what_cuda_refuses_is_refused() -> None:

@@ -12,13 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers.modeling_utils import AttentionInterface
 
-from attnscope.attention.questions import Entropy, RowSum
+from attnscope import memory
+from attnscope.attention.questions import Entropy, Holding, RowSum
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.model.geometry import Geometry, LayerGeometry, eager_bytes, fused_bytes, geometry_of, tokens_that_fit
 from helpers.dispatched import thread_count
 from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, tiny_config, tiny_model
+from helpers.pretend import Pretended, pretend
 
 TOKENS = 12
 SHARED_LAYERS = ("zamba", "zamba2")  # one attention module serves several layers and knows no index
@@ -240,6 +242,21 @@ def test_fused_bytes_are_about_what_a_layer_holds_at_its_peak(dtype, tokens):
         P.together([Entropy(), RowSum()])
         P.output()
     assert 0.45 * predicted <= live.peak <= 1.1 * predicted
+
+
+@pytest.mark.parametrize(("tokens", "heads"), [(96, 8), (1024, 8), (1500, 6)])
+def test_fused_bytes_on_a_card_are_what_a_layer_holds_there(tokens, heads, monkeypatch):
+    """Of which tiles are most, sorted for how many keys hold 95 % of a row; smaller ones here, and on a card."""
+    monkeypatch.setitem(memory.TILE_BYTES, "cuda", 8 * 2**20)
+    layer = replace(geometry_with(heads).layers[0], kv_heads=2)
+    predicted = fused_bytes(replace(geometry_with(heads), layers=(layer,)), tokens, device="cuda:0")
+    with thread_count(1), LiveStorages() as live, pretend():
+        q, k, v = (Pretended(torch.randn(1, n, tokens, 64), "cuda:0") for n in (heads, 2, 2))
+        P = TiledAttention(AttentionSpec(q, k, v, 0.125, Visibility(tokens, tokens, device=q.device)), True)
+        P.together([Entropy(), RowSum(), Holding(95)])
+        P.output()
+    assert 0.7 * predicted <= live.peak <= 1.1 * predicted
+    assert predicted > fused_bytes(replace(geometry_with(heads), layers=(layer,)), tokens) or tokens == 96
 
 
 def test_eager_bytes_by_hand():

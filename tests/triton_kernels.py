@@ -11,13 +11,17 @@ Shapes: B text, H head, G kv head, Q query, K key, D width of q and k, V width o
 
 import logging
 import os
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._pytree import tree_flatten
 
+import attnscope
+from attnscope import Request
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.questions import (
     At,
@@ -39,9 +43,15 @@ from attnscope.attention.questions import (
 )
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
-from attnscope.attention.triton_kernel import TritonAttention, kernels, proof
+from attnscope.attention.triton_kernel import TritonAttention, kernels, operator, proof
+from attnscope.attention.triton_kernel.sweep import Sweep
 from attnscope.attention.visibility import Visibility
+from attnscope.model.loading import LoadedModel, wrap
+from attnscope.seam import choice
+from helpers.parity_models import roused_model
+from helpers.pretend import MixedDevicesError, devices_of, held, place, pretend
 
+TEXT = "the financial bank is located on river bank"
 LEAST = torch.finfo(torch.float32).min
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
@@ -335,3 +345,52 @@ def test_memory_that_runs_out_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> 
     P = TritonAttention(spec)
     P.entropy()
     assert P.answered_by["Entropy"] == "triton"
+
+
+def launch_on_held(self: Sweep, kernel: Any, grid: tuple[int, ...], rest: Any, form: Any, **known: Any) -> None:
+    """A launch over pretended tensors, all on the call's device, as a card demands; computed of what they hold."""
+    elsewhere = {one.device for one in tree_flatten([self.call, rest])[0] if isinstance(one, Tensor)}
+    if elsewhere != {self.spec.device}:
+        raise MixedDevicesError(f"{kernel}: {elsewhere} for a call on {self.spec.device}")
+    kernel[grid](held(self.call), *held(rest), M=form.M, **known, num_warps=form.warps, num_stages=form.stages)
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels may run on pretended devices."""
+    if not INTERPRETED:
+        pytest.skip("there is a card")
+    for room in (operator, choice):
+        monkeypatch.setattr(room, "device_can", lambda device: True)
+    monkeypatch.setattr(Sweep, "_launch", launch_on_held)
+
+
+@pytest.mark.usefixtures("trusted", "cards")
+def test_the_kernels_are_given_what_is_on_the_call_s_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = []
+    for kind, device in ((TiledAttention, "cpu"), (TritonAttention, "cuda:1")):
+        monkeypatch.setattr(sys.modules[__name__], "DEVICE", torch.device(device))
+        with pretend():
+            P = kind(spec_of(20, **OPTIONS["all"]))
+            asked = [one for one in closed_set(P.spec) if not isinstance(one, TopK | Distance)]
+            found = P.together(asked)
+            answers.append([found[one].cpu() for one in asked])
+    assert set(P.answered_by.values()) == {"triton"}
+    assert_close(*answers, atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("verdicts", "cards")
+def test_a_model_on_two_pretended_cards_is_read_by_the_kernels(demo: LoadedModel) -> None:
+    """With a proof on each device; all numbers are those of the tiles in place."""
+    model = roused_model("llama", vocab_size=len(demo.tokenizer), num_hidden_layers=2)
+    asked = Request(relations=True, maps="all", rollout="words", group="words", per_token=True)
+    expected = attnscope.capture(wrap(model, demo.tokenizer), TEXT, request=asked, engine="tiles")
+    with pretend():
+        place(model, devices_of(model, 2))
+        seen = attnscope.capture(wrap(model, demo.tokenizer), TEXT, request=asked, engine="triton")
+    assert {call.answered_by["Entropy"] for call in seen.report.calls} == {"triton"}
+    assert not any(who.startswith("tiles:") for call in seen.report.calls for who in call.answered_by.values())
+    for name, score in expected.columns.scores.items():
+        assert_close(seen.columns.scores[name].value, score.value, atol=CLOSE, rtol=CLOSE, equal_nan=True)
+    assert_close(seen.rollout.share_GG, expected.rollout.share_GG, atol=CLOSE, rtol=CLOSE)

@@ -72,20 +72,24 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
 
     from attnscope.model.geometry import geometry_of
     from attnscope.model.libraries import silence_libraries
-    from attnscope.model.loading import load_config
+    from attnscope.model.loading import chosen_device, load_config
 
     silence_libraries(noise.verbose)
     output.complain_through_talk(noise.quiet)
-    facts = describe(named.asked, geometry_of(load_config(named.load_options())), lengths, named.dtype)
+    options = named.load_options()
+    geometry = geometry_of(load_config(options))
+    device = chosen_device(options) if options.device == "auto" else options.device  # which need not be here
+    facts = describe(named.asked, geometry, lengths, (device, named.dtype))
     output.tell(facts, costs.format, lambda: _sheet(facts))
     return 0
 
 
-def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[str, Any]:
-    """The facts as plain data: sizes in bytes."""
+def describe(name: str, geometry: Any, lengths: list[int], where: tuple[str, str]) -> dict[str, Any]:
+    """The facts as plain data: sizes in bytes; where: device and dtype."""
     from attnscope.model.geometry import eager_bytes, fused_bytes
     from attnscope.seam.engines import ENGINES
 
+    device, dtype = where
     width = 4 if dtype in ("auto", "float32") else 2
     attention = geometry.attention_layers
     return {
@@ -94,6 +98,7 @@ def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[s
         "parameters": geometry.parameters,
         "weights_bytes": geometry.parameters and geometry.parameters * width,
         "positions": geometry.max_positions,
+        "device": device,
         "layers": len(geometry.layers),
         "attention_layers": [
             {
@@ -112,8 +117,10 @@ def describe(name: str, geometry: Any, lengths: list[int], dtype: str) -> dict[s
             {
                 "tokens": length,
                 "eager_bytes": eager_bytes(geometry, length, width),
-                "fused_bytes": fused_bytes(geometry, length),
-                "engines": {name: engine.bytes(geometry, length, width) for name, engine in ENGINES.items()},
+                "fused_bytes": fused_bytes(geometry, length, device=device),
+                "engines": {
+                    name: engine.bytes(geometry, length, width, device=device) for name, engine in ENGINES.items()
+                },
                 "all_matrices_bytes": sum(layer.heads for layer in attention) * length * length * width,
             }
             for length in lengths
@@ -140,7 +147,8 @@ def _sheet(facts: dict[str, Any]) -> Group:
     if facts["parameters"]:
         known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({_bytes(facts['weights_bytes'])})"
     positions = f"{facts['positions'] or 'any number of'} positions"
-    title = "  ".join([facts["model"], facts["type"], f"{facts['layers']} layers", known, positions])
+    where = f"on {facts['device']}"
+    title = "  ".join([facts["model"], facts["type"], f"{facts['layers']} layers", known, positions, where])
     return Group(title, layers, costs)
 
 

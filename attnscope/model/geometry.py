@@ -11,7 +11,7 @@ from math import isqrt
 from typing import Any
 
 from attnscope.errors import MemoryLimitError, UsageError
-from attnscope.memory import DTYPE_BYTES, TILE, free_memory, human_bytes
+from attnscope.memory import DTYPE_BYTES, TILE_BYTES, free_memory, human_bytes
 from attnscope.model.families import family
 from attnscope.shown import brief
 
@@ -34,6 +34,7 @@ KINDS = {
 }
 ATTENTION_KINDS = ("full", "sliding", "chunked", "sparse", "compressed")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
+SORTED_TILES = 5  # alive at once where rows are sorted: logits, weights, sorted, their places (of 8 bytes)
 MOST_LAYERS, MOST_NUMBER = 1000, 2**40  # a config that says more is no model's
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
 
@@ -175,16 +176,17 @@ def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 
     return batch * tokens * tokens * (heads * _entry_bytes(geometry.model_type, dtype_bytes) + len(kinds) * dtype_bytes)
 
 
-def fused_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:
-    """Peak bytes of what the fused engine adds to one layer: q, k, v, its output twice, in float32, and two tiles.
+def fused_bytes(geometry: Geometry, tokens: int, batch: int = 1, device: str = "cpu") -> int:
+    """Peak bytes of what the fused engine adds to one layer: q, k, v, its output twice, in float32, and its tiles.
 
-    It grows with the text, not with its square. The tiles are those of a CPU; on CUDA they take up to 256 MiB each, and
-    an eighth of what is free at most.
+    It grows with the text, not with its square. On a CPU there are two tiles, which a core takes again and again. Other
+    devices sort a tile's rows, which takes three more, none larger than one layer's heads over all tokens; where an
+    eighth of what is free is less than a tile, they are smaller.
 
     Example:
-        fused_bytes(geometry, 2048)  # 24 heads on 8 kv heads of 128: 4 * 2048 * (3 * 24 + 2 * 2 * 8) * 128 + 2 * TILE
+        fused_bytes(geometry, 2048)  # 24 heads on 8 kv heads of 128: 4 * 2048 * (3 * 24 + 2 * 2 * 8) * 128 + 2 tiles
     """
-    layers = geometry.attention_layers
+    layers, kind = geometry.attention_layers, device.partition(":")[0]
     per_token = max(
         (
             one.heads * (one.head_dim + 2 * one.value_dim) + 2 * one.kv_heads * (one.head_dim + one.value_dim)
@@ -192,7 +194,9 @@ def fused_bytes(geometry: Geometry, tokens: int, batch: int = 1) -> int:
         ),
         default=0,
     )
-    return 4 * batch * tokens * per_token + 2 * TILE
+    whole = 4 * max((one.heads for one in layers), default=0) * tokens**2
+    tiles = 2 * TILE_BYTES["cpu"] if kind == "cpu" else SORTED_TILES * min(TILE_BYTES[kind], whole)
+    return 4 * batch * tokens * per_token + tiles
 
 
 def tokens_that_fit(geometry: Geometry, free_bytes: int, dtype_bytes: int) -> int:

@@ -168,7 +168,7 @@ def load(options: LoadOptions) -> LoadedModel:
         _config(source, options)  # a model of images has none either, and that is the better answer
         raise
     names = checkpoint.weight_files(source.folder, options.allow_pickle, source.listing)
-    device = _device(options)
+    device = chosen_device(options)
     config = _config(source, options)
     trained = _geometry(config, source).max_positions
     config = longer(config, options.positions)
@@ -384,7 +384,7 @@ def _readable(config: Any, geometry: Geometry) -> Geometry:
 
 
 @uncollected()
-def _device(options: LoadOptions) -> str:
+def chosen_device(options: LoadOptions) -> str:
     """The device to load to: what was asked for, if it is there."""
     import torch
 

@@ -75,8 +75,8 @@ class Engine(ABC):
     alters: bool = False
 
     @abstractmethod
-    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
-        """About the most memory that one layer's attention takes beside the model."""
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1, device: str = "cpu") -> int:
+        """About the most memory that one layer's attention takes beside the model on such a device."""
 
     @abstractmethod
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
@@ -88,7 +88,7 @@ class Eager(Engine):
 
     name, implementation, output = "eager", "eager", "model"
 
-    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1, device: str = "cpu") -> int:
         return eager_bytes(geometry, tokens, dtype_bytes, batch)
 
     def operator(self, spec: AttentionSpec) -> TiledAttention:
@@ -117,8 +117,8 @@ class Tiled(Engine):
         """The call's attention, which can give the output too."""
         return TiledAttention(spec)
 
-    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
-        return fused_bytes(geometry, tokens, batch)
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1, device: str = "cpu") -> int:
+        return fused_bytes(geometry, tokens, batch, device)
 
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
         P = self.operator(spec)
@@ -180,8 +180,8 @@ class Beside(Eager):
     def operator(self, spec: AttentionSpec) -> TiledAttention:
         return self.engine.operator(spec)
 
-    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
-        return self.engine.bytes(geometry, tokens, dtype_bytes, batch)
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1, device: str = "cpu") -> int:
+        return self.engine.bytes(geometry, tokens, dtype_bytes, batch, device)
 
 
 class Unchecked(Beside):
@@ -223,8 +223,8 @@ class Altered(Engine):
     def output(self) -> str:  # type: ignore[override]
         return self.engine.output
 
-    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
-        return self.engine.bytes(geometry, tokens, dtype_bytes, batch)
+    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1, device: str = "cpu") -> int:
+        return self.engine.bytes(geometry, tokens, dtype_bytes, batch, device)
 
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
         output, check = self.engine.run(place, spec, own, on_call)

@@ -20,11 +20,12 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-# What commands import only while they run.
+# What commands import only while they run; typer's own part, with pydantic, is not in each of its versions.
 LATE = """
     accelerate matplotlib.backends.backend_agg matplotlib.backends.backend_svg matplotlib.pyplot pyarrow.ipc
     pyarrow.parquet rich.console rich.progress rich.table safetensors.torch seaborn
-    transformers.models.llama.modeling_llama transformers.models.llama.tokenization_llama yaml
+    transformers.models.auto.tokenization_auto transformers.models.llama.modeling_llama
+    transformers.models.llama.tokenization_llama typer._adapters yaml
 """
 
 
@@ -44,8 +45,11 @@ def import_everything() -> None:
     import attnscope
 
     modules = [module.name for module in pkgutil.walk_packages(attnscope.__path__, "attnscope.")]
-    for name in [*modules, *LATE.split()]:
+    for name in modules:
         if not name.endswith("__main__") and ".triton_kernel." not in name:  # Triton may not be here
+            importlib.import_module(name)
+    for name in LATE.split():
+        with suppress(ModuleNotFoundError):
             importlib.import_module(name)
     torch.set_num_threads(1)  # threads do not live through a fork
     gc.freeze()

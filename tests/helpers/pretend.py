@@ -6,7 +6,8 @@
     seen.waits                         # where the package made the host wait for the device, and how often
 
 Every operator's tensors are held to CUDA's rules before it runs on the CPU: one device, but for numbers beside tensors
-in pointwise operators and for indices from the CPU. What it is not: CUDA's numbers, speed, kernels or gradients.
+in pointwise operators and for indices from the CPU. Gradients are those of the numbers that are held. What it is not:
+CUDA's numbers, speed or kernels.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +26,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 CPU = torch.device("cpu")
 # Operators whose result the host reads, or whose result's shape depends on what the device holds.
@@ -42,6 +42,7 @@ WAITS = (
 COPIES = ("aten::_to_copy", "aten::copy_")
 INDEXING = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index")
 HOST_READS = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__bool__)
+GRADIENTS = (Tensor.requires_grad.__get__, Tensor.requires_grad_, torch.autograd.grad)  # type: ignore[attr-defined]
 NO_CUDA = "not linked with support for cuda"
 
 
@@ -103,7 +104,7 @@ class Pretended(Tensor):
             return nn.Parameter(held, requires_grad)
         where = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
         made = Tensor._make_wrapper_subclass(cls, held.size(), **where, device=_device(device))  # type: ignore[attr-defined]
-        made.held = held.detach()
+        made.held = held
         _seen.born(made)
         return made
 
@@ -126,13 +127,15 @@ class Pretended(Tensor):
         if func in HOST_READS:
             _seen.wait(func.__name__)
             return func(args[0].held, *args[1:], **kwargs)
+        if func in GRADIENTS:  # known of what is held alone: PyTorch goes backward on devices that are there
+            return _differentiated(func, args, kwargs)
         if func in (Tensor.numpy, Tensor.__array__):
             raise TypeError(f"can't convert {args[0].device} device type tensor to numpy")
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             return _indexed(func, *args)
         if func is Tensor.copy_:  # between devices, too
             _note(args[1].device, args[0].device, args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
-            func(_held(args[0]), _held(args[1]))
+            func(held(args[0]), held(args[1]))
             return args[0]
         if func is nn.functional.scaled_dot_product_attention:  # one kernel on CUDA
             return _aside(func, args, kwargs)
@@ -185,18 +188,28 @@ def _device(device: Any) -> torch.device:
     return torch.device("cuda", 0) if device == torch.device("cuda") else device
 
 
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """The value with everything in its tuples, lists and dictionaries changed; PyTorch's own takes half of a test."""
+    if isinstance(value, tuple | list):
+        parts = [_each(change, x) for x in value]
+        return type(value)._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    if isinstance(value, dict):
+        return {key: _each(change, x) for key, x in value.items()}
+    return change(value)
+
+
 def _named(value: Any) -> Any:
     """With every device "cuda" numbered, which only CUDA's own code could do."""
-    return tree_map(lambda x: _device(x) if isinstance(x, torch.device | str) and str(x) == "cuda" else x, value)
+    return _each(lambda x: _device(x) if isinstance(x, torch.device | str) and str(x) == "cuda" else x, value)
 
 
-def _held(value: Any) -> Any:
+def held(value: Any) -> Any:
     def one(x: Any) -> Any:
         if isinstance(x, Pretended):
             return x.held
         return CPU if isinstance(x, torch.device) and x.type == "cuda" else x
 
-    return tree_map(one, value)
+    return _each(one, value)
 
 
 def _pretended(value: Any, device: torch.device) -> Any:
@@ -205,11 +218,14 @@ def _pretended(value: Any, device: torch.device) -> Any:
             return x
         return Pretended(x, device)
 
-    return tree_map(one, value)
+    return _each(one, value)
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [x for x in tree_flatten(value)[0] if isinstance(x, Tensor)]
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [x for part in parts for x in _tensors(part)]
 
 
 def _one_device(func: Any, value: Any) -> torch.device:
@@ -223,9 +239,28 @@ def _one_device(func: Any, value: Any) -> torch.device:
     return devices.pop()
 
 
+def _differentiated(func: Any, args: Any, kwargs: Any) -> Any:
+    found = func(*held(args), **held(kwargs))
+    if func is torch.autograd.grad:
+        inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+        return tuple(_pretended(one, of.device) for one, of in zip(found, inputs, strict=True))
+    return args[0] if func is Tensor.requires_grad_ else found
+
+
+@contextmanager
+def _recorded(given: Any) -> Iterator[None]:
+    """What is computed of held numbers is differentiable, though operators come here below autograd."""
+    keys, allowed = torch._C.DispatchKey, torch._C._SetExcludeDispatchKeyGuard  # type: ignore[attr-defined]
+    if not (torch.is_grad_enabled() and any(isinstance(x, Pretended) for x in given)):
+        yield
+        return
+    with allowed(keys.AutogradFunctionality, False), allowed(keys.ADInplaceOrView, False):
+        yield
+
+
 def _aside(func: Any, args: Any, kwargs: Any) -> Any:
     device = _one_device(func, [args, kwargs])
-    return _pretended(func(*_held(args), **_held(kwargs)), device)
+    return _pretended(func(*held(args), **held(kwargs)), device)
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -250,21 +285,24 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if name in ("aten::mm", "aten::bmm") and func._overloadname == "dtype":  # and another dtype out
         func, args = func.overloadpacket.default, tuple(x.to(args[2]) for x in args[:2])
     written = {id(x.held): x for x in tensors if isinstance(x, Pretended)}
-    result = func(*_held(args), **_held(kwargs))
-    return tree_map(lambda x: written[id(x)] if id(x) in written else _pretended(x, device), result)
+    with _recorded(tensors):
+        result = func(*held(args), **held(kwargs))
+    return _each(lambda x: written[id(x)] if id(x) in written else _pretended(x, device), result)
 
 
 def _copied(func: Any, args: Any, kwargs: Any) -> Any:
     """Copies may cross devices; those from and to the host wait, but for `non_blocking` ones."""
     if func._schema.name == "aten::copy_":
         _note(args[1].device, args[0].device, args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
-        func(_held(args[0]), _held(args[1]))
+        with _recorded(args):
+            func(held(args[0]), held(args[1]))
         return args[0]
     device = _device(kwargs.get("device") or args[0].device)
     if device.type == "meta":
-        return func(_held(args[0]), **kwargs)
+        return func(held(args[0]), **kwargs)
     _note(args[0].device, device, kwargs.get("non_blocking", False))
-    result = func(_held(args[0]), **{**kwargs, "device": CPU})
+    with _recorded(args):
+        result = func(held(args[0]), **{**kwargs, "device": CPU})
     return _pretended(result, device) if device.type == "cuda" else result
 
 
@@ -300,8 +338,22 @@ def _indexed(func: Any, target: Tensor, index: Any, *value: Any) -> Any:
             if any(isinstance(part, Tensor | list) for part in parts):
                 raise MixedDevicesError(f"values on {one.device} for a tensor on {device}")
             _note(one.device, device, False)
-    found = func(_held(target), _held(index), *_held(value))
+    found = func(held(target), held(index), *held(value))
     return _pretended(found, device) if device.type == "cuda" and isinstance(found, Tensor) else found
+
+
+def devices_of(model: Any, count: int) -> dict[str, str]:
+    """As `device_map` splits: the first layers on the first device, the others and what follows them on the last."""
+    base, prefix = model.base_model, model.base_model_prefix
+    [stack] = [name for name, part in base.named_children() if isinstance(part, nn.ModuleList)]
+    layers, last = len(getattr(base, stack)), f"cuda:{count - 1}"
+    places = {
+        f"{prefix}.{name}": last if "norm" in name or "ln" in name else "cuda:0" for name, _ in base.named_children()
+    }
+    del places[f"{prefix}.{stack}"]
+    places |= {f"{prefix}.{stack}.{layer}": f"cuda:{layer * count // layers}" for layer in range(layers)}
+    head = "cuda:0" if model.config.tie_word_embeddings else last
+    return places | {name: head for name, _ in model.named_children() if name != prefix}
 
 
 def place(model: nn.Module, devices: Mapping[str, str]) -> None:

@@ -36,6 +36,7 @@ from attnscope.attention.compiled.panel_rows import (
 )
 from attnscope.attention.compiled.shapes import (
     BLOCK,
+    DEPTH,
     ENERGY,
     ENERGY_REST,
     FACTOR,
@@ -132,7 +133,11 @@ def make_logits(a, start, rows, panel0, panel1):
                 continue
             x = tile + ((panel - panel0) * blocks + block) * BLOCK * ROW
             for strip in range(0, ROW, 4 * STRIP):
-                product(q + block * BLOCK * depth * 4, depth * 4, keys + strip, ROW, depth, x + strip, ROW, 0)
+                first = q + block * BLOCK * depth * 4
+                product(first, depth * 4, keys + strip, ROW, min(depth, DEPTH), x + strip, ROW, 0)
+                for d in range(DEPTH, depth, DEPTH):
+                    part = keys + d * ROW + strip
+                    product(first + 4 * d, depth * 4, part, ROW, min(depth - d, DEPTH), x + strip, ROW, 1)
             row, most = given(a, "reach") + REACH * block * BLOCK, given(a, "classes") + block * BLOCK * ROW
             for _ in range(BLOCK):
                 low, high = long(row), long(row + 8)

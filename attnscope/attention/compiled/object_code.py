@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from attnscope.attention.compiled.shapes import LANES
+
 # What the compiled code depends on.
 SOURCES = ("kernel.py", "panel_rows.py", "vectors.py", "shapes.py", "object_code.py")
 _kept: list[Any] = []  # what owns the code
@@ -68,17 +70,17 @@ def _object() -> tuple[str, bytes]:
 
 def _key() -> str:
     """Of what the code depends on: the sources, the compilers, the processor."""
-    from llvmlite import binding
-
     parts = [Path(__file__).with_name(name).read_bytes() for name in SOURCES]
-    parts += [version("numba").encode(), version("llvmlite").encode(), binding.get_host_cpu_name().encode()]
-    return hashlib.sha256(b"\0".join([*parts, _features().encode()])).hexdigest()[:24]
+    parts += [text.encode() for text in (version("numba"), version("llvmlite"), str(LANES), *_processor())]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
-def _features() -> str:
+def _processor() -> tuple[str, str]:
+    """Name and features of the processor at hand, or those that Numba is told to compile for."""
     from llvmlite import binding
 
-    return binding.get_host_cpu_features().flatten()
+    name = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
+    return name, os.environ.get("NUMBA_CPU_FEATURES") or binding.get_host_cpu_features().flatten()
 
 
 def _keep(path: Path, content: bytes) -> None:
@@ -96,7 +98,7 @@ def _machine() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     target = binding.Target.from_default_triple()
-    return target.create_target_machine(binding.get_host_cpu_name(), _features(), opt=3, jit=True)
+    return target.create_target_machine(*_processor(), opt=3, jit=True)
 
 
 def _compiled() -> tuple[str, bytes]:

@@ -285,7 +285,8 @@ def exp(b: Any, t: Any) -> Any:
 def product(b: Any, a: Any, a_row: Any, m: Any, m_row: Any, depth: Any, c: Any, c_row: Any, more: Any) -> Any:
     """BLOCK rows of `a` times `depth` rows of STRIP columns of `m`, into `c`; added to it with `more`.
 
-    All but depth in bytes. The sums stay in registers.
+    All but depth in bytes. The sums stay in registers, and are added to `c` when they are whole: fewer digits are lost.
+    more: 0 or 1, written out; of one that a loop changes LLVM made wrong code.
     """
     places = [(row, half) for row in range(BLOCK) for half in range(STRIP // LANES)]
     width = 4 * LANES
@@ -299,20 +300,15 @@ def product(b: Any, a: Any, a_row: Any, m: Any, m_row: Any, depth: Any, c: Any, 
         return moved(c, b.mul(c_row, ir.Constant(LONG, row)), ir.Constant(LONG, half * width))
 
     before = b.block
-    adds = b.icmp_signed("!=", more, ir.Constant(LONG, 0))
-    reading, loop, after = (b.append_basic_block(name) for name in ("reading", "loop", "after"))
-    b.cbranch(adds, reading, loop)
-    b.position_at_end(reading)
-    old = [_load(b, cell(*place), FLOATS) for place in places]
+    names = ("loop", "ended", "adding", "putting", "after")
+    loop, ended, adding, putting, after = (b.append_basic_block(name) for name in names)
     b.branch(loop)
     b.position_at_end(loop)
     step = b.phi(LONG)
     sums = [b.phi(FLOATS) for _ in places]
-    for one, value in zip(sums, old, strict=True):
+    for one in sums:
         one.add_incoming(_constant(0.0), before)
-        one.add_incoming(value, reading)
-    for source in (before, reading):
-        step.add_incoming(ir.Constant(LONG, 0), source)
+    step.add_incoming(ir.Constant(LONG, 0), before)
     row_m, row_a = moved(m, b.mul(step, m_row)), moved(a, b.mul(step, ir.Constant(LONG, 4)))
     halves = [_load(b, moved(row_m, ir.Constant(LONG, half * width)), FLOATS) for half in range(STRIP // LANES)]
     new = []
@@ -324,8 +320,14 @@ def product(b: Any, a: Any, a_row: Any, m: Any, m_row: Any, depth: Any, c: Any, 
     step.add_incoming(following, loop)
     for one, value in zip(sums, new, strict=True):
         one.add_incoming(value, loop)
-    b.cbranch(b.icmp_signed("<", following, depth), loop, after)
+    b.cbranch(b.icmp_signed("<", following, depth), loop, ended)
+    b.position_at_end(ended)
+    b.cbranch(b.icmp_signed("!=", more, ir.Constant(LONG, 0)), adding, putting)
+    for block in (adding, putting):
+        b.position_at_end(block)
+        for place, value in zip(places, new, strict=True):
+            value = b.fadd(value, _load(b, cell(*place), FLOATS)) if block is adding else value
+            b.store(value, _at(b, cell(*place), FLOATS), align=4)
+        b.branch(after)
     b.position_at_end(after)
-    for place, value in zip(places, new, strict=True):
-        b.store(value, _at(b, cell(*place), FLOATS), align=4)
     return ir.Constant(ir.IntType(8).as_pointer(), None)

@@ -18,9 +18,9 @@ from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.readers import OutputReader, ProductReader, Reader, TopKReader, reader_of
-from attnscope.attention.tiled.tiles import TILE_BYTES, Tile, Tiling
+from attnscope.attention.tiled.tiles import Tile, Tiling
 from attnscope.errors import MemoryLimitError
-from attnscope.memory import free_memory, human_bytes, is_out_of_memory
+from attnscope.memory import TILE_BYTES, free_memory, human_bytes, is_out_of_memory
 
 LEAST_TILE = 2**16  # bytes: smaller ones would not save what is missing
 

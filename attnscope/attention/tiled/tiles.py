@@ -19,9 +19,7 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.workers import Room, work_through
 from attnscope.attention.topk import topk
 from attnscope.attention.visibility import Visibility
-from attnscope.memory import TILE
 
-TILE_BYTES = {"cpu": TILE, "cuda": 256 * 2**20, "mps": 64 * 2**20}
 TILE_ROWS = {"cpu": 64, "cuda": 1024, "mps": 256}  # the most rows: half of their own square is computed and hidden
 FEWEST_ROWS = 16
 MOST_WORKERS = 8  # more would wait for the interpreter: beyond, each takes several cores
@@ -140,8 +138,9 @@ class Tiling:
 
     def _ranges(self, numbers: int) -> Iterator[tuple[slice, slice]]:
         """Rows, and the keys that any of them may see; at most so many numbers a head, if that leaves rows enough."""
-        visible, start = self.spec.visible, 0
-        tallest = TILE_ROWS.get(self.spec.device.type, TILE_ROWS["cpu"])
+        visible, start, device = self.spec.visible, 0, self.spec.device.type
+        tallest = TILE_ROWS.get(device, TILE_ROWS["cpu"])
+        largest = 2 * numbers if device == "cpu" else numbers  # the first rows' tile; there memory is short, not time
 
         def tile(rows: int) -> tuple[slice, slice]:
             stop = min(visible.queries, start + rows)
@@ -152,7 +151,7 @@ class Tiling:
             most = min(tallest, numbers // max(1, keys.stop - keys.start))
             rows = max(FEWEST_ROWS, most // FEWEST_ROWS * FEWEST_ROWS)
             # the first rows of a causal text see few keys, those that would follow them in their tile many
-            while rows > FEWEST_ROWS and rows * (tile(rows)[1].stop - keys.start) > 2 * numbers:
+            while rows > FEWEST_ROWS and rows * (tile(rows)[1].stop - keys.start) > largest:
                 rows = max(FEWEST_ROWS, rows // 2 // FEWEST_ROWS * FEWEST_ROWS)
             yield tile(rows)
             start += rows
