@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import sys
@@ -34,29 +35,30 @@ def silence_libraries(verbose: bool) -> None:
     }
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", module=r"attnscope(\.|$)")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line for every layer that it casts
     if "huggingface_hub" in sys.modules:
         from huggingface_hub.utils import disable_progress_bars
 
         disable_progress_bars()
     if "transformers" in sys.modules:
-        from transformers.utils import logging
+        from transformers.utils import logging as transformers_logging
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
     """No progress bar of transformers while the block runs; afterwards as it was."""
-    from transformers.utils import logging
+    from transformers.utils import logging as bars
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            bars.enable_progress_bar()
 
 
 def versions() -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnscope.apart import without_stderr
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
-from attnscope.model import checkpoint, hub
+from attnscope.model import adapters, checkpoint, hub
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.shown import visible
@@ -49,14 +49,16 @@ class LoadOptions:
     allow_pickle: bool = False
     attention: str = "eager"
     positions: int | None = None
+    base: str | None = None
+    adapter: Literal["merged", "beside"] | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
     """A decoder ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go.
 
-    source_folder: where its files lie, None for a model made in memory. stretched_from: the positions it was trained
-    for, where rope scaling stretched them.
+    source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
+    it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
 
         >>> loaded = attnscope.load("demo")
         >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
@@ -71,6 +73,7 @@ class LoadedModel:
     dtype: str
     source_folder: Path | None = None
     stretched_from: int | None = None
+    base_folder: Path | None = None
 
     @property
     def brought(self) -> bool:
@@ -126,26 +129,54 @@ class LoadedTokenizer:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: a folder, and for a Hub model the snapshot it belongs to."""
+    """Where a model comes from: a folder, and for a Hub model the snapshot it belongs to.
+
+    gguf: the file of the folder that is the whole model. adapter: where the adapter comes from, the model itself being
+    its base.
+    """
 
     name: str
     folder: Path
     snapshot: hub.Snapshot | None = None
+    gguf: Path | None = None
+    adapter: Source | None = None
 
     @property
     def source_folder(self) -> Path:
         """As of a LoadedModel."""
-        return self.folder
+        return self.adapter.folder if self.adapter else self.gguf or self.folder
+
+    @property
+    def base_folder(self) -> Path | None:
+        """As of a LoadedModel."""
+        return (self.gguf or self.folder) if self.adapter else None
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where its tokenizer lies: with the adapter, where that brings one."""
+        brings = self.adapter and checkpoint.has_vocabulary(self.adapter.folder)
+        return self.adapter.folder if self.adapter and brings else self.folder
 
     @property
     def revision(self) -> str | None:
         """The commit of a Hub model."""
-        return self.snapshot.commit if self.snapshot else None
+        snapshot = self.adapter.snapshot if self.adapter else self.snapshot
+        return snapshot.commit if snapshot else None
 
     @property
     def listing(self) -> frozenset[str] | None:
         """What the Hub has of it, where that is known: the folder holds no weights yet."""
         return self.snapshot.listing if self.snapshot else None
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The names of all files of the folder, downloaded or not."""
+        return self.listing or frozenset(path.name for path in self.folder.iterdir())
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What transformers must be told of it beside the folder."""
+        return {"gguf_file": self.gguf.name} if self.gguf else {}
 
 
 def load(options: LoadOptions) -> LoadedModel:
@@ -159,24 +190,26 @@ def load(options: LoadOptions) -> LoadedModel:
         loaded.geometry.attention_layers[0].heads  # 6
     """
     _check_options(options)
-    source = _locate(options)
-    checkpoint.check_config(source.folder)
+    source = _checked(options)
     try:
-        checkpoint.check_tokenizer(source.folder, options.trust_remote_code)
+        _check_tokenizer(source, options)
     except ModelError:
         _config(source, options)  # a model of images has none either, and that is the better answer
         raise
-    names = checkpoint.weight_files(source.folder, options.allow_pickle, source.listing)
+    names = _weight_files(source, options)
     device = _device(options)
     config = _config(source, options)
     trained = _geometry(config, source).max_positions
     config = longer(config, options.positions)
     geometry = _readable(config, _geometry(config, source))
+    if source.gguf and checkpoint.has_own_frequencies(source.gguf):
+        logger.warning("%s scales its rotary frequencies by rope_freqs, which transformers leaves out", source.gguf)
     if geometry.max_positions != trained:
         logger.warning("positions %s are stretched: heads may do something else than the model was trained to", trained)
-    if source.snapshot:
-        hub.fetch_weights(source.snapshot, names)
-    checkpoint.check_weights(source.folder, options.allow_pickle)
+    for one in names:
+        if one.snapshot:
+            hub.fetch_weights(one.snapshot, names[one])
+    _check_weights(source, options)
     tokenizer = _tokenizer(source, config, options)
     from attnscope.model.placed import device_of  # which imports torch
 
@@ -184,13 +217,14 @@ def load(options: LoadOptions) -> LoadedModel:
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        geometry=replace(geometry, parameters=sum(parameter.numel() for parameter in model.parameters())),
+        geometry=replace(geometry, parameters=_count(model)),
         name=source.name,
         revision=source.revision,
         device=str(device_of(model)),
         dtype=str(model.dtype).removeprefix("torch."),
-        source_folder=source.folder,
+        source_folder=source.source_folder,
         stretched_from=trained if geometry.max_positions != trained else None,
+        base_folder=source.base_folder,
     )
 
 
@@ -201,19 +235,19 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
         load_tokenizer(LoadOptions(model="demo")).max_positions  # 512
     """
     _check_options(options)
-    source = _locate(options)
-    checkpoint.check_config(source.folder)
-    checkpoint.check_tokenizer(source.folder, options.trust_remote_code)
+    source = _checked(options)
+    _check_tokenizer(source, options)
     config = _config(source, options)
     most = _geometry(config, source).max_positions
-    return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.folder != DEMO_FOLDER)
+    return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.source_folder != DEMO_FOLDER)
 
 
 def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str | None = None) -> LoadedModel:
     """A model that is loaded already, with its tokenizer, as attnscope reads it; the model itself is left as it is.
 
-    That holds for its training mode too, in which `capture` refuses to read it: call `model.eval()` first. name: what
-    tables and manifests call it. Raises ModelError for a model that is not causal or has no softmax attention.
+    That holds for its training mode too, in which `capture` refuses to read it: call `model.eval()` first. One that
+    torch.compile or PEFT wraps is read inside the wrapper, with its adapters. name: what tables and manifests call it.
+    Raises ModelError for a model that is not causal or has no softmax attention.
 
         >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
     """
@@ -221,11 +255,12 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
 
     if not hasattr(model, "config") or not hasattr(model, "parameters"):
         raise UsageError(f"expected a model of transformers, got {type(model).__name__}", "pass the model itself")
+    model = adapters.bare(model)
     geometry = _readable(model.config, geometry_of(model.config, count=False))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        geometry=replace(geometry, parameters=sum(parameter.numel() for parameter in model.parameters())),
+        geometry=replace(geometry, parameters=_count(model)),
         name=name or getattr(model.config, "name_or_path", "") or geometry.model_type,
         revision=None,
         device=str(device_of(model)),
@@ -240,8 +275,7 @@ def load_config(options: LoadOptions) -> Any:
         geometry_of(load_config(LoadOptions(model="demo"))).layers[0].kv_heads  # 3
     """
     _check_options(options)
-    source = _locate(options)
-    checkpoint.check_config(source.folder)
+    source = _checked(options)
     config = _config(source, options)
     _readable(config, _geometry(config, source))
     return config
@@ -256,17 +290,57 @@ def identify(options: LoadOptions) -> tuple[str, LoadOptions]:
         identify(LoadOptions(model="gpt2"))[0]  # "commit 607a30d783df"
     """
     source = locate(options)
+    if source.adapter is None:
+        return _identity(source, options, source.gguf), replace(options, revision=source.revision)
+    weights = adapters.weight_file(source.adapter.folder, source.adapter.files, options.allow_pickle)
+    said = _identity(source.adapter, options, source.adapter.folder / weights)
+    return f"{said} on {_identity(source, options, source.gguf)}", replace(options, revision=source.revision)
+
+
+def _identity(source: Source, options: LoadOptions, weights: Path | None) -> str:
+    """The commit of a source; of a folder a hash. weights: the one file that holds them, where it is no model's."""
     if source.snapshot:
-        return f"commit {source.snapshot.commit[:12]}", replace(options, revision=source.snapshot.commit)
-    return f"files {checkpoint.digest(source.folder, options.allow_pickle)[:12]}", options
+        return f"commit {source.snapshot.commit[:12]}"
+    return f"files {checkpoint.digest(source.folder, options.allow_pickle, [weights] if weights else None)[:12]}"
 
 
 def locate(options: LoadOptions) -> Source:
     """Where a model comes from, without its weights; raises as `load` does."""
     _check_options(options)
+    return _checked(options)
+
+
+def _checked(options: LoadOptions) -> Source:
+    """Where a model comes from, with a config that may be one of attention."""
     source = _locate(options)
-    checkpoint.check_config(source.folder)
+    if source.adapter:
+        adapters.check_package()
+    if source.gguf:
+        checkpoint.check_gguf(source.gguf)
+    else:
+        checkpoint.check_config(source.folder)
     return source
+
+
+def _check_tokenizer(source: Source, options: LoadOptions) -> None:
+    if source.gguf is None or source.tokenizer_folder != source.folder:  # the file holds its own
+        checkpoint.check_tokenizer(source.tokenizer_folder, options.trust_remote_code)
+
+
+def _weight_files(source: Source, options: LoadOptions) -> dict[Source, list[str]]:
+    """The names of the files that hold the weights, of the adapter too."""
+    adapter, pickles = source.adapter, options.allow_pickle
+    own = [source.gguf.name] if source.gguf else checkpoint.weight_files(source.folder, pickles, source.listing)
+    if adapter is None:
+        return {source: own}
+    return {source: own, adapter: [adapters.weight_file(adapter.folder, adapter.files, pickles)]}
+
+
+def _check_weights(source: Source, options: LoadOptions) -> None:
+    if source.gguf is None:
+        checkpoint.check_weights(source.folder, options.allow_pickle)
+    if source.adapter:
+        adapters.check_weights(source.adapter.folder)
 
 
 def _check_options(options: LoadOptions) -> None:
@@ -289,6 +363,8 @@ def _check_options(options: LoadOptions) -> None:
         )
     if options.device_map and options.device != "auto":
         raise UsageError("a device map places the model itself", f"leave out {{device={options.device}}}")
+    if options.adapter not in (None, "merged", "beside"):
+        raise UsageError(f"expected an adapter merged or beside, got {options.adapter!r}", "use {adapter=merged}")
     if options.quantize not in (None, "8bit", "4bit"):
         raise UsageError(
             f"expected to quantize to 8bit or 4bit, got {options.quantize!r}", "use {quantize=8bit} or {quantize=4bit}"
@@ -301,7 +377,21 @@ def _check_options(options: LoadOptions) -> None:
 
 
 def _locate(options: LoadOptions) -> Source:
-    """The folder of the model: its own, the embedded one, or a snapshot of the Hub's."""
+    """Where the model comes from; for an adapter, where its base does."""
+    source = _found(options)
+    if source.gguf or not adapters.is_adapter(source.folder):
+        if options.base is not None:
+            raise UsageError(f"{options.model} is no adapter, and has no base", "leave out {base}")
+        return source
+    base = adapters.base_of(source.folder, source.files, options.base)
+    found = _found(replace(options, model=base, revision=None))
+    if not found.gguf and adapters.is_adapter(found.folder):
+        raise ModelError(f"the base of {source.name}, {base}, is an adapter too", "name a whole model: {base=FOLDER}")
+    return replace(found, name=source.name, adapter=source)
+
+
+def _found(options: LoadOptions) -> Source:
+    """The folder of the model: its own, the embedded one, or a snapshot of the Hub's; or its GGUF file."""
     try:
         path = DEMO_FOLDER if options.model == DEMO else Path(options.model).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -312,6 +402,8 @@ def _locate(options: LoadOptions) -> Source:
         if options.revision:
             raise UsageError(f"{options.model} is a folder and has no revisions", "leave out {revision}")
         return Source(options.model, path)
+    if is_file and path.suffix == ".gguf":
+        return Source(options.model, path.parent, gguf=path)
     if is_file:
         raise ModelError(f"{options.model} is a file, expected a folder", "pass the folder that holds it")
     if options.model.startswith((".", "/", "~")) or (options.model.count("/") != 1 and os.sep in options.model):
@@ -323,6 +415,23 @@ def _locate(options: LoadOptions) -> Source:
 def _config(source: Source, options: LoadOptions) -> Any:
     """The config, of a type that is a causal language model as configured."""
     from transformers import AutoConfig
+
+    if source.gguf is None:
+        _check_type(source, options)
+    try:
+        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code, **source.given)
+    except Exception as error:  # any family's config class, with any content
+        raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
+    config.transformers_weights = None  # a list of weights of its own, which nobody has judged
+    if source.snapshot:
+        config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
+    for name, value in family(config.model_type).config_changes.items():
+        setattr(config, name, value)
+    return config
+
+
+def _check_type(source: Source, options: LoadOptions) -> None:
+    """Raise where transformers has no causal language model of this type, and none is brought that may be run."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -339,16 +448,6 @@ def _config(source: Source, options: LoadOptions) -> Any:
         )
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
         raise ModelError(f"{source.name} ({model_type}) is not a causal language model", "choose a decoder")
-    try:
-        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
-    except Exception as error:  # any family's config class, with any content
-        raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
-    config.transformers_weights = None  # a list of weights of its own, which nobody has judged
-    if source.snapshot:
-        config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
-    for name, value in family(model_type).config_changes.items():
-        setattr(config, name, value)
-    return config
 
 
 def _geometry(config: Any, source: Source) -> Geometry:
@@ -403,10 +502,11 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
     try:
         with without_stderr():  # where a panic prints where it came from
             return AutoTokenizer.from_pretrained(
-                source.folder,
+                source.tokenizer_folder,
                 config=config,
                 trust_remote_code=options.trust_remote_code,
                 local_files_only=options.offline,
+                **(source.given if source.tokenizer_folder == source.folder else {}),
             )
     except BaseException as error:  # any tokenizer class, with any files
         if not (isinstance(error, Exception) or is_panic(error)):
@@ -432,7 +532,11 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             quantization_config=_quantization(options),
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
+            **source.given,
         )
+        if source.adapter:
+            kept = options.adapter or ("beside" if getattr(model, "is_quantized", False) else "merged")
+            model = adapters.attach(model, source.adapter.folder, merged=kept == "merged")
     except AttnscopeError:
         raise
     except Exception as error:  # any family's loading code, with any weights
@@ -441,6 +545,10 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             takes = f"its weights take {human_bytes(weights)}" if weights else _line(error)
             raise MemoryLimitError(
                 f"{source.name} does not fit on {device}: {takes}, and {room} was free", _smaller(options)
+            ) from error
+        if isinstance(error, ImportError):  # what a quantised checkpoint needs, named by transformers
+            raise ModelError(
+                f"{source.name} cannot be loaded without another package: {_line(error)}", "install that package"
             ) from error
         raise ModelError(
             f"{source.name} cannot be loaded: {_line(error)}",
@@ -453,6 +561,15 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             "they would be random numbers; download the model again",
         )
     return model.eval().requires_grad_(False)
+
+
+def _count(model: PreTrainedModel) -> int:
+    """Parameters of a model, each of those that are packed by two in a byte."""
+    return (
+        int(model.num_parameters())
+        if getattr(model, "is_quantized", False)
+        else sum(parameter.numel() for parameter in model.parameters())
+    )
 
 
 def _smaller(options: LoadOptions) -> str:
