@@ -9,8 +9,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 from attnscope._version import __version__
+from attnscope.errors import ModelError
+
+TRIED = ("5.17.0", "5.23.0")  # versions of transformers, the oldest and the newest: docs/versions.md
 
 
 def silence_libraries(verbose: bool) -> None:
@@ -59,6 +64,29 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             bars.enable_progress_bar()
+
+
+def needed(module: str, name: str, *attributes: str) -> Any:
+    """A name of transformers that is not promised to stay, with attributes that are not either.
+
+    Raises ModelError with the versions that have it.
+
+    >>> needed("transformers.modeling_utils", "AttentionInterface", "get_interface").__name__
+    'AttentionInterface'
+    """
+    import transformers
+
+    try:
+        found = getattr(import_module(module), name)
+        for attribute in attributes:
+            getattr(found, attribute)
+    except (ImportError, AttributeError) as error:
+        path = ".".join((module, name, *attributes))
+        raise ModelError(
+            f"transformers {transformers.__version__} has no {path}, which attnscope needs",
+            f'install one that was tried: pip install "transformers>={TRIED[0]},<={TRIED[-1]}"',
+        ) from error
+    return found
 
 
 def versions() -> dict[str, str]:

@@ -21,6 +21,7 @@ from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import adapters, checkpoint, hub
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
+from attnscope.model.libraries import needed
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
@@ -432,12 +433,11 @@ def _config(source: Source, options: LoadOptions) -> Any:
 
 def _check_type(source: Source, options: LoadOptions) -> None:
     """Raise where transformers has no causal language model of this type, and none is brought that may be run."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
+    known = needed("transformers.models.auto.configuration_auto", "CONFIG_MAPPING_NAMES")
+    causal = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     raw = checkpoint.read_json(source.folder / "config.json")
     model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
-    if model_type not in CONFIG_MAPPING_NAMES and not (remote and options.trust_remote_code):
+    if model_type not in known and not (remote and options.trust_remote_code):
         if remote:
             raise ModelError(
                 f"{source.name} ({model_type}) runs code from its own repository",
@@ -446,7 +446,7 @@ def _check_type(source: Source, options: LoadOptions) -> None:
         raise ModelError(
             f"this transformers does not know the model type {model_type!r}", "pip install -U transformers"
         )
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+    if model_type not in causal and not remote:
         raise ModelError(f"{source.name} ({model_type}) is not a causal language model", "choose a decoder")
 
 
@@ -585,9 +585,9 @@ def _smaller(options: LoadOptions) -> str:
 
 def _attention(config: Any, options: LoadOptions) -> str:
     """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if family(config.model_type).bypasses_interface or not getattr(model_class, "_supports_sdpa", True):
         return "eager"
     return options.attention

@@ -30,11 +30,13 @@ from attnscope.attention.visibility import Visibility
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family_of
 from attnscope.model.geometry import geometry_of
+from attnscope.model.libraries import needed
 from attnscope.model.padding import pads_exactly, settle_rotary
-from attnscope.model.placed import hooks_of
+from attnscope.model.placed import device_of, hooks_of
 from attnscope.seam.call import AttentionCall, CaptureReport, Place
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
+from attnscope.seam.route import Route, route_of
 
 
 def listen(
@@ -70,7 +72,7 @@ def listen(
         listening(model, on_call, engine=engine, windows=windows) as report,
         torch.set_grad_enabled(gradients),
     ):
-        inputs = {"use_cache": False, **_extras(model), **inputs}
+        inputs = {"use_cache": False, **_route(model).extras, **inputs}
         if logits_at is None:
             report.output = _backbone(model)(ids_BT, **inputs)
         else:
@@ -113,8 +115,8 @@ def listening(
     For callers who run the model themselves (generation, a custom forward). The report fills as the calls come.
     """
     listener, thread = _Listener(_bare(model), on_call, engine or Eager(), windows or {}), threading.get_ident()
-    handles = listener.hook_modules()
     _install(thread, listener)
+    handles = listener.hook_modules()
     try:
         yield listener.report
     finally:
@@ -150,10 +152,13 @@ def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callabl
     return dispatched
 
 
+def _interface() -> Any:
+    return needed("transformers.modeling_utils", "AttentionInterface", "get_interface")
+
+
 def _install(thread: int, listener: _Listener) -> None:
     global _original
-    from transformers.modeling_utils import AttentionInterface
-
+    AttentionInterface = _interface()
     with _lock:
         if not _listeners and AttentionInterface.get_interface is not _get_interface:
             _original = AttentionInterface.get_interface
@@ -162,8 +167,7 @@ def _install(thread: int, listener: _Listener) -> None:
 
 
 def _remove(thread: int, listener: _Listener) -> None:
-    from transformers.modeling_utils import AttentionInterface
-
+    AttentionInterface = _interface()
     with _lock:
         _listeners[thread].remove(listener)
         if not _listeners[thread]:
@@ -348,14 +352,21 @@ def _with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Ma
     return output, output.logits
 
 
-def _extras(model: nn.Module) -> dict[str, Any]:
-    """Arguments that some families need before their attention modules return weights."""
-    return {"output_attentions": True} if family_of(model).returns_weights_when_asked else {}
-
-
 def calls_interface(model: nn.Module) -> bool:
     """Whether the model's attention modules call the interface, where q and k are seen."""
-    return not family_of(model).bypasses_interface
+    return _route(model).interface
+
+
+def _route(model: nn.Module) -> Route:
+    return route_of(_bare(model), lambda extras: _heard(model, extras))
+
+
+def _heard(model: nn.Module, extras: Mapping[str, Any]) -> set[str]:
+    """The routes by which the attention calls of a pass over two tokens came."""
+    ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(_bare(model)))
+    with _model_lock(model), torch.no_grad(), _uncompiled(), listening(model, lambda call: None) as report:
+        _backbone(model)(ids_BT, use_cache=False, **extras)
+    return {check.route for check in report.calls}
 
 
 def _uncompiled() -> Any:
