@@ -1,6 +1,8 @@
 """Adapters of PEFT: found with their base, read as PEFT runs them, merged or beside, and held against the oracle."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError, UsageError
-from attnscope.model import adapters
+from attnscope.model import adapters, hub
 from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, identify, load, wrap
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
@@ -182,6 +184,23 @@ def test_a_base_of_the_hub_that_is_not_here(tmp_path: Path) -> None:
     assert "owner/none is neither a folder nor in the local cache" in refusal(ModelError, model=str(adapter))
 
 
+def test_an_adapter_of_the_hub(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Config first, then the weights that there are to download; the base is looked up as any model is."""
+    adapter, names, fetched = an_adapter(tmp_path / "a"), frozenset(path.name for path in folder.iterdir()), []
+    weights_there = (adapter / adapters.SAFETENSORS).rename(tmp_path / "weights")
+
+    def fetch_weights(snapshot: hub.Snapshot, files: list[str]) -> None:
+        fetched.append((snapshot.name, files))
+        shutil.copy(weights_there, adapter / adapters.SAFETENSORS)
+
+    monkeypatch.setattr(hub, "fetch", lambda name, *asked: hub.Snapshot(name, adapter, "0" * 40, names))
+    monkeypatch.setattr(hub, "fetch_weights", fetch_weights)
+    loaded = load(LoadOptions(model="owner/lora"))
+    assert fetched == [("owner/lora", [adapters.SAFETENSORS])]
+    assert (loaded.name, loaded.revision, loaded.base_folder) == ("owner/lora", "0" * 40, DEMO_FOLDER)
+    torch.testing.assert_close(weights(loaded), weights(load(LoadOptions(model=str(folder)))), rtol=0, atol=0)
+
+
 def test_what_a_run_is_of_knows_both(tmp_path: Path) -> None:
     base = saved(tmp_path / "base", vocab_size=2000)
     adapter = an_adapter(tmp_path / "adapter", base)
@@ -263,9 +282,19 @@ def test_a_pickled_adapter_is_read_when_a_flag_asks(tmp_path: Path, merged: Load
     torch.testing.assert_close(weights(loaded), weights(merged), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"megatron_config": {"a": 1}, "megatron_core": "this"}, {"alora_invocation_tokens": [1]}]
+)
+def test_what_is_not_a_change_of_weights_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    """Of these the first would import a module by the name that it gives."""
+    adapter = an_adapter(tmp_path / "a", **changes)
+    assert "(LORA) is more than a change of weights" in refusal(ModelError, model=str(adapter))
+    assert "this" not in sys.modules
+
+
 def test_tokens_of_its_own_are_refused(tmp_path: Path) -> None:
     adapter = an_adapter(tmp_path / "a", config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    assert "(PROMPT_TUNING) adds to the text" in refusal(ModelError, model=str(adapter))
+    assert "(PROMPT_TUNING) is more than a change of weights" in refusal(ModelError, model=str(adapter))
 
 
 def test_an_adapter_without_peft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +323,7 @@ def test_a_wrapped_model_is_read_inside_its_wrapper(
 def test_a_wrapper_that_adds_tokens_is_refused(demo: LoadedModel) -> None:
     model = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32")
     prompted = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    with pytest.raises(ModelError, match="adds to the text"):
+    with pytest.raises(ModelError, match="more than a change of weights"):
         wrap(prompted, demo.tokenizer)
 
 

@@ -6,7 +6,7 @@ into the model.
 
 from __future__ import annotations
 
-import logging
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,9 @@ from attnscope.model import checkpoint
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-logger = logging.getLogger(__name__)
 CONFIG = "adapter_config.json"
 SAFETENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+BY_TOKEN = ("XLORA", "POLY")  # other weights for each token or task
 
 
 def is_adapter(folder: Path) -> bool:
@@ -48,9 +48,10 @@ def base_of(folder: Path, there: frozenset[str], asked: str | None) -> str:
     named = asked or checkpoint.read_json(folder / CONFIG).get("base_model_name_or_path")
     if not isinstance(named, str) or not named.strip():
         raise ModelError(f"{folder} holds an adapter and does not say of which model", "name it: {base=FOLDER}")
-    beside = folder / Path(named).expanduser()
-    if asked is None and beside.is_dir():
-        return str(beside)
+    beside = folder / named
+    with suppress(OSError):  # a name too long, a folder that is closed to us: said when the base is looked up
+        if asked is None and beside.is_dir():
+            return str(beside)
     if asked is None and Path(named).is_absolute():
         raise ModelError(
             f"{folder} holds an adapter of {named}, which is not there", "say where that model is: {base=FOLDER}"
@@ -121,11 +122,11 @@ def bare(model: Any) -> Any:
 
 
 def _check_kind(config: Any, where: object) -> None:
-    prompts = getattr(config, "is_prompt_learning", False) or getattr(config, "is_adaption_prompt", False)
-    if prompts or getattr(config, "alora_invocation_tokens", None):
+    told = ("is_prompt_learning", "is_adaption_prompt", "alora_invocation_tokens", "megatron_config")
+    if config.peft_type.value in BY_TOKEN or any(getattr(config, name, None) for name in told):
         raise ModelError(
-            f"the adapter in {where} ({config.peft_type.value}) adds to the text, or works on a part of it alone",
-            "attnscope reads adapters that change weights, such as LoRA",
+            f"the adapter in {where} ({config.peft_type.value}) is more than a change of weights",
+            "merge it where that can be done, or choose a plain LoRA",
         )
 
 
