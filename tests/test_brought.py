@@ -96,7 +96,6 @@ def test_a_gguf_file_on_the_command_line(exact: Path) -> None:
     assert done.code == 0, done.err
     assert len(done.out.splitlines()) == 24
     assert json.loads(call("info", str(exact), "--format", "json").out)["parameters"]
-    assert call("tokens", TEXT, "--model", str(exact)).code == 0
 
 
 def test_what_is_no_gguf_file(tmp_path: Path, exact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +115,7 @@ def test_what_is_no_gguf_file(tmp_path: Path, exact: Path, monkeypatch: pytest.M
 # Quantised
 
 
-@pytest.mark.parametrize("quantize", ["8bit", "4bit"])
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize(("quantize", "dtype"), [("8bit", "auto"), ("4bit", "bfloat16")])
 def test_a_model_is_quantised_on_the_cpu(demo: LoadedModel, quantize: str, dtype: str) -> None:
     pytest.importorskip("bitsandbytes")
     loaded = load(LoadOptions(quantize=quantize, dtype=dtype, device="cpu"))

@@ -1,13 +1,12 @@
 """A name or a folder -> a loaded decoder, its tokenizer and its geometry.
 
-Everything that can be refused without importing torch is refused first (`checkpoint`, `hub`); what is loaded is in eval
+Everything that can be refused without importing torch is refused first (`sources`, `checkpoint`, `hub`); what is loaded is in eval
 mode, without gradients, and nothing of it is patched.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,18 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnscope.apart import without_stderr
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
-from attnscope.model import adapters, checkpoint, hub
+from attnscope.model import adapters, checkpoint, hub, sources
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.libraries import needed
+from attnscope.model.sources import DEMO, DEMO_FOLDER, Source
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-DEMO = "demo"
-DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?|mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -128,58 +126,6 @@ class LoadedTokenizer:
     brought: bool
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from: a folder, and for a Hub model the snapshot it belongs to.
-
-    gguf: the file of the folder that is the whole model. adapter: where the adapter comes from, the model itself being
-    its base.
-    """
-
-    name: str
-    folder: Path
-    snapshot: hub.Snapshot | None = None
-    gguf: Path | None = None
-    adapter: Source | None = None
-
-    @property
-    def source_folder(self) -> Path:
-        """As of a LoadedModel."""
-        return self.adapter.folder if self.adapter else self.gguf or self.folder
-
-    @property
-    def base_folder(self) -> Path | None:
-        """As of a LoadedModel."""
-        return (self.gguf or self.folder) if self.adapter else None
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        """Where its tokenizer lies: with the adapter, where that brings one."""
-        brings = self.adapter and checkpoint.has_vocabulary(self.adapter.folder)
-        return self.adapter.folder if self.adapter and brings else self.folder
-
-    @property
-    def revision(self) -> str | None:
-        """The commit of a Hub model."""
-        snapshot = self.adapter.snapshot if self.adapter else self.snapshot
-        return snapshot.commit if snapshot else None
-
-    @property
-    def listing(self) -> frozenset[str] | None:
-        """What the Hub has of it, where that is known: the folder holds no weights yet."""
-        return self.snapshot.listing if self.snapshot else None
-
-    @property
-    def files(self) -> frozenset[str]:
-        """The names of all files of the folder, downloaded or not."""
-        return self.listing or frozenset(path.name for path in self.folder.iterdir())
-
-    @property
-    def given(self) -> dict[str, str]:
-        """What transformers must be told of it beside the folder."""
-        return {"gguf_file": self.gguf.name} if self.gguf else {}
-
-
 def load(options: LoadOptions) -> LoadedModel:
     """Load the model and its tokenizer.
 
@@ -191,13 +137,13 @@ def load(options: LoadOptions) -> LoadedModel:
         loaded.geometry.attention_layers[0].heads  # 6
     """
     _check_options(options)
-    source = _checked(options)
+    source = sources.checked(options)
     try:
-        _check_tokenizer(source, options)
+        sources.check_tokenizer(source, options)
     except ModelError:
         _config(source, options)  # a model of images has none either, and that is the better answer
         raise
-    names = _weight_files(source, options)
+    names = sources.weight_files(source, options)
     device = _device(options)
     config = _config(source, options)
     trained = _geometry(config, source).max_positions
@@ -210,7 +156,7 @@ def load(options: LoadOptions) -> LoadedModel:
     for one in names:
         if one.snapshot:
             hub.fetch_weights(one.snapshot, names[one])
-    _check_weights(source, options)
+    sources.check_weights(source, options)
     tokenizer = _tokenizer(source, config, options)
     from attnscope.model.placed import device_of  # which imports torch
 
@@ -236,8 +182,8 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
         load_tokenizer(LoadOptions(model="demo")).max_positions  # 512
     """
     _check_options(options)
-    source = _checked(options)
-    _check_tokenizer(source, options)
+    source = sources.checked(options)
+    sources.check_tokenizer(source, options)
     config = _config(source, options)
     most = _geometry(config, source).max_positions
     return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.source_folder != DEMO_FOLDER)
@@ -276,7 +222,7 @@ def load_config(options: LoadOptions) -> Any:
         geometry_of(load_config(LoadOptions(model="demo"))).layers[0].kv_heads  # 3
     """
     _check_options(options)
-    source = _checked(options)
+    source = sources.checked(options)
     config = _config(source, options)
     _readable(config, _geometry(config, source))
     return config
@@ -291,57 +237,13 @@ def identify(options: LoadOptions) -> tuple[str, LoadOptions]:
         identify(LoadOptions(model="gpt2"))[0]  # "commit 607a30d783df"
     """
     source = locate(options)
-    if source.adapter is None:
-        return _identity(source, options, source.gguf), replace(options, revision=source.revision)
-    weights = adapters.weight_file(source.adapter.folder, source.adapter.files, options.allow_pickle)
-    said = _identity(source.adapter, options, source.adapter.folder / weights)
-    return f"{said} on {_identity(source, options, source.gguf)}", replace(options, revision=source.revision)
-
-
-def _identity(source: Source, options: LoadOptions, weights: Path | None) -> str:
-    """The commit of a source; of a folder a hash. weights: the one file that holds them, where it is no model's."""
-    if source.snapshot:
-        return f"commit {source.snapshot.commit[:12]}"
-    return f"files {checkpoint.digest(source.folder, options.allow_pickle, [weights] if weights else None)[:12]}"
+    return sources.identity(source, options), replace(options, revision=source.revision)
 
 
 def locate(options: LoadOptions) -> Source:
     """Where a model comes from, without its weights; raises as `load` does."""
     _check_options(options)
-    return _checked(options)
-
-
-def _checked(options: LoadOptions) -> Source:
-    """Where a model comes from, with a config that may be one of attention."""
-    source = _locate(options)
-    if source.adapter:
-        adapters.check_package()
-    if source.gguf:
-        checkpoint.check_gguf(source.gguf)
-    else:
-        checkpoint.check_config(source.folder)
-    return source
-
-
-def _check_tokenizer(source: Source, options: LoadOptions) -> None:
-    if source.gguf is None or source.tokenizer_folder != source.folder:  # the file holds its own
-        checkpoint.check_tokenizer(source.tokenizer_folder, options.trust_remote_code)
-
-
-def _weight_files(source: Source, options: LoadOptions) -> dict[Source, list[str]]:
-    """The names of the files that hold the weights, of the adapter too."""
-    adapter, pickles = source.adapter, options.allow_pickle
-    own = [source.gguf.name] if source.gguf else checkpoint.weight_files(source.folder, pickles, source.listing)
-    if adapter is None:
-        return {source: own}
-    return {source: own, adapter: [adapters.weight_file(adapter.folder, adapter.files, pickles)]}
-
-
-def _check_weights(source: Source, options: LoadOptions) -> None:
-    if source.gguf is None:
-        checkpoint.check_weights(source.folder, options.allow_pickle)
-    if source.adapter:
-        adapters.check_weights(source.adapter.folder)
+    return sources.checked(options)
 
 
 def _check_options(options: LoadOptions) -> None:
@@ -375,42 +277,6 @@ def _check_options(options: LoadOptions) -> None:
 
         if find_spec("bitsandbytes") is None:
             raise UsageError("quantized models need bitsandbytes", 'pip install "attnscope[quantize]"')
-
-
-def _locate(options: LoadOptions) -> Source:
-    """Where the model comes from; for an adapter, where its base does."""
-    source = _found(options)
-    if source.gguf or not adapters.is_adapter(source.folder):
-        if options.base is not None:
-            raise UsageError(f"{options.model} is no adapter, and has no base", "leave out {base}")
-        return source
-    base = adapters.base_of(source.folder, source.files, options.base)
-    found = _found(replace(options, model=base, revision=None))
-    if not found.gguf and adapters.is_adapter(found.folder):
-        raise ModelError(f"the base of {source.name}, {base}, is an adapter too", "name a whole model: {base=FOLDER}")
-    return replace(found, name=source.name, adapter=source)
-
-
-def _found(options: LoadOptions) -> Source:
-    """The folder of the model: its own, the embedded one, or a snapshot of the Hub's; or its GGUF file."""
-    try:
-        path = DEMO_FOLDER if options.model == DEMO else Path(options.model).expanduser()
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except (OSError, RuntimeError) as error:  # a name too long, a folder around it that is closed to us, ~nobody
-        why = getattr(error, "strerror", None) or error
-        raise ModelError(f"{options.model} cannot be read: {why}", "check the path") from None
-    if is_folder:
-        if options.revision:
-            raise UsageError(f"{options.model} is a folder and has no revisions", "leave out {revision}")
-        return Source(options.model, path)
-    if is_file and path.suffix == ".gguf":
-        return Source(options.model, path.parent, gguf=path)
-    if is_file:
-        raise ModelError(f"{options.model} is a file, expected a folder", "pass the folder that holds it")
-    if options.model.startswith((".", "/", "~")) or (options.model.count("/") != 1 and os.sep in options.model):
-        raise ModelError(f"there is no folder {options.model}", "check the path, or pass a Hub id (owner/name)")
-    snapshot = hub.fetch(options.model, options.revision, options.offline, options.trust_remote_code)
-    return Source(options.model, snapshot.folder, snapshot)
 
 
 def _config(source: Source, options: LoadOptions) -> Any:
