@@ -1,6 +1,7 @@
 """GGUF files, quantised models and checkpoints in pieces: read as transformers loads them, or refused in one line."""
 
 import json
+import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -174,3 +175,11 @@ def test_weights_in_several_files_are_the_same(tmp_path: Path) -> None:
     loaded, expected = load(LoadOptions(model=str(many))), load(LoadOptions(model=str(one)))
     torch.testing.assert_close(weights(loaded), weights(expected), rtol=0, atol=0)
     assert load_config(LoadOptions(model=str(many))).model_type == "llama"
+
+
+def test_the_page_names_options_that_there_are() -> None:
+    page = (Path(__file__).parents[1] / "docs/models.md").read_text("utf-8")
+    there = call("compare", "--help", COLUMNS="200").out.decode() + call("heads", "--help", COLUMNS="200").out.decode()
+    named = set(re.findall(r"--[a-z][a-z-]+", page))
+    assert {"--base", "--adapter", "--quantize"} <= named
+    assert named <= set(re.findall(r"--[a-z-]+", there))
