@@ -20,7 +20,7 @@ from attnscope.text.prompt import Side
 
 
 def load(model: str = "demo", **options: Any) -> LoadedModel:
-    """Load a decoder with its tokenizer: the embedded `demo`, a folder, or a hub id.
+    """Load a decoder with its tokenizer: the embedded `demo`, a folder, an adapter's too, a GGUF file, or a hub id.
 
     options: the other fields of `attnscope.model.loading.LoadOptions` (device, dtype, revision, offline, ...). Raises
     ModelError when it cannot be found or read, UsageError for an option that does not exist.

@@ -17,6 +17,7 @@ import pickle
 import random
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import time
@@ -313,6 +314,42 @@ class Trap:
 
 
 @kind
+def adapters(rng: random.Random, folder: Path) -> Try:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    values = {"peft_type": "LORA", "base_model_name_or_path": "demo", "task_type": "CAUSAL_LM", "r": 1, "lora_alpha": 2}
+    values |= {"target_modules": ["q_proj"], "revision": None, "auto_mapping": None, "modules_to_save": None}
+    edit(folder / "adapter_config.json", lambda config: config.update(values))
+    shapes = {"lora_A": (1, 192), "lora_B": (192, 1)}
+    part = "base_model.model.model.layers.{}.self_attn.q_proj.{}.weight"
+    tensors = {part.format(i, name): np.ones(shapes[name], np.float32) for i in range(4) for name in shapes}
+    weights = folder / "adapter_model.safetensors"
+    save_file(tensors, weights)
+    what = rng.choice(("config", "config", "base", "cut"))
+    if what == "config":
+        damage(rng, folder / "adapter_config.json")
+    elif what == "base":
+        edit(folder / "adapter_config.json", lambda config: config.update(base_model_name_or_path=rng.choice(NASTY)))
+    else:
+        weights.write_bytes(weights.read_bytes()[: rng.randrange(weights.stat().st_size)])
+    return heads("--model", str(folder), "--adapter", rng.choice(("merged", "beside")))
+
+
+@kind
+def gguf_files(rng: random.Random, folder: Path) -> Try:
+    names = ("general.architecture", "llama.block_count", "tokenizer.ggml.tokens", *NASTY)
+    document = b"GGUF" + struct.pack("<IQQ", rng.choice((3, 3, 2, 9)), rng.choice((0, 0, 1, 2**63)), 2)
+    for name in rng.choices(names, k=2):
+        said = name.encode(errors="surrogatepass")
+        value = rng.choice((struct.pack("<IQ", 8, 5) + b"llama", struct.pack("<II", 4, rng.randrange(2**32)), b""))
+        document += struct.pack("<Q", rng.choice((len(said), len(said), 2**62))) + said + value
+    path = folder / "model.gguf"
+    path.write_bytes(rng.choice((document, document, document[:20], b"GGUF", b"")))
+    return heads("--model", str(path)) if rng.random() < 0.7 else Try(["info", str(path)], terminal=True)
+
+
+@kind
 def tokenizers(rng: random.Random, folder: Path) -> Try:
     model = model_folder(folder)
     what = rng.choice(("json", "json", "config", "class", "ids", "special", "template", "pattern"))
@@ -579,7 +616,7 @@ def import_everything() -> None:
 
     import attnscope
 
-    late = "matplotlib.pyplot pyarrow.ipc pyarrow.parquet rich.progress rich.table safetensors.torch seaborn yaml"
+    late = "matplotlib.pyplot peft pyarrow.ipc pyarrow.parquet rich.progress rich.table safetensors.torch seaborn yaml"
     for name in [*(module.name for module in pkgutil.walk_packages(attnscope.__path__, "attnscope.")), *late.split()]:
         if not name.endswith("__main__") and ".triton_kernel." not in name:  # Triton may not be here
             importlib.import_module(name)

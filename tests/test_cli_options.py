@@ -145,7 +145,9 @@ def test_a_folder_is_held_to_the_same_options_as_ever():
     text = {"quantize": None, "chat": False, "truncate": None, "select": None, "top-k": "5", "min-weight": None}
     kept = {"group": "words", "by": None, "image": "png", "matrices": True, "engine": "auto"}
     question = {"query": None, "key": None, "define": None, "query-field": None, "key-field": None}
-    since = {"max-tokens": None, "spans": None}  # None, as what is not there: folders from before are gone on with
+    since = dict.fromkeys(
+        ("max-tokens", "spans", "base", "adapter")
+    )  # None, as what is not there: folders from before are gone on with
     assert asked.held() == corpus | files | model | text | kept | question | since
     assert held(Top()) == {}
 

@@ -190,7 +190,7 @@ def pickle_only(folder):
 
 DAMAGES = [
     (without("config.json"), "has no config.json"),
-    (an_adapter, "holds an adapter, not a model; merge it"),
+    (an_adapter, "holds a whole model and an adapter, and either could be meant"),
     (rewritten("config.json", b"{'a': 1}"), "config.json is not JSON"),
     (rewritten("config.json", b"[]"), "holds a list, expected an object"),
     (rewritten("config.json", b"\xff\xfe"), "config.json cannot be read"),
@@ -270,6 +270,7 @@ def test_an_index_without_shards(folder):
         ({"device_map": "auto", "device": "cpu"}, UsageError, "leave out --device cpu"),
         ({"revision": "main"}, UsageError, "demo is a folder and has no revisions; leave out --revision"),
         ({"quantize": "2bit"}, UsageError, "got '2bit'"),
+        ({"adapter": "apart"}, UsageError, "got 'apart'"),
     ],
 )
 def test_what_cannot_be_meant(options, error, says):

@@ -157,7 +157,7 @@ def load_models(asked: Sides, printing: Differences) -> tuple[LoadedModel, Loade
     loaded = load_model(asked, printing)
     if asked.compare_model is None:
         return loaded, loaded
-    return loaded, load_model(replace(asked, model=asked.compare_model, revision=None), printing)
+    return loaded, load_model(replace(asked, model=asked.compare_model, revision=None, base=None), printing)
 
 
 def readings(

@@ -40,7 +40,10 @@ class Checkpoint:
 
     panel = "Model"
     model: Annotated[
-        str, Option("-m", help="demo, a folder, or a hub id.", metavar="NAME", autocompletion=models), FIRST, HELD
+        str,
+        Option("-m", help="demo, a folder, a GGUF file, or a hub id.", metavar="NAME", autocompletion=models),
+        FIRST,
+        HELD,
     ] = "demo"
     device: Annotated[
         str,
@@ -59,6 +62,11 @@ class Checkpoint:
     revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.", metavar="REVISION"), HELD] = None
     offline: Annotated[bool, Option(help="Never ask the network.")] = False
     trust_remote_code: Annotated[bool, Option(help="Run code that the model brings.")] = False
+    base: Annotated[
+        str | None,
+        Option(help="The model that an adapter changes (default: what its config names).", metavar="NAME"),
+        HELD,
+    ] = None
 
     def load_options(self) -> LoadOptions:
         """What `load` takes."""
@@ -75,6 +83,14 @@ class Loading(Checkpoint):
         str | None, Option(help="`auto` spreads the model over several devices.", metavar="MAP"), HELD
     ] = None
     quantize: Annotated[Literal["8bit", "4bit"] | None, Option(help="Load with bitsandbytes."), HELD] = None
+    adapter: Annotated[
+        Literal["merged", "beside"] | None,
+        Option(
+            help="merged: added to its base's weights (default, but for quantized ones); beside: kept beside them.",
+            metavar="WHERE",
+        ),
+        HELD,
+    ] = None
     allow_pickle: Annotated[bool, Option(help="Read weights that are not safetensors.")] = False
 
 

@@ -99,7 +99,7 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
     if pages.compare_text is not None:
         runs.append(ready(loaded, pages.compare_text, Request(), asked.chat, asked))
     if pages.compare_model is not None:
-        other = load_model(replace(asked, model=pages.compare_model, revision=None), pages)
+        other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
         written = isinstance(text, str)
         again = text if written else runs[0].prompt.text  # tokens are of one model: the other reads what they say
         runs.append(ready(other, again, Request(), asked.chat and written, asked if written else Answer()))

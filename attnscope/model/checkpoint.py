@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -20,8 +21,18 @@ from attnscope.shown import brief
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab*", "merges.txt", "tekken.json", "*.tiktoken", "dict.txt")
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-DECIDING = ("config.json", "*.index.json", "tokenizer*", "special_tokens*", "added_tokens*", "chat_template*", "*.py")
+DECIDING = (
+    "config.json",
+    "adapter_config.json",
+    "*.index.json",
+    "tokenizer*",
+    "special_tokens*",
+    "added_tokens*",
+    "chat_template*",
+    "*.py",
+)
 SAMPLES, SAMPLE_BYTES = 256, 4096
+GGUF_HEADER_BYTES = 1 << 25  # vocabulary and names of the tensors come first
 CONVERT = "convert them to safetensors, or pass {allow_pickle=True} if you trust their author"
 
 
@@ -42,8 +53,6 @@ def check_config(folder: Path) -> dict[str, Any]:
     """The config.json of a model folder, of a type that may have attention."""
     path = folder / "config.json"
     if not path.is_file():
-        if (folder / "adapter_config.json").is_file():
-            raise ModelError(f"{folder} holds an adapter, not a model", "merge it into its base model and save both")
         raise ModelError(
             f"{folder} has no config.json", "pass a folder written by save_pretrained, or a Hugging Face Hub id"
         )
@@ -64,12 +73,32 @@ def check_has_attention(model_type: str | None) -> None:
         raise ModelError(f"{model_type} has no softmax attention to read: {why}", "choose a decoder with attention")
 
 
+def check_gguf(path: Path) -> None:
+    """Raise for a file that is no GGUF file, and where the package that reads it is missing."""
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelError(f"{path} is not a GGUF file, as its name says", "download it again")
+    if find_spec("gguf") is None:
+        raise ModelError("reading a GGUF file needs gguf", 'pip install "attnscope[gguf]"')
+
+
+def has_own_frequencies(path: Path) -> bool:
+    """Whether a GGUF file has factors of its rotary frequencies, as those of Llama 3.1 do."""
+    with path.open("rb") as file:
+        return b"rope_freqs.weight" in file.read(GGUF_HEADER_BYTES)
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Whether a folder has files that a tokenizer can be built from."""
+    return any(next(folder.glob(pattern), None) for pattern in VOCABULARY_FILES)
+
+
 def check_tokenizer(folder: Path, trust_remote_code: bool = False) -> None:
     """Raise when the folder has nothing to build a tokenizer from."""
     config = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
     if str(config.get("tokenizer_class")) in BYTE_TOKENIZERS or (trust_remote_code and "auto_map" in config):
         return
-    if not any(next(folder.glob(pattern), None) for pattern in VOCABULARY_FILES):
+    if not has_vocabulary(folder):
         raise ModelError(
             f"{folder} has no tokenizer (no tokenizer.json, tokenizer.model or vocabulary)",
             "copy the tokenizer files of the model into it",
@@ -99,7 +128,7 @@ def check_weights(folder: Path, allow_pickle: bool = False) -> list[Path]:
         if not path.is_file():
             raise ModelError(f"{path} is missing, and the index of the weights names it", "download it again")
         if path.suffix == ".safetensors":  # by this transformers decides how it reads a file
-            _check_safetensors(path)
+            check_safetensors(path)
         elif not allow_pickle:
             raise ModelError(f"{path} is no safetensors file, and others can run any code when they are read", CONVERT)
     return paths
@@ -116,31 +145,35 @@ def _listed(index: Path) -> list[str]:
     return sorted(set(shards.values()))
 
 
-def digest(folder: Path, allow_pickle: bool = False) -> str:
+def digest(folder: Path, allow_pickle: bool = False, weights: Sequence[Path] | None = None) -> str:
     """A hash of a model folder that other weights, another config or another tokenizer change, in milliseconds.
 
     Small files are read whole; of the weights their names, sizes and headers, and 256 samples of 4 KiB a file: a model
-    of the same shape after more training has the same header. Raises `ModelError` as `check_weights`.
+    of the same shape after more training has the same header. weights: their files, where these are not the folder's
+    as a model. Raises `ModelError` as `check_weights`.
     """
     hashed = hashlib.sha256()
     small = {path for pattern in (*DECIDING, *VOCABULARY_FILES) for path in folder.glob(pattern) if path.is_file()}
     for path in sorted(small):
         hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         hashed.update(path.read_bytes())
-    for path in check_weights(folder, allow_pickle):
+    for path in check_weights(folder, allow_pickle) if weights is None else weights:
         hashed.update(f"{path.name}\0{path.stat().st_size}\0".encode())
         for piece in _samples(path):
             hashed.update(piece)
     return hashed.hexdigest()
 
 
-def weights_sha256(folder: Path | None) -> dict[str, str]:
-    """The sha256 of each safetensors file of a folder, by name: seconds for a large model, once per process.
+def weights_sha256(*folders: Path | None) -> dict[str, str]:
+    """The sha256 of each safetensors file of some folders, by name: seconds for a large model, once per process.
 
-    >>> weights_sha256(loaded.source_folder).keys()
+    A GGUF file stands for itself.
+
+    >>> weights_sha256(loaded.source_folder, loaded.base_folder).keys()
     dict_keys(['model.safetensors'])
     """
-    paths = sorted(folder.glob("*.safetensors")) if folder else []
+    found = [[one] if one.is_file() else sorted(one.glob("*.safetensors")) for one in folders if one]
+    paths = [path for some in found for path in some]
     return {path.name: _sha256(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
 
 
@@ -162,7 +195,7 @@ def _samples(path: Path) -> Iterator[bytes]:
             yield file.read(SAMPLE_BYTES)
 
 
-def _check_safetensors(path: Path) -> None:
+def check_safetensors(path: Path) -> None:
     """Let safetensors read the header and compare what it promises with the file's length."""
     from safetensors import SafetensorError, safe_open
 

@@ -17,7 +17,8 @@ class Family:
     """What sets a family apart; the defaults say what most families do."""
 
     # Its attention modules compute attention themselves and never ask `AttentionInterface`, so it is read through
-    # forward hooks, under eager attention alone. Only its code says so.
+    # forward hooks, under eager attention alone. Only its code says so; of code that is not transformers', a pass over
+    # two tokens does (`seam.route`).
     bypasses_interface: bool = False
     # Its modules return their weights only to a forward pass with output_attentions=True; again only the code says so.
     returns_weights_when_asked: bool = False

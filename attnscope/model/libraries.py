@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import platform
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 from attnscope._version import __version__
+from attnscope.errors import ModelError
+
+TRIED = ("5.17.0", "5.23.0")  # versions of transformers, the oldest and the newest: docs/versions.md
 
 
 def silence_libraries(verbose: bool) -> None:
@@ -35,15 +41,16 @@ def silence_libraries(verbose: bool) -> None:
     }
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", module=r"attnscope(\.|$)")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line for every layer that it casts
     if "huggingface_hub" in sys.modules:
         from huggingface_hub.utils import disable_progress_bars
 
         disable_progress_bars()
     if "transformers" in sys.modules:
-        from transformers.utils import logging
+        from transformers.utils import logging as transformers_logging
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
 
 
 @contextmanager
@@ -63,15 +70,38 @@ def uncollected() -> Iterator[None]:
 @contextmanager
 def without_bars() -> Iterator[None]:
     """No progress bar of transformers while the block runs; afterwards as it was."""
-    from transformers.utils import logging
+    from transformers.utils import logging as bars
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            logging.enable_progress_bar()
+            bars.enable_progress_bar()
+
+
+def needed(module: str, name: str, *attributes: str) -> Any:
+    """A name of transformers that is not promised to stay, with attributes that are not either.
+
+    Raises ModelError with the versions that have it.
+
+    >>> needed("transformers.modeling_utils", "AttentionInterface", "get_interface").__name__
+    'AttentionInterface'
+    """
+    import transformers
+
+    try:
+        found = getattr(import_module(module), name)
+        for attribute in attributes:
+            getattr(found, attribute)
+    except (ImportError, AttributeError) as error:
+        path = ".".join((module, name, *attributes))
+        raise ModelError(
+            f"transformers {transformers.__version__} has no {path}, which attnscope needs",
+            f'install one that was tried: pip install "transformers>={TRIED[0]},<={TRIED[-1]}"',
+        ) from error
+    return found
 
 
 def versions() -> dict[str, str]:

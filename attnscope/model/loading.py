@@ -1,13 +1,12 @@
 """A name or a folder -> a loaded decoder, its tokenizer and its geometry.
 
-Everything that can be refused without importing torch is refused first (`checkpoint`, `hub`); what is loaded is in eval
-mode, without gradients, and nothing of it is patched.
+Everything that can be refused without importing torch is refused first (`sources`, `checkpoint`, `hub`); what is loaded is in
+eval mode, without gradients, and nothing of it is patched.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,18 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnscope.apart import without_stderr
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
-from attnscope.model import checkpoint, hub
+from attnscope.model import adapters, checkpoint, hub, sources
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
-from attnscope.model.libraries import uncollected
+from attnscope.model.libraries import needed, uncollected
+from attnscope.model.sources import DEMO, DEMO_FOLDER, Source
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-DEMO = "demo"
-DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?|mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -50,14 +48,16 @@ class LoadOptions:
     allow_pickle: bool = False
     attention: str = "eager"
     positions: int | None = None
+    base: str | None = None
+    adapter: Literal["merged", "beside"] | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
     """A decoder ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go.
 
-    source_folder: where its files lie, None for a model made in memory. stretched_from: the positions it was trained
-    for, where rope scaling stretched them.
+    source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
+    it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
 
         >>> loaded = attnscope.load("demo")
         >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
@@ -72,6 +72,7 @@ class LoadedModel:
     dtype: str
     source_folder: Path | None = None
     stretched_from: int | None = None
+    base_folder: Path | None = None
 
     @property
     def brought(self) -> bool:
@@ -125,30 +126,6 @@ class LoadedTokenizer:
     brought: bool
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from: a folder, and for a Hub model the snapshot it belongs to."""
-
-    name: str
-    folder: Path
-    snapshot: hub.Snapshot | None = None
-
-    @property
-    def source_folder(self) -> Path:
-        """As of a LoadedModel."""
-        return self.folder
-
-    @property
-    def revision(self) -> str | None:
-        """The commit of a Hub model."""
-        return self.snapshot.commit if self.snapshot else None
-
-    @property
-    def listing(self) -> frozenset[str] | None:
-        """What the Hub has of it, where that is known: the folder holds no weights yet."""
-        return self.snapshot.listing if self.snapshot else None
-
-
 def load(options: LoadOptions) -> LoadedModel:
     """Load the model and its tokenizer.
 
@@ -160,24 +137,26 @@ def load(options: LoadOptions) -> LoadedModel:
         loaded.geometry.attention_layers[0].heads  # 6
     """
     _check_options(options)
-    source = _locate(options)
-    checkpoint.check_config(source.folder)
+    source = sources.checked(options)
     try:
-        checkpoint.check_tokenizer(source.folder, options.trust_remote_code)
+        sources.check_tokenizer(source, options)
     except ModelError:
         _config(source, options)  # a model of images has none either, and that is the better answer
         raise
-    names = checkpoint.weight_files(source.folder, options.allow_pickle, source.listing)
+    names = sources.weight_files(source, options)
     device = chosen_device(options)
     config = _config(source, options)
     trained = _geometry(config, source).max_positions
     config = longer(config, options.positions)
     geometry = _readable(config, _geometry(config, source))
+    if source.gguf and checkpoint.has_own_frequencies(source.gguf):
+        logger.warning("%s scales its rotary frequencies by rope_freqs, which transformers leaves out", source.gguf)
     if geometry.max_positions != trained:
         logger.warning("positions %s are stretched: heads may do something else than the model was trained to", trained)
-    if source.snapshot:
-        hub.fetch_weights(source.snapshot, names)
-    checkpoint.check_weights(source.folder, options.allow_pickle)
+    for one in names:
+        if one.snapshot:
+            hub.fetch_weights(one.snapshot, names[one])
+    sources.check_weights(source, options)
     tokenizer = _tokenizer(source, config, options)
     from attnscope.model.placed import device_of  # which imports torch
 
@@ -185,13 +164,14 @@ def load(options: LoadOptions) -> LoadedModel:
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        geometry=replace(geometry, parameters=sum(parameter.numel() for parameter in model.parameters())),
+        geometry=replace(geometry, parameters=_count(model)),
         name=source.name,
         revision=source.revision,
         device=str(device_of(model)),
         dtype=str(model.dtype).removeprefix("torch."),
-        source_folder=source.folder,
+        source_folder=source.source_folder,
         stretched_from=trained if geometry.max_positions != trained else None,
+        base_folder=source.base_folder,
     )
 
 
@@ -202,19 +182,19 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
         load_tokenizer(LoadOptions(model="demo")).max_positions  # 512
     """
     _check_options(options)
-    source = _locate(options)
-    checkpoint.check_config(source.folder)
-    checkpoint.check_tokenizer(source.folder, options.trust_remote_code)
+    source = sources.checked(options)
+    sources.check_tokenizer(source, options)
     config = _config(source, options)
     most = _geometry(config, source).max_positions
-    return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.folder != DEMO_FOLDER)
+    return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.source_folder != DEMO_FOLDER)
 
 
 def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str | None = None) -> LoadedModel:
     """A model that is loaded already, with its tokenizer, as attnscope reads it; the model itself is left as it is.
 
-    That holds for its training mode too, in which `capture` refuses to read it: call `model.eval()` first. name: what
-    tables and manifests call it. Raises ModelError for a model that is not causal or has no softmax attention.
+    That holds for its training mode too, in which `capture` refuses to read it: call `model.eval()` first. One that
+    torch.compile or PEFT wraps is read inside the wrapper, with its adapters. name: what tables and manifests call it.
+    Raises ModelError for a model that is not causal or has no softmax attention.
 
         >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
     """
@@ -222,11 +202,12 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
 
     if not hasattr(model, "config") or not hasattr(model, "parameters"):
         raise UsageError(f"expected a model of transformers, got {type(model).__name__}", "pass the model itself")
+    model = adapters.bare(model)
     geometry = _readable(model.config, geometry_of(model.config, count=False))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        geometry=replace(geometry, parameters=sum(parameter.numel() for parameter in model.parameters())),
+        geometry=replace(geometry, parameters=_count(model)),
         name=name or getattr(model.config, "name_or_path", "") or geometry.model_type,
         revision=None,
         device=str(device_of(model)),
@@ -241,8 +222,7 @@ def load_config(options: LoadOptions) -> Any:
         geometry_of(load_config(LoadOptions(model="demo"))).layers[0].kv_heads  # 3
     """
     _check_options(options)
-    source = _locate(options)
-    checkpoint.check_config(source.folder)
+    source = sources.checked(options)
     config = _config(source, options)
     _readable(config, _geometry(config, source))
     return config
@@ -257,17 +237,13 @@ def identify(options: LoadOptions) -> tuple[str, LoadOptions]:
         identify(LoadOptions(model="gpt2"))[0]  # "commit 607a30d783df"
     """
     source = locate(options)
-    if source.snapshot:
-        return f"commit {source.snapshot.commit[:12]}", replace(options, revision=source.snapshot.commit)
-    return f"files {checkpoint.digest(source.folder, options.allow_pickle)[:12]}", options
+    return sources.identity(source, options), replace(options, revision=source.revision)
 
 
 def locate(options: LoadOptions) -> Source:
     """Where a model comes from, without its weights; raises as `load` does."""
     _check_options(options)
-    source = _locate(options)
-    checkpoint.check_config(source.folder)
-    return source
+    return sources.checked(options)
 
 
 def _check_options(options: LoadOptions) -> None:
@@ -290,6 +266,8 @@ def _check_options(options: LoadOptions) -> None:
         )
     if options.device_map and options.device != "auto":
         raise UsageError("a device map places the model itself", f"leave out {{device={options.device}}}")
+    if options.adapter not in (None, "merged", "beside"):
+        raise UsageError(f"expected an adapter merged or beside, got {options.adapter!r}", "use {adapter=merged}")
     if options.quantize not in (None, "8bit", "4bit"):
         raise UsageError(
             f"expected to quantize to 8bit or 4bit, got {options.quantize!r}", "use {quantize=8bit} or {quantize=4bit}"
@@ -301,36 +279,32 @@ def _check_options(options: LoadOptions) -> None:
             raise UsageError("quantized models need bitsandbytes", 'pip install "attnscope[quantize]"')
 
 
-def _locate(options: LoadOptions) -> Source:
-    """The folder of the model: its own, the embedded one, or a snapshot of the Hub's."""
-    try:
-        path = DEMO_FOLDER if options.model == DEMO else Path(options.model).expanduser()
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except (OSError, RuntimeError) as error:  # a name too long, a folder around it that is closed to us, ~nobody
-        why = getattr(error, "strerror", None) or error
-        raise ModelError(f"{options.model} cannot be read: {why}", "check the path") from None
-    if is_folder:
-        if options.revision:
-            raise UsageError(f"{options.model} is a folder and has no revisions", "leave out {revision}")
-        return Source(options.model, path)
-    if is_file:
-        raise ModelError(f"{options.model} is a file, expected a folder", "pass the folder that holds it")
-    if options.model.startswith((".", "/", "~")) or (options.model.count("/") != 1 and os.sep in options.model):
-        raise ModelError(f"there is no folder {options.model}", "check the path, or pass a Hub id (owner/name)")
-    snapshot = hub.fetch(options.model, options.revision, options.offline, options.trust_remote_code)
-    return Source(options.model, snapshot.folder, snapshot)
-
-
 @uncollected()
 def _config(source: Source, options: LoadOptions) -> Any:
     """The config, of a type that is a causal language model as configured."""
     from transformers import AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if source.gguf is None:
+        _check_type(source, options)
+    try:
+        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code, **source.given)
+    except Exception as error:  # any family's config class, with any content
+        raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
+    config.transformers_weights = None  # a list of weights of its own, which nobody has judged
+    if source.snapshot:
+        config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
+    for name, value in family(config.model_type).config_changes.items():
+        setattr(config, name, value)
+    return config
+
+
+def _check_type(source: Source, options: LoadOptions) -> None:
+    """Raise where transformers has no causal language model of this type, and none is brought that may be run."""
+    known = needed("transformers.models.auto.configuration_auto", "CONFIG_MAPPING_NAMES")
+    causal = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     raw = checkpoint.read_json(source.folder / "config.json")
     model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
-    if model_type not in CONFIG_MAPPING_NAMES and not (remote and options.trust_remote_code):
+    if model_type not in known and not (remote and options.trust_remote_code):
         if remote:
             raise ModelError(
                 f"{source.name} ({model_type}) runs code from its own repository",
@@ -339,18 +313,8 @@ def _config(source: Source, options: LoadOptions) -> Any:
         raise ModelError(
             f"this transformers does not know the model type {model_type!r}", "pip install -U transformers"
         )
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
+    if model_type not in causal and not remote:
         raise ModelError(f"{source.name} ({model_type}) is not a causal language model", "choose a decoder")
-    try:
-        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
-    except Exception as error:  # any family's config class, with any content
-        raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
-    config.transformers_weights = None  # a list of weights of its own, which nobody has judged
-    if source.snapshot:
-        config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
-    for name, value in family(model_type).config_changes.items():
-        setattr(config, name, value)
-    return config
 
 
 def _geometry(config: Any, source: Source) -> Geometry:
@@ -406,10 +370,11 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
     try:
         with without_stderr():  # where a panic prints where it came from
             return AutoTokenizer.from_pretrained(
-                source.folder,
+                source.tokenizer_folder,
                 config=config,
                 trust_remote_code=options.trust_remote_code,
                 local_files_only=options.offline,
+                **(source.given if source.tokenizer_folder == source.folder else {}),
             )
     except BaseException as error:  # any tokenizer class, with any files
         if not (isinstance(error, Exception) or is_panic(error)):
@@ -435,7 +400,11 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             quantization_config=_quantization(options),
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
+            **source.given,
         )
+        if source.adapter:
+            kept = options.adapter or ("beside" if getattr(model, "is_quantized", False) else "merged")
+            model = adapters.attach(model, source.adapter.folder, merged=kept == "merged")
     except AttnscopeError:
         raise
     except Exception as error:  # any family's loading code, with any weights
@@ -444,6 +413,10 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             takes = f"its weights take {human_bytes(weights)}" if weights else _line(error)
             raise MemoryLimitError(
                 f"{source.name} does not fit on {device}: {takes}, and {room} was free", _smaller(options)
+            ) from error
+        if isinstance(error, ImportError):  # what a quantised checkpoint needs, named by transformers
+            raise ModelError(
+                f"{source.name} cannot be loaded without another package: {_line(error)}", "install that package"
             ) from error
         raise ModelError(
             f"{source.name} cannot be loaded: {_line(error)}",
@@ -456,6 +429,15 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             "they would be random numbers; download the model again",
         )
     return model.eval().requires_grad_(False)
+
+
+def _count(model: PreTrainedModel) -> int:
+    """Parameters of a model, each of those that are packed by two in a byte."""
+    return (
+        int(model.num_parameters())
+        if getattr(model, "is_quantized", False)
+        else sum(parameter.numel() for parameter in model.parameters())
+    )
 
 
 def _smaller(options: LoadOptions) -> str:
@@ -472,9 +454,9 @@ def _smaller(options: LoadOptions) -> str:
 @uncollected()
 def _attention(config: Any, options: LoadOptions) -> str:
     """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if family(config.model_type).bypasses_interface or not getattr(model_class, "_supports_sdpa", True):
         return "eager"
     return options.attention

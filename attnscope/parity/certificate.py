@@ -38,7 +38,7 @@ def certificate(report: ParityReport, loaded: LoadedModel, prompt: Prompt | Tens
             "name": loaded.name,
             "revision": loaded.revision,
             "type": loaded.geometry.model_type,
-            "weights_sha256": weights_sha256(loaded.source_folder),
+            "weights_sha256": weights_sha256(loaded.source_folder, loaded.base_folder),
         },
         "device": loaded.device,
         "dtype": loaded.dtype,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnscope.model.placed import weights_of
+from attnscope.parity.adapted import adapted
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import Layout
 from attnscope.seam.call import AttentionCall
@@ -25,8 +26,8 @@ def given_of(run: ModuleRun, layout: Layout, config: Any, layer: Any, device: st
 
     config: the model's (the text part). layer: index, heads, kv_heads, kind and window of the layer. device: where the
     oracle computes, the module's own device where it is None.
-    Raises UnreadableError for a module that attends more than once or outside its own forward, and where its weights
-    are offloaded to where nobody finds them.
+    Raises UnreadableError for a module that attends more than once or outside its own forward, where its weights are
+    offloaded to where nobody finds them, and where an adapter changes them in another way than LoRA.
 
     >>> given_of(run, layout, config, layer).hidden_BTE.dtype
     torch.float64
@@ -40,7 +41,7 @@ def given_of(run: ModuleRun, layout: Layout, config: Any, layer: Any, device: st
     shared = _shared(run, config, layer, parameters)
     return Given(
         layout=layout,
-        parameters={name: precise(parameter, device) for name, parameter in parameters.items()},
+        parameters=adapted(run.module, {name: precise(one, device) for name, one in parameters.items()}),
         config=config,
         layer=layer,
         hidden_BTE=hidden_BTE,
@@ -83,7 +84,13 @@ def mask_of(call: AttentionCall, device: str | None = None) -> Tensor:
 def is_quantised(model: Any) -> bool:
     """Whether the model's weights are stored quantised, so that no layer can be copied to float32 as it is.
 
+    Those of a GGUF file are not, where transformers unpacked them.
+
     >>> is_quantised(loaded.model)
     False
     """
-    return bool(getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None))
+    quantizer = getattr(model, "hf_quantizer", None)
+    method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", None)
+    if method == "gguf" and not getattr(quantizer, "packed_modules", None):
+        return False
+    return bool(getattr(model, "is_quantized", False) or quantizer)

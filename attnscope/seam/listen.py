@@ -30,11 +30,13 @@ from attnscope.attention.visibility import Visibility
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family_of
 from attnscope.model.geometry import geometry_of
+from attnscope.model.libraries import needed
 from attnscope.model.padding import pads_exactly, settle_rotary
-from attnscope.model.placed import hooks_of
+from attnscope.model.placed import device_of, hooks_of
 from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport, Place
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
+from attnscope.seam.route import Route, route_of
 
 
 def listen(
@@ -73,7 +75,7 @@ def listen(
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):
-        inputs = {"use_cache": False, **_extras(model), **inputs}
+        inputs = {"use_cache": False, **_route(model).extras, **inputs}
         if logits_at is None:
             report.output = _backbone(model)(ids_BT, **inputs)
         else:
@@ -121,8 +123,8 @@ def listening(
     """
     listener, thread = _Listener(_bare(model), on_call, engine or Eager(), windows or {}), threading.get_ident()
     listener.last = _calls_of_pass.get(_bare(model), 0) if ends else 0
-    handles = listener.hook_modules()
     _install(thread, listener)
+    handles = listener.hook_modules()
     try:
         yield listener.report
     finally:
@@ -170,10 +172,13 @@ def _get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callabl
     return dispatched
 
 
+def _interface() -> Any:
+    return needed("transformers.modeling_utils", "AttentionInterface", "get_interface")
+
+
 def _install(thread: int, listener: _Listener) -> None:
     global _original
-    from transformers.modeling_utils import AttentionInterface
-
+    AttentionInterface = _interface()
     with _lock:
         if not _listeners and AttentionInterface.get_interface is not _get_interface:
             _original = AttentionInterface.get_interface
@@ -182,8 +187,7 @@ def _install(thread: int, listener: _Listener) -> None:
 
 
 def _remove(thread: int, listener: _Listener) -> None:
-    from transformers.modeling_utils import AttentionInterface
-
+    AttentionInterface = _interface()
     with _lock:
         _listeners[thread].remove(listener)
         if not _listeners[thread]:
@@ -375,14 +379,21 @@ def _with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Ma
     return output, output.logits
 
 
-def _extras(model: nn.Module) -> dict[str, Any]:
-    """Arguments that some families need before their attention modules return weights."""
-    return {"output_attentions": True} if family_of(model).returns_weights_when_asked else {}
-
-
 def calls_interface(model: nn.Module) -> bool:
     """Whether the model's attention modules call the interface, where q and k are seen."""
-    return not family_of(model).bypasses_interface
+    return _route(model).interface
+
+
+def _route(model: nn.Module) -> Route:
+    return route_of(_bare(model), lambda extras: _heard(model, extras))
+
+
+def _heard(model: nn.Module, extras: Mapping[str, Any]) -> set[str]:
+    """The routes by which the attention calls of a pass over two tokens came."""
+    ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(_bare(model)))
+    with _model_lock(model), torch.no_grad(), _uncompiled(), listening(model, lambda call: None) as report:
+        _backbone(model)(ids_BT, use_cache=False, **extras)
+    return {check.route for check in report.calls}
 
 
 def _uncompiled() -> Any:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def output_projections(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Module, nn.Module]:
-    """{attention module: its output projection}: the linear module that is given the heads' outputs as they are."""
+    """{attention module: its output projection}: the linear module that is given the heads' outputs as they are.
+
+    One with an adapter beside its weights is the layer around both, which is given them before its parts are.
+    """
     given: dict[nn.Module, Tensor] = {}
     found: dict[nn.Module, nn.Module] = {}
 
@@ -43,7 +46,7 @@ def output_projections(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Modul
         part.register_forward_pre_hook(watch(one))
         for one in attentions
         for part in one.modules()
-        if part is not one and not list(part.children()) and list(part.parameters())
+        if part is not one and (not list(part.children()) or hasattr(part, "base_layer")) and list(part.parameters())
     ]
     try:
         listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), on_call, engine=ENGINES["eager"])

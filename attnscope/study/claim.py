@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def with_weights(facts: Mapping[str, Any], loaded: LoadedModel) -> dict[str, Any]:
     """Facts whose `model` is told from another of its name by the sha256 of its weights."""
-    return {**facts, "model": {**facts["model"], "weights_sha256": weights_sha256(loaded.source_folder)}}
+    return {
+        **facts,
+        "model": {**facts["model"], "weights_sha256": weights_sha256(loaded.source_folder, loaded.base_folder)},
+    }
 
 
 def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], force: bool) -> Path:

@@ -44,6 +44,8 @@ class Weights(Protocol):
     def revision(self) -> str | None: ...
     @property
     def source_folder(self) -> Path | None: ...
+    @property
+    def base_folder(self) -> Path | None: ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Atlas:
         said = self.facts["model"]
         if model.revision and (said["name"], said["revision"]) == (model.name, model.revision):
             return True
-        scanned, there = said.get("weights_sha256"), weights_sha256(model.source_folder)
+        scanned, there = said.get("weights_sha256"), weights_sha256(model.source_folder, model.base_folder)
         return scanned == there if scanned and there else None
 
     def save(self, folder: Path) -> None:

@@ -1,0 +1,162 @@
+"""Adapters of PEFT: a folder with a few weights, and the model that they change.
+
+The folder is recognised and judged without peft, which takes seconds to import and is asked for only to put the weights
+into the model.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import ModelError
+from attnscope.model import checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CONFIG = "adapter_config.json"
+SAFETENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+BY_TOKEN = ("XLORA", "POLY")  # other weights for each token or task
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter.
+
+    >>> is_adapter(DEMO_FOLDER)
+    False
+    """
+    return (folder / CONFIG).is_file()
+
+
+def base_of(folder: Path, there: frozenset[str], asked: str | None) -> str:
+    """The folder or the Hub id of the model that an adapter changes: as asked for, or as its config says.
+
+    there: the names of all files of the adapter, downloaded or not. A path counts from the adapter's folder first.
+    Raises ModelError where the config names none, and for a folder that is a whole model as well.
+
+        >>> base_of(Path("runs/lora"), frozenset(), None)
+        'meta-llama/Llama-3.2-1B'
+    """
+    if there.intersection((*checkpoint.SAFETENSORS, *checkpoint.PICKLES)):
+        raise ModelError(
+            f"{folder} holds a whole model and an adapter, and either could be meant",
+            f"leave one of them there: without {CONFIG} it is a model",
+        )
+    named = asked or checkpoint.read_json(folder / CONFIG).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named.strip():
+        raise ModelError(f"{folder} holds an adapter and does not say of which model", "name it: {base=FOLDER}")
+    beside = folder / named
+    with suppress(OSError):  # a name too long, a folder that is closed to us: said when the base is looked up
+        if asked is None and beside.is_dir():
+            return str(beside)
+    if asked is None and Path(named).is_absolute():
+        raise ModelError(
+            f"{folder} holds an adapter of {named}, which is not there", "say where that model is: {base=FOLDER}"
+        )
+    return named
+
+
+def weight_file(folder: Path, there: frozenset[str], allow_pickle: bool = False) -> str:
+    """The name of the file that holds an adapter's weights. Raises ModelError where there is none that may be read."""
+    if SAFETENSORS in there:
+        return SAFETENSORS
+    if PICKLE not in there:
+        raise ModelError(f"{folder} has no weights of the adapter (no {SAFETENSORS})", "download the adapter again")
+    if not allow_pickle:
+        raise ModelError(
+            f"{folder} has its weights as pickle only, which can run any code when it is read", checkpoint.CONVERT
+        )
+    return PICKLE
+
+
+def check_weights(folder: Path) -> None:
+    """Raise for weights of an adapter that are cut short or damaged."""
+    if (path := folder / SAFETENSORS).is_file():
+        checkpoint.check_safetensors(path)
+
+
+def check_package() -> None:
+    """Raise where peft is not installed."""
+    if find_spec("peft") is None:
+        raise ModelError("reading an adapter needs peft", 'pip install "attnscope[peft]"')
+
+
+def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedModel:
+    """The model with an adapter: in its weights where merged, else in layers beside its own.
+
+    Raises ModelError for an adapter that is no change of weights, or not of this model.
+    """
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(str(folder))
+    _check_kind(config, folder)
+    _grow(model, folder / SAFETENSORS)
+    adapted = _with_weights(model, config, folder)
+    if not merged:
+        return adapted.get_base_model()
+    try:
+        return adapted.merge_and_unload()
+    except (AttributeError, NotImplementedError, ValueError) as error:  # as kinds of adapters say that they cannot
+        raise ModelError(
+            f"the adapter in {folder} ({config.peft_type.value}) cannot be merged", "use {adapter=beside}"
+        ) from error
+
+
+def bare(model: Any) -> Any:
+    """The model inside a PeftModel or a compiled one, with its adapters in it; another model itself.
+
+    Raises ModelError where its adapter is more than layers of the model.
+
+    >>> bare(model) is model
+    True
+    """
+    model = getattr(model, "_orig_mod", model)
+    if not hasattr(model, "get_base_model"):
+        return model
+    config = model.peft_config[model.active_adapter] if isinstance(model.active_adapter, str) else None
+    _check_kind(config, getattr(config, "base_model_name_or_path", None) or type(model).__name__)
+    return getattr(model.get_base_model(), "_orig_mod", model.get_base_model())
+
+
+def _check_kind(config: Any, where: object) -> None:
+    told = ("is_prompt_learning", "is_adaption_prompt", "alora_invocation_tokens", "megatron_config")
+    if config.peft_type.value in BY_TOKEN or any(getattr(config, name, None) for name in told):
+        raise ModelError(
+            f"the adapter in {where} ({config.peft_type.value}) is more than a change of weights",
+            "merge it where that can be done, or choose a plain LoRA",
+        )
+
+
+def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
+    """A PeftModel around the model; every weight of the adapter found its place, and no place was left."""
+    from peft import PeftModel
+
+    config.inference_mode = True
+    adapted = PeftModel(model, config)
+    found = adapted.load_adapter(
+        str(folder), "default", key_mapping=getattr(model, "_checkpoint_conversion_mapping", {})
+    )
+    left = sorted([*found.missing_keys, *found.unexpected_keys])
+    if left:
+        raise ModelError(
+            f"the adapter in {folder} does not fit its base: {len(left)} of its weights are apart (first: {left[0]})",
+            "name the model that it was trained on: {base=FOLDER}",
+        )
+    return adapted
+
+
+def _grow(model: PreTrainedModel, weights: Path) -> None:
+    """As many embeddings as the adapter brings, where it was trained with more tokens than its base has."""
+    from safetensors import safe_open
+
+    embeddings = model.get_input_embeddings()
+    ending = next(f".{name}.weight" for name, module in model.named_modules() if module is embeddings)
+    if not weights.is_file():
+        return
+    with safe_open(weights, framework="numpy") as file:
+        rows = next((file.get_slice(key).get_shape()[0] for key in file.keys() if key.endswith(ending)), None)  # noqa: SIM118
+    if rows not in (None, embeddings.num_embeddings):
+        model.resize_token_embeddings(rows, mean_resizing=False)

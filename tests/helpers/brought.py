@@ -1,0 +1,105 @@
+"""Models as people bring them: adapters saved by PEFT, GGUF files, folders with code of their own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+from peft import LoraConfig, PeftConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from attnscope.model.loading import DEMO_FOLDER
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+SPECIAL = ("<s>", "</s>", "<unk>")
+
+
+def an_adapter(folder: Path, base: Path | str = DEMO_FOLDER, config: PeftConfig | None = None, **named: Any) -> Path:
+    """Save an adapter with random weights: LoRA of rank 4 on q, k and v unless told otherwise.
+
+    named: changes of its config.json.
+    """
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj", "v_proj"], "init_lora_weights": False}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="float32")
+    get_peft_model(model, config or LoraConfig(task_type="CAUSAL_LM", **lora)).save_pretrained(folder)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(base)} | named))
+    return folder
+
+
+def a_gguf(path: Path, model: Any, kind: GGMLQuantizationType | None = None, **tensors: np.ndarray) -> Path:
+    """Write a llama with the tokenizer of the embedded model as llama.cpp's converter does.
+
+    kind: how matrices are stored, float32 without one. tensors: more of them.
+    """
+    writer = GGUFWriter(str(path), "llama")
+    _shape(writer, model.config)
+    _vocabulary(writer)
+    for name, weight in model.named_parameters():
+        x = _as_llama_cpp(name, weight.detach().float().numpy(), model.config)
+        if kind is None or x.ndim < 2:
+            writer.add_tensor(_gguf_name(name), np.ascontiguousarray(x))
+        else:
+            writer.add_tensor(_gguf_name(name), quants.quantize(x, kind), raw_dtype=kind)
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"{name}.weight", tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _shape(writer: GGUFWriter, config: Any) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _vocabulary(writer: GGUFWriter) -> None:
+    tokenizer = json.loads((DEMO_FOLDER / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    names = sorted(tokenizer["vocab"], key=tokenizer["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(names)
+    writer.add_token_types([3 if name in SPECIAL else 1 for name in names])
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(True)
+
+
+def _gguf_name(name: str) -> str:
+    name = name.removesuffix(".weight")
+    if not name.startswith("model.layers."):
+        return f"{GGUF_NAMES[name]}.weight"
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{GGUF_NAMES[rest]}.weight"
+
+
+def _as_llama_cpp(name: str, x: np.ndarray, config: Any) -> np.ndarray:
+    """Rows of q and k in llama.cpp's order, which turns neighbours where transformers turns halves."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2], 0)
+    return x.reshape(heads, 2, -1, x.shape[1]).swapaxes(1, 2).reshape(x.shape) if heads else x

@@ -1,0 +1,185 @@
+"""GGUF files, quantised models and checkpoints in pieces: read as transformers loads them, or refused in one line."""
+
+import json
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+
+import attnscope
+from attnscope.errors import AttnscopeError, ModelError
+from attnscope.model import checkpoint
+from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, identify, load, load_config
+from attnscope.parity import check_parity
+from attnscope.parity.certificate import certificate
+from helpers.brought import a_gguf, an_adapter
+from helpers.command_line import call
+from helpers.folders import edit_config, saved
+
+TEXT = "the financial bank is located on river bank"
+IDS = [0, 423, 1165, 782, 295, 1650, 357, 1385, 782]  # of the text, with the begin token
+
+
+def weights(loaded: LoadedModel, **asked: object) -> torch.Tensor:
+    """(layers, H, Q, K)"""
+    return torch.stack(list(attnscope.capture(loaded, IDS, **asked).weights.values()))
+
+
+def own(loaded: LoadedModel) -> torch.Tensor:
+    """What the model itself gives as its attentions."""
+    with torch.no_grad():
+        return torch.cat(loaded.model(torch.tensor([IDS]), output_attentions=True).attentions)
+
+
+def refusal(**options: object) -> str:
+    with pytest.raises(AttnscopeError) as caught:
+        load(LoadOptions(**options))
+    assert isinstance(caught.value, ModelError)
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+    return caught.value.for_shell()
+
+
+# GGUF
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory, demo: LoadedModel) -> Path:
+    """The embedded model as a GGUF file in float32."""
+    return a_gguf(tmp_path_factory.mktemp("gguf") / "exact.gguf", demo.model)
+
+
+def test_a_gguf_file_is_the_model_that_was_written(exact: Path, demo: LoadedModel) -> None:
+    loaded = load(LoadOptions(model=str(exact)))
+    assert (loaded.name, loaded.dtype, loaded.geometry.parameters) == (str(exact), "float32", demo.geometry.parameters)
+    # transformers 5.17 adds no begin token
+    assert loaded.tokenizer(TEXT, add_special_tokens=False).input_ids == IDS[1:]
+    torch.testing.assert_close(weights(loaded), weights(demo), rtol=0, atol=1e-6)
+
+
+def test_its_blocks_are_unpacked_and_held_against_the_oracle(tmp_path: Path, demo: LoadedModel) -> None:
+    path = a_gguf(tmp_path / "q8.gguf", demo.model, GGMLQuantizationType.Q8_0)
+    loaded = load(LoadOptions(model=str(path)))
+    torch.testing.assert_close(weights(loaded), own(loaded), rtol=0, atol=0)
+    assert 1e-4 < (weights(loaded) - weights(demo)).abs().max() < 0.1
+    report = check_parity(loaded, IDS)
+    assert (report.level, report.holds, report.quantised) == ("full", True, False)
+    assert set(certificate(report, loaded, IDS)["model"]["weights_sha256"]) == {"q8.gguf"}
+
+
+def test_an_adapter_of_a_gguf_file(exact: Path, tmp_path: Path) -> None:
+    adapter = an_adapter(tmp_path / "adapter")
+    loaded, expected = (load(LoadOptions(model=str(adapter), base=base)) for base in (str(exact), "demo"))
+    torch.testing.assert_close(weights(loaded), weights(expected), rtol=0, atol=1e-5)
+
+
+def test_which_gguf_file_a_run_is_of(exact: Path, tmp_path: Path, demo: LoadedModel) -> None:
+    other = a_gguf(tmp_path / exact.name, demo.model, GGMLQuantizationType.Q8_0)
+    assert identify(LoadOptions(model=str(exact)))[0] == identify(LoadOptions(model=str(exact)))[0]
+    assert identify(LoadOptions(model=str(exact)))[0] != identify(LoadOptions(model=str(other)))[0]
+
+
+def test_frequencies_that_transformers_leaves_out_are_told(
+    tmp_path: Path, demo: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = a_gguf(tmp_path / "m.gguf", demo.model, rope_freqs=np.ones(16, np.float32))
+    load(LoadOptions(model=str(path)))
+    assert "scales its rotary frequencies by rope_freqs, which transformers leaves out" in caplog.text
+
+
+def test_a_gguf_file_on_the_command_line(exact: Path) -> None:
+    done = call("heads", TEXT, "--model", str(exact), "--format", "jsonl")
+    assert done.code == 0, done.err
+    assert len(done.out.splitlines()) == 24
+    assert json.loads(call("info", str(exact), "--format", "json").out)["parameters"]
+
+
+def test_what_is_no_gguf_file(tmp_path: Path, exact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGML and more")
+    assert "is not a GGUF file, as its name says; download it again" in refusal(model=str(path))
+    path.write_bytes(exact.read_bytes()[:50])
+    assert "the config of" in refusal(model=str(path))
+    path.write_bytes(exact.read_bytes()[:-5000])
+    assert "cannot be" in refusal(model=str(path))
+    path.write_bytes(exact.read_bytes().replace(b"llama", b"llamb"))
+    assert "llamb is not supported" in refusal(model=str(path))
+    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
+    assert refusal(model=str(exact)) == 'reading a GGUF file needs gguf; pip install "attnscope[gguf]"'
+
+
+# Quantised
+
+
+@pytest.mark.parametrize(("quantize", "dtype"), [("8bit", "auto"), ("4bit", "bfloat16")])
+def test_a_model_is_quantised_on_the_cpu(demo: LoadedModel, quantize: str, dtype: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    loaded = load(LoadOptions(quantize=quantize, dtype=dtype, device="cpu"))
+    torch.testing.assert_close(weights(loaded), own(loaded).float(), rtol=0, atol=0)
+    torch.testing.assert_close(weights(loaded, engine="fused"), own(loaded).float(), rtol=0, atol=0.05)
+    assert 1e-4 < (weights(loaded) - weights(demo)).abs().max() < 0.5
+    assert loaded.geometry.parameters == demo.geometry.parameters
+    report = check_parity(loaded, IDS)
+    assert report.quantised
+    assert report.largest() is None
+
+
+def test_a_quantised_checkpoint_and_an_adapter_of_it(tmp_path: Path) -> None:
+    """As transformers saved it, without --quantize; the adapter stays beside what merging would round."""
+    pytest.importorskip("bitsandbytes")
+    folder = tmp_path / "m"
+    shutil.copytree(DEMO_FOLDER, folder)
+    quantised = load(LoadOptions(model=str(folder), quantize="4bit", device="cpu"))
+    adapter = an_adapter(tmp_path / "adapter", folder)
+    quantised.model.save_pretrained(folder)
+    loaded = load(LoadOptions(model=str(folder), device="cpu"))
+    torch.testing.assert_close(weights(loaded), weights(quantised), rtol=0, atol=1e-6)
+    adapted = load(LoadOptions(model=str(adapter), device="cpu"))
+    assert any("lora_A" in name for name, _ in adapted.model.named_parameters())
+    torch.testing.assert_close(weights(adapted), own(adapted), rtol=0, atol=0)
+    assert (weights(adapted) - weights(loaded)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("method", "package"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "optimum"),
+        ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "torchao"),
+        ({"quant_method": "hqq", "quant_config": {}}, "hqq"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["quant_method"],
+)
+def test_a_checkpoint_whose_package_is_missing_names_it(tmp_path: Path, method: dict, package: str) -> None:
+    if find_spec(package.replace("-", "_")):
+        pytest.skip(f"{package} is installed")
+    folder = saved(tmp_path / "m", vocab_size=2000)
+    edit_config(folder, quantization_config=method)
+    message = refusal(model=str(folder))
+    assert f"{folder} cannot be loaded without another package: " in message
+    assert package in message
+
+
+# In pieces
+
+
+def test_weights_in_several_files_are_the_same(tmp_path: Path) -> None:
+    one, many = (saved(tmp_path / name, shard=size, vocab_size=2000) for name, size in (("1", "5GB"), ("9", "100KB")))
+    assert len(list(many.glob("*.safetensors"))) > 1
+    loaded, expected = load(LoadOptions(model=str(many))), load(LoadOptions(model=str(one)))
+    torch.testing.assert_close(weights(loaded), weights(expected), rtol=0, atol=0)
+    assert load_config(LoadOptions(model=str(many))).model_type == "llama"
+
+
+def test_the_page_names_options_that_there_are() -> None:
+    page = (Path(__file__).parents[1] / "docs/models.md").read_text("utf-8")
+    there = call("compare", "--help", COLUMNS="200").out.decode() + call("heads", "--help", COLUMNS="200").out.decode()
+    named = set(re.findall(r"--[a-z][a-z-]+", page))
+    assert {"--base", "--adapter", "--quantize"} <= named
+    assert named <= set(re.findall(r"--[a-z-]+", there))
