@@ -1,4 +1,4 @@
-"""A name or a folder -> a loaded decoder, its tokenizer and its geometry.
+"""A name or a folder -> a loaded model, its tokenizer and its geometry.
 
 Everything that can be refused without importing torch is refused first (`checkpoint`, `hub`); what is loaded is in eval
 mode, without gradients, and nothing of it is patched.
@@ -21,7 +21,9 @@ from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import checkpoint, hub
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
+from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
+from attnscope.stacks import DECODER, ENCODER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -49,11 +51,12 @@ class LoadOptions:
     allow_pickle: bool = False
     attention: str = "eager"
     positions: int | None = None
+    task: str = "auto"
 
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
-    """A decoder ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go.
+    """A model ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go.
 
     source_folder: where its files lie, None for a model made in memory. stretched_from: the positions it was trained
     for, where rope scaling stretched them.
@@ -152,7 +155,7 @@ def load(options: LoadOptions) -> LoadedModel:
     """Load the model and its tokenizer.
 
     Raises `UsageError` for a device, dtype or flag that cannot be meant, `ModelError` for a model that cannot be found,
-    read or has no causal softmax attention, `MemoryLimitError` when it does not fit the device.
+    read or has no softmax attention over text, `MemoryLimitError` when it does not fit the device.
 
     Example:
         loaded = load(LoadOptions(model="demo"))
@@ -169,9 +172,10 @@ def load(options: LoadOptions) -> LoadedModel:
     names = checkpoint.weight_files(source.folder, options.allow_pickle, source.listing)
     device = _device(options)
     config = _config(source, options)
-    trained = _geometry(config, source).max_positions
+    task = chosen_task(config, options.task, source.name)
+    trained = _geometry(config, source, task).max_positions
     config = longer(config, options.positions)
-    geometry = _readable(config, _geometry(config, source))
+    geometry = _readable(_geometry(config, source, task))
     if geometry.max_positions != trained:
         logger.warning("positions %s are stretched: heads may do something else than the model was trained to", trained)
     if source.snapshot:
@@ -180,7 +184,7 @@ def load(options: LoadOptions) -> LoadedModel:
     tokenizer = _tokenizer(source, config, options)
     from attnscope.model.placed import device_of  # which imports torch
 
-    model = _model(source, config, options, device)
+    model = _model(source, config, options, device, task)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -205,7 +209,7 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
     checkpoint.check_config(source.folder)
     checkpoint.check_tokenizer(source.folder, options.trust_remote_code)
     config = _config(source, options)
-    most = _geometry(config, source).max_positions
+    most = _geometry(config, source, chosen_task(config, options.task, source.name)).max_positions
     return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.folder != DEMO_FOLDER)
 
 
@@ -213,7 +217,7 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
     """A model that is loaded already, with its tokenizer, as attnscope reads it; the model itself is left as it is.
 
     That holds for its training mode too, in which `capture` refuses to read it: call `model.eval()` first. name: what
-    tables and manifests call it. Raises ModelError for a model that is not causal or has no softmax attention.
+    tables and manifests call it. Raises ModelError for a model that has no softmax attention over text.
 
         >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
     """
@@ -221,7 +225,7 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
 
     if not hasattr(model, "config") or not hasattr(model, "parameters"):
         raise UsageError(f"expected a model of transformers, got {type(model).__name__}", "pass the model itself")
-    geometry = _readable(model.config, geometry_of(model.config, count=False))
+    geometry = _readable(geometry_of(model.config, count=False))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -243,7 +247,9 @@ def load_config(options: LoadOptions) -> Any:
     source = _locate(options)
     checkpoint.check_config(source.folder)
     config = _config(source, options)
-    _readable(config, _geometry(config, source))
+    task = chosen_task(config, options.task, source.name)
+    model_class(config, task, source.name)
+    _readable(_geometry(config, source, task))
     return config
 
 
@@ -321,10 +327,9 @@ def _locate(options: LoadOptions) -> Source:
 
 
 def _config(source: Source, options: LoadOptions) -> Any:
-    """The config, of a type that is a causal language model as configured."""
+    """The config, of a type that transformers knows or that brings its code."""
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     raw = checkpoint.read_json(source.folder / "config.json")
     model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
@@ -337,8 +342,6 @@ def _config(source: Source, options: LoadOptions) -> Any:
         raise ModelError(
             f"this transformers does not know the model type {model_type!r}", "pip install -U transformers"
         )
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not remote:
-        raise ModelError(f"{source.name} ({model_type}) is not a causal language model", "choose a decoder")
     try:
         config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code)
     except Exception as error:  # any family's config class, with any content
@@ -351,25 +354,17 @@ def _config(source: Source, options: LoadOptions) -> Any:
     return config
 
 
-def _geometry(config: Any, source: Source) -> Geometry:
+def _geometry(config: Any, source: Source, task: str) -> Geometry:
     """What the config says of the attention. Raises ModelError where its values are of no such kind."""
     try:
-        return geometry_of(config, count=False)
+        return geometry_of(config, count=False, task=task)
     except Exception as error:  # any family's attributes, of any type
         raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
 
 
-def _readable(config: Any, geometry: Geometry) -> Geometry:
-    """The geometry, if the model is causal as configured and has attention over the text."""
+def _readable(geometry: Geometry) -> Geometry:
+    """The geometry, if there is attention over the text."""
     kind = geometry.model_type
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{kind} is a sequence-to-sequence model, not a causal language model", "choose a decoder")
-    causal = family(kind).looks_ahead_unless
-    if causal and not getattr(config, causal):
-        raise ModelError(
-            f"{kind} as configured looks ahead: it is not a causal language model",
-            "choose a decoder, or a checkpoint trained as one",
-        )
     checkpoint.check_has_attention(kind)
     if not geometry.layers:
         raise ModelError(f"attnscope does not find the layers of {kind} in its config", "choose another")
@@ -414,20 +409,18 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
         raise ModelError(f"the tokenizer of {source.name} cannot be read: {_line(error)}", "check its files") from error
 
 
-def _model(source: Source, config: Any, options: LoadOptions, device: str) -> PreTrainedModel:
+def _model(source: Source, config: Any, options: LoadOptions, device: str, task: str) -> PreTrainedModel:
     """The model in eval mode on its device; every weight it needs was in the checkpoint."""
-    from transformers import AutoModelForCausalLM
-
     place = options.device_map or (None if device == "cpu" else {"": device})
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = model_class(config, task, source.name).from_pretrained(
             source.folder,
             config=config,
             dtype=dtype,
             device_map=place,
-            attn_implementation=_attention(config, options),
+            attn_implementation=_attention(config, options, task),
             use_safetensors=None if options.allow_pickle else True,
             quantization_config=_quantization(options),
             trust_remote_code=options.trust_remote_code,
@@ -452,6 +445,8 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             f"{source.name} lacks {len(missing)} of its weights (first: {missing[0]})",
             "they would be random numbers; download the model again",
         )
+    if task == ENCODER and task_of(config) != ENCODER:
+        model = model.get_encoder()
     return model.eval().requires_grad_(False)
 
 
@@ -466,12 +461,11 @@ def _smaller(options: LoadOptions) -> str:
     return f"use {' or '.join(left)}" if left else "take a smaller model"
 
 
-def _attention(config: Any, options: LoadOptions) -> str:
+def _attention(config: Any, options: LoadOptions, task: str) -> str:
     """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
-    from transformers import AutoModelForCausalLM
-
-    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    if family(config.model_type).bypasses_interface or not getattr(model_class, "_supports_sdpa", True):
+    found = model_class(config, task, options.model)
+    found = getattr(found, "_model_mapping", {}).get(type(config), None) if task == DECODER else found
+    if family(config.model_type).bypasses_interface or not getattr(found, "_supports_sdpa", True):
         return "eager"
     return options.attention
 
