@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from attnscope.stacks import DECODER
+import numpy as np
+
+from attnscope.stacks import DECODER, KINDS
 
 T = TypeVar("T", covariant=True)
 
@@ -15,6 +17,15 @@ class LayerKey(NamedTuple):
 
     layer: int
     kind: str = DECODER
+
+
+def codes(kinds: Sequence[str]) -> np.ndarray:
+    """The place of each stack in KINDS, (N,) int8.
+
+    >>> codes(["cross", "encoder"])
+    array([2, 0], dtype=int8)
+    """
+    return np.array([KINDS.index(kind) for kind in kinds], np.int8)
 
 
 class PerLayer(Mapping[LayerKey, T]):

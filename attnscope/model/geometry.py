@@ -13,7 +13,7 @@ from typing import Any
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, TILE, free_memory, human_bytes
 from attnscope.model.families import family
-from attnscope.model.task import encoder_config, model_class, task_of
+from attnscope.model.task import model_class, stack_config, task_of
 from attnscope.shown import brief
 from attnscope.stacks import CROSS, DECODER, ENCODER, plain
 
@@ -131,11 +131,10 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         geometry.layers[0].heads  # 12
     """
     task = task or task_of(config)
-    text = encoder_config(config) if task == ENCODER else config.get_text_config(decoder=True)
-    beside = {}
+    text, beside = stack_config(config, plain(task)), {}
     if task == "seq2seq":
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
-        beside = {ENCODER: _layers(encoder_config(config), ENCODER), CROSS: tuple(cross)}
+        beside = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
     return _sound(
         Geometry(
             model_type=config.model_type,

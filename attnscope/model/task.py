@@ -30,12 +30,15 @@ def task_of(config: Any) -> str:
     return DECODER if known or remote else ENCODER
 
 
-def encoder_config(config: Any) -> Any:
-    """The part of a config that speaks of the encoder."""
-    inner = getattr(config, "encoder", None)
-    if hasattr(inner, "get_text_config"):
-        return inner.get_text_config()
-    return config.get_text_config(encoder=True) if getattr(config, "is_encoder_decoder", False) else config
+def stack_config(config: Any, stack: str) -> Any:
+    """The part of a config that speaks of a stack: of an encoder-decoder a config inside it, or the whole.
+
+    `get_text_config` of transformers would do, were it not for the defaults that it leaves behind in older families.
+    """
+    if not getattr(config, "is_encoder_decoder", False):
+        return config.get_text_config(decoder=True) if stack == DECODER else config
+    inner = getattr(config, stack, None)
+    return inner.get_text_config() if hasattr(inner, "get_text_config") else config
 
 
 def chosen_task(config: Any, wanted: str, name: str) -> str:

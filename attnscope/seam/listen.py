@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import Any
 
@@ -81,8 +81,9 @@ def listen(
                 report.output, report.logits = _with_logits(_bare(model), ids_BT, logits_at, {**inputs, **more})
 
         run()
-        if not report.calls and "output_attentions" not in inputs:  # of a family that returns them to who asks
-            run(output_attentions=True)
+        if not report.calls and "output_attentions" not in inputs:  # a family may return weights to who asks for them
+            with suppress(AttributeError, TypeError, ValueError):  # or fail in its own code for want of any
+                run(output_attentions=True)
     report.tokens, report.attention = ids_BT.shape[1], attention
     heard = {(check.layer, check.kind) for check in report.calls}
     missing = [one for one in expected_layers or () if one not in (heard if isinstance(one, tuple) else report.layers)]
