@@ -23,7 +23,7 @@ from attnscope.errors import UsageError
 from attnscope.measure.layers import LayerKey, PerLayer, codes
 from attnscope.measure.metrics import COLUMNS, KNOWN, MASS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
-from attnscope.stacks import CROSS, DECODER, KINDS
+from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS
 from attnscope.tables import as_table, flags, numbers, texts_at, words
 from attnscope.text.tokens import Chosen
 
@@ -184,12 +184,12 @@ class Observation:
     support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
     mean mass that each token receives as a key, over the kept heads (T,). weights: {layer: (H, Q, K) fp32 on the CPU},
     where they were asked for; weight_heads: {layer: their numbers}. operands: {layer: q, k and v of its heads},
-    likewise. beside: of an encoder-decoder, whose decoder this is, the observations of `encoder` and `cross`: the
-    decoder as query, the encoder's text as keys; tables list them too. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the tokens that were
+    likewise. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the tokens that were
     asked about; scores, supports and what tokens receive are then of the chosen queries, and `columns.scores["mass"]`
     is there where keys were chosen. per_token: what every token has to do with them, where that was asked for. spans:
     {layer: the mass that the spans of `chosen` give each other, (H, S, S)}. atlas: what names the model's heads, where
-    there is one.
+    there is one. beside: of an encoder-decoder, whose decoder's this is, the observations of its `encoder`, and of
+    `cross`: the decoder's text as queries, the encoder's as keys; tables list them too.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -221,13 +221,13 @@ class Observation:
 
     @property
     def prompt(self) -> Prompt:
-        """The text that was read, as tokens."""
-        return self.queries
+        """The text that was read, as tokens; of an encoder-decoder what its encoder read."""
+        return self.beside[ENCODER].queries if ENCODER in self.beside else self.queries
 
     @cached_property
     def stacks(self) -> dict[str, Observation]:
         """The observation of every stack that was read, in the order of a forward pass: this one, and those beside."""
-        found = {**self.beside, self.kind: self}
+        found = {**self.beside, self.kind: replace(self, beside={}) if self.beside else self}
         return {kind: found[kind] for kind in KINDS if kind in found}
 
     @property
@@ -377,11 +377,11 @@ class Observation:
         )
 
     def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
-        """The columns of `relations` that are numbers; head is -1 where kv heads were averaged, kind a place in KINDS."""
+        """The columns of `relations` as numbers: head is -1 where kv heads were averaged, kind a place in KINDS."""
         parts = [part for one in self.stacks.values() for part in one._relation_parts(min_weight)]
         if len(parts) == 1:
             return parts[0]
-        kinds = {name: np.int32 for name in RELATION} | {"weight": np.float32, "kind": np.int8}
+        kinds = dict.fromkeys(RELATION, np.int32) | {"weight": np.float32, "kind": np.int8}
         return {
             name: np.concatenate([part[name] for part in parts], dtype=kind, casting="same_kind")
             if parts

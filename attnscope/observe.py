@@ -200,7 +200,7 @@ def _observed(
         if call.kind in readings:
             readings[call.kind].on_call(call)
 
-    reads, inputs = readings[plain].texts.ids_BT, dict[str, torch.Tensor]()
+    reads, inputs = readings[plain].texts.ids_BT, dict[str, Any]()
     if ENCODER in readings and plain != ENCODER:
         reads, inputs = readings[ENCODER].texts.ids_BT, {"decoder_input_ids": reads}
     report = listen(
@@ -358,7 +358,7 @@ def _towards(asked: Sequence[Asked]) -> Received | Features:
     """What is asked of every token: its mean weight as a key of the chosen queries, or its mass on the chosen keys."""
     on_keys = all(one.chosen.query is None and one.chosen.key is not None for one in asked)
     share_BT = torch.zeros(len(asked), max(len(one.prompt) for one in asked))
-    for row, (prompt, chosen) in enumerate(asked):
+    for row, (prompt, chosen, *_) in enumerate(asked):
         found = chosen.key if on_keys else chosen.query
         positions = list(range(len(prompt)) if found is None else found.positions)
         share_BT[row, positions] = 1.0 if on_keys else 1 / len(positions)

@@ -59,6 +59,11 @@ class Checkpoint:
     revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.", metavar="REVISION"), HELD] = None
     offline: Annotated[bool, Option(help="Never ask the network.")] = False
     trust_remote_code: Annotated[bool, Option(help="Run code that the model brings.")] = False
+    task: Annotated[
+        Literal["auto", "decoder", "encoder", "seq2seq"],
+        Option(help="What the model is read as; auto: as its config says."),
+        HELD,
+    ] = "auto"
 
     def load_options(self) -> LoadOptions:
         """What `load` takes."""
@@ -186,6 +191,13 @@ class TextRun(EngineChoice, Answer, ModelText):
     """One text through one model, or a run that was written down."""
 
     panel = "Text"
+    target: Annotated[
+        str | None,
+        Option(
+            help="What an encoder-decoder's decoder reads (default: what the model makes of the text).", metavar="TEXT"
+        ),
+        HELD,
+    ] = None
     given: Annotated[str | None, Argument(help="The text, in quotes, or a run's folder; - reads stdin.")] = None
     from_: Annotated[
         Path | None,

@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 
     from attnscope.attention.operator import AttentionOperator
 
-CAUSAL, OF_TEXT, ITSELF = (DECODER,), (DECODER, ENCODER), (DECODER, ENCODER, VISION)  # stacks of whose layers they speak
+CAUSAL, OF_TEXT, ITSELF = (
+    (DECODER,),
+    (DECODER, ENCODER),
+    (DECODER, ENCODER, VISION),
+)  # stacks of whose layers they speak
 
 
 def _focus(P: AttentionOperator, entropy_without_key0: Tensor, key0: Tensor) -> Tensor:

@@ -166,7 +166,9 @@ class HeadScores:
 
     def _all(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """With NaN for what is not measured in such layers."""
-        none = torch.full_like(next(iter(scores.values())), torch.nan) if len(scores) < len(self.ids) else None
+        if len(scores) == len(self.ids):
+            return dict(scores)
+        none = torch.full_like(next(iter(scores.values())), torch.nan)
         return {name: scores.get(name, none) for name in self.ids}
 
     def _null(self, layer: Layer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -37,7 +37,7 @@ def stack_config(config: Any, stack: str) -> Any:
     """
     if not getattr(config, "is_encoder_decoder", False):
         return config.get_text_config(decoder=True) if stack == DECODER else config
-    inner = getattr(config, stack, None)
+    inner: Any = getattr(config, stack, None)
     return inner.get_text_config() if hasattr(inner, "get_text_config") else config
 
 

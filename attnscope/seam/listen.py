@@ -56,9 +56,10 @@ def listen(
     ids_BT: (texts, tokens) integer ids; texts of different length are padded on the right, without a mask. engine: who
     computes the layers' attention, under the implementation that it asks for, put back after the pass; without one the
     model runs as it is. expected_layers: layers that must call, with their stack where they have several; ModelError
-    names those that did not. windows: of layers whose family builds its mask where nobody sees it. logits_at: positions whose logits are wanted, from the end where
-    negative; the whole model runs then, and makes no others where its family can leave them out. gradients: keep what a
-    backward pass needs. inputs: further arguments of the model's forward.
+    names those that did not. windows: of layers whose family builds its mask where nobody sees it. logits_at: positions
+    whose logits are wanted, from the end where negative; the whole model runs then, and makes no others where its
+    family can leave them out. gradients: keep what a backward pass needs. inputs: further arguments of the model's
+    forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
     Returns the report, with the backbone's output; no logits are computed unless asked for.
     Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
     there.
@@ -225,7 +226,7 @@ class _Listener:
 
     def hook_modules(self) -> list[Any]:
         """Forward hooks on every attention module, for families that never call the interface."""
-        attention = {module: name for module, name in self.paths.items() if "attention" in type(module).__name__.lower()}
+        attention = [module for module in self.paths if "attention" in type(module).__name__.lower()]
         hooks = [module.register_forward_hook(self._from_hook, prepend=True) for module in attention]
         return [*self.stacks.hook(attention), *hooks]
 
@@ -264,8 +265,8 @@ class _Listener:
         weights = output[1]
         if not isinstance(weights, Tensor) or weights.ndim != 4 or not weights.is_floating_point():
             return None
-        if (self._layer(module), self.stacks.of(module)) in self._without_attention:  # what a linear layer returns second is its state
-            return None
+        if (self._layer(module), self.stacks.of(module)) in self._without_attention:
+            return None  # what a linear layer returns second is its state
         if self.engine.alters:
             raise ModelError(
                 "this family attends outside the attention interface, where its output cannot be changed",

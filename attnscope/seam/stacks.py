@@ -7,7 +7,7 @@ to the encoder's states is seen when it runs, by what it is given.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -22,8 +22,8 @@ FROM_ENCODER = ("key_value_states", "encoder_hidden_states")  # what most module
 class Stacks:
     """The stack of every attention module of a model.
 
-        >>> Stacks(model, model.config).of(model.model.encoder.layers[0].self_attn)
-        'encoder'
+    >>> Stacks(model, model.config).of(model.model.encoder.layers[0].self_attn)
+    'encoder'
     """
 
     def __init__(self, model: nn.Module, config: Any) -> None:
@@ -47,7 +47,7 @@ class Stacks:
         kind = self._of.get(module, self.kind)
         return CROSS if kind == DECODER and self._crossing.get(module) else kind
 
-    def hook(self, modules: Mapping[nn.Module, str]) -> list[Any]:
+    def hook(self, modules: Iterable[nn.Module]) -> list[Any]:
         """Hooks that watch what the attention modules of a decoder beside an encoder are given; none without one."""
         if self.encoder is None:
             return []
@@ -62,7 +62,7 @@ class Stacks:
         self._states = {_place(states)} if isinstance(states, Tensor) else set()
 
     def _watch(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        given = {**dict(zip(_names(type(module)), args, strict=False)), **kwargs}
+        given = {**dict(zip(_names(type(module).forward), args, strict=False)), **kwargs}
         named = any(isinstance(given.get(name), Tensor) for name in FROM_ENCODER)
         tensors = (one for one in given.values() if isinstance(one, Tensor))
         self._crossing[module] = named or any(_place(one) in self._states for one in tensors)
@@ -73,9 +73,9 @@ def _place(tensor: Tensor) -> int:
 
 
 @lru_cache
-def _names(kind: type[nn.Module]) -> tuple[str, ...]:
-    """What a module class calls its arguments, in order."""
-    return tuple(inspect.signature(kind.forward).parameters)[1:]
+def _names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """What the forward of a class calls its arguments, in order."""
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def _encoder(model: nn.Module) -> nn.Module | None:

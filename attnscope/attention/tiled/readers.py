@@ -34,7 +34,16 @@ from attnscope.attention.questions import (
     TopK,
     Window,
 )
-from attnscope.attention.rows import TINY, asked_key, holding, inside, largest, mean_absolute_distance, mean_distance, picked
+from attnscope.attention.rows import (
+    TINY,
+    asked_key,
+    holding,
+    inside,
+    largest,
+    mean_absolute_distance,
+    mean_distance,
+    picked,
+)
 from attnscope.attention.tiled.tiles import HIDDEN, Tile
 
 DENSE_MATCHES = 1 / 16  # share of equal pairs in a tile beyond which a product is cheaper than looking them up
