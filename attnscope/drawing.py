@@ -85,16 +85,16 @@ class Drawing:
         heads: Sequence[str] | None = None,
         sort: str | None = None,
         top: int | None = 0,
+        stack: str = "",
     ) -> Drawing:
-        """What there is to draw of an observation; heads: names of those drawn one by one, None for all kept.
+        """What there is to draw of one stack's observation; heads: names of those drawn one by one, None for all kept.
 
-        sort, top: the order of the heads on a sheet, and how many there are, None for all.
+        sort, top: the order of the heads on a sheet, and how many there are, None for all. stack: see `Maps`.
         """
-        names = [head.name for head in seen.kept_heads()] if heads is None else heads
-        (layers, panels), maps = score_panels(seen), tuple(layer_maps(seen)) if seen.maps else ()
-        return cls(
-            maps, tuple(names), layers, panels, about(seen), mass_panels(seen), head_sheet(seen, maps, sort, top)
-        )
+        names = [stack + head.name for head in seen.kept_heads()] if heads is None else heads
+        (layers, panels), maps = score_panels(seen), tuple(layer_maps(seen, stack)) if seen.maps else ()
+        sheet = head_sheet(seen, maps, sort, top)
+        return cls(maps, tuple(names), layers, panels, about(seen), mass_panels(seen), sheet)
 
     def draw(
         self,
@@ -161,6 +161,16 @@ class Drawing:
         return [maps for maps in self.maps if maps.layer in self.layers] if "layers" in kinds else []
 
 
+def drawings(
+    seen: Observation, heads: Sequence[str] | None = None, sort: str | None = None, top: int | None = 0
+) -> dict[str, Drawing]:
+    """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`."""
+    if not seen.beside:
+        return {"": Drawing.of(seen, heads, sort, top)}
+    stacks = {kind: f"{kind} " * (kind in seen.beside) for kind in seen.stacks}
+    return {kind: Drawing.of(one, heads, sort, top, stacks[kind]) for kind, one in seen.stacks.items()}
+
+
 @dataclass(frozen=True)
 class Pictures:
     """What to draw of every text of a corpus; called with an observation beside the model, drawn in another process."""
@@ -181,20 +191,22 @@ class Pictures:
 def about(seen: Observation) -> About:
     """What a figure is of: model, text and tokens, each shortened to what a line holds."""
     model = " ".join(str(seen.facts.get("model", {}).get("name", "")).split())
-    text = " ".join(seen.prompt.text.split())
+    texts = [seen.queries.text] + [seen.keys.text] * (seen.keys is not seen.queries)
+    text = " ← ".join(" ".join(text.split()) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
     said = shortened(text, LONGEST_TEXT)
-    line = ", ".join(filter(None, (short, f"“{said}”", f"{len(seen.prompt)} tokens")))
-    return About(visible(line), visible(model), seen.prompt.sha256)
+    line = ", ".join(filter(None, (short, f"“{said}”", f"{len(seen.queries)} tokens")))
+    return About(visible(line), visible(model), seen.queries.sha256)
 
 
 def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: int | None) -> Maps | None:
     """The first heads in an order side by side, with role and score in their titles."""
     there = {name: (one, index) for one in maps for index, name in enumerate(_names(one))}
-    heads = [head for head in seen.kept_heads(sort)[:top] if head.name in there]
+    stack = maps[0].stack if maps else ""
+    heads = [head for head in seen.kept_heads(sort)[:top] if stack + head.name in there]
     if not heads:
         return None
-    chosen = [there[head.name] for head in heads]
+    chosen = [there[stack + head.name] for head in heads]
     name = order_of(sort)[0] if sort else ""
     return replace(
         chosen[0][0],
@@ -204,13 +216,13 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
         key0=tuple(one.key0[index] for one, index in chosen if one.key0),
         sinks=tuple(one.sinks[index] for one, index in chosen if one.sinks),
         roles=tuple(head.role for head in heads),
-        titles=tuple(_caption(head, name) for head in heads),
+        titles=tuple(stack + _caption(head, name) for head in heads),
         name=f"First {len(heads)} of {len(seen.heads)} heads" + (f" by {KNOWN[name].title}" if name in KNOWN else ""),
     )
 
 
 def _names(maps: Maps) -> list[str]:
-    return [f"L{maps.layer}{'KV' if maps.by_kv else 'H'}{head}" for head in maps.heads]
+    return [f"{maps.stack}L{maps.layer}{'KV' if maps.by_kv else 'H'}{head}" for head in maps.heads]
 
 
 def _caption(head: Head, name: str) -> str:
@@ -228,15 +240,15 @@ def check_kinds(kinds: Sequence[str], seen: Observation) -> None:
         raise UsageError("the figure mass shows the mass on named keys", "name them with {key}")
 
 
-def layer_maps(seen: Observation) -> list[Maps]:
-    """The observation's matrices as figures take them: with labels, bins, kv heads and turns."""
+def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
+    """The observation's matrices as figures take them: with labels, bins, kv heads and turns; stack: see `Maps`."""
     found, by_kv = seen.maps, seen.view.by_kv
     if found is None:
         raise UsageError("this observation kept no maps", "ask with Request(maps=...)")
     rule = "sum over keys, mean over queries" if found.rule == "sum" else "largest entry"
     starts_Q, starts_K = tuple(found.rows.starts), tuple(found.columns.starts)
     part = _part(seen, found)
-    turns = {turn.start // found.bin_size for turn in seen.prompt.turns if not part} - {0}
+    turns = {turn.start // found.bin_size for turn in seen.queries.turns if not part} - {0}
     sinks = {key: _sinks(seen, key, found.heads[key]) for key in found.values}
     elsewhere = any(key for layer in sinks.values() for key, _ in layer)  # all maps of a text have the same columns
     return [
@@ -244,8 +256,8 @@ def layer_maps(seen: Observation) -> list[Maps]:
             layer=key.layer,
             heads=tuple(found.heads[key]),
             values_HQK=np.ascontiguousarray(values),
-            labels_Q=tuple(seen.prompt.labels[start] for start in starts_Q),
-            labels_K=tuple(seen.prompt.labels[start] for start in starts_K),
+            labels_Q=tuple(seen.queries.labels[start] for start in starts_Q),
+            labels_K=tuple(seen.keys.labels[start] for start in starts_K),
             bin_size=found.bin_size,
             bin_rule=rule if max(found.rows.size, found.columns.size) > 1 else "",
             kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
@@ -258,6 +270,7 @@ def layer_maps(seen: Observation) -> list[Maps]:
             sinks=sinks[key] if elsewhere else (),
             part=part,
             roles=tuple(seen.columns.role[_places(seen, key, found.heads[key])].tolist()),
+            stack=stack,
         )
         for key, values in found.values.items()
     ]
@@ -297,9 +310,12 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
     from attnscope.figures.jobs import prepare_heads
     from attnscope.figures.terminal import HeadMaps
 
-    if seen.maps is not None:
-        seen = replace(seen, maps=coarser(seen.maps, side, style.sink == "mask"))
-    jobs = {name: (Path(), maps, index) for maps in layer_maps(seen) for index, name in enumerate(_names(maps))}
+    jobs: dict[str, tuple[Path, Maps, int]] = {}
+    for kind, one in seen.stacks.items():
+        if one.maps is not None:
+            one = replace(one, maps=coarser(one.maps, side, style.sink == "mask"))
+            maps = layer_maps(one, f"{kind} " * (kind in seen.beside))
+            jobs |= {name: (Path(), of, index) for of in maps for index, name in enumerate(_names(of))}
 
     def title(maps: Maps, index: int) -> str:
         role = maps.roles[index]
@@ -342,7 +358,7 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
         raise UsageError("this observation kept no rollout", 'ask with Request(rollout="tokens")')
     values_GG, step = rolled.binned()
     bins = rolled.group == "bins"
-    shown, run = unit_labels(seen.prompt, rolled.units, rolled.group)[::step], rolled.longest if bins else 1
+    shown, run = unit_labels(seen.queries, rolled.units, rolled.group)[::step], rolled.longest if bins else 1
     starts = tuple(unit.start for unit in rolled.units) if rolled.group in ("bins", "tokens") else ()
     name = "token" if bins else rolled.group.removesuffix("s")
     maps = Maps(

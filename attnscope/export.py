@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.drawing import FIGURES, Advance, Drawing, check_kinds, save_rollout
+from attnscope.drawing import FIGURES, Advance, check_kinds, drawings, save_rollout
 from attnscope.figures import Style
 from attnscope.files import jsonable, save_json
 from attnscope.manifest import NAME, about, check, taken
@@ -91,9 +91,9 @@ def export(
             shares = seen.rollout.table(top_k, min_weight)
             written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))
             written.append(save_rollout(seen, made, style))
-        if figures:
-            drawing = Drawing.of(seen, names, sort, top if "top" in figures else 0)
-            written += drawing.draw(made, figures, style, workers, advance)
+        drawn = drawings(seen, names, sort, top if "top" in figures else 0) if figures else {}
+        for stack, drawing in drawn.items():
+            written += drawing.draw(made / stack, figures, style, workers, advance)
         hashes = {path.relative_to(made).as_posix(): _sha256(path) for path in sorted(written)}
         files.update(hashes)
         return [*written, save_json({**said, "files": hashes}, made / NAME)]
@@ -116,7 +116,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     asked: what was to be written. row_sum_error, masked_weight and value_error are the largest over all calls; null
     where they were not measured.
     """
-    calls, said = seen.report.calls, about(seen.prompt, seen.facts, options)
+    calls, said = seen.calls, about(seen.prompt, seen.facts, options)
     prompt = said.pop("prompt")  # the longest, last
     chosen = {name: asdict(found) for name, found in named(seen.chosen).items()}
     return {
@@ -143,6 +143,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
                 "kernel": check.kernel,
             }
             | ({"altered": True} if check.altered else {})
+            | ({"kind": check.kind} if seen.beside else {})
             for check in calls
         ],
         "answered_by": seen.report.answered_by,

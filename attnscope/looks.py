@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import UsageError
+from attnscope.stacks import KINDS
 from attnscope.tables import as_table, numbers, texts_at
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def look_table(seen: Observation, mean: Mean = "none") -> pa.Table:
             "token": texts_at(seen.prompt.tokens, position),
             "weight": np.concatenate([look.weight_T for look in found]),
             "uniform": np.concatenate([look.uniform_T for look in found]),
+            "kind": texts_at(KINDS, np.full(len(position), KINDS.index(seen.kind))),
         }
     )
 

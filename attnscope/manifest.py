@@ -20,6 +20,7 @@ from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.files import jsonable, save_json
+from attnscope.stacks import KINDS
 from attnscope.text.prompt import Prompt, Span
 
 SCHEMA = "run/2"  # of a folder; goes up when a file or a column is renamed, or means something else
@@ -28,7 +29,8 @@ NAME, MARK = "manifest.json", "unfinished.json"
 AROUND = frozenset({"out", "file", "ids", "generate", "offline", "trust_remote_code", "allow_pickle"})
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
-    r"|(overview|metrics|mass|top|rollout|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
+    r"|((encoder|decoder|cross|vision)/)?"
+    r"(overview|metrics|mass|top|rollout|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )
 HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a file that is not whole yet
@@ -133,7 +135,9 @@ def _left(folder: Path, now: Mapping[str, Any]) -> tuple[set[str], bool]:
 
 def _ours(folder: Path) -> set[str]:
     """The files in a folder that bear a name of ours, whole or not, manifest and mark aside."""
-    paths = [path for part in (folder, folder / "layers", folder / "heads") if part.is_dir() for path in part.iterdir()]
+    tops = (folder, *(folder / kind for kind in KINDS))
+    parts = [part for top in tops for part in (top, top / "layers", top / "heads") if part.is_dir()]
+    paths = [path for part in parts for path in part.iterdir()]
     names = {path.relative_to(folder).as_posix() for path in paths if not path.is_dir()}
     return {name for name in names if _is_ours(name)} - {NAME, MARK}
 
@@ -148,11 +152,12 @@ def _is_ours(name: str) -> bool:
 def _remove(folder: Path, names: set[str]) -> None:
     """Remove those of the files that are ours and lie in the folder itself, not behind a link."""
     for path in (folder / name for name in sorted(names) if _is_ours(name)):
-        if not path.is_dir() and (path.parent == folder or not path.parent.is_symlink()):
+        inner = [part for part in path.parents if folder in part.parents]
+        if not path.is_dir() and not any(part.is_symlink() for part in inner):
             path.unlink(missing_ok=True)
-            if path.parent != folder:
-                with suppress(OSError):  # it holds more
-                    path.parent.rmdir()
+            with suppress(OSError):  # it holds more
+                for part in inner:
+                    part.rmdir()
 
 
 def _facts(said: Mapping[str, Any]) -> dict[str, Any]:

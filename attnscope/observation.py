@@ -10,7 +10,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -20,9 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import UsageError
-from attnscope.measure.layers import LayerKey, PerLayer
+from attnscope.measure.layers import LayerKey, PerLayer, codes
 from attnscope.measure.metrics import COLUMNS, KNOWN, MASS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
+from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS
 from attnscope.tables import as_table, flags, numbers, texts_at, words
 from attnscope.text.tokens import Chosen
 
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
     from attnscope.measure.relations import KeptKeys
     from attnscope.measure.rollout import Rollout
     from attnscope.measure.spans import SpanPairs
-    from attnscope.seam.call import CaptureReport
+    from attnscope.seam.call import CallCheck, CaptureReport
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.text.prompt import Prompt
     from attnscope.viewer.page import Page
 
 SHOWN_HEADS = 12  # of the table in a notebook
 ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
-RELATION = ("layer", "head", "kv_head", "query", "key", "weight")
+RELATION = ("layer", "head", "kv_head", "query", "key", "weight", "kind")
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,22 @@ class HeadColumns:
     relation_key: np.ndarray
     kept: np.ndarray
 
+    @classmethod
+    def joined(cls, parts: Sequence[HeadColumns]) -> HeadColumns:
+        """Those of several stacks as one; a metric without an interval in one of them has none."""
+        if len(parts) == 1:
+            return parts[0]
+        of_heads = [one.name for one in fields(cls) if one.name != "scores"]
+        scores = {
+            name: Score(
+                np.concatenate([part.scores[name].value for part in parts]),
+                np.concatenate([part.scores[name].null for part in parts]),
+            )
+            for name in parts[0].scores
+        }
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in of_heads}
+        return cls(**joined, scores=scores)
+
 
 @dataclass(frozen=True)
 class Relation:
@@ -99,7 +116,8 @@ class Head:
     """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null.
 
     uniform: the `mass` that uniform attention would have, None where no keys were chosen. atlas_roles: what the atlas
-    names it, where there is one; role is what it looks like on this text.
+    names it, where there is one; role is what it looks like on this text. kind: the stack of its layer; beside: whether
+    a number alone means a layer of another stack.
     """
 
     layer: int
@@ -114,6 +132,7 @@ class Head:
     top_key_mass: float = float("nan")
     uniform: float | None = None
     atlas_roles: tuple[str, ...] = ()
+    beside: bool = False
 
     @property
     def mass(self) -> float | None:
@@ -122,8 +141,9 @@ class Head:
 
     @property
     def name(self) -> str:
-        """`L27H3`, or `L27KV1` for the mean over a kv head's group."""
-        return f"L{self.layer}KV{self.kv_head}" if self.head is None else f"L{self.layer}H{self.head}"
+        """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in a stack beside the decoder's."""
+        number = f"KV{self.kv_head}" if self.head is None else f"H{self.head}"
+        return f"{self.kind} " * self.beside + f"L{self.layer}{number}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +188,8 @@ class Observation:
     asked about; scores, supports and what tokens receive are then of the chosen queries, and `columns.scores["mass"]`
     is there where keys were chosen. per_token: what every token has to do with them, where that was asked for. spans:
     {layer: the mass that the spans of `chosen` give each other, (H, S, S)}. atlas: what names the model's heads, where
-    there is one.
+    there is one. beside: of an encoder-decoder, whose decoder's this is, the observations of its `encoder`, and of
+    `cross`: the decoder's text as queries, the encoder's as keys; tables list them too.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -196,16 +217,47 @@ class Observation:
     per_token: PerLayer[TokenWeights] = field(default_factory=PerLayer)
     spans: PerLayer[SpanPairs] = field(default_factory=PerLayer)
     atlas: Atlas | None = None
+    beside: Mapping[str, Observation] = field(default_factory=dict)
 
     @property
     def prompt(self) -> Prompt:
-        """The text that was read, as tokens."""
-        return self.queries
+        """The text that was read, as tokens; of an encoder-decoder what its encoder read."""
+        return self.beside[ENCODER].queries if ENCODER in self.beside else self.queries
+
+    @cached_property
+    def stacks(self) -> dict[str, Observation]:
+        """The observation of every stack that was read, in the order of a forward pass: this one, and those beside."""
+        found = {**self.beside, self.kind: replace(self, beside={}) if self.beside else self}
+        return {kind: found[kind] for kind in KINDS if kind in found}
+
+    @property
+    def kind(self) -> str:
+        """The stack that this is the observation of."""
+        return next((key.kind for key in self.kv_of), DECODER)
+
+    def of(self, kind: str) -> Observation:
+        """The observation of one stack. Raises UsageError for one that the model does not have."""
+        if kind not in self.stacks:
+            raise UsageError(f"this model has no {kind} layers", f"it has {', '.join(self.stacks)}")
+        return self.stacks[kind]
+
+    @cached_property
+    def every(self) -> HeadColumns:
+        """The heads of all stacks as columns."""
+        return HeadColumns.joined([one.columns for one in self.stacks.values()])
+
+    def _tokens(self, axis: Literal["queries", "keys"], kind: np.ndarray, place: np.ndarray) -> pa.DictionaryArray:
+        """The tokens at these places of the axis, each in the text that its stack, a place in KINDS, reads."""
+        if not self.beside:
+            return texts_at(getattr(self, axis).tokens, place)
+        texts = [getattr(self.stacks[name], axis).tokens if name in self.stacks else () for name in KINDS]
+        starts = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        return texts_at([token for tokens in texts for token in tokens], place + starts[kind])
 
     @cached_property
     def heads(self) -> list[Head]:
         """Every head, in the model's order."""
-        return [self._head(place) for place in range(len(self.columns.layer))]
+        return [self._head(place) for place in range(len(self.every.layer))]
 
     def kept_heads(self, sort: str | None = None) -> list[Head]:
         """The heads that the view keeps, in the model's order, or largest score first; with `-entropy` the smallest.
@@ -223,9 +275,10 @@ class Observation:
         """The kept heads: which, role, top key, then a column per metric; in the order of `kept_heads`.
 
         Where keys were chosen mass and uniform follow, what uniform attention would give them; with an atlas
-        atlas_roles, joined by blanks, empty where it names none, null for the mean over a kv head's group.
+        atlas_roles, joined by blanks, empty where it names none, null for the mean over a kv head's group. Last kind,
+        the stack of the layer.
         """
-        columns, order = self.columns, self._order(sort)
+        columns, order = self.every, self._order(sort)
         head, mass = columns.head[order], columns.scores.get(MASS.id)
         return as_table(
             {
@@ -235,11 +288,12 @@ class Observation:
                 "role": words(columns.role[order].tolist()),
                 "near_uniform": flags(columns.near_uniform[order].tolist()),
                 "top_key": columns.top_key[order],
-                "top_key_token": texts_at(self.prompt.tokens, columns.top_key[order]),
+                "top_key_token": self._tokens("keys", codes(columns.kind[order]), columns.top_key[order]),
                 "top_key_mass": columns.top_key_mass[order],
                 **{name: score.value[order].astype(np.float32) for name, score in columns.scores.items()},
                 **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
                 **({"atlas_roles": words([self._atlas_roles(place) for place in order])} if self.atlas else {}),
+                "kind": texts_at(KINDS, codes(columns.kind[order])),
             }
         )
 
@@ -247,20 +301,22 @@ class Observation:
         """A row per token: the mean mass it receives from the kept heads, and which of them rest on it.
 
         Columns position, token, received, heads (how many have it as their top key with a mass above RESTS), resting
-        (`L1H1 0.86, L2H0 0.41`, the largest mass first).
+        (`L1H1 0.86, L2H0 0.41`, the largest mass first), kind: the stack whose keys these are.
         """
-        resting: dict[int, list[Head]] = {}
+        resting: dict[tuple[str, int], list[Head]] = {}
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
             if head.top_key_mass > self.rests_above:
-                resting.setdefault(head.top_key, []).append(head)
-        on = [resting.get(position, []) for position in range(len(self.prompt))]
+                resting.setdefault((head.kind, head.top_key), []).append(head)
+        places = [(kind, position) for kind, one in self.stacks.items() for position in range(len(one.keys))]
+        on = [resting.get(place, []) for place in places]
         return as_table(
             {
-                "position": np.arange(len(on), dtype=np.int32),
-                "token": words(self.prompt.tokens),
-                "received": self.received,
+                "position": np.array([position for _, position in places], np.int32),
+                "token": words([token for one in self.stacks.values() for token in one.keys.tokens]),
+                "received": np.concatenate([one.received for one in self.stacks.values()]),
                 "heads": np.array([len(heads) for heads in on], np.int32),
                 "resting": words([", ".join(f"{head.name} {head.top_key_mass:.2f}" for head in heads) for heads in on]),
+                "kind": texts_at(KINDS, codes([kind for kind, _ in places])),
             }
         )
 
@@ -283,9 +339,9 @@ class Observation:
 
     def uniform(self, layer: int | tuple[int, str]) -> dict[str, float]:
         """What uniform attention would score in a layer, by metric."""
-        key = LayerKey(*layer) if isinstance(layer, tuple) else LayerKey(layer)
-        place = int(np.flatnonzero((self.columns.layer == key.layer) & (self.columns.kind == key.kind))[0])
-        return {name: float(score.null[place]) for name, score in self.columns.scores.items()}
+        key = LayerKey(*layer) if isinstance(layer, tuple) else LayerKey(layer, self.kind)
+        place = int(np.flatnonzero((self.every.layer == key.layer) & (self.every.kind == key.kind))[0])
+        return {name: float(score.null[place]) for name, score in self.every.scores.items()}
 
     def units(self) -> Sequence[str]:
         """The exact text of what relations speak of: tokens, or the words or sentences of the grouping."""
@@ -297,30 +353,35 @@ class Observation:
         """Who looks at whom: a row per head, query and key; of the queries and keys that were asked about.
 
         Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` or `norm`, as the view reads
-        entries); those under min_weight are left out. In the model's order, strongest key first; over "heads",
+        entries), kind; those under min_weight are left out. In the model's order, strongest key first; over "heads",
         strongest first over all heads. other_keys: without key 0 and each query's own key, unless keys were asked for;
         query 0, asked for, keeps the one key that it sees. Raises UsageError where no relations were kept.
         """
-        found, units = self._listed(self.relation_numbers(min_weight), over, other_keys), self.units()
+        found = self._listed(self.relation_numbers(min_weight), over, other_keys)
+
+        def named(axis: Literal["queries", "keys"], place: np.ndarray) -> pa.DictionaryArray:
+            return self._tokens(axis, found["kind"], place) if self.group is None else texts_at(self.units(), place)
+
         return as_table(
             {
                 "layer": found["layer"],
                 "head": numbers(found["head"], found["head"] < 0),
                 "kv_head": found["kv_head"],
                 "query": found["query"],
-                "query_token": texts_at(units, found["query"]),
+                "query_token": named("queries", found["query"]),
                 "key": found["key"],
-                "key_token": texts_at(units, found["key"]),
+                "key_token": named("keys", found["key"]),
                 ENTRIES[self.view.weights]: found["weight"],
+                "kind": texts_at(KINDS, found["kind"]),
             }
         )
 
     def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
-        """The columns of `relations` that are numbers; head is -1 where kv heads were averaged."""
-        parts = list(self._relation_parts(min_weight))
+        """The columns of `relations` as numbers: head is -1 where kv heads were averaged, kind a place in KINDS."""
+        parts = [part for one in self.stacks.values() for part in one._relation_parts(min_weight)]
         if len(parts) == 1:
             return parts[0]
-        kinds = {name: np.float32 if name == "weight" else np.int32 for name in RELATION}
+        kinds = dict.fromkeys(RELATION, np.int32) | {"weight": np.float32, "kind": np.int8}
         return {
             name: np.concatenate([part[name] for part in parts], dtype=kind, casting="same_kind")
             if parts
@@ -332,7 +393,8 @@ class Observation:
         """Those of the relations that are listed, in their order."""
         order = np.arange(len(found["weight"]))
         if other_keys and self.chosen.key is None:
-            others = (found["key"] != 0) & (found["key"] != found["query"])
+            own = (found["key"] == found["query"]) & (found["kind"] != KINDS.index(CROSS))
+            others = (found["key"] != 0) & ~own
             order = order[others | (found["query"] == 0) & (self.chosen.query is not None)]
         if over == "heads":
             order = order[np.argsort(-found["weight"][order], kind="stable")]
@@ -341,7 +403,7 @@ class Observation:
     @property
     def most_relations(self) -> int:
         """How many rows `relations` can have."""
-        return sum(kept.weight.numel() for kept in (self.kept_keys or {}).values())
+        return sum(kept.weight.numel() for one in self.stacks.values() for kept in (one.kept_keys or {}).values())
 
     def kv_head(self, layer: int | LayerKey, head: Any) -> Any:
         """The kv head that a query head (or each of an array of them) reads."""
@@ -354,11 +416,21 @@ class Observation:
         import torch
 
         dtype = getattr(torch, self.facts.get("dtype", "float32"), torch.float32)
-        return [line for check in self.report.calls for line in check.failures(dtype)]
+        return [line for check in self.calls for line in check.failures(dtype)]
+
+    @property
+    def calls(self) -> list[CallCheck]:
+        """How the calls of all stacks held."""
+        return [check for one in self.stacks.values() for check in one.report.calls]
 
     @cached_property
     def unmeasured(self) -> list[str]:
         """What this run could not measure, in words."""
+        if not self.beside:
+            return self._unmeasured()
+        return [f"{kind}: {line}" for kind, one in self.stacks.items() for line in one._unmeasured()]
+
+    def _unmeasured(self) -> list[str]:
         calls = self.report.calls
         again = sorted({check.layer for check in calls if check.call > 0})
         other_keys = sorted({check.layer for check in calls if check.call == 0 and check.keys != self.report.tokens})
@@ -419,7 +491,7 @@ class Observation:
         return export(self, Path(folder), **how)
 
     def __repr__(self) -> str:
-        model, columns = self.facts.get("model", {}), self.columns
+        model, columns = self.facts.get("model", {}), self.every
         layers = len(set(zip(columns.layer.tolist(), columns.kind.tolist(), strict=True)))
         roles = Counter(role for role in columns.role.tolist() if role != NONE)
         kept = [name for name in ("kept_keys", "maps", "weights", "rollout") if getattr(self, name)]
@@ -453,7 +525,7 @@ class Observation:
         return f"<div><pre>{html.escape(repr(self))}</pre>{table}{picture}</div>"
 
     def _head(self, place: int) -> Head:
-        columns = self.columns
+        columns = self.every
         weight = float(columns.relation_weight[place])
         relation = Relation(int(columns.relation_query[place]), int(columns.relation_key[place]), weight)
         mass = columns.scores.get(MASS.id)
@@ -470,25 +542,27 @@ class Observation:
             float(columns.top_key_mass[place]),
             float(mass.null[place]) if mass else None,
             tuple((self._atlas_roles(place) or "").split()),
+            str(columns.kind[place]) in self.beside,
         )
 
     def _atlas_roles(self, place: int) -> str | None:
-        layer, head = int(self.columns.layer[place]), int(self.columns.head[place])
+        layer, head = int(self.every.layer[place]), int(self.every.head[place])
         return " ".join(self.atlas.roles.get((layer, head), ())) if self.atlas and head >= 0 else None
 
     def _order(self, sort: str | None) -> np.ndarray:
         """Places of the kept heads, in model order or by score; nulls last, ties in the model's order."""
-        kept = np.flatnonzero(self.columns.kept)
+        columns = self.every
+        kept = np.flatnonzero(columns.kept)
         if sort is None:
             return kept
         name, ascending = order_of(sort)
         if name in COLUMNS:
-            score = getattr(self.columns, name)[kept]
-        elif name in self.columns.scores:
-            found = self.columns.scores[name]
+            score = getattr(columns, name)[kept]
+        elif name in columns.scores:
+            found = columns.scores[name]
             score = (found.value - found.null if name == MASS.id else found.value)[kept]
         else:
-            raise UsageError(f"this observation did not measure {name}", f"it has {', '.join(self.columns.scores)}")
+            raise UsageError(f"this observation did not measure {name}", f"it has {', '.join(columns.scores)}")
         return kept[np.lexsort((np.nan_to_num(score) * (1 if ascending else -1), np.isnan(score)))]
 
     def _relation_parts(self, min_weight: float | None) -> Iterator[dict[str, np.ndarray]]:
@@ -513,6 +587,7 @@ class Observation:
                 "query": np.broadcast_to(query_Qk, keep.shape)[keep],
                 "key": key_HQk[keep],
                 "weight": weight_HQk[keep],
+                "kind": np.full(len(layer), KINDS.index(self.kind), np.int8),
             }
 
     def _which(self, key: LayerKey, head: int) -> tuple[int, int, int]:

@@ -50,6 +50,7 @@ from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import gram_root, output_projections
+from attnscope.stacks import CROSS, DECODER, ENCODER
 from attnscope.text.tokens import Chosen, Found, choose
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Request:
     attention is rolled out; `bins` are at most MAP_SIDE runs of tokens. per_token: keep what every token gets from the
     chosen queries, or gives to the keys where keys alone are chosen. query, key: the tokens that are asked about, as
     `text/tokens.py` reads them, with the groups of `define`, and the part of the maps that is kept; None for all.
-    spans: groups whose mass on each other is kept, of every pair.
+    spans: groups whose mass on each other is kept, of every pair. stacks: of an encoder-decoder the heads of each stack
+    that are kept, {"cross": {layer: heads}}, over the view's, which are the decoder's.
 
         >>> attnscope.capture(model, "the financial bank", request=attnscope.Request(relations=True, top_k=None))
     """
@@ -92,6 +94,7 @@ class Request:
     key: str | None = None
     define: Mapping[str, str] = field(default_factory=dict)
     spans: Sequence[str] = ()
+    stacks: Mapping[str, Mapping[int, Sequence[int]]] | None = None
 
     def __post_init__(self) -> None:
         if self.group and self.view.weights != "softmax":
@@ -101,6 +104,16 @@ class Request:
     def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
         """The view, of the heads that `weights` or `operands` asks for."""
         return replace(self.view, heads=asked) if isinstance(asked, Mapping) else self.view
+
+    def of(self, kind: str, plain: str) -> Request:
+        """What is asked of one stack; plain: the one that the view's heads are of."""
+        heads = self.view.heads
+        if self.stacks is not None:
+            heads = self.stacks.get(kind, {})
+        elif heads is not None and kind != plain:
+            heads = {}
+        rollout = None if kind == CROSS else self.rollout  # of units that are the same on both sides
+        return replace(self, view=replace(self.view, heads=heads), rollout=rollout)
 
     def chosen(self, prompt: Prompt) -> Chosen:
         """The tokens of a text that are asked about. Raises UsageError or InputError for what means none."""
@@ -114,6 +127,7 @@ def observe(
     *,
     engine: Engine = ENGINES["eager"],
     chosen: Sequence[Chosen] | None = None,
+    sources: Sequence[Prompt] | None = None,
     facts: Mapping[str, Any] | None = None,
     advance: Callable[[int], object] = lambda layers: None,
 ) -> list[Observation]:
@@ -121,31 +135,49 @@ def observe(
 
     Prompts of different length are padded on the right, without a mask, which leaves causal rows exact; where it does
     not, there is a pass for each length. engine: who computes the layers' attention. chosen: the tokens that are asked
-    about, per prompt; what the request says unless given. facts: what else the observations' manifests are to say.
-    advance: called with 1 whenever a layer was read.
+    about, per prompt; what the request says unless given. sources: what an encoder-decoder's encoder reads, while its
+    decoder reads the prompts: the observations are of the decoder, and `beside` has those of encoder and
+    cross-attention. facts: what else the observations' manifests are to say. advance: called with 1 whenever a layer
+    was read.
     Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
     """
     chosen = [request.chosen(prompt) for prompt in prompts] if chosen is None else chosen
     asked = [Asked(prompt, tokens) for prompt, tokens in zip(prompts, chosen, strict=True)]
+    if sources is None:
+        loaded.check_task("one text at a time", DECODER, ENCODER)
+    else:
+        asked = [one._replace(source=source) for one, source in zip(asked, sources, strict=True)]
 
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance)
 
-    lengths = {len(prompt) for prompt in prompts}
+    lengths = {one.lengths for one in asked}
     if len(lengths) == 1 or padding.pads(loaded.model):
         try:
             return one_pass(asked)
         except _PaddingError:
-            padding.found(loaded.model, max(lengths), exact=False)
-    of_length = {length: iter(one_pass([one for one in asked if len(one.prompt) == length])) for length in lengths}
-    return [next(of_length[len(prompt)]) for prompt in prompts]
+            padding.found(loaded.model, max(lengths)[0], exact=False)
+    of_length = {length: iter(one_pass([one for one in asked if one.lengths == length])) for length in lengths}
+    return [next(of_length[one.lengths]) for one in asked]
 
 
 class Asked(NamedTuple):
-    """A text, and the tokens of it that are asked about."""
+    """A text, the tokens of it that are asked about, and the text that an encoder-decoder's encoder reads."""
 
     prompt: Prompt
     chosen: Chosen
+    source: Prompt | None = None
+    keys: Prompt | None = None  # where they are another text's than the queries
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        return len(self.prompt), len(self.source or ())
+
+    def of(self, kind: str) -> Asked:
+        """What one stack of an encoder-decoder reads."""
+        if self.source is None or kind == DECODER:
+            return self
+        return Asked(self.prompt, Chosen(), keys=self.source) if kind == CROSS else Asked(self.source, Chosen())
 
 
 def _observed(
@@ -160,16 +192,30 @@ def _observed(
     prompts = [one.prompt for one in asked]
     mixed = len({len(prompt) for prompt in prompts}) > 1
     check = mixed and padding.to_be_found(loaded.model)
-    reading = _Reading(loaded, asked, request, check, advance)
+    plain, stacks = loaded.geometry.kind, loaded.geometry.stacks
+    readings = {
+        kind: _Reading(loaded, [one.of(kind) for one in asked], request.of(kind, plain), check, advance, kind)
+        for kind in stacks
+    }
+
+    def on_call(call: AttentionCall) -> None:
+        if call.kind in readings:
+            readings[call.kind].on_call(call)
+
+    reads, inputs = readings[plain].texts.ids_BT, dict[str, Any]()
+    if ENCODER in readings and plain != ENCODER:
+        reads, inputs = readings[ENCODER].texts.ids_BT, {"decoder_input_ids": reads}
     report = listen(
         loaded.model,
-        reading.texts.ids_BT,
-        reading.on_call,
+        reads,
+        on_call,
         engine=engine,
-        expected_layers=tuple(reading.layers),
+        expected_layers=[(layer, kind) for kind, layers in stacks.items() for layer in layers],
         windows=loaded.geometry.windows,
-        calls_alone=not (mixed and padding.to_be_tried(loaded.model, reading.texts.ids_BT.shape[1])),
+        calls_alone=not (mixed and padding.to_be_tried(loaded.model, reads.shape[1])),
+        **inputs,
     )
+    reading = readings[plain]
     if not reading.kv_of:
         raise InputError(
             f"no layer of {loaded.geometry.model_type} attends to the tokens of this text themselves: from some length "
@@ -180,7 +226,16 @@ def _observed(
         _try_alone(loaded, prompts, engine, report)
     report = replace(report, output=None)  # hidden states that nobody asked for
     facts = {**model_facts(loaded, engine, report), **facts}
-    return [reading.observation(row, report, facts) for row in range(len(prompts))]
+
+    def seen(kind: str, row: int) -> Observation:
+        own = report if len(readings) == 1 else replace(report.of(kind), tokens=readings[kind].key_count)
+        return readings[kind].observation(row, own, facts)
+
+    others = [kind for kind in readings if kind != plain and readings[kind].kv_of]
+    return [
+        replace(seen(plain, row), beside={kind: seen(kind, row) for kind in others}) if others else seen(plain, row)
+        for row in range(len(prompts))
+    ]
 
 
 class _PaddingError(Exception):
@@ -219,14 +274,15 @@ def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> d
     }
 
 
-def _texts(asked: Sequence[Asked], device: str) -> Texts:
+def _texts(asked: Sequence[Asked], device: str, kind: str) -> Texts:
     prompts = [one.prompt for one in asked]
     longest = max(len(prompt) for prompt in prompts)
     ids = [list(prompt.ids) + [prompt.ids[-1]] * (longest - len(prompt)) for prompt in prompts]
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     query_BT = _marked([one.chosen.query for one in asked], longest, default=True)
     key_BT = _marked([one.chosen.key for one in asked], longest, default=False)
-    return Texts(torch.tensor(ids), lengths, query_BT, key_BT, _answers(prompts)).to(torch.device(device))
+    answers = _answers(prompts) if kind == DECODER else None
+    return Texts(torch.tensor(ids), lengths, query_BT, key_BT, answers, kind).to(torch.device(device))
 
 
 def _answers(prompts: Sequence[Prompt]) -> torch.Tensor | None:
@@ -270,6 +326,7 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
             request.map_side,
             chosen.query.positions if chosen.query else None,
             chosen.key.positions if chosen.key else None,
+            len(asked[0].keys or prompts[0]),
         )
     if request.weights:
         probes["weights"] = Weights(request.view_of(request.weights))
@@ -304,7 +361,7 @@ def _towards(asked: Sequence[Asked]) -> Received | Features:
     """What is asked of every token: its mean weight as a key of the chosen queries, or its mass on the chosen keys."""
     on_keys = all(one.chosen.query is None and one.chosen.key is not None for one in asked)
     share_BT = torch.zeros(len(asked), max(len(one.prompt) for one in asked))
-    for row, (prompt, chosen) in enumerate(asked):
+    for row, (prompt, chosen, *_) in enumerate(asked):
         found = chosen.key if on_keys else chosen.query
         positions = list(range(len(prompt)) if found is None else found.positions)
         share_BT[row, positions] = 1.0 if on_keys else 1 / len(positions)
@@ -343,7 +400,7 @@ def _gram_root(call: AttentionCall, out: Mapping[nn.Module, nn.Module]) -> torch
 
 
 class _Reading:
-    """One forward pass: asks every layer, keeps what the probes keep, and cuts it into texts."""
+    """One stack in one forward pass: asks every layer, keeps what the probes keep, and cuts it into texts."""
 
     def __init__(
         self,
@@ -352,13 +409,16 @@ class _Reading:
         request: Request,
         check: bool,
         advance: Callable[[int], object],
+        kind: str,
     ) -> None:
+        self.kind, self.keys = kind, [one.keys or one.prompt for one in asked]
         self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
         self.request, self.check, self.advance = request, check, advance
         self.out = output_projections(loaded, self.prompts[0].ids[:4]) if request.view.weights == "value" else None
-        self.texts, geometry = _texts(asked, loaded.device), loaded.geometry
-        self.layers = {layer.index: layer for layer in geometry.attention_layers}
-        self.all_layers = [layer.index for layer in geometry.layers]
+        self.texts, geometry = _texts(asked, loaded.device, kind), loaded.geometry
+        self.key_count = max(len(keys) for keys in self.keys)
+        self.layers = geometry.stacks[kind]
+        self.all_layers = [layer.index for layer in geometry.beside.get(kind, geometry.layers)]
         self.probes = _probes(asked, request)
         self.kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.probes}
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
@@ -370,9 +430,9 @@ class _Reading:
         """
         if self.check and self._chooses_keys(call):
             raise _PaddingError
-        if call.call > 0 or call.P.keys != self.texts.ids_BT.shape[1]:
+        if call.call > 0 or call.P.keys != self.key_count:
             return
-        key, known = LayerKey(call.layer), self.layers.get(call.layer)
+        key, known = LayerKey(call.layer, self.kind), self.layers.get(call.layer)
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
         root = None if self.out is None else partial(_gram_root, call, self.out)
@@ -398,20 +458,21 @@ class _Reading:
     def observation(self, row: int, report: CaptureReport, facts: Mapping[str, Any]) -> Observation:
         """One text's part of what was kept, cut to its length."""
         prompt, count, rollout = self.prompts[row], len(self.prompts[row]), self._rollout(row)
+        keys_count = len(self.keys[row])
         if rollout is not None:
             facts = {**facts, "rollout": rollout.facts(self.all_layers)}
         keys = {key: kept[row] for key, kept in self.kept.get("keys", {}).items()}
         operands = {key: self._operands(kept, row) for key, kept in self.kept.get("operands", {}).items()}
-        matrices = {key: one[row, :, :count, :count] for key, one in self.kept.get("weights", {}).items()}
+        matrices = {key: one[row, :, :count, :keys_count] for key, one in self.kept.get("weights", {}).items()}
         return Observation(
             queries=prompt,
-            keys=prompt,
+            keys=self.keys[row],
             columns=self.columns[row],
             view=self.request.view,
             group=self.request.group,
             support=PerLayer({key: counts[min(row, len(counts) - 1)] for key, counts in self.supports.items()}),
             visible=PerLayer({key: self._visible(key) for key in self.kv_of}),
-            received=self._received(row)[:count],
+            received=self._received(row)[:keys_count],
             report=report,
             kv_of=PerLayer(self.kv_of),
             facts=facts,
@@ -437,9 +498,10 @@ class _Reading:
 
     def _operands(self, kept: KeptOperands, row: int) -> KeptOperands:
         """One text's part, cut to its length; text and batch stay apart: B is 1."""
-        count, bias = len(self.prompts[row]), kept.bias_BHTT
-        cut = {name: getattr(kept, name)[row : row + 1, :, :count] for name in ("q_BHTD", "k_BHTD", "v_BHTV")}
-        return kept._replace(**cut, bias_BHTT=None if bias is None else bias[row : row + 1, :, :count, :count])
+        queries, keys, bias = len(self.prompts[row]), len(self.keys[row]), kept.bias_BHTT
+        counts = {"q_BHTD": queries, "k_BHTD": keys, "v_BHTV": keys}
+        cut = {name: getattr(kept, name)[row : row + 1, :, :count] for name, count in counts.items()}
+        return kept._replace(**cut, bias_BHTT=None if bias is None else bias[row : row + 1, :, :queries, :keys])
 
     def _weight_heads(self, key: LayerKey) -> Sequence[int]:
         """The heads (kv heads, where they are averaged) whose matrices were kept of a layer."""
@@ -456,7 +518,7 @@ class _Reading:
         """The mean mass that each token of a text receives, over the kept heads, (T,)."""
         found: list[KeyMass] = list(self.kept["top_key"].values())
         heads = sum(one.kept for one in found)
-        total_T = sum((one.received[row] for one in found), torch.zeros(self.texts.ids_BT.shape[1]))
+        total_T = sum((one.received[row] for one in found), torch.zeros(self.key_count))
         return (total_T / max(heads, 1)).numpy()
 
     def _maps(self) -> LayerMaps | None:
@@ -498,7 +560,7 @@ class _Reading:
             found.append(
                 HeadColumns(
                     **which,
-                    role=roles_of(values, nulls, rows) if named else np.full_like(unnamed, NONE),
+                    role=roles_of(values, nulls, rows, self.kind) if named else np.full_like(unnamed, NONE),
                     near_uniform=near_uniform(values, rows) if named else unnamed,
                     scores=mine,
                     top_key=top_key[row],

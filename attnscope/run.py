@@ -21,11 +21,12 @@ from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
-from attnscope.seam.generation import continuation, ends
-from attnscope.selection import Named
-from attnscope.selection import select as selected
+from attnscope.seam.generation import continuation, ends, start_token, translation
+from attnscope.selection import Named, select_stacks
+from attnscope.stacks import CROSS, DECODER, ENCODER
 from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
+from attnscope.text import target as targets
 from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
 from attnscope.text.tokens import Chosen
 
@@ -36,7 +37,8 @@ Text = str | Prompt | Sequence[int]
 class Run:
     """One text about to be read: the model, the prompt, what to keep, and the engine that fits.
 
-    chosen: the tokens that are asked about. facts: what the manifest is to say beside what every run says. atlas: what
+    source: what an encoder-decoder's encoder reads, while its decoder reads the prompt. chosen: the tokens that are
+    asked about. facts: what the manifest is to say beside what every run says. atlas: what
     names the model's heads, where there is one.
     """
 
@@ -47,6 +49,12 @@ class Run:
     chosen: Chosen = Chosen()
     facts: Mapping[str, Any] = field(default_factory=dict)
     atlas: Atlas | None = None
+    source: Prompt | None = None
+
+    @property
+    def text(self) -> Prompt:
+        """The text that was given: of an encoder-decoder what its encoder reads."""
+        return self.source or self.prompt
 
     @property
     def named(self) -> Named | None:
@@ -55,7 +63,7 @@ class Run:
 
     def asking(self, request: Request) -> Run:
         """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""
-        _check_matrices(self.loaded, request, len(self.prompt))
+        _check_matrices(self.loaded, request, len(self.prompt), len(self.source or ()))
         return replace(self, request=request)
 
     def verified(self) -> Run:
@@ -76,6 +84,7 @@ class Run:
                 self.request,
                 engine=self.engine,
                 chosen=[self.chosen],
+                sources=None if self.source is None else [self.source],
                 facts=self.facts,
                 advance=advance,
             )[0]
@@ -118,6 +127,7 @@ def prepare(
     listen: bool = False,
     generate: int | None = None,
     answer: str | Sequence[int] | None = None,
+    target: str | Sequence[int] | None = None,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> Run:
     """Everything that comes before the forward pass: tokens, heads, engine; each refused where it does not fit.
@@ -126,27 +136,83 @@ def prepare(
     truncate: cut a text that is too long, on this side. memory: what a layer's matrices may take, such as "4GB".
     listen: with the fused engine, leave the layers' outputs to the model. generate: let the model put up to so many
     tokens behind the text, which are read with it. answer: put this behind it instead, as text where the text is one,
-    else as ids. advance: called with 1 for every token that is generated.
+    else as ids. target: what an encoder-decoder's decoder reads, as text or as ids; without it what the model makes of
+    the text, greedily, in at most `generate` tokens. advance: called with 1 for every token that is generated.
     """
     if not isinstance(loaded, LoadedModel):
         raise UsageError(
             f"expected a LoadedModel, got {type(loaded).__name__}",
             "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
         )
+    task = loaded.geometry.task
+    _check_task(task, request, generate, answer, target)
     answers.check(generate, answer, truncate)
-    prompt = _prompt(loaded, text, chat, truncate, "" if generate else answer)
+    of_two = task == "seq2seq"
+    prompt = _prompt(loaded, text, chat, truncate, "" if generate and not of_two else answer)
     answers.check_room(prompt, generate, loaded.geometry.max_positions)
     found = atlas_of(loaded, atlas)
     if select is not None:
-        heads = selected(select, loaded.geometry.heads_by_layer, found.by_role() if found else None)
-        request = replace(request, view=replace(request.view, heads=heads))
-    tokens, made = len(prompt) + (generate or 0), dict[str, Any]()
+        stacks = {kind: {one.index: one.heads for one in of.values()} for kind, of in loaded.geometry.stacks.items()}
+        heads = select_stacks(select, stacks, loaded.geometry.kind, found.by_role() if found else None)
+        view = replace(request.view, heads=heads.get(loaded.geometry.kind, {}))
+        request = replace(request, view=view, stacks=heads if of_two else None)
+    tokens, made, source = len(prompt) + (generate or 0) * (not of_two), dict[str, Any](), None
     computes = choose(loaded, tokens, engine, memory, listen=listen)
-    _check_matrices(loaded, request, tokens)
-    if generate:
+    if of_two:
+        source, (prompt, made) = prompt, _target(loaded, prompt, target, generate, computes, advance)
+    elif generate:
+        _check_matrices(loaded, request, tokens)
         prompt, made = _generated(loaded, prompt, generate, computes, advance)
-    facts = made | _facts(loaded, prompt, computes, found)
-    return Run(loaded, prompt, request, computes, request.chosen(prompt), facts, found)
+    _check_matrices(loaded, request, len(prompt), len(source or ()))
+    facts = made | _facts(loaded, prompt, source, computes, found)
+    return Run(loaded, prompt, request, computes, request.chosen(prompt), facts, found, source)
+
+
+MOST_MADE = 64  # tokens of a target that nobody gave
+
+
+def _check_task(
+    task: str, request: Request, generate: int | None, answer: str | Sequence[int] | None, target: Any
+) -> None:
+    """Raise UsageError for what is asked of a model of another task."""
+    if task != "seq2seq" and target is not None:
+        raise UsageError(
+            f"a target is what an encoder-decoder's decoder reads, and this is a {task}", "leave out {target}"
+        )
+    if task == DECODER:
+        return
+    if answer is not None or (generate is not None and task == ENCODER):
+        raise UsageError("an answer is what a causal model puts behind a text", "use {target=TEXT}" * (task != ENCODER))
+    asked = {"query": request.query, "key": request.key, "group": request.group, "rollout": request.rollout}
+    named = next((name for name, value in asked.items() if value), "weights per token" if request.per_token else None)
+    if task == "seq2seq" and named:
+        raise UsageError(
+            f"{named} asks about one text, and an encoder-decoder reads two",
+            "leave it out, or read the encoder alone: {task=encoder}",
+        )
+
+
+def _target(
+    loaded: LoadedModel,
+    source: Prompt,
+    given: str | Sequence[int] | None,
+    most: int | None,
+    engine: Engine,
+    advance: Callable[[int], object],
+) -> tuple[Prompt, dict[str, Any]]:
+    """What the decoder reads, and what the manifest says of it. Raises as `text.target`, UsageError for both ways."""
+    start, room = start_token(loaded), loaded.geometry.max_positions
+    if given is not None:
+        if most is not None:
+            raise UsageError("a target is either generated or given", "leave out {generate} or {target}")
+        if isinstance(given, str):
+            prompt = targets.target(loaded.tokenizer, given, start, room)
+        else:
+            prompt = targets.from_target_ids(loaded.tokenizer, given, start, room)
+        return prompt, {"target": {"ids": list(prompt.ids), "generated": False}}
+    with _within_memory(loaded, len(source)):
+        ids = translation(loaded, source.ids, min(most or MOST_MADE, (room or MOST_MADE + 1) - 1), engine, advance)
+    return from_ids(loaded.tokenizer, ids), {"target": {"ids": ids, "generated": True}}
 
 
 def _generated(
@@ -209,11 +275,13 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
         )
 
 
-def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine, atlas: Atlas | None) -> dict[str, Any]:
+def _facts(
+    loaded: LoadedModel, prompt: Prompt, source: Prompt | None, engine: Engine, atlas: Atlas | None
+) -> dict[str, Any]:
     """How far the engine is from eager on this text, whether positions were stretched, and who names the heads."""
     facts: dict[str, Any] = {}
     if engine.name != "eager":
-        facts["largest_difference_to_eager"] = difference(loaded, prompt)
+        facts["largest_difference_to_eager"] = difference(loaded, prompt, source)
     if loaded.stretched_from is not None:
         facts["positions"] = {
             "trained": loaded.stretched_from,
@@ -225,13 +293,17 @@ def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine, atlas: Atlas | N
     return facts
 
 
-def _check_matrices(loaded: LoadedModel, request: Request, tokens: int) -> None:
+def _check_matrices(loaded: LoadedModel, request: Request, tokens: int, source: int = 0) -> None:
     """Refuse to keep whole matrices that the machine has no room for."""
     if not request.weights:
         return
-    chosen, there = request.view_of(request.weights).heads, loaded.geometry.heads_by_layer
-    heads = sum(count if chosen is None else len(chosen.get(layer, ())) for layer, count in there.items())
-    needed, room = 4 * heads * tokens * tokens, free_memory("cpu")
+    heads, needed, room = 0, 0, free_memory("cpu")
+    pairs = {ENCODER: source * source if source else tokens * tokens, CROSS: tokens * source}
+    for kind, layers in loaded.geometry.stacks.items():
+        of_stack = request.of(kind, loaded.geometry.kind)
+        chosen = of_stack.view_of(of_stack.weights).heads
+        kept = sum(one.heads if chosen is None else len(chosen.get(one.index, ())) for one in layers.values())
+        heads, needed = heads + kept, needed + 4 * kept * pairs.get(kind, tokens * tokens)
     if needed > room:
         raise MemoryLimitError(
             f"the matrices of {heads} heads over {tokens} tokens take {human_bytes(needed)}, and this machine has "

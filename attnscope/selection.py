@@ -1,4 +1,4 @@
-"""Which layers and heads are meant: "27", "27.3", "L27H3", "0-3.*", "last", "L-1", "*.0", "@induction", by commas."""
+"""Which layers and heads are meant: "27", "27.3", "L27H3", "0-3.*", "last", "L-1", "*.0", "@role", "cross.3.2"."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from attnscope.errors import InputError, UsageError
+from attnscope.stacks import KINDS
 
 _COUNT = r"\*|last|\d{1,18}(?:-\d{1,18})?|(?<=[LH])-\d{1,18}"
 _PART = re.compile(rf"^(?:L?(?P<layers>{_COUNT}))(?:(?:\.H?|H)(?P<heads>{_COUNT})?)?$", re.IGNORECASE)
-GRAMMAR = "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last` or `L-1`, `*.0`, `@role`, joined by commas"
+_STACK = re.compile(r"^(?P<stack>enc|encoder|dec|decoder|cross|vision)(?:[. ]+(?P<rest>.*))?$", re.IGNORECASE)
+GRAMMAR = (
+    "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last` or `L-1`, `*.0`, `@role`, `cross.3.2`, by commas"
+)
 Named = Mapping[str, Mapping[int, Sequence[int]]]  # {role: {layer: heads}}, of an atlas
 
 
@@ -43,6 +47,28 @@ def select(
                 heads_here = _numbers(match["heads"] or "*", heads, "head", part, f"layer {layer}")
             chosen.setdefault(layer, set()).update(heads_here)
     return {layer: tuple(sorted(chosen[layer])) for layer in sorted(chosen) if chosen[layer]}
+
+
+def select_stacks(
+    expression: str, heads: Mapping[str, Mapping[int, int]], plain: str, named: Named | None = None
+) -> dict[str, dict[int, tuple[int, ...]]]:
+    """The heads that an expression names, by stack: `cross.3.2`, `enc.0-3.*`, `dec`; of the plain stack without a name.
+
+    heads: {stack: {layer index: number of heads}}. Raises as `select`, and UsageError for a stack that is not there.
+
+        >>> select_stacks("1,cross.0.3", {"decoder": {0: 4, 1: 4}, "cross": {0: 4, 1: 4}}, "decoder")
+        {'decoder': {1: (0, 1, 2, 3)}, 'cross': {0: (3,)}}
+    """
+    parts: dict[str, list[str]] = {}
+    for part in (piece.strip() for piece in resolved(expression, named).split(",")):
+        match = _STACK.match(part)
+        kind = next(one for one in KINDS if one.startswith(match["stack"].lower())) if match else plain
+        if kind not in heads:
+            raise UsageError(
+                f"{part!r} names {kind} layers, and this model has {' and '.join(heads)} layers", f"write {GRAMMAR}"
+            )
+        parts.setdefault(kind, []).append(part if match is None else match["rest"] or "*")
+    return {kind: select(",".join(parts[kind]), heads[kind]) for kind in heads if kind in parts}
 
 
 def resolved(expression: str, named: Named | None) -> str:

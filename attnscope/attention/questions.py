@@ -74,6 +74,11 @@ class Distance(Question):
 
 
 @dataclass(frozen=True, eq=False)
+class AbsoluteDistance(Question):
+    """(B, H, Q) tokens: sum A[i,j] |i - j| of the row divided by its sum, for queries that see keys on both sides."""
+
+
+@dataclass(frozen=True, eq=False)
 class At(Question):
     """(B, H, Q): the weight of query i on key `key_BQ[b, i]`, (B or 1, Q); 0 where that key does not exist.
 

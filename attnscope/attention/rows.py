@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.questions import (
+    AbsoluteDistance,
     At,
     Back,
     Distance,
@@ -108,6 +109,11 @@ def _entropy(block: Block, question: Entropy) -> Tensor:
 def _distance(block: Block, question: Distance) -> Tensor:
     first_query = block.start + block.visible.keys - block.visible.queries
     return mean_distance(block.rows, block.row_sum, first_query)
+
+
+def _absolute_distance(block: Block, question: AbsoluteDistance) -> Tensor:
+    first_query = block.start + block.visible.keys - block.visible.queries
+    return mean_absolute_distance(block.rows, block.row_sum, first_query)
 
 
 def _one_key(block: Block, question: At | Back | Key) -> Tensor:
@@ -207,6 +213,7 @@ READ: Mapping[type[Question], Callable[[Block, Any], Any]] = {
     MaxWeight: lambda block, question: block.rows.amax(-1),
     Holding: lambda block, question: holding(block.rows, block.row_sum, question.percent),
     Distance: _distance,
+    AbsoluteDistance: _absolute_distance,
     At: _one_key,
     Back: _one_key,
     Key: _one_key,
@@ -244,6 +251,14 @@ def mean_distance(p: Tensor, sum_of_p: Tensor, first_query: int, first_key: int 
     moved_r = torch.cat(moved, -1) if len(moved) > 1 else moved[0]
     distance = moved_r / sum_of_p.clamp_min(TINY) + torch.arange(r, device=p.device) % CLOSE_ROWS
     return distance.masked_fill(sum_of_p == 0, 0.0)
+
+
+def mean_absolute_distance(p: Tensor, sum_of_p: Tensor, first_query: int, first_key: int = 0) -> Tensor:
+    """As `mean_distance`, of |i - j|."""
+    r, n = p.shape[-2:]
+    query_r1 = torch.arange(first_query, first_query + r, device=p.device)[:, None]
+    far_rn = (query_r1 - torch.arange(first_key, first_key + n, device=p.device)).abs().float()
+    return ((p * far_rn).sum(-1) / sum_of_p.clamp_min(TINY)).masked_fill(sum_of_p == 0, 0.0)
 
 
 def strongest(question: Strongest, rows: Tensor, seen: Tensor, start: int) -> list[tuple[Tensor, Tensor]]:

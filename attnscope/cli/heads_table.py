@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from attnscope.observation import Head, Observation
+    from attnscope.text.prompt import Prompt
 
 # What narrow screens keep, first to last; metrics not named here come after them.
 KEPT_FIRST = (
@@ -68,7 +69,9 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
     """What uniform attention scores, per kind of layer; one unnamed row where all kinds score the same."""
     found: dict[str, dict[str, float]] = {}
     for head in sorted(shown, key=lambda head: head.layer):
-        found.setdefault(seen.visible[head.layer, head.kind], seen.uniform((head.layer, head.kind)))
+        stack = f"{head.kind} " * head.beside
+        visible = seen.of(head.kind).visible[head.layer, head.kind]
+        found.setdefault(stack + visible, seen.uniform((head.layer, head.kind)))
     if len({tuple(map(_number, scores.values())) for scores in found.values()}) == 1:
         return [("", next(iter(found.values())))]
     return list(found.items())
@@ -91,8 +94,11 @@ def missing_support(seen: Observation) -> list[str]:
     if asked and len(asked.positions) < NEEDED_ROWS:
         return [f"no roles: they take the rows of at least {NEEDED_ROWS} queries; named: {len(asked.positions)}"]
     where: dict[str, list[tuple[int, str]]] = {}
+    if seen.beside:
+        return []  # roles are of one text
     for key, support in seen.support.items():
-        for line in unsupported(support, "this text has" if asked is None else "these queries have"):
+        has = "this text has" if asked is None else "these queries have"
+        for line in unsupported(support, has, key.kind):
             where.setdefault(line, []).append((key.layer, seen.visible[key]))
     return [
         f"no role without support{_in_layers(places) * (len(places) < len(seen.support))}: {line}"
@@ -146,7 +152,7 @@ def _score(seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, d
     blank = [""] * len(null)
     if name == UNIFORM:
         return Column(UNIFORM, [*(_number(head.uniform) for head in shown if head.uniform is not None), *blank])
-    cells = [f"{_token(seen, head.top_key)} {head.top_key_mass:.2f}" for head in shown]
+    cells = [f"{_token(seen.of(head.kind).keys, head.top_key)} {head.top_key_mass:.2f}" for head in shown]
     return Column(COLUMNS[name], [*cells, *blank])
 
 
@@ -159,14 +165,14 @@ def _marked(title: str, sort: str) -> str:
 
 def _relation(seen: Observation, head: Head) -> str:
     """A head's strongest relation: `bank(8) → river(7)`."""
-    one = head.strongest
-    return f"{_token(seen, one.query)} → {_token(seen, one.key)}" if one else "-"
+    one, stack = head.strongest, seen.of(head.kind)
+    return f"{_token(stack.queries, one.query)} → {_token(stack.keys, one.key)}" if one else "-"
 
 
-def _token(seen: Observation, position: int) -> str:
+def _token(prompt: Prompt, position: int) -> str:
     from rich.text import Text
 
-    label = seen.prompt.labels[position]
+    label = prompt.labels[position]
     text = Text(label.strip("·") or label)
     text.truncate(LONGEST_TOKEN, overflow="ellipsis")
     return f"{text.plain}({position})"

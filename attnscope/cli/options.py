@@ -67,6 +67,11 @@ class Checkpoint:
         Option(help="The model that an adapter changes (default: what its config names).", metavar="NAME"),
         HELD,
     ] = None
+    task: Annotated[
+        Literal["auto", "decoder", "encoder", "seq2seq"],
+        Option(help="What the model is read as; auto: as its config says."),
+        HELD,
+    ] = "auto"
 
     def load_options(self) -> LoadOptions:
         """What `load` takes."""
@@ -202,6 +207,13 @@ class TextRun(EngineChoice, Answer, ModelText):
     """One text through one model, or a run that was written down."""
 
     panel = "Text"
+    target: Annotated[
+        str | None,
+        Option(
+            help="What an encoder-decoder's decoder reads (default: what the model makes of the text).", metavar="TEXT"
+        ),
+        HELD,
+    ] = None
     given: Annotated[str | None, Argument(help="The text, in quotes, or a run's folder; - reads stdin.")] = None
     from_: Annotated[
         Path | None,

@@ -49,12 +49,13 @@ def observe_text(
 
     request = Request(view=entries.view(), **wanted)
     how: dict[str, Any] = {"engine": asked.engine, "select": entries.select, "atlas": entries.atlas, "chat": asked.chat}
-    how |= {"memory": asked.memory, "listen": asked.listen, "truncate": asked.truncate}
+    how |= {"memory": asked.memory, "listen": asked.listen, "truncate": asked.truncate, "target": asked.target}
     with answering(asked, writing.quiet) as answer:
         run = prepare(loaded, text, request, **how, **answer)
     check_out(run, writing, options)
     output.talk(header(run), writing.quiet)
     tell_answer(run, writing.quiet)
+    tell_target(run, writing.quiet)
     tell_chosen(run.prompt, run.chosen, writing.quiet)
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
@@ -63,7 +64,8 @@ def observe_text(
         from attnscope.figures import load_beside
 
         load_beside()
-    with output.progress("forward pass", len(loaded.geometry.attention_layers), writing.quiet) as advance:
+    layers = sum(map(len, loaded.geometry.stacks.values()))
+    with output.progress("forward pass", layers, writing.quiet) as advance:
         return run.observe(advance)
 
 
@@ -85,7 +87,7 @@ def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
         loaded = run.loaded
         model = {"name": loaded.name, "revision": loaded.revision}
         facts = {"model": model, "device": loaded.device, "dtype": loaded.dtype}
-        check(writing.out, about(run.prompt, facts, options), writing.force)
+        check(writing.out, about(run.text, facts, options), writing.force)
 
 
 def read_run(asked: TextRun, writing: Writing) -> Text:
@@ -121,10 +123,17 @@ def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
 
 
 def prepared(
-    asked: ModelText, writing: Writing, text: Text, selected: Selected | None = None, query: str | None = None
+    asked: ModelText,
+    writing: Writing,
+    text: Text,
+    selected: Selected | None = None,
+    query: str | None = None,
+    causal: str | None = None,
 ) -> Run:
-    """A text for the model's own eager attention, its header told."""
+    """A text for the model's own eager attention, its header told; causal: what is for causal models alone."""
     loaded = load_model(asked, writing)
+    if causal is not None:
+        loaded.check_task(causal)
     from attnscope.observe import Request
     from attnscope.run import prepare
 
@@ -137,13 +146,14 @@ def prepared(
 
 def header(run: Run) -> str:
     """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine."""
-    loaded, prompt = run.loaded, run.prompt
+    loaded, prompt = run.loaded, run.text
+    target = f", target {len(run.prompt)}" * (run.source is not None)
     parts = [
         loaded.name,
         loaded.device,
         loaded.dtype,
         loaded.geometry.in_words,
-        f"{len(prompt)} tokens" + (f" ({prompt.removed} cut off)" * bool(prompt.removed)),
+        f"{len(prompt)} tokens" + (f" ({prompt.removed} cut off)" * bool(prompt.removed)) + target,
         _engine_words(run),
     ]
     stretch = run.facts.get("positions")
@@ -177,6 +187,16 @@ def tell_answer(run: Run, quiet: bool) -> None:
     output.talk(f"generated {how}: {said}({prompt.answer}-{len(prompt) - 1})", quiet)
 
 
+def tell_target(run: Run, quiet: bool) -> None:
+    """Say what an encoder-decoder's decoder reads, where the model made it."""
+    made = run.facts.get("target")
+    if made is not None and made["generated"]:
+        said = "".join(run.prompt.plain).strip()
+        output.talk(
+            f"target, generated greedily: {said} ({len(run.prompt)} tokens); --target TEXT gives another", quiet
+        )
+
+
 def _engine_words(run: Run) -> str:
     if run.engine.name == "eager":
         return "engine eager"
@@ -187,11 +207,11 @@ def _engine_words(run: Run) -> str:
 
 def export_text(seen: Observation, writing: Exporting, options: Mapping[str, Any], **how: Any) -> list[Path]:
     """Write what was seen into --out, with a bar while pictures are drawn; says how many files were written."""
-    from attnscope.drawing import FIGURES, Drawing
+    from attnscope.drawing import FIGURES, drawings
     from attnscope.export import export
 
     assert writing.out is not None
-    steps = Drawing.of(seen, how.get("heads", ())).pictures(how.get("figures", FIGURES))
+    steps = sum(one.pictures(how.get("figures", FIGURES)) for one in drawings(seen, how.get("heads", ())).values())
     with unwinding(), output.progress("drawing", steps or None, writing.quiet) as advance:
         how |= {"options": options, "force": writing.force}
         written = export(seen, writing.out, workers=None, advance=advance, **how)

@@ -271,7 +271,7 @@ def _panel_title(maps: Maps, split: tuple[Maps, np.ndarray | None], head: int, s
 
 
 def _picture_name(maps: Maps) -> str:
-    return maps.name or f"Layer {maps.layer}"
+    return maps.name or f"{maps.stack}layer {maps.layer}".capitalize()
 
 
 def _named(maps: Maps, head: int) -> str:

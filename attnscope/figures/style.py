@@ -141,7 +141,8 @@ class Maps:
     mass on key 0, where its column is binned and does not tell. `sinks`: the key that each head rests on and its mean
     mass over all queries, where not all rest on key 0; the columns then stay, so that all heads have the same. `part`:
     which tokens rows and columns stand for, where they are some of the text's. `roles`: each head's, where known.
-    `titles`, `name`: of each head and of the picture, where they are not of one layer.
+    `titles`, `name`: of each head and of the picture, where they are not of one layer. `stack`: what stands before a
+    layer's number, as `cross `, where a number alone means one of another stack.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -169,6 +170,7 @@ class Maps:
     roles: tuple[str, ...] = ()
     titles: tuple[str, ...] = ()
     name: str = ""
+    stack: str = ""
 
     def __post_init__(self) -> None:
         expected = (len(self.heads), len(self.labels_Q), len(self.labels_K))
@@ -201,7 +203,8 @@ class Maps:
     def bin_queries(self) -> int:
         """How many queries a row stands for."""
         if self.part is None:
-            return self.bin_size
+            two_texts = self.stack and len(self.starts_Q) > 1
+            return self.starts_Q[1] - self.starts_Q[0] if two_texts else self.bin_size
         queries, (_, *later) = self.part.queries, self.starts_Q
         return queries.index(later[0]) if later else len(queries)
 
@@ -279,8 +282,9 @@ class Panel:
 def head_title(maps: Maps, index: int) -> str:
     """`L27H3 (kv 1)`, or `L27 kv 1` when kv heads were averaged."""
     if maps.by_kv:
-        return f"L{maps.layer} kv {maps.heads[index]}"
-    return f"L{maps.layer}H{maps.heads[index]}" + (f" (kv {maps.kv_heads[index]})" if maps.kv_heads else "")
+        return f"{maps.stack}L{maps.layer} kv {maps.heads[index]}"
+    kv = f" (kv {maps.kv_heads[index]})" if maps.kv_heads else ""
+    return f"{maps.stack}L{maps.layer}H{maps.heads[index]}{kv}"
 
 
 def count(number: int, what: str) -> str:

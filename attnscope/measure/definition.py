@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.attention.questions import Question
 from attnscope.measure.texts import Texts
+from attnscope.stacks import KINDS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,8 @@ class Metric:
 
     short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
     answer, ...): their answers, each (B, H, Q), to the metric's value per row; the first answer without one. beside(P,
-    texts): what value takes behind the answers.
+    texts): what value takes behind the answers. kinds: the stacks of whose layers it says something; of others it is
+    null.
     """
 
     id: str
@@ -39,6 +41,7 @@ class Metric:
     asks: Callable[[Texts], tuple[Question, ...]]
     value: Callable[..., Tensor] = lambda P, answer: answer
     beside: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] = lambda P, texts: ()
+    kinds: tuple[str, ...] = KINDS
 
 
 def visible_keys(P: AttentionOperator) -> Tensor:

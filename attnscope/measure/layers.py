@@ -1,16 +1,15 @@
-"""What is kept per layer, keyed by layer and kind of attention.
-
-A model may have several stacks: the attention of a decoder, of an encoder, from one to the other. Every causal model's
-layers are of kind "decoder", and a plain layer number means those.
-"""
+"""What is kept per layer of one stack, keyed by layer and kind of attention; see `stacks.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
+from attnscope.stacks import DECODER, KINDS
+
 T = TypeVar("T", covariant=True)
-DECODER = "decoder"
 
 
 class LayerKey(NamedTuple):
@@ -20,8 +19,17 @@ class LayerKey(NamedTuple):
     kind: str = DECODER
 
 
+def codes(kinds: Sequence[str]) -> np.ndarray:
+    """The place of each stack in KINDS, (N,) int8.
+
+    >>> codes(["cross", "encoder"])
+    array([2, 0], dtype=int8)
+    """
+    return np.array([KINDS.index(kind) for kind in kinds], np.int8)
+
+
 class PerLayer(Mapping[LayerKey, T]):
-    """{layer: something}, in the model's order; `found[3]` is `found[3, "decoder"]`.
+    """{layer: something} of one stack, in the model's order; `found[3]` is `found[3, "decoder"]` in a causal model.
 
     >>> PerLayer({LayerKey(3): "kept"})[3]
     'kept'
@@ -29,12 +37,13 @@ class PerLayer(Mapping[LayerKey, T]):
 
     def __init__(self, found: Mapping[LayerKey, T] | None = None) -> None:
         self._found = dict(found or {})
+        self._kind = next((key.kind for key in self._found), DECODER)
 
     def __getitem__(self, key: int | tuple[int, str]) -> T:
-        return self._found[LayerKey(*key) if isinstance(key, tuple) else LayerKey(key)]
+        return self._found[LayerKey(*key) if isinstance(key, tuple) else LayerKey(key, self._kind)]
 
     def __contains__(self, key: object) -> bool:
-        return (LayerKey(key) if isinstance(key, int) else key) in self._found
+        return (LayerKey(key, self._kind) if isinstance(key, int) else key) in self._found
 
     def __iter__(self) -> Iterator[LayerKey]:
         return iter(self._found)

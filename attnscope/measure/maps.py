@@ -86,7 +86,8 @@ class Maps:
 
     rule "sum": sum over the keys of a bin, mean over its queries, so rows keep their sum. "max", and always for
     scores and norms: the largest entry. With `split_sink`, key 0 is a column of its own also where keys are binned.
-    queries, keys: the part of the matrices that is drawn, None for all; only its rows are read where it is not binned.
+    tokens: how many queries there are, and key_tokens how many keys, None for as many. queries, keys: the part of the
+    matrices that is drawn, None for all; only its rows are read where it is not binned.
     """
 
     tokens: int
@@ -96,17 +97,19 @@ class Maps:
     side: int = MAP_SIDE
     queries: Sequence[int] | None = None
     keys: Sequence[int] | None = None
+    key_tokens: int | None = None
     _shown: OfMasks[Tensor] = field(default_factory=WeakKeyDictionary)  # layers that share a mask share it
 
     def __post_init__(self) -> None:
         if self.view.weights != "softmax":
             self.rule = "max"  # a sum of logits says nothing, nor one of norms: vectors cancel
-        every = range(self.tokens)
-        self.rows = Cells.of(every if self.queries is None else self.queries, self.side)
-        self.columns = Cells.of(every if self.keys is None else self.keys, self.side, self.split_sink)
+        self._keys = self.tokens if self.key_tokens is None else self.key_tokens
+        self.rows = Cells.of(range(self.tokens) if self.queries is None else self.queries, self.side)
+        every_key = range(self._keys) if self.keys is None else self.keys
+        self.columns = Cells.of(every_key, self.side, self.split_sink)
         self._groups: tuple[Tensor, Tensor] = (
             self.rows.groups(self.tokens)[None],
-            self.columns.groups(self.tokens)[None],
+            self.columns.groups(self._keys)[None],
         )
 
     def asks(self, layer: Layer) -> Sequence[Question]:
@@ -183,13 +186,13 @@ class Maps:
         parts = [rows(first, last + 1) for first, last in _neighbours(self.rows.tokens[start:stop])]
         read = torch.cat(parts, -2) if len(parts) > 1 else parts[0]
         if self.keys is None:
-            return read[..., : self.tokens]
+            return read[..., : self._keys]
         return read.index_select(-1, torch.tensor(self.keys, device=read.device))
 
     def _strips(self, heads: int) -> list[tuple[int, int]]:
         """Ranges of the map's queries, of whole cells."""
         size, count = self.rows.size, len(self.rows.tokens)
-        step = size * max(1, BLOCK_BYTES // (4 * self.tokens * size * heads))
+        step = size * max(1, BLOCK_BYTES // (4 * self._keys * size * heads))
         return [(a, min(count, a + step)) for a in range(0, count, step)]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.attention.questions import (
+    AbsoluteDistance,
     Back,
     Distance,
     Entropy,
@@ -29,11 +30,18 @@ from attnscope.attention.questions import (
 from attnscope.errors import UsageError
 from attnscope.measure.definition import ROWS, Metric, visible_keys
 from attnscope.measure.texts import Texts
+from attnscope.stacks import DECODER, ENCODER, VISION
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.attention.operator import AttentionOperator
+
+CAUSAL, OF_TEXT, ITSELF = (
+    (DECODER,),
+    (DECODER, ENCODER),
+    (DECODER, ENCODER, VISION),
+)  # stacks of whose layers they speak
 
 
 def _focus(P: AttentionOperator, entropy_without_key0: Tensor, key0: Tensor) -> Tensor:
@@ -54,6 +62,7 @@ METRICS: Mapping[str, Metric] = {
             source="Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
             reading="near 1: the head looks at the token just before",
             rows="two_keys",
+            kinds=OF_TEXT,
             asks=lambda texts: (Back(1),),
         ),
         Metric(
@@ -66,6 +75,7 @@ METRICS: Mapping[str, Metric] = {
             source="Clark et al. 2019, arXiv 1906.04341",
             reading="near 1: the head looks at the token itself",
             rows="two_keys",
+            kinds=ITSELF,
             asks=lambda texts: (Back(0),),
         ),
         Metric(
@@ -103,6 +113,7 @@ METRICS: Mapping[str, Metric] = {
             source="Wang et al. 2022 (IOI), arXiv 2211.00593",
             reading="near 1: the head looks at earlier copies of the same token",
             rows="repeats",
+            kinds=OF_TEXT,
             asks=lambda texts: (EqualLabels(texts.ids_BT, texts.ids_BT, gap=1),),
         ),
         Metric(
@@ -116,6 +127,7 @@ METRICS: Mapping[str, Metric] = {
             reading="near 1: the head looks at what followed where this token came up before; keys i and i-1 are left "
             "out, since a head that looks there does so without a repetition",
             rows="repeats_apart",
+            kinds=CAUSAL,
             asks=lambda texts: (EqualLabels(texts.ids_BT, texts.previous_BT, gap=2),),
         ),
         Metric(
@@ -172,13 +184,14 @@ METRICS: Mapping[str, Metric] = {
             id="distance",
             short="dist",
             title="distance",
-            formula="mean of sum_j A[i,j] (i-j), the row divided by its sum",
+            formula="mean of sum_j A[i,j] |i-j|, the row divided by its sum",
             unit="tokens",
             range="0 to n-1",
             source="Vig & Belinkov 2019, arXiv 1906.04284 (they leave key 0 out; here it stays)",
-            reading="how far back the head looks on average",
+            reading="how far back the head looks on average; in an encoder how far to either side",
             rows="two_keys",
-            asks=lambda texts: (Distance(),),
+            kinds=OF_TEXT,
+            asks=lambda texts: (Distance() if texts.kind == DECODER else AbsoluteDistance(),),
         ),
         Metric(
             id="local_mass_32",
@@ -190,6 +203,7 @@ METRICS: Mapping[str, Metric] = {
             source="attnscope; see also Xiao et al. 2024 (DuoAttention), arXiv 2410.10819",
             reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
             rows="two_keys",
+            kinds=CAUSAL,
             asks=lambda texts: (Window(32),),
         ),
         Metric(
@@ -229,6 +243,7 @@ def _streaming(width: int) -> Metric:
         source="Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453: what its cache keeps",
         reading=f"near 1 on a text much longer than {width} tokens: the head reads sinks and recent keys alone",
         rows="two_keys",
+        kinds=CAUSAL,
         asks=lambda texts: (Window(width), *map(Key, range(SINKS))),
         value=value,
     )
@@ -282,6 +297,7 @@ def _lookback(part: int) -> dict[str, Any]:
         "source": "Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
         "unit": "share of two mean weights",
         "range": "0 to 1",
+        "kinds": CAUSAL,
     }
 
 
@@ -318,6 +334,15 @@ def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
     known = {"0": 0.0, "1": 1.0, "-1": -1.0, "n": float(tokens), "n-1": tokens - 1.0, "ln n": math.log(tokens)}
     low, _, high = metric.range.partition(" to ")
     return (known[low], known[high]) if low in known and high in known and known[low] < known[high] else None
+
+
+def of_kind(ids: Sequence[str], kind: str) -> list[str]:
+    """Those of the metrics that say something of a stack's layers.
+
+    >>> of_kind(["entropy", "induction"], "cross")
+    ['entropy']
+    """
+    return [name for name in ids if kind in KNOWN[name].kinds]
 
 
 def questions(ids: Sequence[str], texts: Texts) -> list[Question]:

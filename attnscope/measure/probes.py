@@ -25,7 +25,7 @@ from attnscope.attention.questions import Question, Received, TopK
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.measure.layers import LayerKey
-from attnscope.measure.metrics import METRICS, Texts, means, measure, questions, support
+from attnscope.measure.metrics import METRICS, Texts, means, measure, of_kind, questions, support
 
 T = TypeVar("T")
 Answers = Mapping[Question, Any]
@@ -152,24 +152,33 @@ class LayerScores(NamedTuple):
 
 @dataclass
 class HeadScores:
-    """Every metric of every head, beside what uniform attention would score."""
+    """Every metric of every head, beside what uniform attention would score; NaN where it is not of such layers."""
 
     ids: Sequence[str] = tuple(METRICS)
     _uniform: OfMasks[tuple[dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=WeakKeyDictionary)
 
     def asks(self, layer: Layer) -> Sequence[Question]:
-        return questions(self.ids, layer.texts)
+        return questions(of_kind(self.ids, layer.key.kind), layer.texts)
 
     def keep(self, layer: Layer, answers: Answers) -> LayerScores:
-        values = means(layer.P, layer.texts, answers, self.ids)
-        return LayerScores(values, *self._null(layer), layer.P.heads, layer.kv_heads)
+        values = means(layer.P, layer.texts, answers, of_kind(self.ids, layer.key.kind))
+        uniform, rows = self._null(layer)
+        return LayerScores(self._all(values), self._all(uniform), rows, layer.P.heads, layer.kv_heads)
+
+    def _all(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """With NaN for what is not measured in such layers."""
+        if len(scores) == len(self.ids):
+            return dict(scores)
+        none = torch.full_like(next(iter(scores.values())), torch.nan)
+        return {name: scores.get(name, none) for name in self.ids}
 
     def _null(self, layer: Layer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The scores of uniform attention and the rows behind them; layers that share a mask share it."""
         visible = layer.P.visible
         if visible not in self._uniform:
             P = UniformAttention(visible)
-            null = measure(P, layer.texts, self.ids), support(P, layer.texts)
+            ids = of_kind(self.ids, layer.key.kind)
+            null = measure(P, layer.texts, ids), support(P, layer.texts)
             self._uniform[visible] = null if P.device.type == "cpu" else on_host(null)
         return self._uniform[visible]
 
@@ -199,7 +208,8 @@ class TopRelation:
         weight_BHQ1, key_BHQ1 = answers[asked]
         excess_BHQ = weight_BHQ1[..., 0] - 1 / layer.P.visible.counts_BHQ.to(layer.P.device).clamp_min(1)
         excess_BHQ = excess_BHQ.masked_fill(~layer.texts.asked_BT[:, None], torch.nan)
-        excess_BHQ[..., 0] = torch.nan
+        alone_BHQ = layer.P.visible.counts_BHQ[..., :1].to(layer.P.device) <= 1  # as a causal text's first query is
+        excess_BHQ[..., :1] = excess_BHQ[..., :1].masked_fill(alone_BHQ, torch.nan)
         best = excess_BHQ.nan_to_num(-torch.inf).max(-1, keepdim=True)
         weight_BH = weight_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
         key_BH = key_BHQ1[..., 0].gather(-1, best.indices)[..., 0]

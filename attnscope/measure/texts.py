@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from attnscope.attention.questions import Features
+from attnscope.stacks import DECODER
 
 if TYPE_CHECKING:
     import torch
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Texts:
-    """What the metrics know of a batch of texts: token ids (B, T) and how many of them are text.
+    """What the metrics know of a batch of texts, as queries: token ids (B, T) and how many of them are text.
 
     query_BT, key_BT: True on the queries that metrics are means over, and on the keys that `mass` is of; None for all
     queries, and where no keys were named. answer_B: where the answer to a prompt begins, the length of a text that is
-    none; None where no text is.
+    none; None where no text is. kind: the stack that reads them; in cross-attention the keys are another text's.
     """
 
     ids_BT: Tensor
@@ -34,6 +35,7 @@ class Texts:
     query_BT: Tensor | None = None
     key_BT: Tensor | None = None
     answer_B: Tensor | None = None
+    kind: str = DECODER
     _seen: WeakKeyDictionary[Visibility, dict[Features, Tensor]] = field(
         default_factory=WeakKeyDictionary, compare=False, repr=False
     )
@@ -129,4 +131,4 @@ class Texts:
             return self
         asked = (self.query_BT, self.key_BT, self.answer_B)
         query_BT, key_BT, answer_B = (None if part is None else part.to(device) for part in asked)
-        return Texts(self.ids_BT.to(device), self.length_B.to(device), query_BT, key_BT, answer_B)
+        return Texts(self.ids_BT.to(device), self.length_B.to(device), query_BT, key_BT, answer_B, self.kind)

@@ -1,4 +1,4 @@
-"""What a decoder's config says of its attention, layer by layer, and what a text would cost under eager attention.
+"""What a model's config says of its attention, layer by layer, and what a text would cost under eager attention.
 
 Pure Python: no weights, and torch only to count the parameters.
 """
@@ -6,14 +6,16 @@ Pure Python: no weights, and torch only to count the parameters.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any
 
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, TILE_BYTES, free_memory, human_bytes
 from attnscope.model.families import family
+from attnscope.model.task import model_class, stack_config, task_of
 from attnscope.shown import brief
+from attnscope.stacks import CROSS, DECODER, ENCODER, plain
 
 # What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
 # "compressed" layers are a window of tokens and summaries of what came before it.
@@ -41,7 +43,7 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "
 
 @dataclass(frozen=True)
 class LayerGeometry:
-    """One layer of a decoder.
+    """One layer of a stack.
 
     `kind` is `full`, `sliding`, `chunked`, `sparse` or `compressed` for softmax attention; anything else (`mamba`,
     `linear`, `conv`, `cross`, `mlp`, ...) has no causal softmax attention over the text. `window` is the sliding window
@@ -69,9 +71,10 @@ class LayerGeometry:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a decoder: its layers and the sizes around them.
+    """The shape of a model: its layers and the sizes around them.
 
-    max_positions: the most tokens that it reads, None where nothing limits them, as with dynamic rotary positions.
+    layers: of its stack; of an encoder-decoder the decoder's, and `beside` has those of the others. max_positions: the
+    most tokens that a stack reads, None where nothing limits them, as with dynamic rotary positions.
     """
 
     model_type: str
@@ -80,6 +83,19 @@ class Geometry:
     vocab_size: int
     max_positions: int | None
     parameters: int | None
+    task: str = DECODER
+    beside: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The stack that `layers` are of."""
+        return plain(self.task)
+
+    @property
+    def stacks(self) -> dict[str, dict[int, LayerGeometry]]:
+        """{stack: {layer index: layer}} of the layers with attention, in the order of a forward pass."""
+        found = {ENCODER: self.beside.get(ENCODER, ()), self.kind: self.layers, CROSS: self.beside.get(CROSS, ())}
+        return {kind: {one.index: one for one in layers if one.attention} for kind, layers in found.items() if layers}
 
     @property
     def attention_layers(self) -> tuple[LayerGeometry, ...]:
@@ -87,11 +103,13 @@ class Geometry:
 
     @property
     def in_words(self) -> str:
-        """`4 layers x 6 heads (3 kv)`, with ranges where layers differ and how many have no attention."""
-        layers = self.attention_layers
-        without = f", {len(self.layers) - len(layers)} layers without attention" * (len(layers) < len(self.layers))
-        heads, kv_heads = (_range([getattr(layer, name) for layer in layers]) for name in ("heads", "kv_heads"))
-        return f"{len(layers)} layers x {heads} heads ({kv_heads} kv){without}"
+        """`4 layers x 6 heads (3 kv)`, with ranges where layers differ and how many have no attention.
+
+        Of an encoder-decoder `encoder 6 layers x 8 heads (8 kv), decoder 6 layers x 8 heads (8 kv)`.
+        """
+        if ENCODER in self.beside:
+            return f"encoder {_in_words(self.beside[ENCODER])}, decoder {_in_words(self.layers)}"
+        return _in_words(self.layers)
 
     @property
     def heads_by_layer(self) -> dict[int, int]:
@@ -104,18 +122,26 @@ class Geometry:
         return {layer.index: layer.window for layer in self.attention_layers}
 
 
-def geometry_of(config: Any, *, count: bool = True) -> Geometry:
+def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> Geometry:
     """Read the geometry from a transformers config; `count=False` leaves the parameters uncounted (None).
+
+    task: what the model is read at; what its config says without it.
 
     Example:
         geometry = geometry_of(AutoConfig.from_pretrained("gpt2"))
         geometry.layers[0].heads  # 12
     """
-    text = config.get_text_config(decoder=True)
+    task = task or task_of(config)
+    text, beside = stack_config(config, plain(task)), {}
+    if task == "seq2seq":
+        cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
+        beside = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
     return _sound(
         Geometry(
             model_type=config.model_type,
-            layers=tuple(_layer(text, index, kind) for index, kind in enumerate(_kinds(text))),
+            task=task,
+            beside=beside,
+            layers=_layers(text, plain(task)),
             hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
             vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
             max_positions=None if "dynamic" in rotary_types(config) else _first(text, *POSITIONS),
@@ -135,13 +161,13 @@ def rotary_types(config: Any) -> set[str]:
 
 
 def count_parameters(config: Any) -> int | None:
-    """Parameters of the causal-LM model of this config, built on the meta device; None where it can't be built."""
+    """Parameters of the model of this config, built on the meta device; None where it can't be built."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     try:
+        kind = model_class(config, task_of(config), "")
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = kind.from_config(config) if hasattr(kind, "from_config") else kind._from_config(config)
     except Exception:  # any family's constructor, with any config: not counting is the answer
         return None
     return sum(parameter.numel() for parameter in model.parameters())
@@ -267,6 +293,13 @@ def _sound(geometry: Geometry) -> Geometry:
     return geometry
 
 
+def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
+    there = [layer for layer in layers if layer.attention]
+    without = f", {len(layers) - len(there)} layers without attention" * (len(there) < len(layers))
+    heads, kv_heads = (_range([getattr(layer, name) for layer in there]) for name in ("heads", "kv_heads"))
+    return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
+
+
 def _range(numbers: list[int]) -> str:
     """`24`, or `8-16` where layers differ."""
     return "-".join(str(number) for number in sorted({min(numbers), max(numbers)})) if numbers else "0"
@@ -277,11 +310,20 @@ def _entry_bytes(model_type: str, dtype_bytes: int) -> int:
     return alive * dtype_bytes if dtype_bytes >= 4 else 6 + 2 * alive
 
 
-def _kinds(text: Any) -> list[str]:
-    """The kind of every layer."""
-    count = _first(text, "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "n_layers") or 0
+def _layers(text: Any, stack: str) -> tuple[LayerGeometry, ...]:
+    return tuple(_layer(text, index, kind, stack) for index, kind in enumerate(_kinds(text, stack)))
+
+
+def _count(text: Any, stack: str) -> int:
+    count = _first(text, f"{stack}_layers", f"num_{stack}_layers", "num_hidden_layers", "n_layer", "n_layers") or 0
     if count > MOST_LAYERS:
         raise ValueError(f"expected at most {MOST_LAYERS} layers, got {brief(count)}")
+    return int(count)
+
+
+def _kinds(text: Any, stack: str) -> list[str]:
+    """The kind of every layer."""
+    count = _count(text, stack)
     if without := family(text.model_type).without_softmax:
         return [without] * count
     names = _first(text, "layer_types", "layers_block_type", "attention_layers")
@@ -300,10 +342,10 @@ def _only_kind(text: Any) -> str:
     return "sliding" if _window(text) else "full"
 
 
-def _layer(text: Any, index: int, kind: str) -> LayerGeometry:
+def _layer(text: Any, index: int, kind: str, stack: str = DECODER) -> LayerGeometry:
     config = text.per_layer_config[index] if getattr(text, "is_heterogeneous", False) else text
     prefix = "swa_" if kind == "sliding" else ""
-    heads = _heads(config, index, prefix)
+    heads = _heads(config, index, prefix, stack)
     window = None
     if kind == "chunked":
         window = _first(config, "attention_chunk_size")
@@ -312,13 +354,13 @@ def _layer(text: Any, index: int, kind: str) -> LayerGeometry:
     return LayerGeometry(index, kind, heads, _kv_heads(config, heads, kind), *_dims(config, heads, prefix), window)
 
 
-def _heads(config: Any, index: int, prefix: str) -> int:
+def _heads(config: Any, index: int, prefix: str, stack: str) -> int:
     per_layer = getattr(config, "num_attention_heads_per_layer", None)
     if per_layer:
         return per_layer[index]
-    decoder = ("decoder_attention_heads", "num_decoder_attention_heads")
+    own = (f"{stack}_attention_heads", f"num_{stack}_attention_heads")
     names = ("num_attention_heads", "n_heads", "num_heads", "attention_heads")
-    return _first(config, *decoder, *(prefix + name for name in names), *names) or 0
+    return _first(config, *own, *(prefix + name for name in names), *names) or 0
 
 
 def _kv_heads(config: Any, heads: int, kind: str) -> int:
@@ -336,7 +378,7 @@ def _dims(config: Any, heads: int, prefix: str) -> tuple[int, int]:
     """Width of a head's queries and keys, and of its values."""
     if _latent(config):
         return config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
-    names = ("head_dim", "attention_head_dim", "kv_channels")
+    names = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
     width = _first(config, "hidden_size", "d_model", "n_embd") or 0
     head_dim = _first(config, *(prefix + name for name in names), *names) or (width // heads if heads else 0)
     return head_dim, _first(config, prefix + "v_head_dim", "v_head_dim") or head_dim

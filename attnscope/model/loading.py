@@ -1,7 +1,7 @@
-"""A name or a folder -> a loaded decoder, its tokenizer and its geometry.
+"""A name or a folder -> a loaded model, its tokenizer and its geometry.
 
-Everything that can be refused without importing torch is refused first (`sources`, `checkpoint`, `hub`); what is loaded is in
-eval mode, without gradients, and nothing of it is patched.
+Everything that can be refused without importing torch is refused first (`sources`, `checkpoint`, `hub`); what is loaded
+is in eval mode, without gradients, and nothing of it is patched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.libraries import needed, uncollected
 from attnscope.model.sources import DEMO, DEMO_FOLDER, Source
+from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
+from attnscope.stacks import DECODER, ENCODER, NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,11 +52,12 @@ class LoadOptions:
     positions: int | None = None
     base: str | None = None
     adapter: Literal["merged", "beside"] | None = None
+    task: str = "auto"
 
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
-    """A decoder ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go.
+    """A model ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go.
 
     source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
     it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
@@ -100,6 +103,12 @@ class LoadedModel:
                 "copy the model's own tokenizer into its folder",
             )
 
+    def check_task(self, what: str, *tasks: str) -> None:
+        """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for."""
+        if self.geometry.task not in (tasks or (DECODER,)):
+            meant = " or ".join(NAMES[task] for task in tasks or (DECODER,))
+            raise ModelError(f"{what} is for {meant}, and {self.name} is {NAMES[self.geometry.task]}", "choose another")
+
     @property
     def attention(self) -> str:
         """The attention implementation of transformers that the model is set to; a capture may run under another."""
@@ -130,7 +139,7 @@ def load(options: LoadOptions) -> LoadedModel:
     """Load the model and its tokenizer.
 
     Raises `UsageError` for a device, dtype or flag that cannot be meant, `ModelError` for a model that cannot be found,
-    read or has no causal softmax attention, `MemoryLimitError` when it does not fit the device.
+    read or has no softmax attention over text, `MemoryLimitError` when it does not fit the device.
 
     Example:
         loaded = load(LoadOptions(model="demo"))
@@ -141,14 +150,16 @@ def load(options: LoadOptions) -> LoadedModel:
     try:
         sources.check_tokenizer(source, options)
     except ModelError:
-        _config(source, options)  # a model of images has none either, and that is the better answer
+        config = _config(source, options)  # a model of images has none either, and that is the better answer
+        model_class(config, chosen_task(config, options.task, source.name), source.name)
         raise
     names = sources.weight_files(source, options)
     device = chosen_device(options)
     config = _config(source, options)
-    trained = _geometry(config, source).max_positions
+    task = chosen_task(config, options.task, source.name)
+    trained = _geometry(config, source, task).max_positions
     config = longer(config, options.positions)
-    geometry = _readable(config, _geometry(config, source))
+    geometry = _readable(_geometry(config, source, task))
     if source.gguf and checkpoint.has_own_frequencies(source.gguf):
         logger.warning("%s scales its rotary frequencies by rope_freqs, which transformers leaves out", source.gguf)
     if geometry.max_positions != trained:
@@ -160,7 +171,7 @@ def load(options: LoadOptions) -> LoadedModel:
     tokenizer = _tokenizer(source, config, options)
     from attnscope.model.placed import device_of  # which imports torch
 
-    model = _model(source, config, options, device)
+    model = _model(source, config, options, device, task)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -185,7 +196,7 @@ def load_tokenizer(options: LoadOptions) -> LoadedTokenizer:
     source = sources.checked(options)
     sources.check_tokenizer(source, options)
     config = _config(source, options)
-    most = _geometry(config, source).max_positions
+    most = _geometry(config, source, chosen_task(config, options.task, source.name)).max_positions
     return LoadedTokenizer(_tokenizer(source, config, options), source.name, most, source.source_folder != DEMO_FOLDER)
 
 
@@ -194,7 +205,7 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
 
     That holds for its training mode too, in which `capture` refuses to read it: call `model.eval()` first. One that
     torch.compile or PEFT wraps is read inside the wrapper, with its adapters. name: what tables and manifests call it.
-    Raises ModelError for a model that is not causal or has no softmax attention.
+    Raises ModelError for a model that has no softmax attention over text.
 
         >>> model = wrap(AutoModelForCausalLM.from_pretrained("gpt2"), AutoTokenizer.from_pretrained("gpt2"))
     """
@@ -203,7 +214,7 @@ def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str |
     if not hasattr(model, "config") or not hasattr(model, "parameters"):
         raise UsageError(f"expected a model of transformers, got {type(model).__name__}", "pass the model itself")
     model = adapters.bare(model)
-    geometry = _readable(model.config, geometry_of(model.config, count=False))
+    geometry = _readable(geometry_of(model.config, count=False))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -224,7 +235,9 @@ def load_config(options: LoadOptions) -> Any:
     _check_options(options)
     source = sources.checked(options)
     config = _config(source, options)
-    _readable(config, _geometry(config, source))
+    task = chosen_task(config, options.task, source.name)
+    model_class(config, task, source.name)
+    _readable(_geometry(config, source, task))
     return config
 
 
@@ -281,7 +294,7 @@ def _check_options(options: LoadOptions) -> None:
 
 @uncollected()
 def _config(source: Source, options: LoadOptions) -> Any:
-    """The config, of a type that is a causal language model as configured."""
+    """The config, of a type that transformers knows or that brings its code."""
     from transformers import AutoConfig
 
     if source.gguf is None:
@@ -299,9 +312,8 @@ def _config(source: Source, options: LoadOptions) -> Any:
 
 
 def _check_type(source: Source, options: LoadOptions) -> None:
-    """Raise where transformers has no causal language model of this type, and none is brought that may be run."""
+    """Raise where transformers knows no such type, and no code is brought that may be run."""
     known = needed("transformers.models.auto.configuration_auto", "CONFIG_MAPPING_NAMES")
-    causal = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     raw = checkpoint.read_json(source.folder / "config.json")
     model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
     if model_type not in known and not (remote and options.trust_remote_code):
@@ -313,29 +325,19 @@ def _check_type(source: Source, options: LoadOptions) -> None:
         raise ModelError(
             f"this transformers does not know the model type {model_type!r}", "pip install -U transformers"
         )
-    if model_type not in causal and not remote:
-        raise ModelError(f"{source.name} ({model_type}) is not a causal language model", "choose a decoder")
 
 
-def _geometry(config: Any, source: Source) -> Geometry:
+def _geometry(config: Any, source: Source, task: str) -> Geometry:
     """What the config says of the attention. Raises ModelError where its values are of no such kind."""
     try:
-        return geometry_of(config, count=False)
+        return geometry_of(config, count=False, task=task)
     except Exception as error:  # any family's attributes, of any type
         raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
 
 
-def _readable(config: Any, geometry: Geometry) -> Geometry:
-    """The geometry, if the model is causal as configured and has attention over the text."""
+def _readable(geometry: Geometry) -> Geometry:
+    """The geometry, if there is attention over the text."""
     kind = geometry.model_type
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{kind} is a sequence-to-sequence model, not a causal language model", "choose a decoder")
-    causal = family(kind).looks_ahead_unless
-    if causal and not getattr(config, causal):
-        raise ModelError(
-            f"{kind} as configured looks ahead: it is not a causal language model",
-            "choose a decoder, or a checkpoint trained as one",
-        )
     checkpoint.check_has_attention(kind)
     if not geometry.layers:
         raise ModelError(f"attnscope does not find the layers of {kind} in its config", "choose another")
@@ -382,20 +384,18 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
         raise ModelError(f"the tokenizer of {source.name} cannot be read: {_line(error)}", "check its files") from error
 
 
-def _model(source: Source, config: Any, options: LoadOptions, device: str) -> PreTrainedModel:
+def _model(source: Source, config: Any, options: LoadOptions, device: str, task: str) -> PreTrainedModel:
     """The model in eval mode on its device; every weight it needs was in the checkpoint."""
-    from transformers import AutoModelForCausalLM
-
     place = options.device_map or (None if device == "cpu" else {"": device})
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = model_class(config, task, source.name).from_pretrained(
             source.folder,
             config=config,
             dtype=dtype,
             device_map=place,
-            attn_implementation=_attention(config, options),
+            attn_implementation=_attention(config, options, task),
             use_safetensors=None if options.allow_pickle else True,
             quantization_config=_quantization(options),
             trust_remote_code=options.trust_remote_code,
@@ -428,6 +428,8 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str) -> Pr
             f"{source.name} lacks {len(missing)} of its weights (first: {missing[0]})",
             "they would be random numbers; download the model again",
         )
+    if task == ENCODER and task_of(config) != ENCODER:
+        model = model.get_encoder()
     return model.eval().requires_grad_(False)
 
 
@@ -452,12 +454,14 @@ def _smaller(options: LoadOptions) -> str:
 
 
 @uncollected()
-def _attention(config: Any, options: LoadOptions) -> str:
+def _attention(config: Any, options: LoadOptions, task: str) -> str:
     """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    found = model_class(config, task, options.model)
+    if task == DECODER:
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if family(config.model_type).bypasses_interface or not getattr(model_class, "_supports_sdpa", True):
+        found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if family(config.model_type).bypasses_interface or not getattr(found, "_supports_sdpa", True):
         return "eager"
     return options.attention
 

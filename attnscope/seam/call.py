@@ -6,7 +6,7 @@ Shapes: B text, H head, Q query, K key, V width of v.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,19 +15,21 @@ from torch import Tensor, nn
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
+from attnscope.stacks import DECODER
 
 
 @dataclass(frozen=True)
 class Place:
     """Which call of a forward pass: its layer, which call of that layer (families that attend twice count up), module.
 
-    path: the module's name in the model.
+    path: the module's name in the model. kind: the stack of the layer, see `stacks.py`.
     """
 
     layer: int
     call: int
     path: str
     module: nn.Module
+    kind: str = DECODER
 
 
 @dataclass(eq=False)
@@ -54,6 +56,10 @@ class AttentionCall:
         return self.place.call
 
     @property
+    def kind(self) -> str:
+        return self.place.kind
+
+    @property
     def path(self) -> str:
         return self.place.path
 
@@ -74,7 +80,7 @@ class CallCheck:
     hides. value_error: largest |P V - output| over some rows, relative to the largest |output|. route: "interface",
     "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output. dtype: of the
     model's own output or weights, where there are any: not always that of the model. answered_by: which of attnscope's
-    own ways read each kind of question, {"Entropy": "tiles"}.
+    own ways read each kind of question, {"Entropy": "tiles"}. kind: the layer's stack.
     """
 
     layer: int
@@ -92,6 +98,12 @@ class CallCheck:
     altered: bool = False
     dtype: torch.dtype | None = None
     answered_by: Mapping[str, str] = field(default_factory=dict)
+    kind: str = DECODER
+
+    @property
+    def name(self) -> str:
+        """`layer 3`, or `cross layer 3` where a number alone does not say of which stack."""
+        return f"layer {self.layer}" if self.kind == DECODER else f"{self.kind} layer {self.layer}"
 
     def failures(self, dtype: torch.dtype) -> list[str]:
         """What did not hold to what the dtype allows, in words."""
@@ -102,7 +114,7 @@ class CallCheck:
             ("P V differs from the layer's own output by", self.value_error, value),
         )
         return [
-            f"layer {self.layer}: {what} {found:.2g} (allowed {limit:.2g})"
+            f"{self.name}: {what} {found:.2g} (allowed {limit:.2g})"
             for what, found, limit in limits
             if found is not None and not found <= limit
         ]
@@ -135,6 +147,10 @@ class CaptureReport:
     def layers(self) -> list[int]:
         """The layers that called, in order, each once."""
         return list(dict.fromkeys(check.layer for check in self.calls))
+
+    def of(self, kind: str) -> CaptureReport:
+        """The same with the calls of one stack alone."""
+        return replace(self, calls=[check for check in self.calls if check.kind == kind])
 
     @property
     def answered_by(self) -> dict[str, list[str]]:

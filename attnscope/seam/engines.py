@@ -193,7 +193,9 @@ class Unchecked(Beside):
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
         output, weights = own()
         on_call(AttentionCall(place, TiledAttention(spec), spec, weights, output))
-        return output, CallCheck(place.layer, place.call, place.path, output.shape[2], "interface", dtype=output.dtype)
+        return output, CallCheck(
+            place.layer, place.call, place.path, output.shape[2], "interface", dtype=output.dtype, kind=place.kind
+        )
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,10 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
 
     how: further arguments of the model's `generate`. Raises as `continuation`.
     """
-    model = loaded.model
+    model, given = loaded.model, "target" if loaded.geometry.task == "seq2seq" else "answer"
+    otherwise = f"give the {given} with {{{given}=TEXT}}"
     if not getattr(model, "can_generate", lambda: False)():
-        raise ModelError(f"{loaded.name} cannot generate", "give the answer with {answer=TEXT}")
+        raise ModelError(f"{loaded.name} cannot generate", otherwise)
     with running(model, implementation):
         try:
             made: Tensor = model.generate(
@@ -62,8 +63,31 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
             if is_out_of_memory(error):
                 raise
             why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise ModelError(f"{loaded.name} cannot generate: {why}", "give the answer with {answer=TEXT}") from error
+            raise ModelError(f"{loaded.name} cannot generate: {why}", otherwise) from error
     return made
+
+
+def translation(
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    most: int,
+    engine: Engine,
+    advance: Callable[[int], object] = lambda tokens: None,
+) -> list[int]:
+    """What an encoder-decoder's decoder reads while it makes its own text of a source, greedily: ids, the start first.
+
+    At most `most` new tokens; without the end token, which it makes and does not read. Raises as `continuation`.
+    """
+    ids_BT = torch.tensor([list(ids)], device=loaded.device)
+    made = greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance))[0].tolist()
+    return made[:-1] if len(made) > 1 and ends(loaded, made[-1]) else made
+
+
+def start_token(loaded: LoadedModel) -> int | None:
+    """The token that an encoder-decoder's decoder begins with; None where its configs do not say."""
+    configs = (getattr(loaded.model, "generation_config", None), loaded.model.config)
+    found = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id") for config in configs)
+    return next((one for one in found if isinstance(one, int)), None)
 
 
 def ends(loaded: LoadedModel, token: int) -> bool:

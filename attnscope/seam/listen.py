@@ -37,6 +37,8 @@ from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport, Place
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
 from attnscope.seam.route import Route, route_of
+from attnscope.seam.stacks import Stacks
+from attnscope.stacks import CROSS, DECODER
 
 
 def listen(
@@ -45,7 +47,7 @@ def listen(
     on_call: OnCall,
     *,
     engine: Engine | None = None,
-    expected_layers: tuple[int, ...] | None = None,
+    expected_layers: Sequence[int | tuple[int, str]] | None = None,
     windows: Mapping[int, int | None] | None = None,
     logits_at: Sequence[int] | None = None,
     gradients: bool = False,
@@ -56,11 +58,12 @@ def listen(
 
     ids_BT: (texts, tokens) integer ids; texts of different length are padded on the right, without a mask. engine: who
     computes the layers' attention, under the implementation that it asks for, put back after the pass; without one the
-    model runs as it is. expected_layers: layers that must call; ModelError names those that did not. windows: of layers
-    whose family builds its mask where nobody sees it. logits_at: positions whose logits are wanted, from the end where
-    negative; the whole model runs then, and makes no others where its family can leave them out. gradients: keep what a
-    backward pass needs. calls_alone: nobody wants the output; the pass ends with the last call, once a whole pass of
-    the model has shown which that is. inputs: further arguments of the model's forward.
+    model runs as it is. expected_layers: layers that must call, with their stack where they have several; ModelError
+    names those that did not. windows: of layers whose family builds its mask where nobody sees it. logits_at: positions
+    whose logits are wanted, from the end where negative; the whole model runs then, and makes no others where its
+    family can leave them out. gradients: keep what a backward pass needs. calls_alone: nobody wants the output; the
+    pass ends with the last call, once a whole pass of the model has shown which that is. inputs: further arguments of
+    the model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
     Returns the report, with the backbone's output; no logits are computed unless asked for.
     Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
     there.
@@ -75,18 +78,27 @@ def listen(
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):
-        inputs = {"use_cache": False, **_route(model).extras, **inputs}
-        if logits_at is None:
-            report.output = _backbone(model)(ids_BT, **inputs)
-        else:
-            report.output, report.logits = _with_logits(_bare(model), ids_BT, logits_at, inputs)
+        inputs = {**_without_cache(_bare(model)), **_route(model).extras, **inputs}
+
+        def run(**more: Any) -> None:
+            if logits_at is None:
+                report.output = _backbone(model)(ids_BT, **inputs, **more)
+            else:
+                report.output, report.logits = _with_logits(_bare(model), ids_BT, logits_at, {**inputs, **more})
+
+        run()
+        if not report.calls and "output_attentions" not in inputs:  # a family may return weights to who asks for them
+            with suppress(AttributeError, TypeError, ValueError):  # or fail in its own code for want of any
+                run(output_attentions=True)
     report.tokens, report.attention = ids_BT.shape[1], attention
     if calls_alone and report.output is not None:
         _remember_calls(_bare(model), report)
-    missing = sorted(set(expected_layers or ()) - set(report.layers))
+    heard = {(check.layer, check.kind) for check in report.calls}
+    missing = [one for one in expected_layers or () if one not in (heard if isinstance(one, tuple) else report.layers)]
     if missing:
+        names = [f"{one[1]} {one[0]}" if isinstance(one, tuple) else str(one) for one in missing]
         raise ModelError(
-            f"no attention call came from layer{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}",
+            f"no attention call came from layer{'s' * (len(missing) > 1)} {', '.join(names)}",
             "this model computes its attention where attnscope cannot listen",
         )
     return report
@@ -232,21 +244,20 @@ class _Listener:
         self.on_call, self.engine, self.windows = on_call, engine, windows
         self.report = CaptureReport()
         self.last = 0  # how many calls end the pass, 0 for none
-        self._calls: dict[int, int] = {}
+        self.stacks = Stacks(model, _config(model))
+        self._calls: dict[tuple[str, int], int] = {}
         self._by_interface: set[nn.Module] = set()
         self._visible: dict[Any, tuple[Any, Visibility]] = {}
 
     def hook_modules(self) -> list[Any]:
         """Forward hooks on every attention module, for families that never call the interface."""
-        return [
-            module.register_forward_hook(self._from_hook, prepend=True)
-            for module, name in self.paths.items()
-            if "attention" in type(module).__name__.lower()
-        ]
+        attention = [module for module in self.paths if "attention" in type(module).__name__.lower()]
+        hooks = [module.register_forward_hook(self._from_hook, prepend=True) for module in attention]
+        return [*self.stacks.hook(attention), *hooks]
 
     def from_interface(self, own: OwnAttention) -> Any:
         """One call through the attention interface, run by the engine; the layer's matrix is freed on return."""
-        self._by_interface.add(own.module)
+        self._by_interface.update(self._around(own.module))
         output, check = self.engine.run(self._place(own.module), self._spec(own), own, self.on_call)
         self._read(check)
         return output, None
@@ -255,6 +266,11 @@ class _Listener:
         self.report.calls.append(check)
         if len(self.report.calls) == self.last:
             raise _LastCallError
+
+    def _around(self, module: nn.Module) -> list[nn.Module]:
+        """The module, and those that it stands in: what they return second may be a bias of positions."""
+        names = self.paths[module].split(".")
+        return [module, *(self.model.get_submodule(".".join(names[:depth])) for depth in range(1, len(names)))]
 
     def _spec(self, own: OwnAttention) -> AttentionSpec:
         given = own.given
@@ -279,8 +295,8 @@ class _Listener:
         weights = output[1]
         if not isinstance(weights, Tensor) or weights.ndim != 4 or not weights.is_floating_point():
             return None
-        if self._layer(module) in self._without_attention:  # what a linear layer returns second is its state
-            return None
+        if (self._layer(module), self.stacks.of(module)) in self._without_attention:
+            return None  # what a linear layer returns second is its state
         if self.engine.alters:
             raise ModelError(
                 "this family attends outside the attention interface, where its output cannot be changed",
@@ -288,8 +304,9 @@ class _Listener:
             )
         Q, K = weights.shape[-2:]
         place = self._place(module)
-        key = Q, K, self.windows.get(place.layer), weights.device
-        visible = self._shared(key, None, lambda: Visibility(Q, K, None, True, key[2], weights.device))
+        causal = place.kind == DECODER
+        key = Q, K, causal, self.windows.get(place.layer) if causal else None, weights.device
+        visible = self._shared(key, None, lambda: Visibility(Q, K, None, causal, key[3], weights.device))
         call = AttentionCall(place, DenseAttention(weights, visible), weights_BHQK=weights)
         with full_precision(weights.device):
             check = check_call(call, "hook")
@@ -298,26 +315,27 @@ class _Listener:
         return type(output)([output[0], None, *output[2:]])
 
     @cached_property
-    def _without_attention(self) -> set[int]:
+    def _without_attention(self) -> set[tuple[int, str]]:
         """The layers that compute no softmax attention, by what the model's config says."""
         config = _config(self.model)
         if config is None:
             return set()
-        return {layer.index for layer in geometry_of(config, count=False).layers if not layer.attention}
+        geometry = geometry_of(config, count=False)
+        return {(layer.index, geometry.kind) for layer in geometry.layers if not layer.attention}
 
     def _place(self, module: nn.Module) -> Place:
         """The module's layer, and which call of that layer this is."""
-        layer = self._layer(module)
-        self._calls[layer] = self._calls.get(layer, -1) + 1
-        return Place(layer, self._calls[layer], self.paths[module], module)
+        layer, kind = self._layer(module), self.stacks.of(module)
+        self._calls[kind, layer] = self._calls.get((kind, layer), -1) + 1
+        return Place(layer, self._calls[kind, layer], self.paths[module], module, kind)
 
     def _visibility(self, module: nn.Module, given: Mapping[str, Any]) -> Visibility:
         """One Visibility per mask: layers that share a mask share its counts."""
         Q, K, mask = given["query"].shape[2], given["key"].shape[2], given.get("attention_mask")
         if isinstance(mask, Tensor):
             return self._shared(id(mask), mask, lambda: Visibility(Q, K, _one(mask)[..., :K], device=mask.device))
-        causal = given.get("is_causal")
-        causal = bool(getattr(module, "is_causal", True) if causal is None else causal)
+        causal, kind = given.get("is_causal"), self.stacks.of(module)
+        causal = bool(getattr(module, "is_causal", kind == DECODER) if causal is None else causal) and kind != CROSS
         device = given["query"].device
         return self._shared((Q, K, causal, device), None, lambda: Visibility(Q, K, None, causal, None, device))
 
@@ -392,8 +410,14 @@ def _heard(model: nn.Module, extras: Mapping[str, Any]) -> set[str]:
     """The routes by which the attention calls of a pass over two tokens came."""
     ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(_bare(model)))
     with _model_lock(model), torch.no_grad(), _uncompiled(), listening(model, lambda call: None) as report:
-        _backbone(model)(ids_BT, use_cache=False, **extras)
+        _backbone(model)(ids_BT, **_without_cache(_bare(model)), **extras)
     return {check.route for check in report.calls}
+
+
+def _without_cache(model: nn.Module) -> dict[str, Any]:
+    """The argument that leaves out the cache, where the model has one."""
+    names = inspect.signature(model.forward).parameters
+    return {"use_cache": False} if {"use_cache", "kwargs"} & names.keys() else {}
 
 
 def _uncompiled() -> Any:

@@ -5,6 +5,7 @@ Of transformers' own families `families.py` knows it. Of code that somebody else
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,10 +37,19 @@ def route_of(model: nn.Module, heard: Callable[[Mapping[str, Any]], set[str]]) -
     """
     if type(model).__module__.startswith("transformers.") or not hasattr(model, "config"):
         known = family_of(model)
-        return Route(not known.bypasses_interface, ASKED if known.returns_weights_when_asked else {})
+        asks = not known.bypasses_interface and _asks(model)
+        return Route(asks, ASKED if known.returns_weights_when_asked else {})
     if model not in _found:
         _found[model] = _tried(heard)
     return _found[model]
+
+
+def _asks(model: nn.Module) -> bool:
+    """Whether a file of transformers that the model's modules come from knows the interface."""
+    if not hasattr(model, "config"):
+        return True
+    files = {type(module).__module__ for module in model.modules()}
+    return any(hasattr(sys.modules.get(file), "ALL_ATTENTION_FUNCTIONS") for file in files)
 
 
 def _tried(heard: Callable[[Mapping[str, Any]], set[str]]) -> Route:

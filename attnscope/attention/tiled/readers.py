@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import (
+    AbsoluteDistance,
     At,
     Back,
     Distance,
@@ -33,7 +34,16 @@ from attnscope.attention.questions import (
     TopK,
     Window,
 )
-from attnscope.attention.rows import TINY, asked_key, holding, inside, largest, mean_distance, picked
+from attnscope.attention.rows import (
+    TINY,
+    asked_key,
+    holding,
+    inside,
+    largest,
+    mean_absolute_distance,
+    mean_distance,
+    picked,
+)
 from attnscope.attention.tiled.tiles import HIDDEN, Tile
 
 DENSE_MATCHES = 1 / 16  # share of equal pairs in a tile beyond which a product is cheaper than looking them up
@@ -162,6 +172,13 @@ class DistanceReader(Reader):
         first_query = tile.rows.start + self.P.keys - self.P.queries
         sum_Hr = (tile.key0 + tile.rest) * (tile.norm[..., 0] > 0)
         self.answer[tile.answer] = mean_distance(tile.p, sum_Hr, first_query, tile.low)
+
+
+class AbsoluteDistanceReader(Reader):
+    def visit(self, tile: Tile) -> None:
+        first_query = tile.rows.start + self.P.keys - self.P.queries
+        sum_Hr = (tile.key0 + tile.rest) * (tile.norm[..., 0] > 0)
+        self.answer[tile.answer] = mean_absolute_distance(tile.p, sum_Hr, first_query, tile.low)
 
 
 class EqualLabelsReader(Reader):
@@ -339,6 +356,7 @@ READERS: Mapping[type[Question], Callable[[Any, AttentionOperator], Reader]] = {
     MaxWeight: MaxWeightReader,
     Holding: HoldingReader,
     Distance: DistanceReader,
+    AbsoluteDistance: AbsoluteDistanceReader,
     At: OneKeyReader,
     Back: OneKeyReader,
     Key: OneKeyReader,

@@ -1,0 +1,97 @@
+"""What a model is read at: as a causal decoder, as an encoder, or as an encoder and a decoder that looks at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnscope.errors import ModelError, UsageError
+from attnscope.model.families import family
+from attnscope.stacks import DECODER, ENCODER, NAMES, TASKS
+
+
+def task_of(config: Any) -> str:
+    """`decoder`, `encoder` or `seq2seq`, by what the config says.
+
+    A family that can be both is what its config makes it; one that transformers has no causal language model of is an
+    encoder.
+
+    >>> task_of(AutoConfig.from_pretrained("google-t5/t5-small"))
+    'seq2seq'
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if getattr(config, "is_encoder_decoder", False):
+        return "seq2seq"
+    causal = family(config.model_type).looks_ahead_unless
+    if causal is not None:
+        return DECODER if getattr(config, causal, False) else ENCODER
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    return DECODER if known or remote else ENCODER
+
+
+def stack_config(config: Any, stack: str) -> Any:
+    """The part of a config that speaks of a stack: of an encoder-decoder a config inside it, or the whole.
+
+    `get_text_config` of transformers would do, were it not for the defaults that it leaves behind in older families.
+    """
+    if not getattr(config, "is_encoder_decoder", False):
+        return config.get_text_config(decoder=True) if stack == DECODER else config
+    inner: Any = getattr(config, stack, None)
+    return inner.get_text_config() if hasattr(inner, "get_text_config") else config
+
+
+def chosen_task(config: Any, wanted: str, name: str) -> str:
+    """The task that was asked for, or what the config says. Raises where the model cannot be read so.
+
+    wanted: one of TASKS, or `auto`. name: of the model, for the error.
+    """
+    own = task_of(config)
+    if wanted in ("auto", own):
+        return own
+    if wanted not in TASKS:
+        raise UsageError(f"expected a task auto, {', '.join(TASKS)}, got {wanted!r}", "use {task=auto}")
+    if own == "seq2seq" and wanted == ENCODER:
+        return ENCODER
+    if own == ENCODER and wanted == DECODER and family(config.model_type).looks_ahead_unless:
+        raise ModelError(
+            f"{name} ({config.model_type}) as configured looks ahead: it is not a causal language model",
+            "leave out {task=decoder}, or take a checkpoint trained as one",
+        )
+    raise ModelError(
+        f"{name} ({config.model_type}) cannot be read as {NAMES[wanted]}: it is {NAMES[own]}", "use {task=auto}"
+    )
+
+
+def model_class(config: Any, task: str, name: str) -> Any:
+    """The class of transformers that loads such a model with the weights of its checkpoint.
+
+    A decoder is loaded as a causal language model; another as the class that its checkpoint was saved from, whose
+    weights are then all there, or else as the bare model. Raises ModelError for a model that reads no text.
+    """
+    import transformers
+    from transformers import (
+        MODEL_FOR_MASKED_LM_MAPPING,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        MODEL_MAPPING,
+        AutoModel,
+        AutoModelForCausalLM,
+    )
+
+    if task == DECODER:
+        return AutoModelForCausalLM
+    if "AutoModel" in (getattr(config, "auto_map", None) or {}):
+        return AutoModel
+    saved = [getattr(transformers, one, None) for one in getattr(config, "architectures", None) or ()]
+    known = [one for one in saved if getattr(one, "config_class", None) is type(config)]
+    heads = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if task == "seq2seq" else MODEL_FOR_MASKED_LM_MAPPING
+    auto = (heads, MODEL_MAPPING) if task == "seq2seq" else (MODEL_MAPPING, heads)
+    known += [one.get(type(config), None) for one in auto]
+    found = next((one for one in known if one is not None), None)
+    if found is None or getattr(found, "main_input_name", "") not in READ or hasattr(config, "vision_config"):
+        kind = config.model_type
+        raise ModelError(f"{name} ({kind}) is no model of text that attnscope reads", "choose a model of text")
+    return found
+
+
+READ = ("input_ids", "input_features")  # what the models that attnscope reads are given first

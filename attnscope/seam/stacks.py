@@ -1,0 +1,85 @@
+"""Which stack of a model an attention module belongs to, and whether its keys are what an encoder gave.
+
+An encoder-decoder says which of its parts the encoder is. Whether a module of the decoder attends to the text so far or
+to the encoder's states is seen when it runs, by what it is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from attnscope.model.task import task_of
+from attnscope.stacks import CROSS, DECODER, ENCODER, VISION, plain
+
+FROM_ENCODER = ("key_value_states", "encoder_hidden_states")  # what most modules call the states of an encoder
+
+
+class Stacks:
+    """The stack of every attention module of a model.
+
+    >>> Stacks(model, model.config).of(model.model.encoder.layers[0].self_attn)
+    'encoder'
+    """
+
+    def __init__(self, model: nn.Module, config: Any) -> None:
+        self.kind = DECODER if config is None else plain(task_of(config))
+        self._of: dict[nn.Module, str] = {}
+        self._crossing: dict[nn.Module, bool] = {}
+        self._states: set[int] = set()  # where the encoder's output lies
+        self.encoder = _encoder(model) if getattr(config, "is_encoder_decoder", False) else None
+        self._mark(self.encoder, ENCODER)
+        vision = getattr(config, "vision_config", None)
+        for module in model.modules() if vision is not None else ():
+            if getattr(module, "config", None) is vision:
+                self._mark(module, VISION)
+
+    def _mark(self, part: nn.Module | None, kind: str) -> None:
+        for module in part.modules() if part is not None else ():
+            self._of.setdefault(module, kind)
+
+    def of(self, module: nn.Module) -> str:
+        """The stack of a module that attends now."""
+        kind = self._of.get(module, self.kind)
+        return CROSS if kind == DECODER and self._crossing.get(module) else kind
+
+    def hook(self, modules: Iterable[nn.Module]) -> list[Any]:
+        """Hooks that watch what the attention modules of a decoder beside an encoder are given; none without one."""
+        if self.encoder is None:
+            return []
+        watched = [module for module in modules if self._of.get(module) is None]
+        return [
+            self.encoder.register_forward_hook(self._encoded),
+            *(module.register_forward_pre_hook(self._watch, with_kwargs=True) for module in watched),
+        ]
+
+    def _encoded(self, module: nn.Module, args: Any, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple | list | Mapping) else output
+        self._states = {_place(states)} if isinstance(states, Tensor) else set()
+
+    def _watch(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        given = {**dict(zip(_names(type(module).forward), args, strict=False)), **kwargs}
+        named = any(isinstance(given.get(name), Tensor) for name in FROM_ENCODER)
+        tensors = (one for one in given.values() if isinstance(one, Tensor))
+        self._crossing[module] = named or any(_place(one) in self._states for one in tensors)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@lru_cache
+def _names(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """What the forward of a class calls its arguments, in order."""
+    return tuple(inspect.signature(forward).parameters)[1:]
+
+
+def _encoder(model: nn.Module) -> nn.Module | None:
+    """The encoder of an encoder-decoder; the model itself where it is one's encoder."""
+    get = getattr(model, "get_encoder", None)
+    part = get() if get is not None else None
+    return part if isinstance(part, nn.Module) else None

@@ -1,0 +1,21 @@
+"""The stacks of attention that a model may have, and how their layers and heads are called.
+
+A causal model has one, its decoder; BERT has one, its encoder; an encoder-decoder has three: encoder, decoder, and the
+attention of the decoder to what the encoder read.
+"""
+
+from __future__ import annotations
+
+DECODER, ENCODER, CROSS, VISION = "decoder", "encoder", "cross", "vision"
+KINDS = (ENCODER, DECODER, CROSS, VISION)  # in the order in which a forward pass comes to them
+TASKS = ("decoder", "encoder", "seq2seq")  # what a model is read at
+NAMES = {"decoder": "a causal model", "encoder": "an encoder", "seq2seq": "an encoder-decoder"}
+
+
+def plain(task: str) -> str:
+    """The stack that a layer's number means where nobody names one: of an encoder-decoder its decoder.
+
+    >>> plain("seq2seq")
+    'decoder'
+    """
+    return ENCODER if task == ENCODER else DECODER

@@ -1,0 +1,38 @@
+"""The text of an encoder-decoder's decoder: given, or what the model makes of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attnscope.errors import InputError
+from attnscope.text.prompt import Prompt, from_ids
+
+
+def target(tokenizer: Any, text: str, start: int | None, most: int | None) -> Prompt:
+    """What the decoder reads to say a text: its start token, and the tokens of the text without the end token.
+
+    So it is trained: every query predicts the token after its own. start: the decoder's start token. Raises InputError
+    for a text without tokens, or with more than `most`.
+
+        >>> target(tokenizer, "Das Haus ist wunderbar.", 0, None).tokens[:2]
+        ('<pad>', ' Das')
+    """
+    if not text.strip():
+        raise InputError("the target is empty", "give a target with at least one word, or leave out {target}")
+    ids = list(tokenizer(text_target=text)["input_ids"])
+    if ids and ids[-1] == tokenizer.eos_token_id:
+        ids = ids[:-1]
+    return from_target_ids(tokenizer, ids, start, most)
+
+
+def from_target_ids(tokenizer: Any, ids: Sequence[int], start: int | None, most: int | None) -> Prompt:
+    """The same of token ids; the start token comes first, if it does not already."""
+    whole = list(ids)
+    if start is not None and whole[:1] != [start]:
+        whole = [start, *whole]
+    if not whole:
+        raise InputError("the target has no tokens", "give a target with at least one word")
+    if most is not None and len(whole) > most:
+        raise InputError(f"the target has {len(whole)} tokens, the decoder reads at most {most}", "shorten the target")
+    return from_ids(tokenizer, whole)
