@@ -1,7 +1,7 @@
 """A name or a folder -> a loaded decoder, its tokenizer and its geometry.
 
-Everything that can be refused without importing torch is refused first (`sources`, `checkpoint`, `hub`); what is loaded is in eval
-mode, without gradients, and nothing of it is patched.
+Everything that can be refused without importing torch is refused first (`sources`, `checkpoint`, `hub`); what is loaded
+is in eval mode, without gradients, and nothing of it is patched.
 """
 
 from __future__ import annotations
