@@ -19,7 +19,7 @@ from test_metrics import by_loops
 
 LAYERS, HEADS, KV_HEADS = 28, 24, 8
 ABOUT = ["layer", "head", "kv_head", "role", "near_uniform", "top_key", "top_key_token", "top_key_mass"]
-RELATION = ["layer", "head", "kv_head", "query", "query_token", "key", "key_token", "weight"]
+RELATION = ["layer", "head", "kv_head", "query", "query_token", "key", "key_token", "weight", "kind"]
 
 
 def table(data):
@@ -79,7 +79,8 @@ def test_a_pipe_and_the_file_hold_the_same_rows(tmp_path):
     out = ran("heads", "--text", SENTENCE, "--out", str(tmp_path))
     assert (tmp_path / "heads.csv").read_bytes() == out
     rows = table(out)
-    assert list(rows[0]) == [*ABOUT, *METRICS]
+    assert list(rows[0]) == [*ABOUT, *METRICS, "kind"]
+    assert {row["kind"] for row in rows} == {"decoder"}
     assert {(int(row["layer"]), int(row["head"])) for row in rows} == {(i, j) for i in range(4) for j in range(6)}
     assert all(int(row["kv_head"]) == int(row["head"]) // 2 for row in rows)
     scores = [float(row["focus"]) for row in rows]
@@ -152,7 +153,7 @@ def test_metrics_of_length_are_columns_where_they_are_asked_for(demo):
     """As Python loops have them over the model's own matrices."""
     text, asked = "The river bank is wide. " * 9, ("--metrics", "keys 95,streaming_mass_32")
     rows = table(ran("heads", "--text", text, "--engine", "fused", *asked))
-    assert list(rows[0]) == [*ABOUT, *METRICS, "keys_95", "streaming_mass_32"]
+    assert list(rows[0]) == [*ABOUT, *METRICS, "keys_95", "streaming_mass_32", "kind"]
     ids = demo.tokenizer(text).input_ids
     with torch.no_grad():
         matrices = demo.model(torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
@@ -161,14 +162,18 @@ def test_metrics_of_length_are_columns_where_they_are_asked_for(demo):
         weights = matrices[int(row["layer"])][0, int(row["head"])]
         for name in ("keys_95", "streaming_mass_32"):
             assert float(row[name]) == pytest.approx(by_loops(weights, visible, ids, name), abs=1e-5, rel=1e-3), name
-    assert [*table(ran("heads", "--text", SENTENCE, "--sort", "-str 512"))[0]][-1] == "streaming_mass_512"
+    assert [*table(ran("heads", "--text", SENTENCE, "--sort", "-str 512"))[0]][-2] == "streaming_mass_512"
 
 
 def test_parquet_has_the_types_of_a_dataset(tmp_path):
-    from attnscope.batch.rows import SCHEMAS
+    from attnscope.batch.job import DatasetOutput
+    from attnscope.batch.rows import schema_of
 
     found = pq.read_schema(io.BytesIO(ran("heads", "--text", SENTENCE, "--format", "parquet")))
-    plain = {one.name: pa.string() if pa.types.is_dictionary(one.type) else one.type for one in SCHEMAS["heads"]}
+    plain = {
+        one.name: pa.string() if pa.types.is_dictionary(one.type) else one.type
+        for one in schema_of("heads", DatasetOutput())
+    }
     assert {one.name: one.type for one in found} == {name: plain[name] for name in plain if name not in ("item", "id")}
 
 
@@ -320,7 +325,7 @@ def test_words_are_ranked_and_left_out_as_words():
 
 def test_scores_are_the_logits_behind_the_weights(weights):
     rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all", "--weights", "scores", "--select", "3.1"))
-    assert [*rows[0]][-1] == "score"
+    assert [*rows[0]][-2:] == ["score", "kind"]
     logits = defaultdict(dict)
     for row in rows:
         logits[int(row["query"])][int(row["key"])] = float(row["score"])

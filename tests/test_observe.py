@@ -65,7 +65,7 @@ def test_relations_are_the_largest_weights(demo, seen_by) -> None:
     found = list(rows(seen.relations()))
     expected = sum(min(3, i + 1) for i in range(len(seen.prompt))) * 24
     assert len(found) == expected
-    for layer, head, kv_head, query, query_token, key, key_token, weight in found:
+    for layer, head, kv_head, query, query_token, key, key_token, weight, _ in found:
         assert (kv_head, query_token, key_token) == (head // 2, seen.prompt.tokens[query], seen.prompt.tokens[key])
         row = layers[layer][head, query]
         assert weight == pytest.approx(float(row[key]), abs=1e-5)
@@ -125,7 +125,7 @@ def test_relations_of_chosen_tokens(demo, seen_by, query, key, kind: str, top_k:
     n, layers = len(seen.prompt), torch.stack(attentions(demo, seen.prompt))
     layers = layers.unflatten(1, (3, 2)).mean(2) if kind == "kv heads" else layers
     found: dict[tuple[int, int, int], list[tuple[int, float]]] = {}
-    for layer, head, kv_head, i, token, j, key_token, weight in rows(seen.relations()):
+    for layer, head, kv_head, i, token, j, key_token, weight, _ in rows(seen.relations()):
         assert (token, key_token) == (seen.prompt.tokens[i], seen.prompt.tokens[j])
         found.setdefault((layer, kv_head if head is None else head, i), []).append((j, weight))
     whole = [(layer, head) for layer in range(4) for head in range(layers.shape[1])]

@@ -300,7 +300,7 @@ def test_bars_stand_below_their_own_columns():
 
 
 def test_a_pipe_gets_numbers_unless_the_text_is_asked_for():
-    assert ran("--query", "last").startswith("layer,head,kv_head,position,token,weight,uniform\n")
+    assert ran("--query", "last").startswith("layer,head,kv_head,position,token,weight,uniform,kind\n")
     plain = ran("--query", "last", "--format", "table", "--select", "1.4", COLUMNS="60")
     coloured = ran("--query", "last", "--format", "table", "--select", "1.4", COLUMNS="60", FORCE_COLOR="1")
     assert ESCAPE not in plain

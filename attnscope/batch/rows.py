@@ -18,10 +18,12 @@ import pyarrow.compute as pc
 
 from attnscope.batch.items import Item, printable
 from attnscope.batch.journal import Failure
+from attnscope.measure.layers import codes
 from attnscope.measure.metrics import MASS, METRICS
 from attnscope.seam.call import joined_ways
 from attnscope.selection import spelled
-from attnscope.tables import numbers, tamed
+from attnscope.stacks import KINDS
+from attnscope.tables import numbers, tamed, texts_at
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
@@ -99,6 +101,7 @@ SCHEMAS = {
         ]
     ),
 }
+OF_LAYERS = ("heads", "relations", "spans")  # whose rows end with the stack of the layer
 ROWS_A_PIECE = 1 << 19  # that are made, and written, at a time
 
 
@@ -169,7 +172,8 @@ def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
         more = [(one, pa.string()) for one in (*named, "note")]
     if name == "heads" and "key" in output.chosen:
         more = [("mass", pa.float32()), ("uniform", pa.float32())]
-    return pa.schema([*SCHEMAS[name], *(pa.field(*one) for one in more)])
+    last = [("kind", TOKEN)] if name in OF_LAYERS else []
+    return pa.schema([*SCHEMAS[name], *(pa.field(*one) for one in (*more, *last))])
 
 
 def arrow_tables(measured: Measured, output: DatasetOutput) -> dict[str, pa.Table]:
@@ -234,6 +238,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     for title, name, part in parts:
         values = column(lambda heads, name=name, part=part: getattr(heads.scores[name], part), np.float64)  # type: ignore[misc]
         columns[title] = numbers(values.astype(np.float32))  # NaN is null
+    columns["kind"] = _kinds([one.columns.kind[places] for (_, one), places in zip(seen, kept, strict=True)])
     return _table(columns, schema_of("heads", output))
 
 
@@ -241,7 +246,7 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
     parts = [one.relation_numbers(output.min_weight) for _, one in seen]
     found = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
     if not parts:
-        return SCHEMAS["relations"].empty_table()
+        return schema_of("relations", output).empty_table()
     head, places = found["head"], ([part[name] for part in parts] for name in ("query", "key"))
     query_token, key_token = _words([one.units() for _, one in seen], *places)
     columns = {
@@ -250,8 +255,9 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
         "head": numbers(head, head < 0),
         "query_token": query_token,
         "key_token": key_token,
+        "kind": texts_at(KINDS, found["kind"]),
     }
-    return _table(columns, SCHEMAS["relations"])
+    return _table(columns, schema_of("relations", output))
 
 
 def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
@@ -280,8 +286,16 @@ def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "key_span": span(code[1]),
         "mass": mass("mass"),
         "uniform": mass("uniform"),
+        "kind": _kinds(
+            [np.repeat(one.columns.kind[places], count**2) for (_, one), places in zip(seen, kept, strict=True)]
+        ),
     }
-    return _table(columns, SCHEMAS["spans"])
+    return _table(columns, schema_of("spans", output))
+
+
+def _kinds(parts: Sequence[np.ndarray]) -> pa.DictionaryArray:
+    """The stacks of rows, of their names."""
+    return texts_at(KINDS, codes(_joined(parts, object).tolist()))
 
 
 def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> list[pa.DictionaryArray]:

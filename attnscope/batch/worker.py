@@ -68,6 +68,8 @@ class Worker:
         keep_freed_memory()
         self.loaded = loaded or load(job.load)
         self.loaded.check_task("a corpus", "decoder", "encoder")
+        if job.output.weights:
+            self.loaded.check_task("a file of lower triangles")
         if job.engine not in ("auto", "eager"):
             choose(self.loaded, 1, job.engine)  # refused now, not once per text
         _check_positions(job.max_tokens, self.loaded.geometry.max_positions)

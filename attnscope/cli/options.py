@@ -68,10 +68,10 @@ class Checkpoint:
         HELD,
     ] = None
     task: Annotated[
-        Literal["auto", "decoder", "encoder", "seq2seq"],
-        Option(help="What the model is read as; auto: as its config says."),
+        Literal["auto", "decoder", "encoder", "seq2seq"] | None,
+        Option(help="What the model is read as (default: auto, as its config says)."),
         HELD,
-    ] = "auto"
+    ] = None
 
     def load_options(self) -> LoadOptions:
         """What `load` takes."""

@@ -108,6 +108,8 @@ def rendered(table: pa.Table, top: int | None) -> RichTable:
     from attnscope.tables import rows
 
     shown = output.sheet()
+    if len(table.column("kind").unique()) <= 1:  # in a file it is there in any case
+        table = table.drop_columns("kind")
     for field in table.schema:
         number = types.is_integer(field.type) or types.is_floating(field.type)
         shown.add_column(field.name, justify="right" if number else "left", no_wrap=number, min_width=3)

@@ -52,7 +52,7 @@ class LoadOptions:
     positions: int | None = None
     base: str | None = None
     adapter: Literal["merged", "beside"] | None = None
-    task: str = "auto"
+    task: str | None = None
 
 
 @dataclass(frozen=True, repr=False)

@@ -41,13 +41,13 @@ def stack_config(config: Any, stack: str) -> Any:
     return inner.get_text_config() if hasattr(inner, "get_text_config") else config
 
 
-def chosen_task(config: Any, wanted: str, name: str) -> str:
+def chosen_task(config: Any, wanted: str | None, name: str) -> str:
     """The task that was asked for, or what the config says. Raises where the model cannot be read so.
 
-    wanted: one of TASKS, or `auto`. name: of the model, for the error.
+    wanted: one of TASKS, `auto` or None. name: of the model, for the error.
     """
     own = task_of(config)
-    if wanted in ("auto", own):
+    if wanted is None or wanted in ("auto", own):
         return own
     if wanted not in TASKS:
         raise UsageError(f"expected a task auto, {', '.join(TASKS)}, got {wanted!r}", "use {task=auto}")

@@ -143,7 +143,7 @@ def test_the_table_of_heads_says_what_the_atlas_names(folder, tmp_path):
     assert {head: roles for head, roles in named.items() if roles} == {
         head: " ".join(roles) for head, roles in ROLES.items()
     }
-    assert list(found[0])[-1] == "atlas_roles"
+    assert list(found[0])[-2:] == ["atlas_roles", "kind"]
     assert "atlas_roles" not in rows(call("heads", TEXT, "-q"))[0]
     assert {row["atlas_roles"] for row in rows(call("heads", TEXT, "-q", "--atlas", str(folder), "--by", "kv"))} == {""}
     assert call("relations", TEXT, "--atlas", str(folder), "-q", "--out", str(tmp_path / "run")).code == 0

@@ -246,7 +246,7 @@ def test_scores_that_are_no_numbers_are_null(tmp_path, run):
     (folder / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
     lines = (run / "heads.csv").read_text().splitlines()
     cells = lines[1].split(",")
-    cells[-1], cells[-2] = "nan", "inf"
+    cells[-2], cells[-3] = "nan", "inf"
     (folder / "heads.csv").write_text("\n".join([lines[0], ",".join(cells)]) + "\n")
     page, _ = viewed(tmp_path, str(folder), "--from-tables")
     [head] = page.said["sides"][0]["heads"]
