@@ -15,7 +15,8 @@ from torch import Tensor
 from attnscope.parity.given import given_of, mask_of, precise
 from attnscope.reference.attention import apply_mask, attention_logits, attention_output, logit_terms, softmax
 from attnscope.reference.given import UnreadableError
-from attnscope.reference.layouts import UNREAD, Layout
+from attnscope.reference.layout import Layout
+from attnscope.reference.layouts import UNREAD
 from attnscope.reference.reader import read
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import ModuleRun
