@@ -143,13 +143,16 @@ FAMILIES: Mapping[str, Layout] = {
 
 # Families of which transformers has no causal language model: encoders, and encoder-decoders of two texts.
 ENCODERS: Mapping[str, Layout] = {
-    **dict.fromkeys(["dpr", "ibert", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert"], BERT),
-    **dict.fromkeys(["m2m_100", "nllb-moe", "seamless_m4t", "speech_to_text"], FAIRSEQ),
+    **dict.fromkeys(["dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert"], BERT),
+    **dict.fromkeys(["m2m_100", "nllb-moe", "seamless_m4t", "speech_to_text", "tipsv2_text_model"], FAIRSEQ),
     **dict.fromkeys(["mt5", "switch_transformers", "t5", "umt5"], T5),
     **dict.fromkeys(["distilbert", "flaubert"], LINEAR),
-    **dict.fromkeys(["eurobert", "gte", "jina_embeddings_v3", "nomic_bert"], SEPARATE),
+    **dict.fromkeys(["eurobert", "gte", "jina_embeddings_v3", "nomic_bert", "ultrabert"], SEPARATE),
     "albert": replace(BERT, out="dense", residual="hidden_states", out_norm="LayerNorm", eps="layer_norm_eps"),
+    "embedding_gemma2_text": replace(HEAD_NORM, scale="one", v_norm="*"),
     "modernbert": replace(CONCAT, fused="Wqkv", out="Wo"),
+    "openai_privacy_filter": replace(SEPARATE, rotary="interleaved", sinks="sinks"),
+    "t5_gemma_module": replace(SEPARATE, scale="query_pre_attn_scalar", softcap="attn_logit_softcapping"),
 }
 
 # Families whose attention no layout here describes, and why.
@@ -169,6 +172,12 @@ UNREAD: Mapping[str, str] = {
     "prophetnet": "two streams predict several tokens at once",
     "xlnet": "two streams with relative positions over permuted text",
     "zaya": "convolutions over the projected queries and keys",
+}
+UNREAD_ENCODERS: Mapping[str, str] = {
+    "convbert": "convolutions beside and within its heads",
+    **dict.fromkeys(["deberta", "deberta-v2"], "its scores add products of contents with relative positions"),
+    "mobilebert": "its queries and keys are made of another tensor than its values",
+    "mpnet": "a bias of relative positions that its encoder makes, for all layers",
 }
 
 

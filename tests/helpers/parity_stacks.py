@@ -12,25 +12,30 @@ from attnscope.parity import ParityReport, check_parity
 from helpers.families import VOCABULARY, _shrunk, _update
 from helpers.parity_models import as_loaded, rouse
 
-SOURCE, TARGET = 24, 10  # tokens; the source is longer than the tiny windows of 8 and the exact buckets of T5
+SOURCE, TARGET, WINDOW = 24, 22, 8  # tokens; texts are longer than windows, and than T5's distances of one bucket
 
 # What shrinking alone gets wrong.
 NEEDED: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
     "distilbert": {"dim": 64, "hidden_dim": 96},
-    "umt5": {"feed_forward_proj": "relu"},
+    "modernbert": {"local_attention": 2 * WINDOW},
     "whisper": {"num_mel_bins": 16, "max_source_positions": SOURCE},
     "speech_to_text": {"num_mel_bins": 16, "input_feat_per_channel": 16, "conv_channels": 32},
     "xmod": {"default_language": "en_XX"},
 }
 
 
-def stack_model(model_type: str, **overrides: Any) -> Any:
-    """A tiny model of this family as attnscope loads it: encoder, or encoder and decoder."""
+def tiny_stacks(model_type: str, **overrides: Any) -> Any:
+    """The config of a tiny model of this family."""
     config_class = CONFIG_MAPPING[model_type]
     arguments = _shrunk(config_class())
     _update(arguments, NEEDED.get(model_type, {}) | overrides)
-    config = config_class(**arguments)
+    return config_class(**arguments)
+
+
+def stack_model(model_type: str, **overrides: Any) -> Any:
+    """A tiny model of this family as attnscope loads it: encoder, or encoder and decoder."""
+    config = tiny_stacks(model_type, **overrides)
     torch.manual_seed(0)
     model = model_class(config, task_of(config), model_type)._from_config(config, attn_implementation="eager")
     rouse(model)
@@ -38,7 +43,7 @@ def stack_model(model_type: str, **overrides: Any) -> Any:
 
 
 def texts_for(model: Any) -> dict[str, torch.Tensor]:
-    """What `check_parity` is given: ids, and of an encoder-decoder a source of another length (features for Whisper)."""
+    """What `check_parity` is given: ids, and a source of another length where there are two texts; or features."""
     generator = torch.Generator().manual_seed(0)
     source_BT = torch.randint(6, VOCABULARY, (1, SOURCE), generator=generator)
     if not model.config.is_encoder_decoder:
