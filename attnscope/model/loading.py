@@ -23,7 +23,7 @@ from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
-from attnscope.stacks import DECODER, ENCODER
+from attnscope.stacks import DECODER, ENCODER, NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -100,6 +100,12 @@ class LoadedModel:
                 f"{self.name} has {self.embeddings} embeddings, and its tokenizer gives the token {ids[place]}",
                 "copy the model's own tokenizer into its folder",
             )
+
+    def check_task(self, what: str, *tasks: str) -> None:
+        """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for."""
+        if self.geometry.task not in (tasks or (DECODER,)):
+            meant = " or ".join(NAMES[task] for task in tasks or (DECODER,))
+            raise ModelError(f"{what} is for {meant}, and {self.name} is {NAMES[self.geometry.task]}", "choose another")
 
     @property
     def attention(self) -> str:
