@@ -100,7 +100,7 @@ class Layout:
     @property
     def across(self) -> Layout:
         """The same layer where it attends to an encoder's states: two texts have no distances from one to the other."""
-        return replace(self, rotary="", alibi="", table="", window=False)
+        return replace(self, rotary="", alibi="", table="")
 
 
 NORM_AT = {"heads": "a head", "whole": "full width", "rotated": "after rotation"}

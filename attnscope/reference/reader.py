@@ -178,7 +178,7 @@ def position_bias(given: Given) -> Tensor | None:
     if not layout.table:
         return None
     return relative_bias(
-        given.parameter(layout.table),
+        given.parameter(layout.table).to(position_T.device),  # the first layer's may lie on another
         position_T,
         position_T,
         max_distance=given.config.relative_attention_max_distance,
