@@ -173,7 +173,8 @@ def load(options: LoadOptions) -> LoadedModel:
     try:
         checkpoint.check_tokenizer(source.folder, options.trust_remote_code)
     except ModelError:
-        _config(source, options)  # a model of images has none either, and that is the better answer
+        config = _config(source, options)  # a model of images has none either, and that is the better answer
+        model_class(config, chosen_task(config, options.task, source.name), source.name)
         raise
     names = checkpoint.weight_files(source.folder, options.allow_pickle, source.listing)
     device = _device(options)
