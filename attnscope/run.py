@@ -70,7 +70,7 @@ class Run:
         """The same, after every layer was held against the oracle; its verdict goes into the manifest."""
         from attnscope.parity.certificate import verify
 
-        return replace(self, facts={**self.facts, "parity": verify(self.loaded, self.prompt)})
+        return replace(self, facts={**self.facts, "parity": verify(self.loaded, self.prompt, source=self.source)})
 
     def observe(self, advance: Callable[[int], object] = lambda layers: None) -> Observation:
         """The forward pass. Raises MemoryLimitError, which says what would fit, where memory runs out.

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "seam": "errors memory attention model text stacks",
     "measure": "errors memory tables attention text stacks",
     "reference": "",
-    "parity": "errors seam model reference selection tables",
+    "parity": "errors seam model reference selection stacks tables",
     "explain": "errors model seam reference parity",
     "figures": "errors files shown",
     "panels": "figures measure shown",

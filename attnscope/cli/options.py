@@ -149,6 +149,20 @@ class ModelText(OneText, Loading):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelTexts(ModelText):
+    """One text and the model that reads it, and what an encoder-decoder's decoder reads beside it."""
+
+    panel = "Text"
+    target: Annotated[
+        str | None,
+        Option(
+            help="What an encoder-decoder's decoder reads (default: what the model makes of the text).", metavar="TEXT"
+        ),
+        HELD,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineName:
     """Who computes the attention."""
 
@@ -203,17 +217,10 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRun(EngineChoice, Answer, ModelText):
+class TextRun(EngineChoice, Answer, ModelTexts):
     """One text through one model, or a run that was written down."""
 
     panel = "Text"
-    target: Annotated[
-        str | None,
-        Option(
-            help="What an encoder-decoder's decoder reads (default: what the model makes of the text).", metavar="TEXT"
-        ),
-        HELD,
-    ] = None
     given: Annotated[str | None, Argument(help="The text, in quotes, or a run's folder; - reads stdin.")] = None
     from_: Annotated[
         Path | None,

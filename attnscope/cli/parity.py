@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -11,10 +12,11 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import ModelText, Printing, Selected, Writing, check_folder
+from attnscope.cli.options import ModelTexts, Printing, Selected, Writing, check_folder
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.stacks import DECODER
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,13 +58,13 @@ class Certified(Printing):
             check_folder(self.out.parent)
 
 
-@takes(ModelText, Selected, Tolerance, Certified, file=GROUPS)
-def parity(asked: ModelText, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
+@takes(ModelTexts, Selected, Tolerance, Certified, file=GROUPS)
+def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing: Certified) -> int:
     """Every layer against attention written from the papers.
 
     Computed from the layer's own weights; without a text, on a built-in sentence. Levels: full (from hidden states and
-    raw weights), scores (from the captured q, k and v), none. Leaves with 1 where a layer does not hold or cannot be
-    checked.
+    raw weights), scores (from the captured q, k and v), none. Of an encoder-decoder: encoder, decoder and the attention
+    from one to the other. Leaves with 1 where a layer does not hold or cannot be checked.
     """
     format = output.wanted_format(printing.format)
 
@@ -79,7 +81,9 @@ def parity(asked: ModelText, selected: Selected, tolerance: Tolerance, printing:
     select = selected.select and resolved(selected.select, run.named)
 
     with output.progress("forward pass and oracle", None, printing.quiet):
-        report = check_parity(run.loaded, run.prompt, select=select, atol=tolerance.atol, engine=run.engine)
+        report = check_parity(
+            run.loaded, run.prompt, source=run.source, select=select, atol=tolerance.atol, engine=run.engine
+        )
     found = table(report)
     _write(printing, report, run)  # first: a reader of stdout may leave early
     output.emit(found, format, lambda: rendered(found))
@@ -106,22 +110,29 @@ VERDICTS = {True: "holds", False: "does not hold", None: "is not shown"}
 def verdict(report: ParityReport) -> str:
     """One line: level, largest difference, distance of half precision from float32, what the text cannot show."""
     largest, rounding = report.largest(), report.largest("rounding")
-    levels = {layer.level: sum(one.level == layer.level for one in report.layers) for layer in report.layers}
-    reached = ", ".join(f"{count} at level {level}" for level, count in levels.items())
+    reached = ", ".join(_reached(report, kind) for kind in report.levels)
     if largest is None:
         return f"parity: {reached}; nothing was judged"
-    parts = [f"parity {VERDICTS[report.verdict]}: {reached}", f"largest difference {_where(largest)}"]
+    parts = [f"parity {VERDICTS[report.verdict]}: {reached}", f"largest difference {_where(largest, report)}"]
     if rounding is not None:
-        parts.append(f"as run in {report.dtype} up to {_where(rounding)} from float32")
+        parts.append(f"as run in {report.dtype} up to {_where(rounding, report)} from float32")
     if report.not_shown:
-        count = f"{report.tokens} token{'s' * (report.tokens != 1)}"
+        counts = [count for count in (report.source_tokens, report.tokens) if count]
+        count = f"{' and '.join(map(str, counts))} token{'s' * (counts != [1])}"
         parts.append(f"{count} cannot show {', '.join(report.not_shown)}")
     return "; ".join(parts)
 
 
-def _where(largest: Largest) -> str:
+def _reached(report: ParityReport, kind: str) -> str:
+    """How many layers of a stack reached which level, with the stack's name where there are several."""
+    levels = Counter(layer.level for layer in report.layers if layer.kind == kind)
+    counts = ", ".join(f"{count} at level {level}" for level, count in levels.items())
+    return counts if len(report.levels) == 1 else f"{kind} {counts}"
+
+
+def _where(largest: Largest, report: ParityReport) -> str:
     what, value, layer = largest
-    return f"{value:.2g} ({what}, layer {layer.layer})"
+    return f"{value:.2g} ({what}, {report.name(layer)})"
 
 
 def rendered(found: pa.Table) -> RichTable:
@@ -131,10 +142,12 @@ def rendered(found: pa.Table) -> RichTable:
 
     from attnscope.parity import ATOL
 
-    silent = {"call": 0, "why": "", "weights_allowed": ATOL}
-    said = {
-        name: column for name, column in found.to_pydict().items() if any(value != silent.get(name) for value in column)
-    }
+    columns, silent = found.to_pydict(), {"call": 0, "why": "", "weights_allowed": ATOL, "kind": DECODER}
+    if len(set(columns["kind"])) > 1:
+        kinds = columns.pop("kind")
+        places = zip(kinds, columns["layer"], strict=True)
+        columns["layer"] = [f"{kind} " * (kind != DECODER) + f"L{layer}" for kind, layer in places]
+    said = {name: column for name, column in columns.items() if any(value != silent.get(name) for value in column)}
     shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name, column in said.items():
         number = all(type(value) in (int, float, NoneType) for value in column)
@@ -157,7 +170,7 @@ def _write(writing: Writing, report: ParityReport, run: Run) -> None:
     from attnscope.parity.certificate import certificate
 
     with unwinding():
-        written = save_json(certificate(report, run.loaded, run.prompt), writing.out)
+        written = save_json(certificate(report, run.loaded, run.prompt, run.source), writing.out)
     output.talk(f"wrote {written}", writing.quiet)
 
 

@@ -14,6 +14,7 @@ from attnscope.cli.options import (
     Entries,
     Exporting,
     ModelText,
+    ModelTexts,
     Noise,
     OneText,
     Selected,
@@ -139,8 +140,10 @@ def prepared(
 
     how: dict[str, Any] = {"chat": asked.chat, "truncate": asked.truncate}
     how |= {"select": selected.select, "atlas": selected.atlas} if selected else {}
+    how |= {"target": asked.target} if isinstance(asked, ModelTexts) else {}
     run = prepare(loaded, text, Request(query=query), engine="eager", **how)
     output.talk(header(run), writing.quiet)
+    tell_target(run, writing.quiet)
     return run
 
 

@@ -17,9 +17,9 @@ from attnscope.explain.steps import Check, Numbers, Observed, Step, numbers
 from attnscope.model.placed import as_input
 from attnscope.reference.frequencies import inverse_frequencies
 from attnscope.reference.given import Given, setting
-from attnscope.reference.layouts import Layout
-from attnscope.reference.reader import angles, queries_keys_values, rotary_dims, visible
-from attnscope.reference.rules import ALIBI, GATES, SCALES
+from attnscope.reference.layout import Layout
+from attnscope.reference.reader import angles, position_bias, queries_keys_values, rotary_dims, visible
+from attnscope.reference.rules import GATES, SCALES
 from attnscope.reference.splits import SPLITS
 
 LATENT_PROJECTIONS = ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")
@@ -45,13 +45,13 @@ def before_scores(given: Given, module: nn.Module, head: int, observed: Observed
 
 def attention_of_layer(given: Given, heads: QKV) -> Attention:
     """Scale, mask, soft-cap, bias and sinks of the layer, from config and weights."""
-    layout = given.layout
+    layout, bias = given.layout, position_bias(given)
     return Attention(
         heads,
         scale=SCALES[layout.scale](given, heads.q_HTD.shape[-1]),
         mask=visible(given)[None],
         softcap=setting(given.config, layout.softcap) if layout.softcap else None,
-        bias=ALIBI[layout.alibi](given).double()[:, None, :] if layout.alibi else None,
+        bias=None if bias is None else bias.double(),
         sinks=given.parameters.get(layout.sinks),
         sinks_in_weights=layout.sinks_in_weights,
     )

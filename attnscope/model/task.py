@@ -25,9 +25,19 @@ def task_of(config: Any) -> str:
     causal = family(config.model_type).looks_ahead_unless
     if causal is not None:
         return DECODER if getattr(config, causal, False) else ENCODER
-    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or _causal_part(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     return DECODER if known or remote else ENCODER
+
+
+def _causal_part(config: Any) -> bool:
+    """Whether this is the part that reads text of a family with a causal language model, which is made of it alone."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    names = [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if config.model_type.startswith(f"{name}_")]
+    parts = [CONFIG_MAPPING[name].sub_configs for name in names]
+    return any(type(config) is one.get(part) for one in parts for part in ("text_config", "decoder"))
 
 
 def stack_config(config: Any, stack: str) -> Any:

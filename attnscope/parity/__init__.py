@@ -18,11 +18,13 @@ Shapes: B text, T token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from attnscope.errors import UsageError
 from attnscope.parity.comparing import Comparison
 from attnscope.parity.given import is_quantised
 from attnscope.parity.unshown import not_shown
@@ -30,8 +32,8 @@ from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level, Pari
 from attnscope.seam.engines import Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
-from attnscope.selection import everything
-from attnscope.selection import select as selected
+from attnscope.selection import everything, select_stacks
+from attnscope.stacks import CROSS, KINDS
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -49,6 +51,7 @@ def check_parity(
     loaded: LoadedModel,
     prompt: Prompt | Tensor | Sequence[int],
     *,
+    source: Prompt | Tensor | Sequence[int] | None = None,
     select: str | None = None,
     atol: float = ATOL,
     level: Level = "full",
@@ -56,44 +59,57 @@ def check_parity(
 ) -> ParityReport:
     """Run the model once over a text and compare every attention layer with the oracle.
 
-    prompt: a prompt, or token ids (T,) or (B, T) without padding. select: heads whose weights are compared, in the
-    grammar of `selection.select` (default: all); outputs are compared for the whole of their layers. atol: what the
+    prompt: a prompt, or token ids (T,) or (B, T) without padding; of an encoder-decoder what its decoder reads, and
+    source what its encoder reads, ids or features (B, F, T). select: heads whose weights are compared, in the grammar
+    of `selection.select_stacks` (default: all); outputs are compared for the whole of their layers. atol: what the
     weights, and the outputs relative to their norm, may differ by, as long as rounding alone does less to weights of
-    logits that large. level: go no higher than this. engine: that runs
-    the model, as it is without; under one that returns no weights only outputs are compared.
-    Raises UsageError for a selection that cannot be read, ModelError where a layer that should attend was not observed.
+    logits that large. level: go no higher than this. engine: that runs the model, as it is without; under one that
+    returns no weights only outputs are compared.
+    Raises UsageError for a selection that cannot be read, and for a source that is missing or too many; ModelError
+    where a layer that should attend was not observed.
 
     >>> check_parity(loaded, [1, 2, 3]).holds
     True
     """
-    heads = chosen(loaded, select)
-    ids_BT = _ids(prompt, loaded.device)
+    heads, ids_BT, reads = chosen(loaded, select), _ids(prompt, loaded.device), dict[str, Any]()
+    if (loaded.geometry.task == "seq2seq") != (source is not None):
+        raise UsageError(
+            "an encoder-decoder reads two texts, other models one",
+            "give the encoder's as source" if source is None else "leave out source",
+        )
     comparison = Comparison(loaded, heads, atol, level)
+    given = ids_BT
+    if source is not None:
+        given, reads = _ids(source, loaded.device), {"decoder_input_ids": ids_BT}
     with ModuleRecorder(loaded.model, comparison.judge) as recorder:
         listen(
             loaded.model,
-            ids_BT,
+            given,
             recorder.record,
             engine=engine,
-            expected_layers=tuple(layer.index for layer in loaded.geometry.attention_layers),
+            expected_layers=[(layer, kind) for kind, layers in loaded.geometry.stacks.items() for layer in layers],
             windows=loaded.geometry.windows,
+            **reads,
         )
-    layers = tuple(sorted(comparison.found, key=lambda one: (one.layer, one.call)))
-    tokens = ids_BT.shape[-1]
-    unseen = not_shown(loaded, {one.layer for one in layers}, tokens)
-    return ParityReport(layers, atol, loaded.dtype, comparison.quantised, tokens, select, unseen)
+    layers = tuple(sorted(comparison.found, key=lambda one: (KINDS.index(one.kind), one.layer, one.call)))
+    plain, tokens, source_tokens = loaded.geometry.kind, ids_BT.shape[-1], comparison.keys.get(CROSS, 0)
+    report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, tokens, select, (), plain, source_tokens)
+    return replace(report, not_shown=not_shown(loaded, report))
 
 
-def chosen(loaded: LoadedModel, expression: str | None) -> dict[int, tuple[int, ...]]:
-    """The heads to compare, by layer.
+def chosen(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, tuple[int, ...]]]:
+    """The heads to compare, by stack and layer.
 
     >>> chosen(loaded, "0.0-1")
-    {0: (0, 1)}
+    {'decoder': {0: (0, 1)}}
     """
-    heads = {layer.index: layer.heads for layer in loaded.geometry.attention_layers}
-    return everything(heads) if expression is None else selected(expression, heads)
+    stacks = loaded.geometry.stacks
+    heads = {kind: {index: layer.heads for index, layer in layers.items()} for kind, layers in stacks.items()}
+    if expression is None:
+        return {kind: everything(of_stack) for kind, of_stack in heads.items()}
+    return select_stacks(expression, heads, loaded.geometry.kind)
 
 
 def _ids(prompt: Prompt | Tensor | Sequence[int], device: str) -> Tensor:
     ids = torch.as_tensor(getattr(prompt, "ids", prompt), device=device)
-    return ids if ids.dim() == 2 else ids[None]
+    return ids[None] if ids.dim() == 1 else ids

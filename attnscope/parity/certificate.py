@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 SCHEMA = "certificate/2"  # goes up when a field is renamed, or means something else
 
 
-def certificate(report: ParityReport, loaded: LoadedModel, prompt: Prompt | Tensor | Sequence[int]) -> dict[str, Any]:
-    """The certificate of one parity run.
+def certificate(
+    report: ParityReport,
+    loaded: LoadedModel,
+    prompt: Prompt | Tensor | Sequence[int],
+    source: Prompt | Tensor | Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """The certificate of one parity run; prompt and source as `check_parity` took them.
 
     Weights are named by the sha256 of each safetensors file in the model's folder; empty for a model made in memory.
 
@@ -45,31 +50,45 @@ def certificate(report: ParityReport, loaded: LoadedModel, prompt: Prompt | Tens
         "engine": "eager",
         "quantised": report.quantised,
         "versions": versions(),
-        "text": {"sha256": getattr(prompt, "sha256", None), "tokens": report.tokens},
+        **_texts(report, prompt, source),
         "select": report.select,
         "atol": report.atol,
         "holds": report.verdict,
         "level": report.level,
+        "levels": report.levels,
         "not_shown": list(report.not_shown),
         "layers": [asdict(layer) for layer in report.layers],
     }
 
 
-def verify(loaded: LoadedModel, prompt: Prompt | Tensor | Sequence[int], *, atol: float = ATOL) -> dict[str, Any]:
+def _texts(report: ParityReport, prompt: object, source: object) -> dict[str, Any]:
+    """What was read: of an encoder-decoder the decoder's text, and beside it the encoder's."""
+    texts = {"text": (prompt, report.tokens)} | ({} if source is None else {"source": (source, report.source_tokens)})
+    return {name: {"sha256": getattr(one, "sha256", None), "tokens": tokens} for name, (one, tokens) in texts.items()}
+
+
+def verify(
+    loaded: LoadedModel,
+    prompt: Prompt | Tensor | Sequence[int],
+    *,
+    source: Prompt | Tensor | Sequence[int] | None = None,
+    atol: float = ATOL,
+) -> dict[str, Any]:
     """A parity run in short, for a manifest: whether it held, at which level, the largest difference of each layer.
 
     >>> verify(loaded, [1, 2, 3])["holds"]
     True
     """
-    report = check_parity(loaded, prompt, atol=atol, engine=Eager())
+    report = check_parity(loaded, prompt, source=source, atol=atol, engine=Eager())
     return {
         "holds": report.verdict,
         "level": report.level,
+        "levels": report.levels,
         "atol": atol,
         "not_shown": list(report.not_shown),
         "failures": [in_words(layer, report) for layer in report.failures],
         "unchecked": [in_words(layer, report) for layer in report.unchecked],
-        "largest_difference": {str(layer.layer): _largest(layer) for layer in report.layers},
+        "largest_difference": {_key(layer, report): _largest(layer) for layer in report.layers},
     }
 
 
@@ -80,11 +99,11 @@ def in_words(layer: LayerParity, report: ParityReport) -> str:
     'layer 0: weights differ from the oracle by ...e-07 (allowed 0), output by ...e-07 of its norm (allowed 0)'
     """
     if layer.verdict is None:
-        return f"layer {layer.layer}: cannot be checked, {layer.why}"
+        return f"{report.name(layer)}: cannot be checked, {layer.why}"
     parts = [] if layer.implementation.holds else [_apart(layer.implementation)]
     parts += [] if layer.as_run.holds else [f"as run in {report.dtype}, {_apart(layer.as_run)}"]
     parts = parts or [f"rows sum to 1 but for {layer.row_sum_error:.2g}"]
-    return f"layer {layer.layer}: {'; '.join([*parts, *filter(None, [layer.why])])}"
+    return f"{report.name(layer)}: {'; '.join([*parts, *filter(None, [layer.why])])}"
 
 
 def _apart(found: Difference) -> str:
@@ -122,8 +141,14 @@ def table(report: ParityReport) -> pa.Table:
             "rounding_output": numbers("rounding", "output"),
             "rounding_output_relative": numbers("rounding", "output_relative"),
             "why": [layer.why for layer in layers],
+            "kind": [layer.kind for layer in layers],
         }
     )
+
+
+def _key(layer: LayerParity, report: ParityReport) -> str:
+    """`3`, or `cross 3` of a stack beside the plain one."""
+    return report.name(layer).replace("layer ", "")
 
 
 def _largest(layer: LayerParity) -> float | None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from attnscope.model.task import stack_config
 from attnscope.parity.differences import Tolerance, difference, judged, largest, of_heads, output_difference
 from attnscope.parity.expected import Expected, dtype_of, from_call, from_weights
 from attnscope.parity.given import is_quantised
@@ -20,8 +21,10 @@ from attnscope.reference.given import UnreadableError
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.call import TOLERANCE, AttentionCall
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
+from attnscope.stacks import CROSS, DECODER
 
 if TYPE_CHECKING:
+    from attnscope.model.geometry import LayerGeometry
     from attnscope.model.loading import LoadedModel
 
 # What a reader raises over a module that is built in another way than its layout says.
@@ -54,26 +57,44 @@ class NotJudged:
 Subject = AsRun | Repeated | NotJudged
 
 
+class Stack:
+    """What the oracle knows of the layers of one stack."""
+
+    def __init__(self, config: Any, kind: str, layers: Iterable[LayerGeometry]) -> None:
+        self.config = stack_config(config, DECODER if kind == CROSS else kind)
+        self.layers = {layer.index: layer for layer in layers}
+        layout = layout_of(self.config)
+        self.layout = layout.across if layout and kind == CROSS else layout
+
+
 class Comparison:
     """Compares each run of an attention module with the oracle, and keeps what was found."""
 
-    def __init__(self, loaded: LoadedModel, heads: Mapping[int, tuple[int, ...]], atol: float, level: Level) -> None:
-        self.config = loaded.model.config.get_text_config(decoder=True)
-        self.layers = {layer.index: layer for layer in loaded.geometry.layers}
-        self.layout = layout_of(self.config)
+    def __init__(
+        self, loaded: LoadedModel, heads: Mapping[str, Mapping[int, tuple[int, ...]]], atol: float, level: Level
+    ) -> None:
+        geometry = loaded.geometry
+        stacks = {**geometry.beside, geometry.kind: geometry.layers}
+        self.stacks = {kind: Stack(loaded.model.config, kind, layers) for kind, layers in stacks.items()}
         self.heads, self.atol, self.highest = heads, atol, level
         self.quantised = is_quantised(loaded.model)
         self.found: list[LayerParity] = []
+        self.keys: dict[str, int] = {}
 
     def judge(self, run: ModuleRun, recorder: ModuleRecorder) -> None:
         """Compare one run of an attention module, call by call."""
+        self.keys |= {call.kind: call.visible.keys for call in run.calls}
         wanted = [number for number, call in enumerate(run.calls) if self._wanted(call)]
         if wanted:
             subject = self._subject(run, recorder)
             self.found += [self._compared(subject, number) for number in wanted]
 
     def _wanted(self, call: AttentionCall) -> bool:
-        return call.layer in self.heads or call.layer not in self.layers
+        stack = self.stacks.get(call.kind)
+        return stack is not None and (call.layer in self._heads(call) or call.layer not in stack.layers)
+
+    def _heads(self, call: AttentionCall) -> Mapping[int, tuple[int, ...]]:
+        return self.heads.get(call.kind, {})
 
     def _subject(self, run: ModuleRun, recorder: ModuleRecorder) -> Subject:
         if self.quantised:
@@ -101,6 +122,7 @@ class Comparison:
             row_sum_error=row_sum_error,
             masked_weight=None if own is None else _masked_weight(original, own.visible_QK),
             verdict=None if expected is None or isinstance(subject, NotJudged) else held,
+            kind=call.kind,
         )
 
     def _differences(
@@ -108,7 +130,7 @@ class Comparison:
     ) -> tuple[Difference, Difference, Difference]:
         """What is judged of a call, what of it as it ran in half precision, and what its rounding is."""
         original, none = subject.run.calls[number], Difference()
-        heads = self.heads.get(original.layer)
+        heads = self._heads(original).get(original.layer)
         if isinstance(subject, Repeated):
             rounding = _rounding(subject.run, subject.exact, number, heads)
             if expected is None or own is None:
@@ -126,9 +148,10 @@ class Comparison:
         """The highest level that works, why not a higher one, and what the oracle expects there."""
         why = "" if self.highest == "full" else f"asked for {self.highest}"
         why = subject.why if isinstance(subject, NotJudged) else why
+        stack = self.stacks[call.kind]
         if not why:
             try:
-                expected = from_weights(run, self.layout, self.config, self.layers.get(call.layer))
+                expected = from_weights(run, stack.layout, stack.config, stack.layers.get(call.layer))
                 return "full", self._caveats(run, call), expected
             except UnreadableError as error:
                 why = str(error)
@@ -139,7 +162,8 @@ class Comparison:
         return "none", why + "; its q, k and v cannot be heard" * (dtype_of(call) is None), None
 
     def _caveats(self, run: ModuleRun, call: AttentionCall) -> str:
-        known = self.layout.caveat if self.layout else ""
+        layout = self.stacks[call.kind].layout
+        known = layout.caveat if layout else ""
         return "; ".join(filter(None, (known, run.caveat, _blind(call))))
 
 
@@ -174,7 +198,7 @@ def _of_the_run(run: ModuleRun, call: AttentionCall, level: Level, expected: Exp
 
 def _other_keys(call: AttentionCall, exact: AttentionCall) -> str:
     """Layers that choose keys by their content may choose others in half precision, at any distance in weights."""
-    if call.visible is exact.visible:
+    if call.visible is exact.visible or call.spec is None:  # then the mask was not seen, in neither
         return ""
     seen, exact_seen = (one.visible.rows(0, one.visible.queries) for one in (call, exact))
     if seen.shape == exact_seen.shape and bool((seen == exact_seen).all()):

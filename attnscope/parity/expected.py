@@ -15,7 +15,8 @@ from torch import Tensor
 from attnscope.parity.given import given_of, mask_of, precise
 from attnscope.reference.attention import apply_mask, attention_logits, attention_output, logit_terms, softmax
 from attnscope.reference.given import UnreadableError
-from attnscope.reference.layouts import UNREAD, Layout
+from attnscope.reference.layout import Layout
+from attnscope.reference.layouts import UNREAD, UNREAD_ENCODERS
 from attnscope.reference.reader import read
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import ModuleRun
@@ -44,7 +45,8 @@ def from_weights(run: ModuleRun, layout: Layout | None, config: Any, layer: Any)
     Raises UnreadableError where the layer cannot be read so, or comes out in another shape than the model's.
     """
     if layout is None or layer is None:
-        raise UnreadableError(UNREAD.get(config.model_type, f"no layout is known for {config.model_type}"))
+        known = {**UNREAD, **UNREAD_ENCODERS}
+        raise UnreadableError(known.get(config.model_type, f"no layout is known for {config.model_type}"))
     reading = read(given_of(run, layout, config, layer))
     _same_shape("weights", reading.weights_BHQK, run.calls[0].weights_BHQK)
     _same_shape("output", reading.output_BTE, run.output_BTE)

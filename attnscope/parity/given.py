@@ -16,9 +16,10 @@ from torch import Tensor
 from attnscope.model.placed import weights_of
 from attnscope.parity.adapted import adapted
 from attnscope.reference.given import Given, UnreadableError
-from attnscope.reference.layouts import Layout
+from attnscope.reference.layout import Layout
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import ModuleRun
+from attnscope.stacks import CROSS
 
 
 def given_of(run: ModuleRun, layout: Layout, config: Any, layer: Any, device: str | None = None) -> Given:
@@ -27,17 +28,20 @@ def given_of(run: ModuleRun, layout: Layout, config: Any, layer: Any, device: st
     config: the model's (the text part). layer: index, heads, kv_heads, kind and window of the layer. device: where the
     oracle computes, the module's own device where it is None.
     Raises UnreadableError for a module that attends more than once or outside its own forward, where its weights are
-    offloaded to where nobody finds them, and where an adapter changes them in another way than LoRA.
+    offloaded to where nobody finds them, where an adapter changes them in another way than LoRA, and in cross-attention
+    where the encoder's states did not come by a known name.
 
     >>> given_of(run, layout, config, layer).hidden_BTE.dtype
     torch.float64
     """
     if len(run.calls) > 1 or run.output_BTE is None:
         raise UnreadableError("its module attends more than once, or outside its own forward")
-    parameters = weights_of(run.module)
+    parameters = _parameters(run, layout)
     if any(parameter.is_meta for parameter in parameters.values()):
         raise UnreadableError("its weights are offloaded")
-    hidden_BTE = precise(run.hidden_BTE, device)
+    hidden_BTE, source_BSE = precise(run.hidden_BTE, device), run.source_BSE
+    if run.kind == CROSS and source_BSE is None:
+        raise UnreadableError("its module is given the encoder's states in a way of its own")
     shared = _shared(run, config, layer, parameters)
     return Given(
         layout=layout,
@@ -53,7 +57,17 @@ def given_of(run: ModuleRun, layout: Layout, config: Any, layer: Any, device: st
         },
         shared=None if shared is None else (precise(shared[0], device), precise(shared[1], device)),
         model_dtype=run.model_dtype,
+        kind=run.kind,
+        source_BSE=None if source_BSE is None else precise(source_BSE, device),
     )
+
+
+def _parameters(run: ModuleRun, layout: Layout) -> dict[str, Tensor]:
+    """The module's own; and a table of positions that only the stack's first layer has, as T5's layers share it."""
+    parameters = weights_of(run.module)
+    if layout.table and layout.table not in parameters and run.first is not None:
+        parameters |= {name: one for name, one in weights_of(run.first).items() if name == layout.table}
+    return parameters
 
 
 def _shared(run: ModuleRun, config: Any, layer: Any, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from attnscope.model.task import stack_config
+from attnscope.parity.verdicts import ParityReport
 from attnscope.reference.given import setting
+from attnscope.stacks import CROSS, ENCODER
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -14,20 +17,33 @@ if TYPE_CHECKING:
 STRETCHED_FROM = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
 
 
-def not_shown(loaded: LoadedModel, layers: Iterable[int], tokens: int) -> tuple[str, ...]:
-    """What a text of so many tokens cannot show of these layers, in words.
+def not_shown(loaded: LoadedModel, report: ParityReport) -> tuple[str, ...]:
+    """What texts of so many tokens cannot show of the report's layers, in words.
 
-    >>> not_shown(loaded, [0, 1], tokens=1)
-    ('any weight but 1',)
+    >>> not_shown(loaded, report)
+    ()
     """
+    compared = {kind: {one.layer for one in report.layers if one.kind == kind} for kind in report.levels}
+    alone = set(loaded.geometry.stacks) == {report.plain}
+    return tuple(
+        what if alone else f"{kind}: {what}"
+        for kind, layers in compared.items()
+        for what in _of_stack(loaded, kind, layers, report.tokens if kind == report.plain else report.source_tokens)
+    )
+
+
+def _of_stack(loaded: LoadedModel, kind: str, compared: set[int], tokens: int) -> Iterator[str]:
+    """What so many keys cannot show of some layers of a stack."""
     if tokens == 1:
-        return ("any weight but 1",)
-    compared = set(layers)
-    lengths = set(_stretched(loaded.model.config.get_text_config(decoder=True)))
-    for layer in loaded.geometry.layers:
+        yield "any weight but 1"
+    if tokens == 1 or kind == CROSS:
+        return
+    geometry, lengths = loaded.geometry, set(_stretched(stack_config(loaded.model.config, kind)))
+    for layer in {**geometry.beside, geometry.kind: geometry.layers}[kind]:
         if layer.index in compared and layer.window:
-            lengths.add((layer.window, f"the {'chunk' if layer.kind == 'chunked' else 'window'} of {layer.window}"))
-    return tuple(what for length, what in sorted(lengths) if tokens <= length)
+            name = "chunk" if layer.kind == "chunked" else "window"
+            lengths.add((layer.window + (kind == ENCODER), f"the {name} of {layer.window}"))
+    yield from (what for length, what in sorted(lengths) if tokens <= length)
 
 
 def _stretched(config: Any) -> Iterator[tuple[int, str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from attnscope.stacks import DECODER
+
 Level = Literal["full", "scores", "none"]
 LEVELS: tuple[Level, ...] = ("full", "scores", "none")
 ATOL = 1e-5
@@ -45,7 +47,7 @@ class LayerParity:
     half precision. as_run: in half precision, what the model did itself against the oracle. rounding: as run in half
     precision (or quantised) against float32, not judged. row_sum_error: the model's own largest |row sum - 1|, None
     with sink logits. masked_weight: its largest weight on a key that the mask hides. verdict: None where nothing is
-    judged.
+    judged. kind: the stack of its layer.
     """
 
     layer: int
@@ -59,13 +61,15 @@ class LayerParity:
     row_sum_error: float | None
     masked_weight: float | None
     verdict: bool | None
+    kind: str = DECODER
 
 
 @dataclass(frozen=True)
 class ParityReport:
     """A model against the oracle on one text, layer by layer in the model's order.
 
-    not_shown: what would come out the same on this text if it were wrong, in words.
+    not_shown: what would come out the same on this text if it were wrong, in words. plain: the stack that a layer's
+    number alone means. source_tokens: what an encoder-decoder's encoder read, 0 for other models.
     """
 
     layers: tuple[LayerParity, ...]
@@ -75,6 +79,12 @@ class ParityReport:
     tokens: int
     select: str | None = None
     not_shown: tuple[str, ...] = ()
+    plain: str = DECODER
+    source_tokens: int = 0
+
+    def name(self, layer: LayerParity) -> str:
+        """`layer 3`, or `cross layer 3` of a stack beside the plain one."""
+        return f"{layer.kind} " * (layer.kind != self.plain) + f"layer {layer.layer}"
 
     @property
     def verdict(self) -> bool | None:
@@ -91,7 +101,13 @@ class ParityReport:
     @property
     def level(self) -> Level:
         """The weakest level that a layer reached."""
-        return max((one.level for one in self.layers), key=LEVELS.index, default="none")
+        return max(self.levels.values(), key=LEVELS.index, default="none")
+
+    @property
+    def levels(self) -> dict[str, Level]:
+        """Of each stack the weakest level that a layer reached."""
+        kinds = dict.fromkeys(one.kind for one in self.layers)
+        return {kind: max((one.level for one in self.layers if one.kind == kind), key=LEVELS.index) for kind in kinds}
 
     @property
     def failures(self) -> list[LayerParity]:

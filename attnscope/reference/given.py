@@ -1,6 +1,6 @@
 """What the oracle works from: one layer's parameters and hidden states, its layout, and what the config says.
 
-Shapes: B text, T token, E model width, G kv head, D width of k, V width of v.
+Shapes: B text, T token, S token of the encoder's text, E model width, G kv head, D width of k, V width of v.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnscope.reference.layouts import Layout
+from attnscope.reference.layout import Layout
 
 
 class UnreadableError(Exception):
@@ -34,6 +34,8 @@ class Given:
     hidden_BTE: what enters the module. position_T: the tokens' positions. arguments: other tensors that entered it, of
     which only the layout's residual is read. shared: k (B, G, T, D) and v (B, G, T, V) of an earlier layer, where this
     one reads those instead of its own (Gemma 3n). model_dtype: what the model runs in, which some families round to.
+    kind: the layer's stack; only a "decoder" looks back alone. source_BSE: in cross-attention what the encoder gave,
+    which keys and values are made of.
 
     >>> given.hidden_BTE.shape, given.layer.heads, given.rope["rope_theta"]
     (torch.Size([1, 9, 8]), 2, 10000.0)
@@ -48,6 +50,13 @@ class Given:
     arguments: Mapping[str, Tensor] = field(default_factory=dict)
     shared: tuple[Tensor, Tensor] | None = None
     model_dtype: torch.dtype = torch.float32
+    kind: str = "decoder"
+    source_BSE: Tensor | None = None
+
+    @property
+    def keyed_BSE(self) -> Tensor:
+        """What keys and values are made of: the hidden states, or in cross-attention the encoder's."""
+        return self.hidden_BTE if self.source_BSE is None else self.source_BSE
 
     @property
     def rope(self) -> Mapping[str, Any] | None:

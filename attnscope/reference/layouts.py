@@ -1,117 +1,31 @@
-"""How families lay out their attention: a few layouts, and each family as a row that says how it differs from one.
+"""Which family lays out its attention how: each as a row that says how it differs from one of a few `layout.Layout`s.
 
-A `Layout` says where q, k and v come from, what is normed, turned, scaled and masked, and what follows the values. The
-names in it are those of the attention module's own parameters, and of the rules in `rules.py` and `splits.py`.
-`reader.py` reads a layer by it. Families as of transformers 5.23.
+`reader.py` reads a layer by its layout. Families as of transformers 5.23.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Layout:
-    """One way to build an attention layer.
-
-    split: how projections become heads (`splits.SPLITS`). q, k, v: the separate projections; fused: the fused one;
-    out: the projection after the heads, "" where the module returns the heads side by side. transposed: matrices are
-    kept (in, out), as GPT-2's Conv1D does. clip: where the config says at what size q, k and v are clamped.
-
-    norm: "rms" or "layer", of the parameters q_norm, k_norm, v_norm, wherever the module has them (v_norm: "*" is a
-    norm without weights); norm_at: "heads", "whole" (before the split) or "rotated"; norm_on: which layers
-    (`rules.NORM_ON`); offset is added to the weight; eps: a number, or the config's name for it.
-
-    rotary: "half", "interleaved", "deinterleaved" or "" (none); part: which dims turn; reverse: the other way;
-    rotary_on: which layers turn (`rules.ROTARY_ON`); base: the rotary base of families whose config has none.
-    alibi: "" or a rule of `rules.ALIBI`.
-
-    scale, query_factor, key_factor, value_factor: rules of `rules.SCALES`, `rules.QUERY_FACTORS`, `rules.FACTORS`.
-    softcap: the config's name for it. sinks: the parameter's name; sinks_in_weights: whether the model's weights are
-    after the sink took its share. window: whether the layer's kind limits the keys.
-    gate: what is done to the heads before the output projection (`rules.GATES`). residual: the argument that the module
-    adds to its output. caveat: where transformers is known to compute something else than this.
-
-    >>> replace(SEPARATE, rotary="interleaved", softcap="attn_logit_softcapping").text
-    'separate, rotary interleaved, soft-cap'
-    """
-
-    name: str
-    split: str = "separate"
-    q: str = "q_proj"
-    k: str = "k_proj"
-    v: str = "v_proj"
-    fused: str = ""
-    out: str = "o_proj"
-    transposed: bool = False
-    clip: str = ""
-    norm: str = ""
-    q_norm: str = "q_norm"
-    k_norm: str = "k_norm"
-    v_norm: str = ""
-    norm_at: str = "heads"
-    norm_on: str = "all"
-    offset: float = 0.0
-    eps: str | float = "rms_norm_eps"
-    rotary: str = "half"
-    part: str = "first"
-    reverse: bool = False
-    rotary_on: str = "all"
-    base: float | None = None
-    alibi: str = ""
-    scale: str = "head_dim"
-    query_factor: str = ""
-    key_factor: str = ""
-    value_factor: str = ""
-    softcap: str = ""
-    sinks: str = ""
-    sinks_in_weights: bool = True
-    window: bool = True
-    gate: str = ""
-    residual: str = ""
-    caveat: str = ""
-
-    @property
-    def text(self) -> str:
-        """The layout in words."""
-        parts = [
-            self.name,
-            f"{self.norm} norm {NORM_AT[self.norm_at]}" if self.norm else "",
-            "norm of v" if self.v_norm else "",
-            f"rotary {self.rotary}" if self.rotary else "",
-            "reversed" if self.reverse else "",
-            f"on some layers ({self.rotary_on})" if self.rotary and self.rotary_on != "all" else "",
-            "ALiBi" if self.alibi else "",
-            f"scale {self.scale}" if self.scale != "head_dim" else "",
-            *(f"{part} factor" for part in ("query", "key", "value") if getattr(self, f"{part}_factor")),
-            "soft-cap" if self.softcap else "",
-            "sinks" if self.sinks else "",
-            "clipped" if self.clip else "",
-            f"gate {self.gate}" if self.gate else "",
-            "" if self.out else "output projection in another module",
-        ]
-        return ", ".join(part.replace("_", " ") for part in parts if part)
-
-
-NORM_AT = {"heads": "a head", "whole": "full width", "rotated": "after rotation"}
-SEPARATE = Layout("separate")
-HEAD_NORM = replace(SEPARATE, norm="rms")
-WIDE_NORM = replace(SEPARATE, norm="rms", norm_at="whole")
-NO_ROTARY = replace(SEPARATE, rotary="")
-FAIRSEQ = replace(NO_ROTARY, out="out_proj")
-BERT = replace(NO_ROTARY, q="query", k="key", v="value", out="")
-CONCAT = Layout("fused [q k v]", split="concat", fused="qkv_proj")
-CONV1D = replace(
-    CONCAT, name="fused [q k v], Conv1D", fused="c_attn", out="c_proj", transposed=True, rotary="", scale="gpt2"
-)
-PER_HEAD = Layout("fused by head (q k v)", split="per_head", fused="query_key_value", out="dense")
-GROUPED = replace(PER_HEAD, name="fused by kv group (q.. k v)", split="grouped")
-FOUR_BLOCKS = Layout("fused in 4 blocks (q v k)", split="four_blocks", fused="qkv_proj", out="out_proj")
-LATENT = Layout("latent", split="latent", rotary="deinterleaved", part="last", scale="yarn", eps=1e-6)
-GATED = replace(
-    HEAD_NORM, name="separate, q with a gate", split="gated_query", offset=1.0, gate="sigmoid_of_query_half"
+from attnscope.reference.layout import (
+    BERT,
+    CONCAT,
+    CONV1D,
+    FAIRSEQ,
+    FOUR_BLOCKS,
+    GATED,
+    GROUPED,
+    HEAD_NORM,
+    LATENT,
+    LINEAR,
+    NO_ROTARY,
+    PER_HEAD,
+    SEPARATE,
+    T5,
+    WIDE_NORM,
+    Layout,
 )
 
 _LISTS: tuple[tuple[Layout, str], ...] = (
@@ -222,9 +136,23 @@ FAMILIES: Mapping[str, Layout] = {
     "roformer": replace(BERT, rotary="interleaved", base=10000.0),
     "smollm3": replace(SEPARATE, rotary_on="listed"),
     "stablelm": replace(SEPARATE, norm="layer", q_norm="q_layernorm", k_norm="k_layernorm", eps="layer_norm_eps"),
-    "xlm": replace(NO_ROTARY, q="q_lin", k="k_lin", v="v_lin", out="out_lin"),
+    "xlm": LINEAR,
     "zamba": replace(NO_ROTARY, scale="half_head_dim"),
     "zamba2": replace(SEPARATE, scale="half_head_dim", rotary_on="use_mem_rope"),
+}
+
+# Families of which transformers has no causal language model: encoders, and encoder-decoders of two texts.
+ENCODERS: Mapping[str, Layout] = {
+    **dict.fromkeys(["dpr", "layoutlm", "markuplm", "splinter", "tapas", "visual_bert"], BERT),
+    **dict.fromkeys(["m2m_100", "nllb-moe", "seamless_m4t", "speech_to_text", "tipsv2_text_model"], FAIRSEQ),
+    **dict.fromkeys(["mt5", "switch_transformers", "t5", "umt5"], T5),
+    **dict.fromkeys(["distilbert", "flaubert"], LINEAR),
+    **dict.fromkeys(["eurobert", "gte", "jina_embeddings_v3", "nomic_bert", "ultrabert"], SEPARATE),
+    "albert": replace(BERT, out="dense", residual="hidden_states", out_norm="LayerNorm", eps="layer_norm_eps"),
+    "embedding_gemma2_text": replace(HEAD_NORM, scale="one", v_norm="*"),
+    "modernbert": replace(CONCAT, fused="Wqkv", out="Wo"),
+    "openai_privacy_filter": replace(SEPARATE, rotary="interleaved", sinks="sinks"),
+    "t5_gemma_module": replace(SEPARATE, scale="query_pre_attn_scalar", softcap="attn_logit_softcapping"),
 }
 
 # Families whose attention no layout here describes, and why.
@@ -245,6 +173,12 @@ UNREAD: Mapping[str, str] = {
     "xlnet": "two streams with relative positions over permuted text",
     "zaya": "convolutions over the projected queries and keys",
 }
+UNREAD_ENCODERS: Mapping[str, str] = {
+    "convbert": "convolutions beside and within its heads",
+    **dict.fromkeys(["deberta", "deberta-v2"], "its scores add products of contents with relative positions"),
+    "mobilebert": "its queries and keys are made of another tensor than its values",
+    "mpnet": "a bias of relative positions that its encoder makes, for all layers",
+}
 
 
 def layout_of(config: Any) -> Layout | None:
@@ -253,7 +187,7 @@ def layout_of(config: Any) -> Layout | None:
     >>> layout_of(config).name  # a Llama's
     'separate'
     """
-    layout = FAMILIES.get(config.model_type)
+    layout = FAMILIES.get(config.model_type) or ENCODERS.get(config.model_type)
     variant = VARIANTS.get(config.model_type)
     return replace(layout, **variant(config)) if layout and variant else layout
 

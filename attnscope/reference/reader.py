@@ -6,7 +6,8 @@ It gets what enters the layer (hidden states, positions), the layer's parameters
 rest itself: projections, split, norms, positions, scale, mask, softmax, values, gates, output projection. It calls
 nothing of the model's, and takes no cos, sin, mask or scale from it.
 
-Shapes: B text, T token, E model width, H head, G kv head, Q query, K key, D width of q and k, V width of v.
+Shapes: B text, T token, E model width, H head, G kv head, Q query, K key, D width of q and k, V width of v. In
+cross-attention K counts the encoder's tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from attnscope.reference.frequencies import inverse_frequencies
 from attnscope.reference.given import Given, UnreadableError, setting
 from attnscope.reference.masks import causal_mask, chunked_mask, sliding_window_mask
 from attnscope.reference.norms import layer_norm, rms_norm
+from attnscope.reference.relative import relative_bias
 from attnscope.reference.rotary import apply_rotary, cos_sin
 from attnscope.reference.rules import ALIBI, FACTORS, GATES, NORM_ON, QUERY_FACTORS, SCALES, turns
 from attnscope.reference.splits import SPLITS
+
+DECODER = "decoder"  # the stack whose queries see only what came before them
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ def read(given: Given) -> Reading:
     q_BHTD, k_BGTD, v_BGTV = queries_keys_values(given)
     visible_QK = visible(given)
     scale = SCALES[layout.scale](given, q_BHTD.shape[-1])
-    bias = ALIBI[layout.alibi](given).to(q_BHTD)[:, None, :] if layout.alibi else None
+    bias = position_bias(given)
+    bias = None if bias is None else bias.to(q_BHTD)
     softcap, sinks = (
         setting(given.config, layout.softcap) if layout.softcap else None,
         given.parameters.get(layout.sinks),
@@ -93,6 +98,8 @@ def queries_keys_values(given: Given) -> tuple[Tensor, Tensor, Tensor]:
     [torch.Size([1, 2, 9, 4]), torch.Size([1, 1, 9, 4]), torch.Size([1, 1, 9, 4])]
     """
     layout = given.layout
+    if given.source_BSE is not None and layout.split != "separate":
+        raise UnreadableError(f"its layout ({layout.name}) makes keys of the text that the queries are made of")
     q, k, v = SPLITS[layout.split](given)
     turned = angles(given, q.shape[-1]) if layout.rotary and turns(layout.rotary_on, given) else None
     q_BHTD = _placed(given, layout.q_norm, q, turned) * _query_factor(given)
@@ -159,16 +166,40 @@ def rotary_dims(given: Given, rope: Mapping[str, Any], head_dim: int) -> int:
     return int(head_dim * rope.get("partial_rotary_factor", setting(given.config, "partial_rotary_factor", 1.0)))
 
 
+def position_bias(given: Given) -> Tensor | None:
+    """What positions add to the logits, (H, Q or 1, K); None where they add nothing.
+
+    >>> position_bias(given) is None
+    True
+    """
+    layout, position_T = given.layout, given.position_T
+    if layout.alibi:
+        return ALIBI[layout.alibi](given)[:, None, :]
+    if not layout.table:
+        return None
+    return relative_bias(
+        given.parameter(layout.table).to(position_T.device),  # the first layer's may lie on another
+        position_T,
+        position_T,
+        max_distance=given.config.relative_attention_max_distance,
+        both_ways=given.kind != DECODER,
+    )
+
+
 def visible(given: Given) -> Tensor:
-    """Which keys each query may see, (Q, K) boolean, from the config: causal, and the layer's window or chunk.
+    """Which keys each query may see, (Q, K) boolean, from the config: the layer's window or chunk, a decoder's past.
 
     >>> visible(given).sum(-1)
     tensor([1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
-    position_T, layer = given.position_T, given.layer
+    position_T, layer, causal = given.position_T, given.layer, given.kind == DECODER
+    if given.source_BSE is not None:
+        return position_T.new_ones(len(position_T), given.source_BSE.shape[1], dtype=torch.bool)
     mask_QK = causal_mask(position_T, position_T)
+    mask_QK = mask_QK if causal else torch.ones_like(mask_QK)
     if given.layout.window and layer.window and layer.kind == "sliding":
-        mask_QK = mask_QK & sliding_window_mask(position_T, position_T, layer.window)
+        # transformers' windows that look both ways have so many keys on either side, the query's own not counted
+        mask_QK = mask_QK & sliding_window_mask(position_T, position_T, layer.window + (not causal))
     if given.layout.window and layer.window and layer.kind == "chunked":
         mask_QK = mask_QK & chunked_mask(position_T, position_T, layer.window)
     return mask_QK
@@ -208,7 +239,7 @@ def norm_parameters(parameters: Mapping[str, Tensor], name: str) -> tuple[Tensor
 
 
 def _after(given: Given, heads_BTHV: Tensor) -> Tensor:
-    """From the heads' outputs to the module's: gate, output projection, residual."""
+    """From the heads' outputs to the module's: gate, output projection, residual, norm."""
     layout = given.layout
     if layout.gate:
         heads_BTHV = GATES[layout.gate](heads_BTHV, given)
@@ -218,4 +249,7 @@ def _after(given: Given, heads_BTHV: Tensor) -> Tensor:
         return output_BTE
     if layout.residual not in given.arguments:
         raise UnreadableError(f"its layout ({layout.name}) expects an argument {layout.residual}, which did not come")
-    return output_BTE + given.arguments[layout.residual]
+    output_BTE = output_BTE + given.arguments[layout.residual]
+    if not layout.out_norm:
+        return output_BTE
+    return layer_norm(output_BTE, *norm_parameters(given.parameters, layout.out_norm), eps=given.eps)

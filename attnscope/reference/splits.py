@@ -1,6 +1,7 @@
 """How projections of the hidden states become heads: one function per layout.
 
-Each takes a `Given` and returns q (B, T, H, D), k (B, T, G, D), v (B, T, G, V), before norms and positions.
+Each takes a `Given` and returns q (B, T, H, D), k (B, T, G, D), v (B, T, G, V), before norms and positions. In
+cross-attention k and v are of the encoder's tokens.
 
     >>> [part.shape for part in SPLITS["separate"](given)]
     [torch.Size([1, 9, 2, 4]), torch.Size([1, 9, 1, 4]), torch.Size([1, 9, 1, 4])]
@@ -25,9 +26,9 @@ def _separate(given: Given) -> QKV:
     if given.shared is not None:
         k_BGTD, v_BGTV = given.shared
         return q.unflatten(-1, (layer.heads, -1)), k_BGTD.transpose(1, 2), v_BGTV.transpose(1, 2)
-    k = given.linear(layout.k, x)
+    k = given.linear(layout.k, given.keyed_BSE)
     # Gemma 4's global layers have no values of their own: they are the keys before norm and rotation
-    v = given.linear(layout.v, x) if f"{layout.v}.weight" in given.parameters else k
+    v = given.linear(layout.v, given.keyed_BSE) if f"{layout.v}.weight" in given.parameters else k
     return (
         q.unflatten(-1, (layer.heads, -1)),
         k.unflatten(-1, (layer.kv_heads, -1)),

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from attnscope.model.placed import hooks_of
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.listen import listening
+from attnscope.seam.stacks import FROM_ENCODER
+from attnscope.stacks import CROSS
 
 ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
@@ -35,7 +37,7 @@ class ModuleRun:
 
     hidden_BTE: what the projections read. arguments: every argument by the name that the module gives it.
     model_dtype: what the model runs in, float32 where no tensor came in. caveat: what a repetition in float32 kept.
-    original: the run that this one repeats.
+    original: the run that this one repeats. first: the same module of the stack's first layer.
     """
 
     module: nn.Module
@@ -45,6 +47,20 @@ class ModuleRun:
     output_BTE: Tensor | None = None
     caveat: str = ""
     original: ModuleRun | None = None
+    first: nn.Module | None = None
+
+    @property
+    def kind(self) -> str:
+        """The stack of its layer; a copied module no longer knows it."""
+        return (self.original or self).calls[0].kind
+
+    @property
+    def source_BSE(self) -> Tensor | None:
+        """In cross-attention what the encoder gave, None where the module is given no such thing by a known name."""
+        if self.kind != CROSS:
+            return None
+        given = self.arguments
+        return next((given[name] for name in FROM_ENCODER if isinstance(given.get(name), Tensor)), None)
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -75,6 +91,8 @@ class ModuleRecorder:
 
     def __init__(self, model: nn.Module, on_run: Callable[[ModuleRun, ModuleRecorder], None]) -> None:
         self.model, self.on_run = model, on_run
+        self._modules = dict(model.named_modules())
+        self._paths = {module: path for path, module in self._modules.items()}
         self._running: list[ModuleRun] = []
         self._rotary: dict[int, Asked] = {}
         self._handles: list[Any] = []
@@ -104,7 +122,10 @@ class ModuleRecorder:
         self.on_run(ModuleRun(call.module, (), {}, [call]), self)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._running.append(ModuleRun(module, args, kwargs))
+        self._running.append(ModuleRun(module, args, kwargs, first=self._first(module)))
+
+    def _first(self, module: nn.Module) -> nn.Module | None:
+        return self._modules.get(re.sub(r"(?<=\.)\d+(?=\.)", "0", self._paths[module], count=1))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         run = self._running.pop()
@@ -125,7 +146,7 @@ class ModuleRecorder:
         module = _float32_copy(run.module)
         kwargs = {name: value for name, value in run.kwargs.items() if name not in CACHES}
         again = ModuleRun(module, _mapped(run.args, self._float32), _mapped(kwargs, self._float32))
-        again.original, again.caveat = run, _caveat(run.module)
+        again.original, again.first, again.caveat = run, run.first, _caveat(run.module)
         with listening(module, again.calls.append), torch.no_grad():
             output = module(*again.args, **again.kwargs)
         again.output_BTE = output[0] if isinstance(output, tuple | list) else output

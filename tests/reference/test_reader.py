@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from attnscope.reference import layouts
 from attnscope.reference.given import Given, UnreadableError
-from attnscope.reference.layouts import FAMILIES, Layout, layout_of
+from attnscope.reference.layouts import ENCODERS, FAMILIES, Layout, layout_of
 from attnscope.reference.reader import norm_parameters, queries_keys_values, read, visible
 from attnscope.reference.rules import ALIBI, GATES, NORM_ON, QUERY_FACTORS, ROTARY_ON, SCALES
 from attnscope.reference.splits import SPLITS
@@ -189,6 +189,37 @@ def test_biased_norms_a_head_bring_their_biases() -> None:
     assert bias_HD.shape == (H, D)
 
 
+# Encoders and cross-attention.
+
+
+@pytest.mark.parametrize("kind", ["encoder", "cross"])
+def test_a_layer_without_direction_is_pytorchs_own(kind: str) -> None:
+    theirs = torch.nn.MultiheadAttention(8, 4, batch_first=True, dtype=torch.float64)
+    projections = zip("qkv", theirs.in_proj_weight.chunk(3), strict=True)
+    parameters = {f"{letter}_proj.weight": weight for letter, weight in projections}
+    parameters |= {"out_proj.weight": theirs.out_proj.weight, "out_proj.bias": theirs.out_proj.bias}
+    x_BTE, source_BSE = random(1, T, 8), random(1, T + 3, 8) if kind == "cross" else None
+    layer = replace(given(layouts.FAIRSEQ, parameters, Layer(kv_heads=H)), hidden_BTE=x_BTE)
+    reading = read(replace(layer, kind=kind, source_BSE=source_BSE))
+    keyed = x_BTE if source_BSE is None else source_BSE
+    output_BTE, weights_BHQK = theirs(x_BTE, keyed, keyed, average_attn_weights=False)
+    assert_close(reading.weights_BHQK, weights_BHQK)
+    assert_close(reading.output_BTE, output_BTE)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_window_that_looks_both_ways_has_so_many_keys_on_either_side(window: int) -> None:
+    layer = replace(given(layouts.SEPARATE, {}, Layer(kind="sliding", window=window)), kind="encoder")
+    for i, row in enumerate(visible(layer)):
+        assert row.tolist() == [abs(i - j) <= window for j in range(T)]
+
+
+def test_a_fused_projection_makes_no_keys_of_another_text() -> None:
+    layer = given(replace(layouts.CONCAT, fused="fused"), {"fused.weight": FUSED})
+    with pytest.raises(UnreadableError, match="of the text that the queries are made of"):
+        read(replace(layer, kind="cross", source_BSE=random(1, 3, E)))
+
+
 # What it refuses, and the tables.
 
 
@@ -204,7 +235,7 @@ def test_a_missing_residual_is_named() -> None:
 
 
 def test_the_rules_that_layouts_name_exist() -> None:
-    for family, layout in FAMILIES.items():
+    for family, layout in {**FAMILIES, **ENCODERS}.items():
         assert layout.split in SPLITS, family
         assert layout.scale in SCALES, family
         assert layout.rotary_on in ROTARY_ON, family
