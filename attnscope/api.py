@@ -20,7 +20,7 @@ from attnscope.text.prompt import Side
 
 
 def load(model: str = "demo", **options: Any) -> LoadedModel:
-    """Load a decoder with its tokenizer: the embedded `demo`, a folder, or a hub id.
+    """Load a model with its tokenizer: the embedded `demo`, a folder, or a hub id.
 
     options: the other fields of `attnscope.model.loading.LoadOptions` (device, dtype, revision, offline, ...). Raises
     ModelError when it cannot be found or read, UsageError for an option that does not exist.
@@ -54,6 +54,7 @@ def capture(
     verify: bool = False,
     generate: int | None = None,
     answer: str | Sequence[int] | None = None,
+    target: str | Sequence[int] | None = None,
 ) -> Observation:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
@@ -67,7 +68,7 @@ def capture(
     take, such as "4GB". listen: with the fused engine, leave the layers' outputs to the model. verify: hold every
     layer against the oracle. generate: let the model put up to so many tokens behind the text first, and read them
     with it; answer: put this behind it instead. `prompt` and `answer` then name tokens, and each head has its
-    `lookback`.
+    `lookback`. target: what an encoder-decoder's decoder reads; without it, what the model makes of the text, greedily.
 
     Returns an Observation: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads` has one entry per head; `prompt` the
     tokens. Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the
@@ -98,6 +99,7 @@ def capture(
         listen=listen,
         generate=generate,
         answer=answer,
+        target=target,
     )
 
 

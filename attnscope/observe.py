@@ -143,7 +143,9 @@ def observe(
     """
     chosen = [request.chosen(prompt) for prompt in prompts] if chosen is None else chosen
     asked = [Asked(prompt, tokens) for prompt, tokens in zip(prompts, chosen, strict=True)]
-    if sources is not None:
+    if sources is None:
+        loaded.check_task("one text at a time", DECODER, ENCODER)
+    else:
         asked = [one._replace(source=source) for one, source in zip(asked, sources, strict=True)]
 
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
@@ -557,7 +559,7 @@ class _Reading:
             found.append(
                 HeadColumns(
                     **which,
-                    role=roles_of(values, nulls, rows) if named else np.full_like(unnamed, NONE),
+                    role=roles_of(values, nulls, rows, self.kind) if named else np.full_like(unnamed, NONE),
                     near_uniform=near_uniform(values, rows) if named else unnamed,
                     scores=mine,
                     top_key=top_key[row],

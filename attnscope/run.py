@@ -164,7 +164,7 @@ def prepare(
         _check_matrices(loaded, request, tokens)
         prompt, made = _generated(loaded, prompt, generate, computes, advance)
     _check_matrices(loaded, request, len(prompt), len(source or ()))
-    facts = made | _facts(loaded, prompt, computes, found)
+    facts = made | _facts(loaded, prompt, source, computes, found)
     return Run(loaded, prompt, request, computes, request.chosen(prompt), facts, found, source)
 
 
@@ -183,10 +183,13 @@ def _check_task(
         return
     if answer is not None or (generate is not None and task == ENCODER):
         raise UsageError("an answer is what a causal model puts behind a text", "use {target=TEXT}" * (task != ENCODER))
-    asked = {"{query}": request.query, "{key}": request.key, "{group}": request.group, "{rollout}": request.rollout}
-    named = next((name for name, value in asked.items() if value), None)
+    asked = {"query": request.query, "key": request.key, "group": request.group, "rollout": request.rollout}
+    named = next((name for name, value in asked.items() if value), "weights per token" if request.per_token else None)
     if task == "seq2seq" and named:
-        raise UsageError(f"{named} asks about one text, and an encoder-decoder reads two", f"leave out {named}")
+        raise UsageError(
+            f"{named} asks about one text, and an encoder-decoder reads two",
+            "leave it out, or read the encoder alone: {task=encoder}",
+        )
 
 
 def _target(
@@ -272,11 +275,13 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
         )
 
 
-def _facts(loaded: LoadedModel, prompt: Prompt, engine: Engine, atlas: Atlas | None) -> dict[str, Any]:
+def _facts(
+    loaded: LoadedModel, prompt: Prompt, source: Prompt | None, engine: Engine, atlas: Atlas | None
+) -> dict[str, Any]:
     """How far the engine is from eager on this text, whether positions were stretched, and who names the heads."""
     facts: dict[str, Any] = {}
     if engine.name != "eager":
-        facts["largest_difference_to_eager"] = difference(loaded, prompt)
+        facts["largest_difference_to_eager"] = difference(loaded, prompt, source)
     if loaded.stretched_from is not None:
         facts["positions"] = {
             "trained": loaded.stretched_from,

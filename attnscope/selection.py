@@ -64,7 +64,9 @@ def select_stacks(
         match = _STACK.match(part)
         kind = next(one for one in KINDS if one.startswith(match["stack"].lower())) if match else plain
         if kind not in heads:
-            raise UsageError(f"{part!r} names a {kind}, and this model has {' and '.join(heads)}", f"write {GRAMMAR}")
+            raise UsageError(
+                f"{part!r} names {kind} layers, and this model has {' and '.join(heads)} layers", f"write {GRAMMAR}"
+            )
         parts.setdefault(kind, []).append(part if match is None else match["rest"] or "*")
     return {kind: select(",".join(parts[kind]), heads[kind]) for kind in heads if kind in parts}
 

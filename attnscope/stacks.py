@@ -9,6 +9,7 @@ from __future__ import annotations
 DECODER, ENCODER, CROSS, VISION = "decoder", "encoder", "cross", "vision"
 KINDS = (ENCODER, DECODER, CROSS, VISION)  # in the order in which a forward pass comes to them
 TASKS = ("decoder", "encoder", "seq2seq")  # what a model is read at
+NAMES = {"decoder": "a causal model", "encoder": "an encoder", "seq2seq": "an encoder-decoder"}
 
 
 def plain(task: str) -> str:

@@ -64,6 +64,7 @@ class Worker:
         self.job = job
         keep_freed_memory()
         self.loaded = loaded or load(job.load)
+        self.loaded.check_task("a corpus", "decoder", "encoder")
         if job.engine not in ("auto", "eager"):
             choose(self.loaded, 1, job.engine)  # refused now, not once per text
         _check_positions(job.max_tokens, self.loaded.geometry.max_positions)

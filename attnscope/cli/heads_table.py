@@ -97,7 +97,8 @@ def missing_support(seen: Observation) -> list[str]:
     if seen.beside:
         return []  # roles are of one text
     for key, support in seen.support.items():
-        for line in unsupported(support, "this text has" if asked is None else "these queries have"):
+        has = "this text has" if asked is None else "these queries have"
+        for line in unsupported(support, has, key.kind):
             where.setdefault(line, []).append((key.layer, seen.visible[key]))
     return [
         f"no role without support{_in_layers(places) * (len(places) < len(seen.support))}: {line}"

@@ -119,10 +119,17 @@ def load_model(asked: ModelText, writing: Writing) -> LoadedModel:
 
 
 def prepared(
-    asked: ModelText, writing: Writing, text: Text, selected: Selected | None = None, query: str | None = None
+    asked: ModelText,
+    writing: Writing,
+    text: Text,
+    selected: Selected | None = None,
+    query: str | None = None,
+    causal: str | None = None,
 ) -> Run:
-    """A text for the model's own eager attention, its header told."""
+    """A text for the model's own eager attention, its header told; causal: what is for causal models alone."""
     loaded = load_model(asked, writing)
+    if causal is not None:
+        loaded.check_task(causal)
     from attnscope.observe import Request
     from attnscope.run import prepare
 

@@ -91,6 +91,7 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
 
     def ready(loaded: LoadedModel, text: Text, request: Request, chat: bool, follows: Answer, **more: Any) -> Run:
         how: dict[str, Any] = more | {"engine": asked.engine, "memory": asked.memory, "listen": asked.listen}
+        loaded.check_task("a page", "decoder", "encoder")
         with answering(follows, pages.quiet) as answer:
             return prepare(loaded, text, request, chat=chat, truncate=asked.truncate, **how, **answer)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.stacks import DECODER, ENCODER, KINDS
+
 NEEDED_ROWS = 16
 RESTS = 0.3  # mean mass above which a head rests on a key
 SINK_TOKENS = 64  # in 9 tokens a uniform head already gives key 0 a share of 0.31
@@ -21,6 +23,7 @@ class Role:
     """A rule: the role's name, its condition over the scores, the rows it needs, and where it comes from.
 
     holds gets {metric: score} and {metric: score of uniform attention over the same keys}, numbers or arrays of them.
+    kinds: the stacks whose heads may have it.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Role:
     needed: int
     source: str
     holds: Rule
+    kinds: tuple[str, ...] = (DECODER, ENCODER)
 
 
 def _above_uniform(metric: str, least: float) -> Rule:
@@ -43,6 +47,7 @@ ROLES = (  # the first rule that holds names the head
         NEEDED_ROWS,
         "Olsson et al. 2022",
         _above_uniform("induction", 0.4),
+        (DECODER,),
     ),
     Role(
         "previous-token",
@@ -67,6 +72,7 @@ ROLES = (  # the first rule that holds names the head
         SINK_TOKENS,
         "Gu et al. 2024",
         lambda score, uniform: score["sink"] > RESTS,
+        KINDS,
     ),
     Role(
         "self",
@@ -83,27 +89,39 @@ ROLES = (  # the first rule that holds names the head
         NEEDED_ROWS,
         "attnscope; see also Xiao et al. 2024 (DuoAttention)",
         lambda score, uniform: (score["local_mass_32"] >= 0.8) & _above_uniform("local_mass_32", 0.2)(score, uniform),
+        (DECODER,),
     ),
 )
 
 
-def role_of(score: Mapping[str, float], uniform: Mapping[str, float], support: Mapping[str, int]) -> str:
+def roles_for(kind: str) -> list[Role]:
+    """The roles that heads of a stack may have."""
+    return [role for role in ROLES if kind in role.kinds]
+
+
+def role_of(
+    score: Mapping[str, float], uniform: Mapping[str, float], support: Mapping[str, int], kind: str = DECODER
+) -> str:
     """The head's role; without one `other` where the text can show every role, else `-`.
 
-    score, uniform: {metric: value}, NaN for null. support: {kind of rows: how many the text has}.
+    score, uniform: {metric: value}, NaN for null. support: {kind of rows: how many the text has}. kind: its stack.
     """
-    shown = [role for role in ROLES if support[role.rows] >= role.needed]
-    without = OTHER if len(shown) == len(ROLES) else NONE
+    shown = [role for role in roles_for(kind) if support[role.rows] >= role.needed]
+    without = OTHER if len(shown) == len(roles_for(kind)) else NONE
     return next((role.name for role in shown if role.holds(score, uniform)), without)
 
 
 def roles_of(
-    score: Mapping[str, np.ndarray], uniform: Mapping[str, np.ndarray], support: Mapping[str, np.ndarray]
+    score: Mapping[str, np.ndarray],
+    uniform: Mapping[str, np.ndarray],
+    support: Mapping[str, np.ndarray],
+    kind: str = DECODER,
 ) -> np.ndarray:
-    """`role_of` for many heads at once: columns (heads,) in, names (heads,) out."""
-    shown = [support[role.rows] >= role.needed for role in ROLES]
+    """`role_of` for many heads of one stack at once: columns (heads,) in, names (heads,) out."""
+    roles = roles_for(kind)
+    shown = [support[role.rows] >= role.needed for role in roles]
     names = np.where(np.all(shown, axis=0), OTHER, NONE).astype(object)
-    for role, there in reversed(list(zip(ROLES, shown, strict=True))):  # the first rule that holds is written last
+    for role, there in reversed(list(zip(roles, shown, strict=True))):  # the first rule that holds is written last
         names[there & role.holds(score, uniform)] = role.name
     return names
 
@@ -119,7 +137,7 @@ def near_uniform(score: Mapping[str, np.ndarray], support: Mapping[str, np.ndarr
     return marks
 
 
-def unsupported(support: Mapping[str, int], who_has: str = "this text has") -> list[str]:
+def unsupported(support: Mapping[str, int], who_has: str = "this text has", kind: str = DECODER) -> list[str]:
     """One sentence per role that these rows cannot show, for the person who wonders."""
     kinds = {
         "two_keys": "tokens that see at least two",
@@ -129,7 +147,7 @@ def unsupported(support: Mapping[str, int], who_has: str = "this text has") -> l
         "beyond_32": "tokens that see more than 32",
     }
     short: dict[tuple[str, int], list[str]] = {}
-    for role in ROLES:
+    for role in roles_for(kind):
         if support[role.rows] < role.needed:
             short.setdefault((role.rows, role.needed), []).append(role.name)
     return [

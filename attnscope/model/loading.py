@@ -23,7 +23,7 @@ from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
-from attnscope.stacks import DECODER, ENCODER
+from attnscope.stacks import DECODER, ENCODER, NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -101,6 +101,12 @@ class LoadedModel:
                 "copy the model's own tokenizer into its folder",
             )
 
+    def check_task(self, what: str, *tasks: str) -> None:
+        """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for."""
+        if self.geometry.task not in (tasks or (DECODER,)):
+            meant = " or ".join(NAMES[task] for task in tasks or (DECODER,))
+            raise ModelError(f"{what} is for {meant}, and {self.name} is {NAMES[self.geometry.task]}", "choose another")
+
     @property
     def attention(self) -> str:
         """The attention implementation of transformers that the model is set to; a capture may run under another."""
@@ -167,7 +173,8 @@ def load(options: LoadOptions) -> LoadedModel:
     try:
         checkpoint.check_tokenizer(source.folder, options.trust_remote_code)
     except ModelError:
-        _config(source, options)  # a model of images has none either, and that is the better answer
+        config = _config(source, options)  # a model of images has none either, and that is the better answer
+        model_class(config, chosen_task(config, options.task, source.name), source.name)
         raise
     names = checkpoint.weight_files(source.folder, options.allow_pickle, source.listing)
     device = _device(options)

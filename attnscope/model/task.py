@@ -6,7 +6,7 @@ from typing import Any
 
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family
-from attnscope.stacks import DECODER, ENCODER, TASKS
+from attnscope.stacks import DECODER, ENCODER, NAMES, TASKS
 
 
 def task_of(config: Any) -> str:
@@ -60,7 +60,9 @@ def chosen_task(config: Any, wanted: str, name: str) -> str:
             f"{name} ({config.model_type}) as configured looks ahead: it is not a causal language model",
             "leave out {task=decoder}, or take a checkpoint trained as one",
         )
-    raise ModelError(f"{name} ({config.model_type}) cannot be read as a {wanted}: it is a {own}", "use {task=auto}")
+    raise ModelError(
+        f"{name} ({config.model_type}) cannot be read as {NAMES[wanted]}: it is {NAMES[own]}", "use {task=auto}"
+    )
 
 
 def model_class(config: Any, task: str, name: str) -> Any:

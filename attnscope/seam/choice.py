@@ -87,12 +87,14 @@ def read_size(text: str) -> int:
     return int(size)
 
 
-def difference(loaded: LoadedModel, prompt: Prompt) -> float | None:
+def difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None) -> float | None:
     """The largest difference between eager's and the tiles' weights on the prompt's first tokens, in this dtype.
 
-    None where the model cannot be run with eager attention.
+    source: what an encoder-decoder's encoder reads. None where the model cannot be run with eager attention.
     """
-    ids_BT = torch.tensor([prompt.ids[:COMPARED_TOKENS]], device=loaded.device)
+    ids_BT = torch.tensor([(source or prompt).ids[:COMPARED_TOKENS]], device=loaded.device)
+    target_BT = torch.tensor([prompt.ids[:COMPARED_TOKENS]], device=loaded.device)
+    inputs: dict[str, Any] = {} if source is None else {"decoder_input_ids": target_BT}
     eager: dict[Any, torch.Tensor] = {}
     found: list[float] = []
 
@@ -106,8 +108,8 @@ def difference(loaded: LoadedModel, prompt: Prompt) -> float | None:
             found.append(float((weights - expected.to(weights.device)).abs().max()))
 
     try:
-        listen(loaded.model, ids_BT, keep, engine=Eager())
+        listen(loaded.model, ids_BT, keep, engine=Eager(), **inputs)
     except (ValueError, KeyError):  # a family that refuses eager attention
         return None
-    listen(loaded.model, ids_BT, compare, engine=Tiled())
+    listen(loaded.model, ids_BT, compare, engine=Tiled(), **inputs)
     return max(found, default=0.0)

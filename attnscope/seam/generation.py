@@ -41,9 +41,10 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
 
     how: further arguments of the model's `generate`. Raises as `continuation`.
     """
-    model = loaded.model
+    model, given = loaded.model, "target" if loaded.geometry.task == "seq2seq" else "answer"
+    otherwise = f"give the {given} with {{{given}=TEXT}}"
     if not getattr(model, "can_generate", lambda: False)():
-        raise ModelError(f"{loaded.name} cannot generate", "give the answer with {answer=TEXT}")
+        raise ModelError(f"{loaded.name} cannot generate", otherwise)
     with running(model, implementation):
         try:
             made: Tensor = model.generate(
@@ -62,7 +63,7 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
             if is_out_of_memory(error):
                 raise
             why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise ModelError(f"{loaded.name} cannot generate: {why}", "give the answer with {answer=TEXT}") from error
+            raise ModelError(f"{loaded.name} cannot generate: {why}", otherwise) from error
     return made
 
 

@@ -25,6 +25,7 @@ from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes
 from attnscope.seam.call import CaptureReport
 from attnscope.seam.choice import read_size
 from attnscope.seam.listen import calls_interface, listen
+from attnscope.stacks import DECODER, ENCODER
 from attnscope.study.statistics import Effects, paired
 from attnscope.text.align import Units, units
 
@@ -144,6 +145,8 @@ def compare(
 
 def check_alike(first: LoadedModel, other: LoadedModel) -> None:
     """Raise UsageError where heads have no counterpart: other layers, or other numbers of heads."""
+    for loaded in (first, other):
+        loaded.check_task("a comparison", DECODER, ENCODER)
     if first.geometry.heads_by_layer != other.geometry.heads_by_layer:
         raise UsageError(
             f"{first.name} has {first.geometry.in_words}, {other.name} {other.geometry.in_words}: their heads have no "
