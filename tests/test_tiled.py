@@ -297,10 +297,22 @@ LARGE_LOGITS |= dict.fromkeys(("gemma4_unified, numba", "gemma4_unified_text, nu
 OTHER_KEYS = {"blt", "deepseek_v4"}  # some of their calls attend to keys that are not tokens
 # Families that the fused engine does not answer, and the routes by which their calls are heard instead.
 HOOKED = [
-    *("big_bird", "bloom", "codegen", "falcon", "git", "gpt_neo", "gpt_neox_japanese", "gptj", "megatron-bert", "mpt"),
-    *("mvp", "openai-gpt", "prophetnet", "rembert", "roformer", "trocr", "xglm", "xlm"),
+    *(
+        "big_bird",
+        "bloom",
+        "codegen",
+        "cpmant",
+        "falcon",
+        "git",
+        "gpt_neo",
+        "gpt_neox_japanese",
+        "gptj",
+        "megatron-bert",
+        "mpt",
+    ),
+    *("mvp", "openai-gpt", "prophetnet", "rembert", "roformer", "trocr", "xglm", "xlm", "xlnet"),
 ]
-UNHEARD = ["cpmant", "falcon_mamba", "mamba", "mamba2", "reformer", "rwkv", "xlnet", "xlstm"]
+UNHEARD = ["falcon_mamba", "mamba", "mamba2", "reformer", "rwkv", "xlstm"]
 ROUTES = {family: {"hook"} for family in HOOKED} | {family: set() for family in UNHEARD}
 
 

@@ -32,6 +32,12 @@ class Visibility:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     _matches: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.mask is not None and 1 in self.mask.shape[-2:]:  # a family may write one row for all queries
+            rows, keys = self.mask.shape[-2:]
+            sizes = self.queries if rows == 1 else rows, self.keys if keys == 1 else keys
+            self.mask = self.mask.expand(*self.mask.shape[:-2], *sizes)
+
     def rows(self, start: int, stop: int) -> Tensor:
         """Boolean (B or 1, H or 1, stop - start, K): True where the query may look."""
         if self.mask is not None:

@@ -87,7 +87,8 @@ def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: 
     squares = f"each cell the greatest of {pool[0]} x {pool[1]}" if max(pool) > 1 else ""
     notes = "; ".join(filter(None, (subtitle, bin_note(layers[0]), squares, _removed_note(split, layers[0]))))
     bar = add_bar(bar_ax, image, limits, style, quantity)
-    title = f"{count(len(layers), 'layer')} × {count(len(numbers), 'kv head' if layers[0].by_kv else 'head')}"
+    shown = count(len(numbers), "kv head" if layers[0].by_kv else "head")
+    title = f"{layers[0].stack.capitalize()}{count(len(layers), 'layer')} × {shown}"
     below = foot(replace(layers[0], kv_heads=(), sinks=layers[0].sinks if max(pool) == 1 else ()), style, tokens=False)
     words = layout.Words(figure, (style.headed(title), notes, below), TITLE_SIZE, style, roles)
     place_mosaic(figure, ax, bar, mosaic.pixels(*grid, cell), words)

@@ -27,10 +27,28 @@ class Family:
     sinks_scale_output: bool = False
     # The kind of all its layers where none computes softmax attention; its config counts them like attention layers.
     without_softmax: str | None = None
+    # Why its attention cannot be read, where it is not that; the rest of "it ...".
+    unread: str | None = None
     # The config attribute without which it attends in both directions. Other families have it and never ask it.
     looks_ahead_unless: str | None = None
+    looks_ahead: bool = False  # whatever its config says
     # What its config must say before the model is built, where the default gives no matrix to read.
     config_changes: Mapping[str, Any] = field(default_factory=dict)
+    # What its attention modules return as weights are the logits before the softmax: the class of those modules.
+    returns_logits: str | None = None
+    # The layout of what its modules return, where it is not (B, H, Q, K): each query's weights on the keys of a `band`
+    # around it, (B, Q, H, 2 reach + 1), or of its own `blocks` and their neighbours, (B, blocks, H, block, 3 block); or
+    # texts and heads come `last`, (Q, K, B, H).
+    layout: str | None = None
+    # Its decoder attends to its own tokens and to the encoder's in one softmax, and returns the weights in two parts.
+    merges_cross: bool = False
+    # Its layers are told apart by the order of their calls: several share a module, or stand in several lists.
+    by_order: bool = False
+    # (config) -> how many layers, (config) -> heads of a layer, (config, stack) -> kind of all layers of a stack, where
+    # the usual attributes say something else; None where they are right.
+    layers: Callable[[Any], int] | None = None
+    heads: Callable[[Any], int] | None = None
+    kind: Callable[[Any, str], str | None] | None = None
     # (config, heads, kind of layer) -> kv heads, where the usual attributes are missing or mean something else; None
     # where they are right after all.
     kv_heads: Callable[[Any, int, str], int | None] | None = None
@@ -57,6 +75,24 @@ def family_of(module: Any) -> Family:
     return family(getattr(getattr(module, "config", None), "model_type", None))
 
 
+def _repeated(config: Any) -> int:
+    return config.num_hidden_layers * config.inner_group_num
+
+
+def _in_blocks(config: Any) -> int:
+    sizes, repeats = config.block_sizes, config.block_repeats
+    return sum(size * repeat for size, repeat in zip(sizes, repeats, strict=True)) + config.num_decoder_layers
+
+
+def _fewer_heads(config: Any) -> int:
+    return max(1, config.num_attention_heads // config.head_ratio)
+
+
+def _blocks_with_summaries(config: Any, stack: str) -> str | None:
+    summaries = getattr(config, "encoder_attention_type", None) != "local"
+    return "blocks" if stack == "encoder" and summaries else None
+
+
 def _key_per_head(config: Any, heads: int, kind: str) -> int:
     return heads
 
@@ -81,6 +117,16 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), Family(without_softmax="mamba")),
     **dict.fromkeys(("rwkv", "xlstm"), Family(without_softmax="linear")),
     "reformer": Family(without_softmax="lsh", one_length=True),
+    # Softmax attention of another kind, or none.
+    "canine": Family(unread="is of chunks of characters, and of groups of four"),
+    "fnet": Family(unread="is a Fourier transform, with no weights"),
+    "mra": Family(unread="approximates far weights by those of blocks"),
+    "nystromformer": Family(unread="goes through landmarks, and has no weight for a query and a key"),
+    "perceiver": Family(unread="is of latents, not of tokens"),
+    "yoso": Family(unread="counts collisions of hashes, and has no softmax"),
+    **dict.fromkeys(
+        ("bros", "lxmert", "tvp", "udop", "vilt"), Family(unread="needs boxes or pictures beside the text")
+    ),
     # Encoders that can be configured as decoders.
     **dict.fromkeys(
         (
@@ -102,16 +148,40 @@ FAMILIES: Mapping[str, Family] = {
     "xlm": Family(
         looks_ahead_unless="causal", bypasses_interface=True, returns_weights_when_asked=True, one_length=True
     ),
+    # Encoders and encoder-decoders.
+    "albert": Family(by_order=True, layers=_repeated),
+    "bigbird_pegasus": Family(config_changes={"attention_type": "original_full"}),
+    "convbert": Family(returns_weights_when_asked=True, heads=_fewer_heads),
+    **dict.fromkeys(
+        (*("deberta", "deberta-v2", "flaubert", "fsmt", "ibert", "luke", "mpnet", "tapas", "visual_bert", "vits"),),
+        Family(returns_weights_when_asked=True),
+    ),
+    "funnel": Family(returns_weights_when_asked=True, by_order=True, layers=_in_blocks),
+    **dict.fromkeys(("led", "longformer"), Family(returns_weights_when_asked=True, layout="band")),
+    "longt5": Family(returns_weights_when_asked=True, layout="blocks", kind=_blocks_with_summaries),
+    "pegasus_x": Family(kind=_blocks_with_summaries),
+    "squeezebert": Family(returns_weights_when_asked=True, returns_logits="SqueezeBertSelfAttention"),
+    "t5gemma2": Family(bypasses_interface=True),
+    "t5gemma2_decoder": Family(merges_cross=True),
     # Decoders that attend outside the interface.
     "xglm": Family(bypasses_interface=True),
     **dict.fromkeys(("codegen", "gpt_neo", "gptj", "mpt"), Family(bypasses_interface=True, matrices_alive=3)),
     "cpmant": Family(bypasses_interface=True, matrices_alive=3, one_length=True),
     **dict.fromkeys(("bloom", "gpt_neox_japanese"), Family(bypasses_interface=True, matrices_alive=4)),
-    "xlnet": Family(bypasses_interface=True, matrices_alive=4, one_length=True),
+    "xlnet": Family(
+        looks_ahead=True,
+        returns_weights_when_asked=True,
+        bypasses_interface=True,
+        layout="last",
+        matrices_alive=4,
+        one_length=True,
+    ),
     **dict.fromkeys(
         ("git", "mvp", "openai-gpt", "trocr"), Family(bypasses_interface=True, returns_weights_when_asked=True)
     ),
-    "prophetnet": Family(bypasses_interface=True, returns_weights_when_asked=True, one_length=True),
+    "prophetnet": Family(
+        bypasses_interface=True, returns_weights_when_asked=True, returns_logits="ProphetNetAttention", one_length=True
+    ),
     "falcon": Family(bypasses_interface=True, returns_weights_when_asked=True, matrices_alive=4, kv_heads=_multi_query),
     # Decoders that ask the interface.
     **dict.fromkeys(("diffllama", "doge", "flint", "gpt_oss", "hy_v4", "inkling_text"), Family(matrices_alive=3)),

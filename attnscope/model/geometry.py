@@ -315,7 +315,9 @@ def _layers(text: Any, stack: str) -> tuple[LayerGeometry, ...]:
 
 
 def _count(text: Any, stack: str) -> int:
-    count = _first(text, f"{stack}_layers", f"num_{stack}_layers", "num_hidden_layers", "n_layer", "n_layers") or 0
+    rule = family(text.model_type).layers
+    names = (f"{stack}_layers", f"num_{stack}_layers", "num_hidden_layers", "n_layer", "n_layers")
+    count = rule(text) if rule else _first(text, *names) or 0
     if count > MOST_LAYERS:
         raise ValueError(f"expected at most {MOST_LAYERS} layers, got {brief(count)}")
     return int(count)
@@ -324,8 +326,9 @@ def _count(text: Any, stack: str) -> int:
 def _kinds(text: Any, stack: str) -> list[str]:
     """The kind of every layer."""
     count = _count(text, stack)
-    if without := family(text.model_type).without_softmax:
-        return [without] * count
+    known = family(text.model_type)
+    if kind := known.without_softmax or (known.kind and known.kind(text, stack)):
+        return [kind] * count
     names = _first(text, "layer_types", "layers_block_type", "attention_layers")
     if not isinstance(names, list | tuple) or len(names) != count:
         names = [_only_kind(text)] * count
@@ -358,6 +361,8 @@ def _heads(config: Any, index: int, prefix: str, stack: str) -> int:
     per_layer = getattr(config, "num_attention_heads_per_layer", None)
     if per_layer:
         return per_layer[index]
+    if rule := family(config.model_type).heads:
+        return rule(config)
     own = (f"{stack}_attention_heads", f"num_{stack}_attention_heads")
     names = ("num_attention_heads", "n_heads", "num_heads", "attention_heads")
     return _first(config, *own, *(prefix + name for name in names), *names) or 0
@@ -378,8 +383,8 @@ def _dims(config: Any, heads: int, prefix: str) -> tuple[int, int]:
     """Width of a head's queries and keys, and of its values."""
     if _latent(config):
         return config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
-    names = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
-    width = _first(config, "hidden_size", "d_model", "n_embd") or 0
+    names = ("head_dim", "attention_head_dim", "kv_channels", "d_kv", "d_head")
+    width = _first(config, "true_hidden_size", "hidden_size", "d_model", "n_embd") or 0
     head_dim = _first(config, *(prefix + name for name in names), *names) or (width // heads if heads else 0)
     return head_dim, _first(config, prefix + "v_head_dim", "v_head_dim") or head_dim
 

@@ -22,9 +22,11 @@ def task_of(config: Any) -> str:
 
     if getattr(config, "is_encoder_decoder", False):
         return "seq2seq"
-    causal = family(config.model_type).looks_ahead_unless
-    if causal is not None:
-        return DECODER if getattr(config, causal, False) else ENCODER
+    known_as = family(config.model_type)
+    if known_as.looks_ahead:
+        return ENCODER
+    if known_as.looks_ahead_unless is not None:
+        return DECODER if getattr(config, known_as.looks_ahead_unless, False) else ENCODER
     known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or _causal_part(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     return DECODER if known or remote else ENCODER
@@ -98,7 +100,9 @@ def model_class(config: Any, task: str, name: str) -> Any:
     auto = (heads, MODEL_MAPPING) if task == "seq2seq" else (MODEL_MAPPING, heads)
     known += [one.get(type(config), None) for one in auto]
     found = next((one for one in known if one is not None), None)
-    if found is None or getattr(found, "main_input_name", "") not in READ or hasattr(config, "vision_config"):
+    found = found[0] if isinstance(found, tuple) else found  # a family with several bare models names the whole first
+    beside = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+    if found is None or getattr(found, "main_input_name", "") not in READ or beside:
         kind = config.model_type
         raise ModelError(f"{name} ({kind}) is no model of text that attnscope reads", "choose a model of text")
     return found

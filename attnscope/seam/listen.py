@@ -28,7 +28,7 @@ from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import ModelError, UsageError
-from attnscope.model.families import family_of
+from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import needed
 from attnscope.model.padding import pads_exactly, settle_rotary
@@ -36,9 +36,10 @@ from attnscope.model.placed import device_of, hooks_of
 from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport, Place
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
+from attnscope.seam.hooked import near, weights_in, whole, without
 from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
-from attnscope.stacks import CROSS, DECODER
+from attnscope.stacks import CROSS, DECODER, ENCODER
 
 
 def listen(
@@ -78,6 +79,7 @@ def listen(
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):
+        report.tokens = ids_BT.shape[1]
         inputs = {**_without_cache(_bare(model)), **_route(model).extras, **inputs}
 
         def run(**more: Any) -> None:
@@ -90,7 +92,7 @@ def listen(
         if not report.calls and "output_attentions" not in inputs:  # a family may return weights to who asks for them
             with suppress(AttributeError, TypeError, ValueError):  # or fail in its own code for want of any
                 run(output_attentions=True)
-    report.tokens, report.attention = ids_BT.shape[1], attention
+    report.attention = attention
     if calls_alone and report.output is not None:
         _remember_calls(_bare(model), report)
     heard = {(check.layer, check.kind) for check in report.calls}
@@ -246,6 +248,7 @@ class _Listener:
         self.last = 0  # how many calls end the pass, 0 for none
         self.stacks = Stacks(model, _config(model))
         self._calls: dict[tuple[str, int], int] = {}
+        self._families: dict[nn.Module, Family] = {}
         self._by_interface: set[nn.Module] = set()
         self._visible: dict[Any, tuple[Any, Visibility]] = {}
 
@@ -257,6 +260,8 @@ class _Listener:
 
     def from_interface(self, own: OwnAttention) -> Any:
         """One call through the attention interface, run by the engine; the layer's matrix is freed on return."""
+        if self._family(own.module).merges_cross:
+            return own()
         self._by_interface.update(self._around(own.module))
         output, check = self.engine.run(self._place(own.module), self._spec(own), own, self.on_call)
         self._read(check)
@@ -266,6 +271,14 @@ class _Listener:
         self.report.calls.append(check)
         if len(self.report.calls) == self.last:
             raise _LastCallError
+
+    def _family(self, module: nn.Module) -> Family:
+        """What is known of the family of the part of the model that a module stands in."""
+        if module not in self._families:
+            inner = (part for part in reversed([self.model, *self._around(module)[1:], module]))
+            owner = next((part for part in inner if hasattr(part, "config")), None)
+            self._families[module] = family_of(owner)
+        return self._families[module]
 
     def _around(self, module: nn.Module) -> list[nn.Module]:
         """The module, and those that it stands in: what they return second may be a bias of positions."""
@@ -290,29 +303,47 @@ class _Listener:
         )
 
     def _from_hook(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if module in self._by_interface or not isinstance(output, tuple | list) or len(output) < 2:
-            return None
-        weights = output[1]
-        if not isinstance(weights, Tensor) or weights.ndim != 4 or not weights.is_floating_point():
-            return None
-        if (self._layer(module), self.stacks.of(module)) in self._without_attention:
+        known = self._family(module)
+        found = [] if module in self._by_interface else weights_in(output, known)
+        if not found or (self._layer(module), self.stacks.of(module)) in self._without_attention:
             return None  # what a linear layer returns second is its state
         if self.engine.alters:
             raise ModelError(
                 "this family attends outside the attention interface, where its output cannot be changed",
                 "choose a model whose attention calls the interface",
             )
-        Q, K = weights.shape[-2:]
-        place = self._place(module)
-        causal = place.kind == DECODER
-        key = Q, K, causal, self.windows.get(place.layer) if causal else None, weights.device
-        visible = self._shared(key, None, lambda: Visibility(Q, K, None, causal, key[3], weights.device))
-        call = AttentionCall(place, DenseAttention(weights, visible), weights_BHQK=weights)
+        parts = zip((DECODER, CROSS), found, strict=True) if len(found) > 1 else [(None, found[0])]
+        for kind, weights in parts:
+            self._hooked(self._place(module, kind), weights, known)
+        return without(output, found, keep_shape=known.layout is not None)
+
+    def _hooked(self, place: Place, weights: Tensor, known: Family) -> None:
+        """One call whose weights a module returned."""
+        weights_BHQK, visible = self._positioned(place, weights, known)
+        call = AttentionCall(place, DenseAttention(weights_BHQK, visible), weights_BHQK=weights_BHQK)
         with full_precision(weights.device):
             check = check_call(call, "hook")
+            if known.merges_cross:  # each part's rows lack what the other has
+                check.row_sum_error = None
             self.on_call(call)
         self._read(check)
-        return type(output)([output[0], None, *output[2:]])
+
+    def _positioned(self, place: Place, weights: Tensor, known: Family) -> tuple[Tensor, Visibility]:
+        """A module's weights as (B, H, Q, K), and which keys its queries may see."""
+        if type(place.module).__name__ == known.returns_logits:
+            weights = weights.softmax(-1)
+        if known.layout and place.kind == ENCODER:
+            weights, reach = whole(weights, known.layout, self.report.tokens or sys.maxsize)
+            T, device = weights.shape[-1], weights.device
+            of_window = T, reach, device
+            return weights, self._shared(
+                of_window, None, lambda: Visibility(T, T, near(T, reach, device), False, None, device)
+            )
+        Q, K = weights.shape[-2:]
+        causal = place.kind == DECODER
+        window = self.windows.get(place.layer) if causal else None
+        key = Q, K, causal, window, weights.device
+        return weights, self._shared(key, None, lambda: Visibility(Q, K, None, causal, window, weights.device))
 
     @cached_property
     def _without_attention(self) -> set[tuple[int, str]]:
@@ -321,11 +352,13 @@ class _Listener:
         if config is None:
             return set()
         geometry = geometry_of(config, count=False)
-        return {(layer.index, geometry.kind) for layer in geometry.layers if not layer.attention}
+        stacks = {**geometry.beside, geometry.kind: geometry.layers}
+        return {(one.index, kind) for kind, layers in stacks.items() for one in layers if not one.attention}
 
-    def _place(self, module: nn.Module) -> Place:
-        """The module's layer, and which call of that layer this is."""
-        layer, kind = self._layer(module), self.stacks.of(module)
+    def _place(self, module: nn.Module, kind: str | None = None) -> Place:
+        """The module's layer, and which call of that layer this is; kind: of the call, where the module makes two."""
+        kind = kind or self.stacks.of(module)
+        layer = sum(one == kind for one, _ in self._calls) if self._family(module).by_order else self._layer(module)
         self._calls[kind, layer] = self._calls.get((kind, layer), -1) + 1
         return Place(layer, self._calls[kind, layer], self.paths[module], module, kind)
 

@@ -11,6 +11,11 @@ from attnscope.parity import ATOL
 from helpers.families import WITHOUT_ATTENTION
 from helpers.parity_cases import CASES
 from helpers.parity_models import NOT_MADE, TOKENS, TYPES, Measured, measure
+from helpers.stack_families import NOT_MADE as STACKS_NOT_MADE
+from helpers.stack_families import NOT_OF_TEXT, UNREAD
+from helpers.stack_families import TYPES as STACK_TYPES
+from helpers.stack_families import Measured as Stacked
+from helpers.stack_families import measure as measure_stacks
 
 FIGURE = re.compile(r"\d\.\d+e-\d\d")
 HEAD = """# Which families attnscope checks, and how far
@@ -27,6 +32,54 @@ largest difference of a weight, and of a token's output relative to the typical 
 held to {atol:.0e}, for every type alike, or to what float32's rounding does to weights of logits so large that it is
 more. A type's level is that of its weakest layer.
 """
+
+
+STACKS = "## Encoders and encoder-decoders"
+STACKS_HEAD = (
+    STACKS
+    + """
+
+From the measurements of `tests/test_stacks_families.py`: {types} types of text, every one whose masked or
+sequence-to-sequence language model transformers has, and encoders that it loads as AutoModel alone. Of each a tiny
+model with every parameter drawn at random reads two texts of 16 tokens, its decoder 11. What is heard is held to the
+family's own `attentions`, `encoder_attentions`, `decoder_attentions`, `cross_attentions` to 1e-6, every row to a sum of
+1, and the geometry to the layers and heads that call.
+
+*interface*: the family asks transformers' attention interface; q, k, v and P V are checked, and every engine reads it.
+*hook*: it does not; its weights are read from what its attention modules return, under eager alone. {unread} types are
+refused with a reason, {others} read no text alone, {not_made} cannot be made here.
+"""
+)
+
+
+def stacks_table(of_type: Callable[[str], Stacked] = measure_stacks) -> str:
+    """The second part of the document."""
+    head = STACKS_HEAD.format(
+        types=len(STACK_TYPES), unread=len(UNREAD), others=len(NOT_OF_TEXT), not_made=len(STACKS_NOT_MADE)
+    )
+    rows = {name: stack_row(name, of_type(name)) for name in STACK_TYPES}
+    absent = {name: f"refused: it {why}" for name, why in UNREAD.items()} | NOT_OF_TEXT | STACKS_NOT_MADE
+    rows |= {name: f"| {name} | - | - | - | {why} |" for name, why in absent.items()}
+    columns = "| type | layers | read by | engines | remarks |\n|---|---|---|---|---|"
+    return "\n".join([head, columns, *(rows[name] for name in sorted(rows))])
+
+
+REMARKS = {
+    **dict.fromkeys(("big_bird", "bigbird_pegasus"), "read with full attention, whatever its config says"),
+    **dict.fromkeys(("led", "longformer"), "windows of the encoder brought to true key positions; no global tokens"),
+    "funnel": "layers in the order of their calls; keys are pooled behind the first block",
+    "longt5": "local blocks brought to true key positions; a transient-global encoder's layers are not read",
+    "pegasus_x": "its encoder's keys are blocks and learned summaries: not read",
+    **dict.fromkeys(("prophetnet", "squeezebert"), "returns logits; their softmax, which gives its output, is read"),
+    "t5gemma2": "one softmax over target and source: the rows of decoder and cross sum to 1 together",
+}
+
+
+def stack_row(name: str, one: Stacked) -> str:
+    """A row of the second part: what can be read of a type, and how."""
+    layers = ", ".join(f"{kind} {count}" for kind, count in one.stacks.items())
+    engines = "eager" if one.fused is None else "all"
+    return f"| {name} | {layers} | {one.route} | {engines} | {REMARKS.get(name, '')} |"
 
 
 def measure_case(case: str) -> Measured:

@@ -13,7 +13,12 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 def saved(folder: Path, model_type: str = "llama", shard: str = "5GB", dtype: Any = None, **overrides: Any) -> Path:
     """Save a tiny random model with the tokenizer of the embedded one (which has 2,000 tokens)."""
-    tiny_model(model_type, **overrides).to(dtype=dtype).save_pretrained(folder, max_shard_size=shard)
+    return with_tokenizer(tiny_model(model_type, **overrides).to(dtype=dtype), folder, shard)
+
+
+def with_tokenizer(model: Any, folder: Path, shard: str = "5GB") -> Path:
+    """Save a model of 2,000 tokens with the tokenizer of the embedded one."""
+    model.save_pretrained(folder, max_shard_size=shard)
     for name in TOKENIZER_FILES:
         shutil.copy(DEMO_FOLDER / name, folder)
     return folder

@@ -1,0 +1,81 @@
+"""What attention modules return, where their family never asks the interface: the weights among it, at true positions.
+
+Most return (output, weights), others put more around the weights or return them in pieces.
+
+Shapes: B text, N block, H head, Q query, K key, W keys of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.model.families import Family
+
+
+def weights_in(output: Any, known: Family) -> list[Tensor]:
+    """The weights in what a module returned, in its order; empty where there are none.
+
+    They stand behind the module's output, or by name beside it; where the output itself comes with more, behind that.
+
+        >>> weights_in((hidden, weights), Family())
+        [weights]
+    """
+    if isinstance(output, Mapping):
+        parts = list(output.values())
+    elif isinstance(output, tuple | list) and output:
+        parts = [*(output[0] if isinstance(output[0], tuple | list) else ()), *output[1:]]
+    else:
+        return []
+    if known.layout == "blocks":  # before them stands the bias of positions
+        parts = parts[1:]
+    rank = 5 if known.layout == "blocks" else 4
+    found = [one for one in parts if isinstance(one, Tensor) and one.ndim == rank and one.is_floating_point()]
+    found = [one for one in found if len(one)]  # a module around the one that attends may have none, see `without`
+    return found if known.merges_cross else found[:1]
+
+
+def without(output: Any, weights: list[Tensor], keep_shape: bool) -> Any:
+    """The same with None in place of the weights, or with a tensor of no texts, for code that goes on with it."""
+    if isinstance(output, Tensor):
+        if not any(output is one for one in weights):
+            return output
+        return output.new_empty(0, *output.shape[1:]) if keep_shape else None
+    if isinstance(output, Mapping):
+        return type(output)({name: without(one, weights, keep_shape) for name, one in output.items()})  # type: ignore
+    if isinstance(output, tuple | list):
+        return type(output)([without(one, weights, keep_shape) for one in output])
+    return output
+
+
+def whole(weights: Tensor, layout: str, tokens: int) -> tuple[Tensor, int | None]:
+    """(B, H, Q, K) of weights in another layout, cut to the text's tokens, and how far a query sees to either side.
+
+    layout: see `Family.layout`.
+    """
+    if layout == "last":
+        return weights.permute(2, 3, 0, 1), None
+    if layout == "band":
+        B, Q, H, W = weights.shape
+        reach, tokens = W // 2, min(tokens, Q)
+        whole_BHQK = weights.new_zeros(B, H, Q, Q + 2 * reach)
+        key_QW = torch.arange(Q, device=weights.device)[:, None] + torch.arange(W, device=weights.device)
+        whole_BHQK.scatter_(-1, key_QW.expand(B, H, Q, W), weights.transpose(1, 2))
+        return whole_BHQK[:, :, :tokens, reach : reach + tokens], reach
+    B, N, H, block, _ = weights.shape
+    tokens = min(tokens, N * block)
+    whole_BHQK = weights.new_zeros(B, H, N * block, (N + 2) * block)
+    for start in range(0, N * block, block):
+        whole_BHQK[:, :, start : start + block, start : start + 3 * block] = weights[:, start // block]
+    return whole_BHQK[:, :, :tokens, block : block + tokens], block - 1
+
+
+def near(tokens: int, reach: int | None, device: torch.device) -> Tensor | None:
+    """(1, 1, Q, K) boolean: the keys at most `reach` from the query; None for all."""
+    if reach is None:
+        return None
+    position_T = torch.arange(tokens, device=device)
+    return ((position_T[:, None] - position_T).abs() <= reach)[None, None]

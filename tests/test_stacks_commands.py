@@ -1,0 +1,146 @@
+"""The command line on saved tiny models of BERT, T5 and BART: tables, selections, targets, pictures, refusals."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from attnscope.stacks import CROSS, DECODER, ENCODER
+from helpers.command_line import SENTENCE, Result, call
+from helpers.folders import with_tokenizer
+from helpers.stack_families import heard, own, tiny
+
+TARGET = "the bank was on the river"
+STARTS = {"t5": 0, "bart": 2}
+ALL = {ENCODER, DECODER, CROSS}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A folder per type."""
+    place = tmp_path_factory.mktemp("models")
+    starts = {name: {"decoder_start_token_id": start, "forced_eos_token_id": None} for name, start in STARTS.items()}
+    made = {name: tiny(name, vocab_size=2000, **starts.get(name, {})) for name in ("bert", "t5", "bart")}
+    return {name: str(with_tokenizer(model, place / name)) for name, model in made.items()}
+
+
+def rows(result: Result) -> list[dict[str, str]]:
+    assert result.code == 0, result.err
+    return list(csv.DictReader(io.StringIO(result.out.decode(), newline="")))
+
+
+def asked(command: str, folder: str, *arguments: str) -> Result:
+    return call(command, "-m", folder, "--text", SENTENCE, *arguments)
+
+
+def table(command: str, folder: str, *arguments: str) -> list[dict[str, str]]:
+    return rows(asked(command, folder, "--format", "csv", "--quiet", *arguments))
+
+
+def test_heads_of_an_encoder(folders: dict[str, str]) -> None:
+    found = table("heads", folders["bert"])
+    assert {row["kind"] for row in found} == {ENCODER}
+    assert sorted((int(row["layer"]), int(row["head"])) for row in found) == [
+        (i, j) for i in range(4) for j in range(4)
+    ]
+    assert all(row["entropy"] and not row["induction"] for row in found)  # which needs a causal text
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_heads_of_an_encoder_decoder(family: str, folders: dict[str, str]) -> None:
+    found = table("heads", folders[family], "--target", TARGET)
+    assert list(found[0])[-1] == "kind"
+    counts = {kind: sum(row["kind"] == kind for row in found) for kind in ALL}
+    assert counts == {ENCODER: 16, DECODER: 16, CROSS: 16}
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_relations_are_the_models_own_weights(family: str, folders: dict[str, str]) -> None:
+    """A second spelling: the model loaded by transformers, read by its own cross_attentions."""
+    found = table("relations", folders[family], "--target", TARGET, "--select", "cross.1.2,enc.0", "--top-k", "all")
+    chosen = {(row["kind"], int(row["layer"]), int(row["head"])) for row in found}
+    assert chosen <= {(CROSS, 1, 2), *((ENCODER, 0, head) for head in range(4))}
+    assert {kind for kind, _, _ in chosen} == {CROSS, ENCODER}
+    model = AutoModelForSeq2SeqLM.from_pretrained(folders[family], attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folders[family])
+    source, ids = (tokenizer(text, return_tensors="pt").input_ids for text in (SENTENCE, TARGET))
+    start = ids.new_full((1, 1), STARTS[family])
+    if ids[0, -1] == tokenizer.eos_token_id:
+        ids = ids[:, :-1]
+    if int(ids[0, 0]) != STARTS[family]:
+        ids = torch.cat([start, ids], 1)
+    expected = own(model, source, decoder_input_ids=ids)
+    for row in found:
+        weights = expected[row["kind"], int(row["layer"])][0, int(row["head"])]
+        assert abs(float(row["weight"]) - float(weights[int(row["query"]), int(row["key"])])) < 1e-5
+
+
+def test_a_target_that_nobody_gave_is_generated_and_said_so(folders: dict[str, str]) -> None:
+    result = asked("heads", folders["bart"], "--generate", "4", "--format", "csv")
+    assert result.code == 0, result.err
+    assert "generated greedily" in result.err
+    assert {row["kind"] for row in rows(result)} == ALL
+
+
+def test_pictures_lie_in_a_folder_per_stack(folders: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    figures = ("--figures", "overview,layers", "--out", str(out))
+    result = asked("heatmap", folders["t5"], "--target", TARGET, "--select", "cross.1.2,enc.0", *figures)
+    assert result.code == 0, result.err
+    drawn = {path.relative_to(out).as_posix() for path in out.rglob("*.png")}
+    assert {"cross/overview.png", "encoder/overview.png", "cross/layers/L01.png", "encoder/layers/L00.png"} <= drawn
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert {call["kind"] for call in manifest["calls"]} == ALL
+
+
+def test_heads_of_an_encoder_are_drawn(folders: dict[str, str], tmp_path: Path) -> None:
+    result = asked("heatmap", folders["bert"], "--select", "0.1", "--out", str(tmp_path / "out"))
+    assert result.code == 0, result.err
+    assert list((tmp_path / "out").rglob("L00H01.png"))
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "said"),
+    [
+        ("demo", ("--target", TARGET), "target"),
+        ("bert", ("--target", TARGET), "target"),
+        ("bert", ("--select", "cross.0"), "cross"),
+        ("t5", ("--select", "vision.0"), "vision"),
+        ("t5", ("--query", "last"), "--query"),
+        ("t5", ("--target", ""), "target"),
+        ("bert", ("--generate", "3"), "causal"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    family: str, arguments: tuple[str, ...], said: str, folders: dict[str, str]
+) -> None:
+    result = asked("heads", folders.get(family, family), *arguments)
+    assert result.code in ((4,) if arguments[-1] == "" else (2,)), result.err
+    assert result.out == b""
+    assert len(result.err.strip().splitlines()) == 1, result.err
+    assert said in result.err
+
+
+def test_a_family_without_such_weights_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "fnet"}))
+    result = asked("heads", str(tmp_path))
+    assert result.code == 3
+    assert "Fourier" in result.err
+    assert len(result.err.strip().splitlines()) == 1
+
+
+def test_fused_says_what_eager_says(folders: dict[str, str]) -> None:
+    eager, fused = (table("heads", folders["t5"], "--target", TARGET, "--engine", one) for one in ("eager", "fused"))
+    for one, other in zip(eager, fused, strict=True):
+        assert (one["kind"], one["layer"], one["head"]) == (other["kind"], other["layer"], other["head"])
+        assert abs(float(one["entropy"]) - float(other["entropy"])) < 1e-4
+
+
+def test_every_kind_is_heard_in_a_model_that_was_saved(folders: dict[str, str]) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folders["t5"], attn_implementation="eager").eval()
+    ids = AutoTokenizer.from_pretrained(folders["t5"])(SENTENCE, return_tensors="pt").input_ids
+    assert {kind for kind, _ in heard(model, ids, decoder_input_ids=ids)[0]} == ALL

@@ -1,0 +1,288 @@
+"""Every encoder and encoder-decoder of text that transformers has: what is heard is what the family itself returns.
+
+`docs/families.md` has these measurements in its second table; the last tests hold it to them.
+
+Shapes: B text, H head, Q query, K key, T token, D head dim.
+"""
+
+from collections.abc import Callable, Container
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from attnscope.attention.visibility import Visibility
+from attnscope.errors import ModelError
+from attnscope.model.checkpoint import check_has_attention
+from attnscope.model.families import Family
+from attnscope.model.geometry import geometry_of
+from attnscope.model.task import model_class, task_of
+from attnscope.seam.hooked import weights_in, whole
+from attnscope.seam.listen import calls_interface, listen
+from attnscope.stacks import CROSS, DECODER, ENCODER
+from helpers.families import tiny_config
+from helpers.families_table import STACKS, stack_row, stacks_table
+from helpers.stack_families import (
+    NOT_OF_TEXT,
+    OVERRIDES,
+    REACH,
+    SOURCE,
+    TYPES,
+    UNREAD,
+    Measured,
+    heard,
+    ids,
+    inputs_of,
+    measure,
+    own,
+    tiny,
+)
+
+FUSED = 1e-4  # entropies of rows whose unscaled logits go to hundreds
+QUICK = (
+    *("albert", "bart", "bert", "convbert", "deberta-v2", "distilbert", "encoder-decoder", "fsmt", "funnel", "ibert"),
+    *("layoutlm", "led", "longformer", "longt5", "luke", "marian", "mobilebert", "modernbert", "pegasus_x"),
+    *("prophetnet", "roberta", "squeezebert", "t5", "t5gemma2", "xlnet"),
+)
+
+
+def every_but(names: Container[str] = ()) -> list[Any]:
+    """Every type but those; what is not quick is slow."""
+    kept = [name for name in TYPES if name not in names]
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in kept]
+
+
+EVERY = every_but()
+BY_HOOK = (
+    *("big_bird", "convbert", "deberta", "deberta-v2", "flaubert", "fsmt", "funnel", "ibert", "layoutlmv3", "led"),
+    *("lilt", "longformer", "luke", "megatron-bert", "mpnet", "mvp", "prophetnet", "rembert", "roformer"),
+    *("squeezebert", "tapas", "visual_bert", "vits", "xlm", "xlnet"),
+)
+BOTH_WAYS = ("bigbird_pegasus", "longt5", "t5gemma2")
+
+measured: Callable[[str], Measured] = cache(measure)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_what_is_heard_is_what_the_family_returns(family: str) -> None:
+    found = measured(family)
+    assert found.weights <= 1e-6
+    assert found.unlike == ()
+    assert found.failures == ()  # row sums to 1e-5, P V to 1e-4 of the layer's own output, nothing on hidden keys
+    assert found.route == (
+        "hook" if family in BY_HOOK else "hook and interface" if family in BOTH_WAYS else "interface"
+    )
+    assert (found.output is None) == (family in BY_HOOK)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_fused_engines_say_the_same_where_the_family_asks_the_interface(family: str) -> None:
+    found = measured(family)
+    assert (found.fused is None) == (family in BY_HOOK or family == "t5gemma2")
+    assert found.fused is None or found.fused <= FUSED
+
+
+def test_the_counts() -> None:
+    assert len(TYPES) == 78
+    assert len(UNREAD) == 12
+    assert len(NOT_OF_TEXT) == 14
+    assert set(QUICK) | set(BY_HOOK) | set(BOTH_WAYS) | set(OVERRIDES) <= set(TYPES)
+    assert not set(TYPES) & (set(UNREAD) | set(NOT_OF_TEXT))
+
+
+@pytest.mark.parametrize("family", sorted(UNREAD))
+def test_what_cannot_be_read_is_refused_in_one_line(family: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        check_has_attention(family)
+    assert family in raised.value.message
+    assert UNREAD[family] in raised.value.message.replace("it hashes", "hashes")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("family", ["qwen2_audio", "modernvbert"])
+def test_what_reads_no_text_alone_is_refused_in_one_line(family: str) -> None:
+    config = tiny_config(family)
+    with pytest.raises(ModelError, match="no model of text"):
+        model_class(config, task_of(config), family)
+
+
+# The checks above can fail.
+
+
+def test_another_models_weights_are_not_equal() -> None:
+    model, other = tiny("bert"), tiny("bert", hidden_act="relu")
+    found, _ = heard(model, ids(SOURCE))
+    expected = own(other, ids(SOURCE))
+    assert max(float((found[key] - expected[key]).abs().max()) for key in found) > 1e-3
+
+
+def test_a_geometry_that_ignores_what_is_known_of_the_family_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.model.geometry.family", lambda name: Family())
+    assert measure("convbert").unlike
+    assert measure("funnel").unlike
+
+
+# Where transformers returns something else than weights.
+
+
+def module_seen(model: Any, path: str, run: Callable[[], object]) -> tuple[Tensor, Tensor]:
+    """What a module was given and what it put out."""
+    seen: list[Tensor] = []
+
+    def hook(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        given = kwargs.get("hidden_states", args[0] if args else None)
+        out = output["context_layer"] if isinstance(output, dict) else output[0]
+        seen.extend((given, out))
+
+    handle = model.get_submodule(path).register_forward_hook(hook, with_kwargs=True)
+    run()
+    handle.remove()
+    return seen[0], seen[1]
+
+
+def test_prophetnet_returns_logits_and_its_output_is_that_of_their_softmax() -> None:
+    model, source = tiny("prophetnet"), ids(SOURCE)
+    path = "prophetnet.encoder.layers.0.self_attn"
+    inputs = inputs_of(model)
+    given_BTD, output_BTD = module_seen(model, path, lambda: model(source, **inputs, use_cache=False))
+    weights_BHQK = heard(model, source, **inputs)[0][ENCODER, 0]
+    module = model.get_submodule(path)
+    v_BHKD = module.value_proj(given_BTD).unflatten(-1, (4, -1)).transpose(1, 2)
+    expected = module.out_proj((weights_BHQK @ v_BHKD).transpose(1, 2).flatten(2))
+    assert_close(output_BTD, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_squeezebert_returns_logits_and_its_output_is_that_of_their_softmax() -> None:
+    model, source = tiny("squeezebert"), ids(SOURCE)
+    path = "encoder.layers.0.attention"
+    given_BDT, output_BDT = module_seen(model, path, lambda: model(source))
+    weights_BHQK = heard(model, source)[0][ENCODER, 0]
+    v_BHKD = model.get_submodule(path).value(given_BDT).unflatten(1, (4, -1)).transpose(2, 3)
+    expected = (weights_BHQK @ v_BHKD).transpose(2, 3).flatten(1, 2)
+    assert_close(output_BDT, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_t5gemma2_has_one_softmax_over_target_and_source() -> None:
+    model = tiny("t5gemma2")
+    found, _ = heard(model, ids(SOURCE), **inputs_of(model))
+    sums = found[DECODER, 0].sum(-1) + found[CROSS, 0].sum(-1)
+    assert_close(sums, torch.ones_like(sums), atol=1e-5, rtol=0)
+    assert found[CROSS, 0].sum(-1).min() < 0.99
+
+
+# Local attention, at true positions.
+
+
+@pytest.mark.parametrize("family", ["led", "longformer", "longt5"])
+def test_local_attention_sees_what_is_near_and_nothing_else(family: str) -> None:
+    model = tiny(family)
+    seen: list[Visibility] = []
+
+    def on_call(call: Any) -> None:
+        if call.kind == ENCODER:
+            seen.append(call.visible)
+
+    report = listen(model, ids(SOURCE), on_call, **inputs_of(model))
+    expected = torch.tensor([[abs(i - j) <= REACH for j in range(SOURCE)] for i in range(SOURCE)])
+    assert all(torch.equal(one.rows(0, SOURCE)[0, 0], expected) for one in seen)
+    assert {check.masked_weight for check in report.calls if check.kind == ENCODER} == {0.0}
+
+
+def test_a_band_lies_around_its_query() -> None:
+    weights_BQHW = torch.tensor([1.0, 2.0, 3.0]).expand(1, 4, 1, 3)
+    found, reach = whole(weights_BQHW, "band", 3)
+    assert reach == 1
+    assert found[0, 0].tolist() == [[2, 3, 0], [1, 2, 3], [0, 1, 2]]
+
+
+def test_weights_are_found_wherever_a_module_puts_them() -> None:
+    out, weights = torch.zeros(1, 2, 4), torch.zeros(1, 1, 2, 2)
+    for output in [(out, weights), (out, None, weights), ((out, weights), (None, None)), {"a": out, "b": weights}]:
+        assert weights_in(output, Family())[0] is weights
+    assert weights_in((out, None), Family()) == []
+
+
+# Lengths, padding.
+
+LEFT = ("roberta", "t5", "modernbert", "luke")  # whose positions do not count what pads on the left
+MIXES = {  # what pads reaches real tokens by another way than attention
+    "convbert": "its convolutions",
+    "funnel": "its pooling",
+    "mobilebert": "its embeddings, each made of its neighbours' too",
+}
+TOO_SHORT = {"funnel": "transformers' own pooling fails on so few tokens"}
+
+
+def padded(model: Any, source: Tensor, left: bool) -> tuple[Tensor, Tensor]:
+    """The texts with three tokens of padding, and the mask."""
+    pad = getattr(model.config, "pad_token_id", None)
+    padding = torch.full((len(source), 3), 0 if pad is None else pad)
+    mask, hidden = torch.ones_like(source), torch.zeros_like(padding)
+    both = [(padding, source), (hidden, mask)] if left else [(source, padding), (mask, hidden)]
+    return torch.cat(both[0], 1), torch.cat(both[1], 1)
+
+
+@pytest.mark.parametrize("family", every_but(TOO_SHORT))
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_short_texts(family: str, tokens: int) -> None:
+    model = tiny(family)
+    source, inputs = ids(tokens), {name: value[:, :tokens] for name, value in inputs_of(model).items()}
+    found, report = heard(model, source, **inputs)
+    expected = own(model, source, **inputs)
+    assert found.keys() == expected.keys()
+    assert all(float((found[key] - expected[key]).abs().max()) <= 1e-6 for key in found)
+    assert [line for check in report.calls for line in check.failures(torch.float32)] == []
+    layers = geometry_of(model.config, count=False).stacks
+    assert {kind: len(there) for kind, there in layers.items() if there} == {
+        kind: sum(one == kind for one, _ in found) for kind, _ in found
+    }
+
+
+@pytest.mark.parametrize("family", every_but(MIXES))
+def test_padding_changes_nothing(family: str) -> None:
+    """Behind an attention_mask, real tokens have the weights that they have alone, and padding gets none."""
+    model = tiny(family)
+    source, inputs = ids(SOURCE), inputs_of(model)
+    alone = heard(model, source, **inputs)[0]
+    for left in (False, True) if family in LEFT else (False,):
+        long, mask = padded(model, source, left)
+        beside = heard(model, long, attention_mask=mask, **inputs)[0]
+        part = slice(3, None) if left else slice(0, SOURCE)
+        for (kind, layer), weights in alone.items():
+            queries = part if kind == ENCODER else slice(None)
+            keys = part if kind in (ENCODER, CROSS) else slice(None)
+            assert_close(beside[kind, layer][..., queries, keys], weights, atol=2e-5, rtol=0)
+
+
+def test_a_mask_with_one_row_for_all_queries_is_read_for_each() -> None:
+    mask = torch.tensor([0.0, 0.0, torch.finfo(torch.float32).min]).view(1, 1, 1, 3)
+    visible = Visibility(2, 3, mask)
+    assert visible.rows(1, 2).tolist() == [[[[True, True, False]]]]
+    assert visible.counts_BHQ.tolist() == [[[2, 2]]]
+
+
+# The document.
+
+
+def written() -> list[str]:
+    text = (Path(__file__).parents[1] / "docs" / "families.md").read_text()
+    return text.partition(STACKS)[2].splitlines()
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_the_document_has_what_is_measured(family: str) -> None:
+    assert stack_row(family, measured(family)) in written(), "run scripts/families_doc.py"
+
+
+@pytest.mark.slow
+def test_the_document_is_what_is_measured() -> None:
+    assert written() == stacks_table(measured).partition(STACKS)[2].splitlines(), "run scripts/families_doc.py"
+
+
+def test_hook_read_families_are_those_that_do_not_ask_the_interface() -> None:
+    assert not calls_interface(tiny("deberta-v2"))
+    assert calls_interface(tiny("bert"))
