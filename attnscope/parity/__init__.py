@@ -17,7 +17,7 @@ Shapes: B text, T token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ def check_parity(
             given,
             recorder.record,
             engine=engine,
-            expected_layers=[(layer, kind) for kind, layers in loaded.geometry.stacks.items() for layer in layers],
+            expected_layers=_expected(loaded.geometry.stacks),
             windows=loaded.geometry.windows,
             **reads,
         )
@@ -108,6 +108,11 @@ def chosen(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, t
     if expression is None:
         return {kind: everything(of_stack) for kind, of_stack in heads.items()}
     return select_stacks(expression, heads, loaded.geometry.kind)
+
+
+def _expected(stacks: Mapping[str, Mapping[int, Any]]) -> list[int | tuple[int, str]]:
+    """The layers that must be observed, with their stack where there are several."""
+    return [layer if len(stacks) == 1 else (layer, kind) for kind, layers in stacks.items() for layer in layers]
 
 
 def _ids(prompt: Prompt | Tensor | Sequence[int], device: str) -> Tensor:
