@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "run": "errors memory model observation observe parity seam selection study text stacks",
     "api": "errors measure model observation observe run selection study text",
     "batch": "_version apart errors figures files measure memory model observation observe seam selection shown study"
-    " tables text",
+    " stacks tables text",
     "study": "errors figures files attention measure memory model observe seam selection shown tables text stacks",
     "": "_version errors",  # attnscope/__init__.py; what it hands out is imported on first use
 }

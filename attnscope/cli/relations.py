@@ -108,7 +108,7 @@ def rendered(table: pa.Table, top: int | None) -> RichTable:
     from attnscope.tables import rows
 
     shown = output.sheet()
-    if len(table.column("kind").unique()) <= 1:  # in a file it is there in any case
+    if "kind" in table.column_names and len(table.column("kind").unique()) <= 1:  # a file has it in any case
         table = table.drop_columns("kind")
     for field in table.schema:
         number = types.is_integer(field.type) or types.is_floating(field.type)

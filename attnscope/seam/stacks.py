@@ -69,7 +69,10 @@ class Stacks:
 
 
 def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor that keeps its numbers elsewhere
+        return id(tensor)
 
 
 @lru_cache

@@ -107,7 +107,7 @@ def test_the_same_commit_needs_no_hash(folder, demo):
     made = made_atlas(None, ROLES, "owner/tiny", "abc")
 
     class AtHub:
-        name, revision, source_folder = "owner/tiny", "abc", DEMO_FOLDER / "nowhere"
+        name, revision, source_folder, base_folder = "owner/tiny", "abc", DEMO_FOLDER / "nowhere", None
 
     assert made.fits(AtHub()) is True
     AtHub.revision = "def"
