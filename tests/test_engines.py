@@ -9,10 +9,11 @@ from torch.nn.attention import SDPBackend
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.model.geometry import longer
 from attnscope.model.loading import LoadedModel, LoadOptions, load
-from attnscope.seam.checks import CHECKED_ROWS
+from attnscope.seam.checks import CHECKED_ROWS, sampled_rows
 from attnscope.seam.choice import choose, difference, read_size
 from attnscope.seam.engines import Beside, Eager, Tiled
 from attnscope.seam.listen import listen
@@ -243,3 +244,20 @@ def test_a_forced_engine_that_cannot_read_here_is_refused_in_one_line(monkeypatc
         "attnscope: the engine triton needs Triton and a CUDA device from Ampere on, and the model is on cpu; "
         "use --engine fused, the fastest that can\n"
     )
+
+
+def test_a_row_that_is_no_number_is_found_where_no_row_was_sampled(loaded: LoadedModel, monkeypatch) -> None:
+    """Some rows are compared with the model's own attention; what is no number in any other is seen all the same."""
+    ids_BT = torch.tensor([loaded.tokenizer(TEXT * 3)["input_ids"]])
+    sampled = sampled_rows(ids_BT.shape[1])
+    place = next(row for row in range(ids_BT.shape[1]) if row not in sampled)
+    whole = TiledAttention.output
+
+    def broken(P: TiledAttention) -> torch.Tensor:
+        output = whole(P).clone()
+        output[:, place, 0, 0] = torch.nan
+        return output
+
+    monkeypatch.setattr(TiledAttention, "output", broken)
+    report = listen(loaded.model, ids_BT, lambda call: None, engine=Tiled())
+    assert "P V differs from the layer's own output by nan" in report.calls[0].failures(torch.float32)[-1]

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "measure": "errors memory tables attention text stacks",
     "reference": "",
     "parity": "errors seam model reference selection stacks tables",
-    "explain": "errors model seam reference parity",
+    "explain": "errors model seam reference parity stacks",
     "figures": "errors files shown",
     "panels": "figures measure shown",
     "drawing": "errors figures files measure panels shown",

@@ -299,7 +299,7 @@ def test_a_run_with_all_its_files(folders, tmp_path):
         ("scan", "a scan is for a causal model"),
         ("batch", "a corpus is for a causal model or an encoder"),
         ("view", "a page is for a causal model or an encoder"),
-        ("explain", "an explanation is for a causal model"),
+        ("explain", "an explanation is for a causal model or an encoder"),
     ],
 )
 def test_what_is_not_for_an_encoder_decoder(folders, tmp_path, command, says):
@@ -316,6 +316,16 @@ def test_what_is_not_for_an_encoder_decoder(folders, tmp_path, command, says):
     assert says in done.err
     assert done.code == 3
     assert "Traceback" not in done.err
+
+
+def test_an_encoder_is_explained_with_every_step_held_to_the_models(folders):
+    done = call("explain", "--model", str(folders / "bert"), "--text", SOURCE, "--head", "L1H2")
+    assert done.code == 0, done.err
+    steps = [json.loads(line) for line in done.out.decode().splitlines()]
+    assert all(check["holds"] for step in steps for check in step.get("checks", ()))
+    [mask] = [step for step in steps if step.get("name") == "mask"]
+    assert mask["why"] == "In an encoder a token may look both ways."
+    assert "sees all of them" in mask["formula"]
 
 
 def test_an_encoder_read_alone(folders):

@@ -99,7 +99,7 @@ def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
 
     check(steps.query)
     text = read_text(asked, telling)
-    run = prepared(asked, telling, text, query=steps.query, causal="an explanation")
+    run = prepared(asked, telling, text, query=steps.query, alone=("an explanation", "decoder", "encoder"))
     for note in run.chosen.notes:
         output.talk(note, telling.quiet)
     position = one_token(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,12 +129,12 @@ def prepared(
     text: Text,
     selected: Selected | None = None,
     query: str | None = None,
-    causal: str | None = None,
+    alone: Sequence[str] = (),
 ) -> Run:
-    """A text for the model's own eager attention, its header told; causal: what is for causal models alone."""
+    """A text for the model's own eager attention, its header told; alone: what is for some tasks alone, and which."""
     loaded = load_model(asked, writing)
-    if causal is not None:
-        loaded.check_task(causal)
+    if alone:
+        loaded.check_task(*alone)
     from attnscope.observe import Request
     from attnscope.run import prepare
 

@@ -192,16 +192,20 @@ def _bias(attention: Attention, head: int, bias: Tensor) -> Step:
     )
 
 
+SEES_BEFORE = "A token may look at itself and at what came before it, never ahead"
+
+
 def _mask(attention: Attention, head: int, query: int, observed: Observed) -> Step:
     visible_QK = attention.visible_QK(head)
     seen, keys = int(visible_QK[query].sum()), visible_QK.shape[1]
     what = "sees all of them" if seen == keys else f"sees {seen}, {keys - seen} hidden"
+    ahead = bool(visible_QK.triu(1).any())
+    why = "In an encoder a token may look both ways" if ahead else SEES_BEFORE
     windowed = not visible_QK[:, 0].all()  # a query misses a key that came before it
     return Step(
         "mask",
         f"hidden keys become −∞   {keys} keys, this query {what}",
-        "A token may look at itself and at what came before it, never ahead"
-        + ("; this layer hides some of that too (a window, a chunk, a choice)." if windowed else "."),
+        why + ("; this layer hides some of that too (a window, a chunk, a choice)." if windowed else "."),
         (
             Numbers("visible", ("query", "key"), visible_QK),
             numbers("logit", "query key", attention.logits_HQK[head]),

@@ -26,6 +26,7 @@ from attnscope.seam.call import AttentionCall
 from attnscope.seam.engines import Eager
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
+from attnscope.stacks import DECODER, ENCODER
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -58,7 +59,7 @@ def explain_head(loaded: LoadedModel, prompt: Prompt, layer: int, head: int, que
     []
     """
     query = check_query(query, len(prompt))
-    loaded.check_task("an explanation")
+    loaded.check_task("an explanation", DECODER, ENCODER)
     shape = loaded.geometry.layers[layer]
     if not shape.attention or head not in range(shape.heads):
         raise UsageError(
