@@ -199,7 +199,7 @@ def _mask(attention: Attention, head: int, query: int, observed: Observed) -> St
     visible_QK = attention.visible_QK(head)
     seen, keys = int(visible_QK[query].sum()), visible_QK.shape[1]
     what = "sees all of them" if seen == keys else f"sees {seen}, {keys - seen} hidden"
-    ahead = bool(visible_QK.triu(1).any())
+    ahead = bool(np.triu(visible_QK, 1).any())
     why = "In an encoder a token may look both ways" if ahead else SEES_BEFORE
     windowed = not visible_QK[:, 0].all()  # a query misses a key that came before it
     return Step(
