@@ -62,6 +62,7 @@ CROSSED = {"is_decoder": True, "add_cross_attention": True}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "albert": {"num_hidden_groups": 2},
     "bert-generation": {"is_decoder": False},
+    "distilbert": {"dim": 64, "hidden_dim": 96},
     "encoder-decoder": {"decoder": CROSSED},
     "esm": {"vocab_size": 128, "pad_token_id": 1, "mask_token_id": 4},
     "esmc": {"num_key_value_heads": 4},
