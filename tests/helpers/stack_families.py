@@ -37,7 +37,7 @@ Key = tuple[str, int]  # stack and layer
 # Encoders of text that transformers loads as AutoModel alone, and causal types that are encoders unless configured.
 ALONE = (
     *("canine", "clip_text_model", "dpr", "embedding_gemma2_text", "layoutlmv3", "lilt", "markuplm", "splinter"),
-    *("openai_privacy_filter", "tipsv2_text_model", "visual_bert", "vits", "bert-generation", "xlnet"),
+    *("openai_privacy_filter", "tipsv2_text_model", "visual_bert", "bert-generation", "xlnet"),
     *("bros", "lxmert", "tvp", "udop", "vilt"),
 )
 NOT_OF_TEXT = {
