@@ -433,7 +433,9 @@ class Observation:
     def _unmeasured(self) -> list[str]:
         calls = self.report.calls
         again = sorted({check.layer for check in calls if check.call > 0})
-        other_keys = sorted({check.layer for check in calls if check.call == 0 and check.keys != self.report.tokens})
+        pooled = [check for check in calls if check.kind == ENCODER and check.queries not in (0, check.keys)]
+        others = [check for check in calls if check.keys != self.report.tokens]
+        other_keys = sorted({check.layer for check in (*pooled, *others) if check.call == 0})
         no_output = sorted({check.layer for check in calls if check.value_error is None})
         lines = []
         if again:

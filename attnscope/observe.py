@@ -430,7 +430,7 @@ class _Reading:
         """
         if self.check and self._chooses_keys(call):
             raise _PaddingError
-        if call.call > 0 or call.P.keys != self.key_count:
+        if call.call > 0 or (call.P.queries, call.P.keys) != (self.texts.ids_BT.shape[1], self.key_count):
             return
         key, known = LayerKey(call.layer, self.kind), self.layers.get(call.layer)
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads

@@ -110,7 +110,7 @@ def test_heads_of_an_encoder_are_drawn(folders: dict[str, str], tmp_path: Path) 
         ("bert", ("--target", TARGET), "target"),
         ("bert", ("--select", "cross.0"), "cross"),
         ("t5", ("--select", "vision.0"), "vision"),
-        ("t5", ("--query", "last"), "--query"),
+        ("t5", ("--query", "last"), "query"),
         ("t5", ("--target", ""), "target"),
         ("bert", ("--generate", "3"), "causal"),
     ],
@@ -131,6 +131,13 @@ def test_a_family_without_such_weights_is_refused_in_one_line(tmp_path: Path) ->
     assert result.code == 3
     assert "Fourier" in result.err
     assert len(result.err.strip().splitlines()) == 1
+
+
+def test_layers_whose_queries_or_keys_are_pooled_are_not_measured_and_said_so(tmp_path: Path) -> None:
+    folder = str(with_tokenizer(tiny("funnel", vocab_size=2000), tmp_path / "funnel"))
+    result = asked("heads", folder, "--format", "csv")
+    assert {int(row["layer"]) for row in rows(result)} == {0, 1, 4, 5, 6, 7}
+    assert "layers [2, 3] attend to keys that are not tokens" in result.err
 
 
 def test_fused_says_what_eager_says(folders: dict[str, str]) -> None:

@@ -153,7 +153,7 @@ FAMILIES: Mapping[str, Family] = {
     "bigbird_pegasus": Family(config_changes={"attention_type": "original_full"}),
     "convbert": Family(returns_weights_when_asked=True, heads=_fewer_heads),
     **dict.fromkeys(
-        (*("deberta", "deberta-v2", "flaubert", "fsmt", "ibert", "luke", "mpnet", "tapas", "visual_bert", "vits"),),
+        ("deberta", "deberta-v2", "flaubert", "fsmt", "ibert", "luke", "mpnet", "tapas", "visual_bert"),
         Family(returns_weights_when_asked=True),
     ),
     "funnel": Family(returns_weights_when_asked=True, by_order=True, layers=_in_blocks),

@@ -93,6 +93,7 @@ class CallCheck:
     value_error: float | None = None
     sink_logits: bool = False
     keys: int = 0
+    queries: int = 0
     mask: str = "none"  # that the model itself built: boolean or additive, of N x N
     kernel: str = "eager"  # that gave the layer's output; eager and math make N x N per head
     altered: bool = False

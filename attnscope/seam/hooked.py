@@ -44,10 +44,11 @@ def without(output: Any, weights: list[Tensor], keep_shape: bool) -> Any:
         if not any(output is one for one in weights):
             return output
         return output.new_empty(0, *output.shape[1:]) if keep_shape else None
+    like: Any = type(output)
     if isinstance(output, Mapping):
-        return type(output)({name: without(one, weights, keep_shape) for name, one in output.items()})  # type: ignore
+        return like({name: without(one, weights, keep_shape) for name, one in output.items()})
     if isinstance(output, tuple | list):
-        return type(output)([without(one, weights, keep_shape) for one in output])
+        return like([without(one, weights, keep_shape) for one in output])
     return output
 
 

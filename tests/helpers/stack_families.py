@@ -37,7 +37,7 @@ Key = tuple[str, int]  # stack and layer
 # Encoders of text that transformers loads as AutoModel alone, and causal types that are encoders unless configured.
 ALONE = (
     *("canine", "clip_text_model", "dpr", "embedding_gemma2_text", "layoutlmv3", "lilt", "markuplm", "splinter"),
-    *("openai_privacy_filter", "tipsv2_text_model", "visual_bert", "vits", "bert-generation", "xlnet"),
+    *("openai_privacy_filter", "tipsv2_text_model", "visual_bert", "bert-generation", "xlnet"),
     *("bros", "lxmert", "tvp", "udop", "vilt"),
 )
 NOT_OF_TEXT = {
@@ -62,6 +62,7 @@ CROSSED = {"is_decoder": True, "add_cross_attention": True}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "albert": {"num_hidden_groups": 2},
     "bert-generation": {"is_decoder": False},
+    "distilbert": {"dim": 64, "hidden_dim": 96},
     "encoder-decoder": {"decoder": CROSSED},
     "esm": {"vocab_size": 128, "pad_token_id": 1, "mask_token_id": 4},
     "esmc": {"num_key_value_heads": 4},
