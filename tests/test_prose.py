@@ -170,7 +170,7 @@ def painted(printed):
         for span in text.spans:
             colour = getattr(span.style, "bgcolor", None)
             if colour is not None:
-                green = colour.triplet[1]
+                green = colour.get_truecolor()[1]
                 found.append(
                     (text.plain[span.start : span.end], float(np.interp(-green, -RAMP[:, 1], np.linspace(0, 1, 5))))
                 )
