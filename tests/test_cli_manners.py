@@ -160,7 +160,7 @@ def test_a_terminal_has_the_strongest_relations_without_those_that_every_token_h
     assert [weight for _, weight in found] == sorted((weight for _, weight in found), reverse=True)
     assert all(key not in (0, query) for (query, key), _ in found)
     every = rows(call("relations", "--text", SENTENCE, "-q").out)[1:]
-    others = [float(row[-1]) for row in every if row[5] not in ("0", row[3])]
+    others = [float(row[-2]) for row in every if row[5] not in ("0", row[3])]
     assert [weight for _, weight in found] == pytest.approx(sorted(others, reverse=True)[:40], abs=1e-4)
     assert f"40 of {len(others)} rows; --top N shows more" in said
     left_out = len(every) - len(others)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family
+from attnscope.model.libraries import needed
 from attnscope.stacks import DECODER, ENCODER, NAMES, TASKS
 
 
@@ -18,8 +20,6 @@ def task_of(config: Any) -> str:
     >>> task_of(AutoConfig.from_pretrained("google-t5/t5-small"))
     'seq2seq'
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     if getattr(config, "is_encoder_decoder", False):
         return "seq2seq"
     known_as = family(config.model_type)
@@ -27,17 +27,22 @@ def task_of(config: Any) -> str:
         return ENCODER
     if known_as.looks_ahead_unless is not None:
         return DECODER if getattr(config, known_as.looks_ahead_unless, False) else ENCODER
-    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or _causal_part(config)
+    known = config.model_type in _causal_names() or _causal_part(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     return DECODER if known or remote else ENCODER
+
+
+def _causal_names() -> Mapping[str, Any]:
+    """The types that transformers has a causal language model of."""
+    found: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+    return found
 
 
 def _causal_part(config: Any) -> bool:
     """Whether this is the part that reads text of a family with a causal language model, which is made of it alone."""
     from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    names = [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if config.model_type.startswith(f"{name}_")]
+    names = [name for name in _causal_names() if config.model_type.startswith(f"{name}_")]
     parts = [CONFIG_MAPPING[name].sub_configs for name in names]
     return any(type(config) is one.get(part) for one in parts for part in ("text_config", "decoder"))
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.rows import SCHEMA_VERSIONS, SCHEMAS, Measured, arrow_tables, json_rows, pieces, plain
+from attnscope.batch.rows import SCHEMA_VERSIONS, SCHEMAS, Measured, arrow_tables, json_rows, pieces, plain, schema_of
 from attnscope.batch.run import run_folder
 from attnscope.batch.worker import Worker
 from attnscope.cli import run
@@ -121,7 +121,7 @@ def test_pandas_polars_and_duckdb_open_the_dataset_as_one(tmp_path: Path, tiny_f
     polar = pl.read_parquet(out / "relations" / "*.parquet")
     duck = duckdb.sql(f"select * from read_parquet('{out}/relations/*.parquet')")
     assert len(panda) == len(polar) == duck.count("*").fetchall()[0][0] == expected
-    assert list(panda.columns) == polar.columns == duck.columns == SCHEMAS["relations"].names
+    assert list(panda.columns) == polar.columns == duck.columns == schema_of("relations", DatasetOutput()).names
     duck_tokens = duckdb.sql(f"select query_token from read_parquet('{out}/relations/*.parquet')").fetchall()
     tokens = list(panda["query_token"])
     assert tokens == polar["query_token"].to_list() == [row[0] for row in duck_tokens]
@@ -253,7 +253,7 @@ def test_changed_options_are_refused_by_the_command(
 def test_an_empty_window_has_the_same_schema(tiny: Any) -> None:
     tables = arrow_tables(Measured(1, [], []), DatasetOutput())
     for name, table in tables.items():
-        assert table.schema == SCHEMAS[name]
+        assert table.schema == schema_of(name, DatasetOutput())
         assert len(table) == 0
     assert set(WRITERS) >= {"csv", "jsonl", "parquet"}
 

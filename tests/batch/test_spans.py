@@ -135,7 +135,8 @@ def test_texts_without_a_span_are_counted(tmp_path: Path, tiny_folder: Path, cor
     said = [json.loads(line) for line in lines.out.splitlines()]
     assert [one["positions"] for one in said] == list(POSITIONS.values())
     assert len(said[0]["spans"]) == 4 * 4 * 9
-    assert said[0]["spans"][0].keys() == {"layer", "head", "kv_head", "query_span", "key_span", "mass", "uniform"}
+    columns = {"layer", "head", "kv_head", "query_span", "key_span", "mass", "uniform", "kind"}
+    assert said[0]["spans"][0].keys() == columns
 
 
 @pytest.mark.parametrize(
