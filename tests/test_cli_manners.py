@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -392,6 +393,23 @@ except signals.Stopped as stopped:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANGS)
     assert (done.stdout, done.stderr) == ("stopped 15\n", "")
+
+
+def test_a_signal_that_a_library_swallowed_ends_the_next_step():
+    """Compiled code may clear what a handler raised, and go on as if nothing had come."""
+    steps = []
+    with pytest.raises(signals.Stopped), signals.unwinding(), output.progress("drawing", 3, quiet=True) as advance:
+        for step in range(3):
+            if step == 1:
+                with suppress(signals.Stopped):
+                    signals._stop(signal.SIGTERM, None)
+            advance(1)
+            steps.append(step)
+    assert steps == [0]
+    with pytest.raises(signals.Stopped), signals.unwinding(), suppress(signals.Stopped):
+        signals._stop(signal.SIGTERM, None)
+    with signals.unwinding():  # what came to one piece of work does not end another
+        signals.again()
 
 
 def test_an_ignored_interrupt_stays_ignored():

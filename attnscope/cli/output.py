@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from attnscope.cli import signals
 from attnscope.errors import UsageError
 from attnscope.shown import LINES, in_a_line, visible
 
@@ -138,9 +139,12 @@ def one_line(text: str) -> Text:
 
 @contextmanager
 def progress(title: str, total: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr while the block runs, only where stderr is a terminal; yields `advance(steps)`."""
+    """A progress bar on stderr while the block runs, only where stderr is a terminal; yields `advance(steps)`.
+
+    Each step is a place for a signal to be heard that something swallowed, see `signals.again`.
+    """
     if quiet or not sys.stderr.isatty():
-        yield lambda steps: None
+        yield lambda steps: signals.again()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -148,4 +152,9 @@ def progress(title: str, total: int | None, quiet: bool) -> Iterator[Callable[[i
     columns += [MofNCompleteColumn(), TimeRemainingColumn()] if total else []
     with Progress(*columns, console=console(sys.stderr), transient=True) as bar:
         task = bar.add_task(in_a_line(title), total=total)
-        yield lambda steps: bar.advance(task, steps)
+
+        def advance(steps: int) -> None:
+            signals.again()
+            bar.advance(task, steps)
+
+        yield advance

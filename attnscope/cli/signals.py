@@ -42,14 +42,25 @@ def listen() -> None:
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """While the block runs, a signal raises `Stopped` in it, so that its files and processes are tidied."""
-    global _writing
+    """While the block runs, a signal raises `Stopped` in it, so that its files and processes are tidied.
+
+    Where something on the way up swallowed that, it is raised again by `again`, at the latest when the block ends.
+    """
+    global _writing, _came
     before = _writing, sys.unraisablehook
     _writing, sys.unraisablehook = True, _deliver_again
+    _came = _came if before[0] else None
     try:
         yield
+        again()
     finally:
         _writing, sys.unraisablehook = before
+
+
+def again() -> None:
+    """Raise `Stopped` for a signal that came and was swallowed; called between the steps of long work."""
+    if _writing and _came is not None:
+        raise Stopped(_came)
 
 
 def came() -> int | None:
