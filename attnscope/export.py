@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -146,7 +146,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
             | ({"kind": check.kind} if seen.beside else {})
             for check in calls
         ],
-        "answered_by": seen.report.answered_by,
+        "answered_by": replace(seen.report, calls=calls).answered_by,
         "prompt": prompt,
     }
 

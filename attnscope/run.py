@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from attnscope.errors import InputError, MemoryLimitError, UsageError
+from attnscope.errors import InputError, MemoryLimitError, ModelError, UsageError
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
 from attnscope.model.geometry import tokens_that_fit
 from attnscope.model.loading import LoadedModel
@@ -144,6 +144,8 @@ def prepare(
             f"expected a LoadedModel, got {type(loaded).__name__}",
             "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
         )
+    if getattr(loaded.model, "main_input_name", "input_ids") != "input_ids":
+        raise ModelError(f"{loaded.name} reads sound, and this is a text", "choose a model that reads text")
     task = loaded.geometry.task
     _check_task(task, request, generate, answer, target)
     answers.check(generate, answer, truncate)

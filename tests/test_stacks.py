@@ -10,6 +10,7 @@ import transformers
 import attnscope
 from attnscope.drawing import drawings
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.export import manifest
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN
 from attnscope.model.geometry import geometry_of
@@ -81,6 +82,8 @@ def test_every_stack_is_the_models_own(bart, seen):
 def test_the_fused_engines_give_the_same(bart, seen, engine):
     fused = attnscope.capture(bart, SOURCE, target=TARGET, request=EVERY, engine=engine)
     assert fused.facts["largest_difference_to_eager"] < 1e-5
+    found = {way for check in fused.calls for way in check.answered_by.values()}
+    assert {way for ways in manifest(fused, {}, {})["answered_by"].values() for way in ways} == found
     for kind, one in fused.stacks.items():
         for layer in range(len(one.weights)):
             torch.testing.assert_close(one.weights[layer], seen.of(kind).weights[layer], rtol=0, atol=1e-5)
@@ -255,6 +258,14 @@ def test_the_seam_says_of_which_stack_a_call_is(bart):
 def test_what_cannot_be_asked_of_two_texts(bart, how, error, says):
     with pytest.raises(error, match=says):
         prepare(bart, SOURCE, **how)
+
+
+def test_a_model_of_sound_is_given_no_text(demo):
+    sizes = WIDTH | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 2000}
+    config = transformers.WhisperConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    model = transformers.WhisperForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    with pytest.raises(ModelError, match="reads sound, and this is a text"):
+        prepare(wrap(model, demo.tokenizer, "tiny-whisper"), SOURCE, target=TARGET)
 
 
 def test_a_target_for_a_causal_model(demo):
