@@ -392,6 +392,7 @@ def test_parity_says_how_far_half_precision_is_where_it_chooses_other_keys(model
     """These choose their keys by scores whose order rounding changes: a weight can go from 1 to 0."""
     report = parity_of(in_half(roused_model(model_type)), tokens=100)
     rounding = report.largest("rounding")
-    assert report.holds and rounding is not None
+    assert report.holds
+    assert rounding is not None
     assert f"as run in bfloat16 up to {rounding[1]:.2g} ({rounding[0]}" in verdict(report)
     assert model_type != "doge" or rounding[1] > 0.1
