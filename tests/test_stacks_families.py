@@ -19,7 +19,7 @@ from attnscope.attention.visibility import Visibility
 from attnscope.errors import ModelError
 from attnscope.model.checkpoint import check_has_attention
 from attnscope.model.families import Family
-from attnscope.model.geometry import geometry_of
+from attnscope.model.geometry import eager_bytes, geometry_of
 from attnscope.model.task import model_class, task_of
 from attnscope.seam.hooked import weights_in, whole
 from attnscope.seam.listen import calls_interface, listen
@@ -39,6 +39,7 @@ from helpers.stack_families import (
     inputs_of,
     measure,
     own,
+    peak_bytes,
     tiny,
 )
 
@@ -50,10 +51,10 @@ QUICK = (
 )
 
 
-def every_but(names: Container[str] = ()) -> list[Any]:
+def every_but(names: Container[str] = (), quick: Container[str] = QUICK) -> list[Any]:
     """Every type but those; what is not quick is slow."""
     kept = [name for name in TYPES if name not in names]
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in kept]
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in kept]
 
 
 EVERY = every_but()
@@ -240,6 +241,17 @@ def test_short_texts(family: str, tokens: int) -> None:
     assert {kind: len(there) for kind, there in layers.items() if there} == {
         kind: sum(one == kind for one, _ in found) for kind, _ in found
     }
+
+
+LONG = 1024  # tokens, beside which the hidden states of a tiny model are small
+FIXED = ("encoder-decoder",)  # its parts have positions of their own configs
+
+
+@pytest.mark.parametrize("family", every_but(FIXED, quick=("bert", "deberta-v2", "funnel", "t5")))
+def test_eager_takes_no_more_than_is_said(family: str) -> None:
+    model = tiny(family) if family == "xlnet" else tiny(family, max_position_embeddings=LONG + 64)
+    said = eager_bytes(geometry_of(model.config, count=False), LONG, 4)
+    assert 0.5 * said < peak_bytes(model, LONG) < 1.2 * said
 
 
 @pytest.mark.parametrize("family", every_but(MIXES))
