@@ -9,6 +9,7 @@ from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.measure.probes import View
+from attnscope.media.picture import Given
 from attnscope.model.libraries import without_bars
 from attnscope.model.loading import LoadedModel, LoadOptions
 from attnscope.model.loading import load as load_model
@@ -55,6 +56,7 @@ def capture(
     generate: int | None = None,
     answer: str | Sequence[int] | None = None,
     target: str | Sequence[int] | None = None,
+    picture: Given | Sequence[Given] | None = None,
 ) -> Observation:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
@@ -69,6 +71,8 @@ def capture(
     layer against the oracle. generate: let the model put up to so many tokens behind the text first, and read them
     with it; answer: put this behind it instead. `prompt` and `answer` then name tokens, and each head has its
     `lookback`. target: what an encoder-decoder's decoder reads; without it, what the model makes of the text, greedily.
+    picture: one or several, files or pictures of Pillow, that a vision-language model reads with the text: its tokens
+    are `img 3,7`, row and column, and `img` names them all; `beside["vision"]` has the vision tower's layers.
 
     Returns an Observation: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads` has one entry per head; `prompt` the
     tokens. Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the
@@ -100,6 +104,7 @@ def capture(
         generate=generate,
         answer=answer,
         target=target,
+        picture=picture,
     )
 
 

@@ -26,7 +26,7 @@ from attnscope.text.prompt import Prompt, Span
 SCHEMA = "run/2"  # of a folder; goes up when a file or a column is renamed, or means something else
 NAME, MARK = "manifest.json", "unfinished.json"
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
-AROUND = frozenset({"out", "file", "ids", "generate", "offline", "trust_remote_code", "allow_pickle"})
+AROUND = frozenset({"out", "file", "ids", "picture", "generate", "offline", "trust_remote_code", "allow_pickle"})
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
     r"|((encoder|decoder|cross|vision)/)?"
@@ -40,7 +40,8 @@ MOST_SAID, LONGEST_SAID = 4, 40
 def about(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more."""
     text = {"sha256": prompt.sha256, "tokens": len(prompt), "removed_tokens": prompt.removed}
-    tokens = {name: value for name, value in asdict(replace(prompt, inputs={})).items() if name != "inputs"}
+    left_out: dict[str, Any] = {"inputs": {}, "patches": {}, "tower": ()}
+    tokens = {name: value for name, value in asdict(replace(prompt, **left_out)).items() if name not in left_out}
     said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": tokens})
     return {"schema": SCHEMA, **facts, **said}
 
@@ -214,6 +215,7 @@ def _is_whole(prompt: Prompt) -> bool:
     return (
         type(prompt.text) is str
         and type(prompt.removed) is int
+        and isinstance(prompt.media, str | None)
         and len(prompt.ids) > 0
         and all(type(column) is tuple and len(column) == len(prompt.ids) for column in columns.values())
         and all(type(one) is kinds[name] for name, column in columns.items() for one in column)

@@ -87,16 +87,19 @@ class HeadColumns:
 
     @classmethod
     def joined(cls, parts: Sequence[HeadColumns]) -> HeadColumns:
-        """Those of several stacks as one; a metric without an interval in one of them has none."""
+        """Those of several stacks as one; a metric without an interval in one of them has none.
+
+        One that was not measured in a stack is null there.
+        """
         if len(parts) == 1:
             return parts[0]
         of_heads = [one.name for one in fields(cls) if one.name != "scores"]
+        nulls = [Score(*[np.full(len(part.layer), np.nan, np.float32)] * 2) for part in parts]
+        names = dict.fromkeys(name for part in parts for name in part.scores)
+        found = {name: [part.scores.get(name, null) for part, null in zip(parts, nulls, strict=True)] for name in names}
         scores = {
-            name: Score(
-                np.concatenate([part.scores[name].value for part in parts]),
-                np.concatenate([part.scores[name].null for part in parts]),
-            )
-            for name in parts[0].scores
+            name: Score(np.concatenate([one.value for one in of]), np.concatenate([one.null for one in of]))
+            for name, of in found.items()
         }
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in of_heads}
         return cls(**joined, scores=scores)
@@ -426,9 +429,10 @@ class Observation:
     @cached_property
     def unmeasured(self) -> list[str]:
         """What this run could not measure, in words."""
+        unread = list(self.facts.get("unread", ()))
         if not self.beside:
-            return self._unmeasured()
-        return [f"{kind}: {line}" for kind, one in self.stacks.items() for line in one._unmeasured()]
+            return self._unmeasured() + unread
+        return [f"{kind}: {line}" for kind, one in self.stacks.items() for line in one._unmeasured()] + unread
 
     def _unmeasured(self) -> list[str]:
         calls = self.report.calls

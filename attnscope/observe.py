@@ -48,9 +48,10 @@ from attnscope.model import padding
 from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
 from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
+from attnscope.seam.inputs import given
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import gram_root, output_projections
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 from attnscope.text.tokens import Chosen, Found, choose
 
 if TYPE_CHECKING:
@@ -113,7 +114,13 @@ class Request:
         elif heads is not None and kind != plain:
             heads = {}
         rollout = None if kind == CROSS else self.rollout  # of units that are the same on both sides
-        return replace(self, view=replace(self.view, heads=heads), rollout=rollout)
+        per_token = self.per_token and kind != VISION
+        return replace(self, view=replace(self.view, heads=heads), rollout=rollout, per_token=per_token)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the question is of the text's own tokens or units, which a vision tower has none of."""
+        return any((self.query, self.key, self.group, self.rollout))
 
     def chosen(self, prompt: Prompt) -> Chosen:
         """The tokens of a text that are asked about. Raises UsageError or InputError for what means none."""
@@ -175,7 +182,13 @@ class Asked(NamedTuple):
     def lengths(self) -> tuple[int, int]:
         return len(self.prompt), len(self.source or ())
 
-    def of(self, kind: str) -> Asked:
+    def of(self, kind: str) -> list[Asked]:
+        """What one stack reads: of a vision tower one text for each picture, or part of one, that it is given."""
+        if kind == VISION:
+            return [Asked(part, Chosen()) for part in self.prompt.tower]
+        return [self._of_two(kind)]
+
+    def _of_two(self, kind: str) -> Asked:
         """What one stack of an encoder-decoder reads."""
         if self.source is None or kind == DECODER:
             return self
@@ -196,15 +209,16 @@ def _observed(
     check = mixed and padding.to_be_found(loaded.model)
     plain, stacks = loaded.geometry.kind, loaded.geometry.stacks
     readings = {
-        kind: _Reading(loaded, [one.of(kind) for one in asked], request.of(kind, plain), check, advance, kind)
+        kind: _Reading(loaded, texts, request.of(kind, plain), check, advance, kind)
         for kind in stacks
+        if (texts := [text for one in asked for text in one.of(kind)])
     }
 
     def on_call(call: AttentionCall) -> None:
         if call.kind in readings:
             readings[call.kind].on_call(call)
 
-    reads, inputs = given(loaded, prompts, readings[plain].texts.ids_BT)
+    reads, inputs = given(loaded, prompts, _side_by_side([prompt.ids for prompt in prompts]).to(loaded.device))
     if ENCODER in readings and plain != ENCODER:
         targets = {"decoder_input_ids": reads}
         reads, inputs = given(loaded, [one.source or one.prompt for one in asked], readings[ENCODER].texts.ids_BT)
@@ -214,7 +228,7 @@ def _observed(
         reads,
         on_call,
         engine=engine,
-        expected_layers=[(layer, kind) for kind, layers in stacks.items() for layer in layers],
+        expected_layers=[(layer, kind) for kind, layers in stacks.items() for layer in layers if kind != VISION],
         windows=loaded.geometry.windows,
         calls_alone=not (mixed and padding.to_be_tried(loaded.model, reads.shape[1])),
         **inputs,
@@ -232,25 +246,18 @@ def _observed(
     facts = {**model_facts(loaded, engine, report), **facts}
 
     def seen(kind: str, row: int) -> Observation:
-        own = report if len(readings) == 1 else replace(report.of(kind), tokens=readings[kind].key_count)
+        row = len(readings[kind].prompts) - 1 if kind == VISION else row  # the whole picture follows its parts
+        alone = len(readings) == 1 and not prompts[0].patches
+        own = report if alone else replace(report.of(kind), tokens=readings[kind].key_count)
         return readings[kind].observation(row, own, facts)
 
     others = [kind for kind in readings if kind != plain and readings[kind].kv_of]
+    if prompts[0].tower and VISION not in others and not request.asks:
+        facts |= {"unread": ["the vision tower: it attends in windows, or its config does not say its layers"]}
     return [
         replace(seen(plain, row), beside={kind: seen(kind, row) for kind in others}) if others else seen(plain, row)
         for row in range(len(prompts))
     ]
-
-
-def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-    """What the model's forward is given: its first argument, and what the prompts bring beside it, by name.
-
-    The first argument is the ids, unless the prompts bring it: the features of a sound, (B, F, frames).
-    """
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.inputs)
-    inputs = {name: torch.cat([prompt.inputs[name] for prompt in prompts]).to(loaded.device) for name in names}
-    inputs = {name: one.to(loaded.model.dtype) if one.is_floating_point() else one for name, one in inputs.items()}
-    return inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT), inputs
 
 
 class _PaddingError(Exception):
@@ -289,15 +296,21 @@ def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> d
     }
 
 
+def _side_by_side(ids: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Ids of several texts, (B, T): shorter ones are filled up with their last."""
+    longest = max(map(len, ids))
+    return torch.tensor([[*one, *[one[-1]] * (longest - len(one))] for one in ids])
+
+
 def _texts(asked: Sequence[Asked], device: str, kind: str) -> Texts:
     prompts = [one.prompt for one in asked]
     longest = max(len(prompt) for prompt in prompts)
-    ids = [list(prompt.ids) + [prompt.ids[-1]] * (longest - len(prompt)) for prompt in prompts]
+    ids_BT = _side_by_side([prompt.ids_apart for prompt in prompts])
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     query_BT = _marked([one.chosen.query for one in asked], longest, default=True)
     key_BT = _marked([one.chosen.key for one in asked], longest, default=False)
     answers = _answers(prompts) if kind == DECODER else None
-    return Texts(torch.tensor(ids), lengths, query_BT, key_BT, answers, kind).to(torch.device(device))
+    return Texts(ids_BT, lengths, query_BT, key_BT, answers, kind).to(torch.device(device))
 
 
 def _answers(prompts: Sequence[Prompt]) -> torch.Tensor | None:
@@ -446,6 +459,8 @@ class _Reading:
         if self.check and self._chooses_keys(call):
             raise _PaddingError
         if call.call > 0 or (call.P.queries, call.P.keys) != (self.texts.ids_BT.shape[1], self.key_count):
+            return
+        if self.kind == VISION and call.P.batch != len(self.prompts):  # it is given the picture in other parts
             return
         key, known = LayerKey(call.layer, self.kind), self.layers.get(call.layer)
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads

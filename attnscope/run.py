@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 from attnscope.errors import InputError, MemoryLimitError, ModelError, UsageError
+from attnscope.media.beside import read_beside
+from attnscope.media.picture import Given, Picture, all_opened
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
-from attnscope.model.geometry import tokens_that_fit
+from attnscope.model.geometry import tokens_that_fit, vision_layers
 from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
 from attnscope.seam.generation import continuation, ends, start_token, translation
+from attnscope.seam.inputs import given_of
 from attnscope.selection import Named, select_stacks
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
 from attnscope.text import target as targets
@@ -128,6 +131,7 @@ def prepare(
     generate: int | None = None,
     answer: str | Sequence[int] | None = None,
     target: str | Sequence[int] | None = None,
+    picture: Given | Sequence[Given] | None = None,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> Run:
     """Everything that comes before the forward pass: tokens, heads, engine; each refused where it does not fit.
@@ -137,7 +141,9 @@ def prepare(
     listen: with the fused engine, leave the layers' outputs to the model. generate: let the model put up to so many
     tokens behind the text, which are read with it. answer: put this behind it instead, as text where the text is one,
     else as ids. target: what an encoder-decoder's decoder reads, as text or as ids; without it what the model makes of
-    the text, greedily, in at most `generate` tokens. advance: called with 1 for every token that is generated.
+    the text, greedily, in at most `generate` tokens. picture: one or several, files or pictures of Pillow, that a
+    vision-language model reads with the text; its vision tower is a stack of its own then, `vision`, unless the request
+    asks about the text. advance: called with 1 for every token that is generated.
     """
     if not isinstance(loaded, LoadedModel):
         raise UsageError(
@@ -150,16 +156,21 @@ def prepare(
     _check_task(task, request, generate, answer, target)
     answers.check(generate, answer, truncate)
     of_two = task == "seq2seq"
-    prompt = _prompt(loaded, text, chat, truncate, "" if generate and not of_two else answer)
+    follows = "" if generate and not of_two else answer
+    if picture is None:
+        prompt = _prompt(loaded, text, chat, truncate, follows)
+    else:
+        prompt = _seen_beside(loaded, text, all_opened(picture), chat, truncate, follows)
+    loaded = loaded if request.asks else _with_tower(loaded, prompt)
     answers.check_room(prompt, generate, loaded.geometry.max_positions)
     found = atlas_of(loaded, atlas)
     if select is not None:
         stacks = {kind: {one.index: one.heads for one in of.values()} for kind, of in loaded.geometry.stacks.items()}
         heads = select_stacks(select, stacks, loaded.geometry.kind, found.by_role() if found else None)
         view = replace(request.view, heads=heads.get(loaded.geometry.kind, {}))
-        request = replace(request, view=view, stacks=heads if of_two else None)
+        request = replace(request, view=view, stacks=heads if len(stacks) > 1 else None)
     tokens, made, source = len(prompt) + (generate or 0) * (not of_two), dict[str, Any](), None
-    computes = choose(loaded, tokens, engine, memory, listen=listen)
+    computes = choose(loaded, max([tokens, *map(len, prompt.tower)]), engine, memory, listen=listen)
     if of_two:
         source, (prompt, made) = prompt, _target(loaded, prompt, target, generate, computes, advance)
     elif generate:
@@ -222,7 +233,8 @@ def _generated(
 ) -> tuple[Prompt, dict[str, Any]]:
     """The prompt with what the model puts behind it, and what the manifest says of that."""
     with _within_memory(loaded, len(prompt) + most):
-        ids = continuation(loaded, prompt.ids, most, engine, advance)
+        beside = given_of(loaded, prompt)[1]
+        ids = continuation(loaded, prompt.ids, most, engine, advance, **beside)
     facts = {"asked": most, "ids": ids, "stopped_by": "end token" if ends(loaded, ids[-1]) else "number asked for"}
     return answers.continued(loaded.tokenizer, prompt, ids), {"generated": facts}
 
@@ -277,6 +289,34 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
         )
 
 
+def _seen_beside(
+    loaded: LoadedModel,
+    text: Text,
+    pictures: Sequence[Picture],
+    chat: bool,
+    truncate: Side | None,
+    answer: str | Sequence[int] | None,
+) -> Prompt:
+    """The tokens of a text and the pictures beside it, with an answer behind them."""
+    if not isinstance(text, str):
+        raise UsageError("a picture stands beside a text, and these are tokens", "give {text}, or leave out {picture}")
+    if truncate is not None:
+        raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
+    prompt = read_beside(loaded, text, pictures, chat, answered=answer is not None)
+    if not answer:
+        return prompt if answer is None else replace(prompt, answer=len(prompt))
+    ids = loaded.tokenizer(answer, add_special_tokens=False).input_ids if isinstance(answer, str) else answer
+    check_ids(loaded, ids)
+    return answers.continued(loaded.tokenizer, prompt, ids)
+
+
+def _with_tower(loaded: LoadedModel, prompt: Prompt) -> LoadedModel:
+    """The model with the layers of its vision tower, where that is given something."""
+    layers = vision_layers(loaded.model.config) if prompt.tower else ()
+    geometry = replace(loaded.geometry, beside={**loaded.geometry.beside, VISION: layers})
+    return replace(loaded, geometry=geometry) if layers else loaded
+
+
 def _facts(
     loaded: LoadedModel, prompt: Prompt, source: Prompt | None, engine: Engine, atlas: Atlas | None
 ) -> dict[str, Any]:
@@ -301,6 +341,7 @@ def _check_matrices(loaded: LoadedModel, request: Request, tokens: int, source: 
         return
     heads, needed, room = 0, 0, free_memory("cpu")
     pairs = {ENCODER: source * source if source else tokens * tokens, CROSS: tokens * source}
+    pairs |= {VISION: 0}  # whose tokens are few
     for kind, layers in loaded.geometry.stacks.items():
         of_stack = request.of(kind, loaded.geometry.kind)
         chosen = of_stack.view_of(of_stack.weights).heads

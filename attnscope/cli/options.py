@@ -160,6 +160,15 @@ class ModelTexts(ModelText):
         ),
         HELD,
     ] = None
+    picture: Annotated[
+        list[str] | None,
+        Option(help="A picture that a vision-language model reads with the text; may be repeated.", metavar="FILE"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.picture and self.ids is not None:
+            raise UsageError("--picture stands beside a text, and --ids gives tokens", "leave out one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

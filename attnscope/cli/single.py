@@ -22,6 +22,7 @@ from attnscope.cli.options import (
     Writing,
 )
 from attnscope.cli.signals import unwinding
+from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -51,6 +52,7 @@ def observe_text(
     request = Request(view=entries.view(), **wanted)
     how: dict[str, Any] = {"engine": asked.engine, "select": entries.select, "atlas": entries.atlas, "chat": asked.chat}
     how |= {"memory": asked.memory, "listen": asked.listen, "truncate": asked.truncate, "target": asked.target}
+    how |= {"picture": asked.picture or None}
     with answering(asked, writing.quiet) as answer:
         run = prepare(loaded, text, request, **how, **answer)
     check_out(run, writing, options)
@@ -95,6 +97,8 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
     """The text that was given; without one, the tokens of the run that --from names."""
     if asked.from_ is None or asked.has_text:
         return read_text(asked, writing)
+    if asked.picture:
+        raise UsageError("the run's tokens are read without its text, and a picture needs that", "add --text TEXT")
     from attnscope.cli.repeat import tokens_of
 
     output.complain_through_talk(writing.quiet)
@@ -140,7 +144,7 @@ def prepared(
 
     how: dict[str, Any] = {"chat": asked.chat, "truncate": asked.truncate}
     how |= {"select": selected.select, "atlas": selected.atlas} if selected else {}
-    how |= {"target": asked.target} if isinstance(asked, ModelTexts) else {}
+    how |= {"target": asked.target, "picture": asked.picture or None} if isinstance(asked, ModelTexts) else {}
     run = prepare(loaded, text, Request(query=query), engine="eager", **how)
     output.talk(header(run), writing.quiet)
     tell_target(run, writing.quiet)
@@ -151,6 +155,7 @@ def header(run: Run) -> str:
     """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine."""
     loaded, prompt = run.loaded, run.text
     target = f", target {len(run.prompt)}" * (run.source is not None)
+    target += f", {len(prompt.patches)} of pictures" * bool(prompt.patches)
     parts = [
         loaded.name,
         loaded.device,

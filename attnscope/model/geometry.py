@@ -15,7 +15,7 @@ from attnscope.memory import DTYPE_BYTES, TILE_BYTES, free_memory, human_bytes
 from attnscope.model.families import family
 from attnscope.model.task import model_class, stack_config, task_of
 from attnscope.shown import brief
-from attnscope.stacks import CROSS, DECODER, ENCODER, plain
+from attnscope.stacks import CROSS, DECODER, ENCODER, VISION, plain
 
 # What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
 # "compressed" layers are a window of tokens and summaries of what came before it.
@@ -73,8 +73,9 @@ class LayerGeometry:
 class Geometry:
     """The shape of a model: its layers and the sizes around them.
 
-    layers: of its stack; of an encoder-decoder the decoder's, and `beside` has those of the others. max_positions: the
-    most tokens that a stack reads, None where nothing limits them, as with dynamic rotary positions.
+    layers: of its stack; of an encoder-decoder the decoder's, and `beside` has those of the others, and of a vision
+    tower that is to be read. max_positions: the most tokens that a stack reads, None where nothing limits them, as with
+    dynamic rotary positions.
     """
 
     model_type: str
@@ -94,7 +95,8 @@ class Geometry:
     @property
     def stacks(self) -> dict[str, dict[int, LayerGeometry]]:
         """{stack: {layer index: layer}} of the layers with attention, in the order of a forward pass."""
-        found = {ENCODER: self.beside.get(ENCODER, ()), self.kind: self.layers, CROSS: self.beside.get(CROSS, ())}
+        found = {ENCODER: self.beside.get(ENCODER, ()), self.kind: self.layers}
+        found |= {kind: self.beside.get(kind, ()) for kind in (CROSS, VISION)}
         return {kind: {one.index: one for one in layers if one.attention} for kind, layers in found.items() if layers}
 
     @property
@@ -109,7 +111,8 @@ class Geometry:
         """
         if ENCODER in self.beside:
             return f"encoder {_in_words(self.beside[ENCODER])}, decoder {_in_words(self.layers)}"
-        return _in_words(self.layers)
+        tower = self.beside.get(VISION)
+        return _in_words(self.layers) + (f", vision {_in_words(tower)}" if tower else "")
 
     @property
     def heads_by_layer(self) -> dict[int, int]:
@@ -148,6 +151,24 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
             parameters=count_parameters(config) if count else None,
         )
     )
+
+
+def vision_layers(config: Any) -> tuple[LayerGeometry, ...]:
+    """The layers of the vision tower that a language model reads pictures with; none where its config has none.
+
+    None either of a tower that attends in windows: its tokens stand in an order of their own.
+
+    Example:
+        vision_layers(AutoConfig.from_pretrained("llava-hf/llava-1.5-7b-hf"))[0].heads  # 16
+    """
+    tower = getattr(config, "vision_config", None)
+    heads = _first(tower, "num_attention_heads", "num_heads") or 0
+    if not isinstance(heads, int) or getattr(tower, "fullatt_block_indexes", None) is not None:
+        return ()
+    width = _first(tower, "embed_dim", "hidden_size") or 0
+    size = _first(tower, "head_dim") or (width // heads if heads else 0)
+    count = _first(tower, "num_hidden_layers", "depth") or 0
+    return tuple(LayerGeometry(index, "full", heads, heads, size, size, None) for index in range(count if heads else 0))
 
 
 def rotary_types(config: Any) -> set[str]:

@@ -460,7 +460,7 @@ def _attention(config: Any, options: LoadOptions, task: str) -> str:
     if task == DECODER:
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-        found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), found)
     if family(config.model_type).bypasses_interface or not getattr(found, "_supports_sdpa", True):
         return "eager"
     return options.attention

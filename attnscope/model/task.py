@@ -8,7 +8,7 @@ from typing import Any
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family
 from attnscope.model.libraries import needed
-from attnscope.stacks import DECODER, ENCODER, NAMES, TASKS
+from attnscope.stacks import DECODER, ENCODER, NAMES, TASKS, VISION
 
 
 def task_of(config: Any) -> str:
@@ -27,7 +27,7 @@ def task_of(config: Any) -> str:
         return ENCODER
     if known_as.looks_ahead_unless is not None:
         return DECODER if getattr(config, known_as.looks_ahead_unless, False) else ENCODER
-    known = config.model_type in _causal_names() or _causal_part(config)
+    known = config.model_type in _causal_names() or _causal_part(config) or _sees(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     return DECODER if known or remote else ENCODER
 
@@ -36,6 +36,13 @@ def _causal_names() -> Mapping[str, Any]:
     """The types that transformers has a causal language model of."""
     found: Mapping[str, Any] = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     return found
+
+
+def _sees(config: Any) -> bool:
+    """Whether transformers has a causal language model of this type only as one that is given pictures too."""
+    names = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
+    beside = config.model_type in names and getattr(config, "vision_config", None) is not None
+    return beside and config.model_type not in _causal_names()
 
 
 def _causal_part(config: Any) -> bool:
@@ -50,8 +57,11 @@ def _causal_part(config: Any) -> bool:
 def stack_config(config: Any, stack: str) -> Any:
     """The part of a config that speaks of a stack: of an encoder-decoder a config inside it, or the whole.
 
-    `get_text_config` of transformers would do, were it not for the defaults that it leaves behind in older families.
+    A vision tower's is a part of its own. For others `get_text_config` of transformers would do, were it not for the
+    defaults that it leaves behind in older families.
     """
+    if stack == VISION:
+        return config.vision_config
     if not getattr(config, "is_encoder_decoder", False):
         return config.get_text_config(decoder=True) if stack == DECODER else config
     inner: Any = getattr(config, stack, None)
@@ -83,11 +93,13 @@ def chosen_task(config: Any, wanted: str | None, name: str) -> str:
 def model_class(config: Any, task: str, name: str) -> Any:
     """The class of transformers that loads such a model with the weights of its checkpoint.
 
-    A decoder is loaded as a causal language model; another as the class that its checkpoint was saved from, whose
-    weights are then all there, or else as the bare model. Raises ModelError for a model that reads no text.
+    A decoder is loaded as a causal language model, or as the one that is given pictures too; another as the class that
+    its checkpoint was saved from, whose weights are then all there, or else as the bare model. Raises ModelError for a
+    model that reads no text.
     """
     import transformers
     from transformers import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
         MODEL_FOR_MASKED_LM_MAPPING,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
         MODEL_MAPPING,
@@ -95,7 +107,8 @@ def model_class(config: Any, task: str, name: str) -> Any:
         AutoModelForCausalLM,
     )
 
-    if task == DECODER:
+    sees = task == DECODER and _sees(config)
+    if task == DECODER and not sees:
         return AutoModelForCausalLM
     if "AutoModel" in (getattr(config, "auto_map", None) or {}):
         return AutoModel
@@ -103,10 +116,10 @@ def model_class(config: Any, task: str, name: str) -> Any:
     known = [one for one in saved if getattr(one, "config_class", None) is type(config)]
     heads = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if task == "seq2seq" else MODEL_FOR_MASKED_LM_MAPPING
     auto = (heads, MODEL_MAPPING) if task == "seq2seq" else (MODEL_MAPPING, heads)
-    known += [one.get(type(config), None) for one in auto]
+    known += [one.get(type(config), None) for one in ((MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,) if sees else auto)]
     found = next((one for one in known if one is not None), None)
     found = found[0] if isinstance(found, tuple) else found  # a family with several bare models names the whole first
-    beside = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+    beside = not sees and (hasattr(config, "vision_config") or hasattr(config, "audio_config"))
     if found is None or getattr(found, "main_input_name", "") not in READ or beside:
         kind = config.model_type
         raise ModelError(f"{name} ({kind}) is no model of text that attnscope reads", "choose a model of text")

@@ -78,8 +78,13 @@ class Comparison:
         self.stacks = {kind: Stack(loaded.model.config, kind, layers) for kind, layers in stacks.items()}
         self.heads, self.atol, self.highest = heads, atol, level
         self.quantised = is_quantised(loaded.model)
+        self.lowered: dict[str, str] = {}
         self.found: list[LayerParity] = []
         self.keys: dict[str, int] = {}
+
+    def lower(self, kind: str, why: str) -> None:
+        """Compare a stack from its q, k, v and mask alone."""
+        self.lowered[kind] = why
 
     def judge(self, run: ModuleRun, recorder: ModuleRecorder) -> None:
         """Compare one run of an attention module, call by call."""
@@ -146,7 +151,7 @@ class Comparison:
 
     def _oracle(self, subject: Subject, run: ModuleRun, call: AttentionCall) -> tuple[Level, str, Expected | None]:
         """The highest level that works, why not a higher one, and what the oracle expects there."""
-        why = "" if self.highest == "full" else f"asked for {self.highest}"
+        why = self.lowered.get(call.kind, "") if self.highest == "full" else f"asked for {self.highest}"
         why = subject.why if isinstance(subject, NotJudged) else why
         stack = self.stacks[call.kind]
         if not why:

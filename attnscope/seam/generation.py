@@ -23,17 +23,20 @@ def continuation(
     most: int,
     engine: Engine,
     advance: Callable[[int], object] = lambda tokens: None,
+    **beside: Any,
 ) -> list[int]:
     """The ids that the model puts behind a prompt: at most `most`, fewer where the last of them is an end token.
 
     As its own generation config says, but without sampling and beams, so that it repeats. engine: whose attention
-    implementation it runs under. advance: called with 1 for every new token. Raises ModelError where the model has no
-    generation of its own, or fails in it.
+    implementation it runs under. advance: called with 1 for every new token. beside: what the model is given beside the
+    ids. Raises ModelError where the model has no generation of its own, or fails in it.
 
         >>> continuation(loaded, loaded.tokenizer("the bank").input_ids, 8, ENGINES["eager"])
     """
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
-    return greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance))[0, len(ids) :].tolist()
+    return greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **beside)[
+        0, len(ids) :
+    ].tolist()
 
 
 def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str | None = None, **how: Any) -> Tensor:

@@ -1,6 +1,7 @@
 """A prompt and its answer: what can be asked for, and the tokens of an answer behind those of a prompt."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from attnscope.errors import InputError, UsageError
@@ -44,7 +45,8 @@ def continued(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Prompt:
     plain, tokens, before = whole.plain[at:], whole.tokens[at:], len(prompt.text)
     said = "".join(plain)
     characters = tuple((before + start, before + stop) for start, stop in located(plain, tokens, said))
-    return Prompt(
+    return replace(
+        prompt,
         text=prompt.text + said,
         ids=whole.ids,
         tokens=prompt.tokens + tokens,
@@ -52,10 +54,20 @@ def continued(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Prompt:
         special=prompt.special + whole.special[at:],
         plain=prompt.plain + plain,
         turns=_turns(prompt.turns, at, len(whole)),
-        removed=prompt.removed,
         characters=prompt.characters + characters,
         answer=at,
+        inputs={name: _longer(one, prompt, len(ids)) for name, one in prompt.inputs.items()},
     )
+
+
+def _longer(given: Any, prompt: Prompt, more: int) -> Any:
+    """What is given of every token, (1, T), with what an answer's tokens are: another kind than a picture's."""
+    if tuple(given.shape) != (1, len(prompt)) or not prompt.patches:
+        return given
+    import torch
+
+    kind = 1 - int(given[0, next(iter(prompt.patches))])
+    return torch.cat([given, given.new_full((1, more), kind)], 1)
 
 
 def _turns(turns: tuple[Span, ...], at: int, stop: int) -> tuple[Span, ...]:

@@ -33,6 +33,18 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Patch:
+    """The part of a picture that a token stands for.
+
+    picture: counted from 0. box: left, top, right and bottom edge, as shares of the picture's width and height; None
+    where it is not known.
+    """
+
+    picture: int
+    box: tuple[float, float, float, float] | None
+
+
+@dataclass(frozen=True)
 class Prompt:
     """A text as the model reads it.
 
@@ -45,7 +57,9 @@ class Prompt:
     tokens were cut off. `characters` are those of `text` that each token holds, or holds a part of, as [start, stop).
     `answer` is where the tokens of an answer begin, None where there is none: what stands before them is the prompt.
     `inputs` are what the model is given beside the ids, by the names of its forward's arguments, (1, ...) each: a
-    picture's `pixel_values`; under the name of its first argument, in their stead: sound's `input_features`.
+    picture's `pixel_values`; under the name of its first argument, in their stead: sound's `input_features`. `media` is
+    the hash of what they were made of. `patches` are the tokens that stand for parts of pictures, and `tower` is how a
+    vision tower reads these: a prompt for each text of its batch, whose tokens are patches.
     """
 
     text: str
@@ -59,6 +73,9 @@ class Prompt:
     characters: Characters = field(default=(), repr=False)
     answer: int | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    media: str | None = None
+    patches: Mapping[int, Patch] = field(default_factory=dict, repr=False, compare=False)
+    tower: tuple["Prompt", ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.characters:  # of ids, or of a manifest from before they were written down
@@ -78,18 +95,30 @@ class Prompt:
         return self.words if group == "words" else self.sentences
 
     @property
-    def parts(self) -> dict[str, range]:
-        """The tokens of the "prompt" and of its "answer"; nothing where there is no answer."""
-        at = self.answer
-        return {} if at is None else {"prompt": range(at), "answer": range(at, len(self))}
+    def parts(self) -> dict[str, Sequence[int]]:
+        """The tokens of the "prompt" and of its "answer", where there is one; of each picture, "img", "img2", ..."""
+        at, found = self.answer, dict[str, list[int]]()
+        for place, patch in self.patches.items():
+            found.setdefault(picture_name(patch.picture), []).append(place)
+        return {**found, **({} if at is None else {"prompt": range(at), "answer": range(at, len(self))})}
+
+    @property
+    def ids_apart(self) -> tuple[int, ...]:
+        """The ids, but for patches, whose one id stands for many things: a number of its own for each."""
+        return tuple(-2 - at if at in self.patches else token for at, token in enumerate(self.ids))
 
     @property
     def sha256(self) -> str:
-        """Hash of the text in UTF-8, in hexadecimal."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        """Hash of the text in UTF-8, and of what is read beside it or in its stead, in hexadecimal."""
+        return hashlib.sha256((self.text + (self.media or "")).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def picture_name(number: int) -> str:
+    """What a picture is called, counted from 0: `img`, `img2`."""
+    return f"img{number + 1}" if number else "img"
 
 
 Side = Literal["left", "right"]

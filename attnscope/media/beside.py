@@ -1,0 +1,207 @@
+"""A text and pictures -> a Prompt: the checkpoint's processor makes ids and pixels, and its image tokens get names.
+
+prompt = read_beside(loaded, "What is this?", all_opened("cat.png"))
+prompt.tokens[1], prompt.inputs["pixel_values"].shape
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.apart import Apart
+from attnscope.errors import InputError
+from attnscope.media.patches import WHOLE, Box, Sight, cells, patches_of
+from attnscope.media.picture import Picture
+from attnscope.media.processor import image_id, line, processor_of, rendered, with_places
+from attnscope.text.characters import located
+from attnscope.text.chat import Bounds, Message, read_messages, token_turns, turn_ranges
+from attnscope.text.prompt import Patch, Prompt, Span, from_ids, place
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+
+LEFT_OUT = ("input_ids", "attention_mask", "labels")  # of what a processor makes: the model makes its own mask
+BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_tokens": "[REG]"}  # in a tower's weights
+
+
+def read_beside(
+    loaded: LoadedModel, text: str, pictures: Sequence[Picture], chat: bool = False, answered: bool = False
+) -> Prompt:
+    """The tokens of a text with pictures before it, or where its own image placeholders stand.
+
+    chat: by the chat template, with the pictures at the head of the first message of the user; answered: an answer is
+    to follow. Raises ModelError where the model is given no pictures or brings no processor that can be had here,
+    InputError where the processor refuses, or the model has no room for as many tokens.
+    """
+    import torch
+
+    processor = processor_of(loaded)
+
+    def read() -> tuple[Prompt, dict[str, np.ndarray], Sight]:
+        messages = read_messages(text) if chat else []
+        count = len(pictures)
+        said = rendered(processor, messages, count, answered) if chat else with_places(processor, text, count)
+        made = _made(processor, said, pictures, chat)
+        ids = made.pop("input_ids")[0].tolist()
+        plain, sight = from_ids(processor.tokenizer, ids), _sight(processor, pictures, made)
+        image = [token == image_id(processor) for token in ids]
+        if not any(image):
+            raise InputError("the processor made no tokens of the picture", "choose another model")
+        return _named(plain, patches_of(plain.tokens, image, sight), messages), made, sight
+
+    with Apart(read, place(loaded.tokenizer, loaded.brought, chat=True)) as reading:
+        prompt, made, sight = reading()
+    _check(loaded, prompt)
+    inputs = {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in made.items() if name not in LEFT_OUT}
+    tower = tuple(_tower(loaded, inputs, sight, prompt))
+    return replace(prompt, inputs=inputs, media=" ".join(one.sha256 for one in pictures), tower=tower)
+
+
+def _check(loaded: LoadedModel, prompt: Prompt) -> None:
+    """Raise for tokens that the model does not know; those of a picture may lie behind its vocabulary."""
+    loaded.check_ids([token for at, token in enumerate(prompt.ids) if at not in prompt.patches])
+    most = loaded.geometry.max_positions
+    if most is not None and len(prompt) > most:
+        raise InputError(
+            f"text and pictures have {len(prompt)} tokens, {len(prompt.patches)} of them the pictures', and the model "
+            f"reads at most {most}",
+            "shorten the text, or give fewer or smaller pictures",
+        )
+
+
+def _made(processor: Any, text: str, pictures: Sequence[Picture], chat: bool) -> dict[str, np.ndarray]:
+    """What the processor makes. Raises InputError where it refuses."""
+    begin = processor.tokenizer.bos_token
+    how = {"add_special_tokens": False} if chat and begin is not None and text.startswith(begin) else {}
+    try:
+        images = [one.image for one in pictures]
+        return dict(processor(images=images, text=text, return_tensors="np", **how))
+    except Exception as error:  # any family's processor, over any picture
+        raise InputError(f"the model's processor refuses the picture: {line(error)}", "give another picture") from error
+
+
+def _sight(processor: Any, pictures: Sequence[Picture], made: Mapping[str, np.ndarray]) -> Sight:
+    """What the processor made of the pictures."""
+    images, boxes = processor.image_processor, tuple(_seen(processor.image_processor, one) for one in pictures)
+    grid, pixels = made.get("image_grid_thw"), made.get("pixel_values")
+    if grid is not None:
+        side = int(getattr(images, "merge_size", 1))
+        return Sight(boxes, tuple((int(rows) // side, int(columns) // side) for _, rows, columns in grid))
+    if pixels is None or pixels.ndim < 4:
+        return Sight(boxes)
+    parts = int(np.prod(pixels.shape[:-3]))
+    return Sight(boxes, shape=(pixels.shape[-2], pixels.shape[-1]), tiled=parts > len(pictures))
+
+
+def _seen(images: Any, picture: Picture) -> Box:
+    """The part of a picture that its processor leaves: all of it, or the middle that it cuts out."""
+    size, crop = getattr(images, "size", None), getattr(images, "crop_size", None)
+    shortest = (size or {}).get("shortest_edge")
+    if not (getattr(images, "do_center_crop", False) and crop and shortest):
+        return WHOLE
+    width, height = (shortest * side / min(picture.image.size) for side in picture.image.size)
+    across, down = crop["width"] / width, crop["height"] / height
+    return ((1 - across) / 2, (1 - down) / 2, (1 + across) / 2, (1 + down) / 2)
+
+
+def _named(plain: Prompt, patches: Mapping[int, tuple[str, Patch]], messages: Sequence[Message]) -> Prompt:
+    """The prompt with its image tokens called by their place, and the turns of its chat."""
+
+    def with_labels(said: Sequence[str]) -> tuple[str, ...]:
+        return tuple(patches[at][0] if at in patches else one for at, one in enumerate(said))
+
+    words = tuple("" if at in patches else one for at, one in enumerate(plain.plain))
+    text, tokens = "".join(words), with_labels(plain.tokens)
+    characters = located(words, tokens, text)
+    bounds = _bounds(messages, text)
+    turns = turn_ranges(token_turns(characters, bounds)) if bounds else []
+    return replace(
+        plain,
+        text=text,
+        tokens=tokens,
+        labels=with_labels(plain.labels),
+        plain=words,
+        special=tuple(at in patches or one for at, one in enumerate(plain.special)),
+        characters=characters,
+        turns=tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turns),
+        patches={at: patch for at, (_, patch) in patches.items()},
+    )
+
+
+def _bounds(messages: Sequence[Message], text: str) -> Bounds:
+    """The characters of what each message says; none where one is not found, in its order."""
+    found: Bounds = []
+    for message in messages:
+        said, after = message["content"].strip(), found[-1][1] if found else 0
+        start = text.find(said, after)
+        if start < 0:
+            return []
+        found.append((start, start + len(said), message["role"]))
+    return found
+
+
+def _tower(loaded: LoadedModel, inputs: Mapping[str, Any], sight: Sight, prompt: Prompt) -> Iterator[Prompt]:
+    """How the vision tower reads the pictures: a prompt for each text of its batch, of the tokens that it makes.
+
+    Nothing where it is given something else than pixels or rows of patches.
+    """
+    vision, pixels = loaded.model.config.vision_config, inputs.get("pixel_values")
+    side, grids = getattr(vision, "patch_size", None), inputs.get("image_grid_thw")
+    merge = getattr(vision, "spatial_merge_size", None)
+    if grids is not None and merge:
+        _, rows, columns = grids[0].tolist()
+        yield _of_patches(cells(0, (rows, columns), sight.boxes[0], merge=merge), [])
+    elif pixels is not None and pixels.ndim >= 4 and isinstance(side, int):
+        grid, before = (pixels.shape[-2] // side, pixels.shape[-1] // side), list(_before(loaded.model))
+        for picture, box in _parts(sight, prompt, pixels.shape[:-3].numel()):
+            yield _of_patches(cells(picture, grid, box), before)
+
+
+def _before(model: Any) -> Iterator[str]:
+    """The tokens of a tower before its patches, by the weights that it has for them."""
+    for name, weight in model.named_parameters():
+        said = BEFORE_PATCHES.get(name.rpartition(".")[2])
+        if said is not None:
+            count = weight.shape[-2] if weight.ndim > 1 else 1
+            yield from ([said] if count == 1 else (f"{said[:-1]}{at}]" for at in range(count)))
+
+
+def _parts(sight: Sight, prompt: Prompt, count: int) -> Iterator[tuple[int, Box]]:
+    """The picture, and the part of it, of each of the tiles that a tower is given."""
+    if not sight.tiled:
+        yield from enumerate(sight.boxes)
+        return
+    runs = _runs(prompt.patches)
+    for run in runs if len(runs) == count else []:
+        edges = list(zip(*(patch.box or WHOLE for patch in run), strict=True))
+        yield run[0].picture, (min(edges[0]), min(edges[1]), max(edges[2]), max(edges[3]))
+
+
+def _runs(patches: Mapping[int, Patch]) -> list[list[Patch]]:
+    """The patches of tokens that stand side by side."""
+    runs: list[list[Patch]] = []
+    for at, patch in patches.items():
+        if at - 1 not in patches:
+            runs.append([])
+        runs[-1].append(patch)
+    return runs
+
+
+def _of_patches(found: Iterator[tuple[str, Patch]], before: Sequence[str]) -> Prompt:
+    """Patches as a prompt, behind the tokens that a tower puts before them."""
+    labelled = list(found)
+    names = (*before, *(label for label, _ in labelled))
+    return Prompt(
+        text="",
+        ids=tuple(range(len(names))),
+        tokens=names,
+        labels=names,
+        special=(True,) * len(names),
+        plain=("",) * len(names),
+        turns=(),
+        patches={len(before) + at: patch for at, (_, patch) in enumerate(labelled)},
+    )

@@ -1,0 +1,133 @@
+"""The processor of a checkpoint: what makes ids and pixels of a text and pictures, and where a picture stands in it.
+
+It is put together of its parts, because transformers loads all of them or none: a processor that knows videos too is
+had without what reads videos, which needs another package.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnscope.apart import without_stderr
+from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
+from attnscope.text.chat import Message
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+
+FILES = ("processor_config.json", "preprocessor_config.json")
+MARK = "\ue000"  # of the private-use area: no template says it
+
+
+def processor_of(loaded: LoadedModel) -> Any:
+    """The processor in the model's folder, with a tokenizer of its own, which it may change.
+
+    Raises ModelError where the model is given no pictures, brings no processor, or brings one that needs a package.
+    """
+    from transformers import AutoImageProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    config, folder = loaded.model.config, loaded.base_folder or loaded.source_folder
+    if getattr(config, "vision_config", None) is None:
+        raise ModelError(f"{loaded.name} ({config.model_type}) is given no pictures", "choose a vision-language model")
+    made_of = PROCESSOR_MAPPING.get(type(config), None)
+    if made_of is None:
+        raise ModelError(f"transformers has no processor for {config.model_type}", "choose another model")
+    if folder is None or not any((folder / name).is_file() for name in FILES):
+        raise ModelError(
+            f"{loaded.name} brings no processor, and pictures need one",
+            f"save it into the model's folder: {' or '.join(FILES)}",
+        )
+    try:
+        with without_stderr():
+            parts = {"image_processor": AutoImageProcessor.from_pretrained(folder)}
+            parts["tokenizer"] = copy.deepcopy(loaded.tokenizer)
+            said, _ = made_of.get_processor_dict(folder)
+            return _without_videos(made_of).from_args_and_dict([parts.get(n) for n in made_of.get_attributes()], said)
+    except ImportError as error:
+        raise ModelError(f"the processor of {loaded.name} needs a package: {line(error)}", "install that") from error
+    except Exception as error:  # any family's processor, with any files
+        raise ModelError(f"the processor of {loaded.name} cannot be read: {line(error)}", "check its files") from error
+
+
+def _without_videos(made_of: type) -> Any:
+    """The class of a processor that takes None for a part."""
+    return type(made_of.__name__, (made_of,), {"check_argument_for_proper_class": lambda self, name, part: None})
+
+
+def with_places(processor: Any, text: str, pictures: int) -> str:
+    """A text with a place for every picture: before it, as the chat template writes one, where it has none."""
+    token = _token(processor)
+    there = text.count(token)
+    if there not in (0, pictures):
+        raise InputError(
+            f"the text has {there} of {token}, and {pictures} picture{'s' * (pictures > 1)} came with it",
+            "write one for each, or none: they are put before the text",
+        )
+    return text if there else _place(processor, token) * pictures + text
+
+
+def rendered(processor: Any, messages: Sequence[Message], pictures: int, answered: bool = False) -> str:
+    """A chat by the model's template, with the pictures at the head of the first message of the user.
+
+    answered: the assistant's turn is opened. UsageError without a template, InputError where it puts the pictures
+    nowhere.
+    """
+    token, waiting, parts = _token(processor), pictures, []
+    if any(token in message["content"] for message in messages):
+        raise InputError(f"the chat says {token} itself", "leave it out: the template writes it")
+    for message in messages:
+        here, waiting = (waiting, 0) if message["role"] == "user" else (0, waiting)
+        content = [{"type": "image"}] * here + [{"type": "text", "text": message["content"]}]
+        parts.append({**message, "content": content})
+    text = _by_template(processor, parts, answered)
+    if text.count(token) != pictures:
+        raise InputError("the model's chat template writes no place for the pictures", "leave out {chat}")
+    return text
+
+
+def _by_template(processor: Any, messages: Sequence[Any], answered: bool = False) -> str:
+    template = processor.chat_template or getattr(processor.tokenizer, "chat_template", None)
+    if template is None:
+        raise UsageError("this model has no chat template", "leave out {chat}")
+    try:
+        how = {"tokenize": False, "add_generation_prompt": answered, "chat_template": template}
+        return str(processor.tokenizer.apply_chat_template(list(messages), **how))
+    except Exception as error:  # a template is a program of its own and may raise anything
+        raise InputError(
+            f"the model's chat template refused the messages: {line(error)}", "check the roles and their order"
+        ) from error
+
+
+def _place(processor: Any, token: str) -> str:
+    """What the template writes for a picture, `<|vision_start|><|image_pad|><|vision_end|>`; without one the token."""
+    said = {"type": "text", "text": MARK}
+    try:
+        without, beside = (
+            _by_template(processor, [{"role": "user", "content": content}])
+            for content in ([said], [{"type": "image"}, said])
+        )
+    except AttnscopeError:
+        return token
+    start = next((at for at, pair in enumerate(zip(without, beside, strict=False)) if pair[0] != pair[1]), 0)
+    behind = len(without) - start
+    place = beside[start : len(beside) - behind] if beside.endswith(without[start:]) else ""
+    return place if place.count(token) == 1 and MARK not in place else token
+
+
+def _token(processor: Any) -> str:
+    """What stands for a picture in a text."""
+    return str(getattr(processor, "image_token", None) or "<image>")
+
+
+def image_id(processor: Any) -> int | None:
+    """The id that stands for a part of a picture."""
+    ids = [one for one in getattr(processor, "image_token_ids", None) or [] if one is not None]
+    return int(ids[0]) if ids else None
+
+
+def line(error: BaseException) -> str:
+    """The first line of an error that is not ours."""
+    return str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__
