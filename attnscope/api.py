@@ -83,7 +83,7 @@ def capture(
     """
     if request is None:
         view = View(heads=None if layers is None else _heads_of(model, layers))
-        request = Request(view=view, relations=True, maps="kept", weights=True)
+        request = Request(view=view, relations=True, maps="kept", weights=True, per_token=picture is not None)
     elif layers is not None:
         raise UsageError("layers and request were both given", "choose heads with {select=1.*} instead")
     asked: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}

@@ -19,7 +19,7 @@ import numpy as np
 
 from attnscope import figures
 from attnscope.errors import UsageError
-from attnscope.figures import About, Maps, Panel, Part, Style
+from attnscope.figures import About, Maps, Panel, Part, PatchSheet, Style
 from attnscope.figures.beside import Beside, begun
 from attnscope.figures.pool import worker_count
 from attnscope.figures.style import Quantity, head_title, printed
@@ -27,7 +27,7 @@ from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NONE
-from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, score_panels, shortened
+from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, patch_sheets, score_panels, shortened
 from attnscope.shown import visible
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top")  # of every run; where they are named
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
 LONGEST_TEXT = 60  # letters at the foot of a figure
+OVER = "picture"  # where there is one beside the text
 Advance = Callable[[int], None]
 
 
@@ -67,7 +68,8 @@ class Drawing:
     """One text's pictures before they are drawn, without torch: maps, heads to draw one by one, panels of metrics.
 
     layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of. mass: panels
-    of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer.
+    of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer. over: what is
+    drawn over each picture that stands beside the text.
     """
 
     maps: tuple[Maps, ...]
@@ -77,6 +79,7 @@ class Drawing:
     about: About = About()
     mass: tuple[tuple[Panel, ...], str] = ((), "")
     sheet: Maps | None = None
+    over: tuple[PatchSheet, ...] = ()
 
     @classmethod
     def of(
@@ -94,7 +97,8 @@ class Drawing:
         names = [stack + head.name for head in seen.kept_heads()] if heads is None else heads
         (layers, panels), maps = score_panels(seen), tuple(layer_maps(seen, stack)) if seen.maps else ()
         sheet = head_sheet(seen, maps, sort, top)
-        return cls(maps, tuple(names), layers, panels, about(seen), mass_panels(seen), sheet)
+        over = patch_sheets(seen, names)
+        return cls(maps, tuple(names), layers, panels, about(seen), mass_panels(seen), sheet, over)
 
     def draw(
         self,
@@ -137,6 +141,9 @@ class Drawing:
             yield figures.save_metrics(folder / f"mass.{style.image}", panels, style, layer_labels=labels, **said)
         if "top" in kinds and self.sheet:
             yield figures.save_layer(folder / f"top.{style.image}", self.sheet, style)
+        for number, sheet in enumerate(self.over if OVER in kinds else ()):
+            name = f"{OVER}{number + 1 if number else ''}.{style.image}"
+            yield figures.save_patches(folder / name, sheet, style)
 
     def _apart(self, process: Beside, folder: Path, kinds: Sequence[str], style: Style) -> Generator[Path, None, None]:
         """`drawn` in the process that was begun, but for heads that pay for several."""
@@ -155,7 +162,8 @@ class Drawing:
         """How many steps `draw` will report."""
         alone = {"overview": self.maps, "metrics": self.panels, "mass": self.mass[0], "top": self.sheet}
         heads = len(self.heads) * ("heads" in kinds) if self.maps else 0
-        return heads + len(self._drawn_layers(kinds)) + sum(bool(alone.get(kind)) for kind in kinds)
+        over = len(self.over) * (OVER in kinds)
+        return heads + len(self._drawn_layers(kinds)) + over + sum(bool(alone.get(kind)) for kind in kinds)
 
     def _drawn_layers(self, kinds: Sequence[str]) -> list[Maps]:
         return [maps for maps in self.maps if maps.layer in self.layers] if "layers" in kinds else []
@@ -191,12 +199,19 @@ class Pictures:
 def about(seen: Observation) -> About:
     """What a figure is of: model, text and tokens, each shortened to what a line holds."""
     model = " ".join(str(seen.facts.get("model", {}).get("name", "")).split())
-    texts = [seen.queries.text] + [seen.keys.text] * (seen.keys is not seen.queries)
+    texts = [_said(seen.queries)] + [_said(seen.keys)] * (seen.keys is not seen.queries)
     text = " ← ".join(" ".join(text.split()) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
     said = shortened(text, LONGEST_TEXT)
     line = ", ".join(filter(None, (short, f"“{said}”", f"{len(seen.queries)} tokens")))
     return About(visible(line), visible(model), seen.queries.sha256)
+
+
+def _said(prompt: Prompt) -> str:
+    """The text of a prompt; beside pictures without the tokens that stand around them."""
+    if not prompt.patches:
+        return prompt.text
+    return "".join(word for word, special in zip(prompt.plain, prompt.special, strict=True) if not special)
 
 
 def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: int | None) -> Maps | None:
@@ -234,8 +249,9 @@ def _caption(head: Head, name: str) -> str:
 def check_kinds(kinds: Sequence[str], seen: Observation) -> None:
     """Raise UsageError for a figure that does not exist, or that an observation has nothing for."""
     for kind in kinds:
-        if kind not in (*FIGURES, *ASKED_FOR):
-            raise UsageError(f"there is no figure {kind!r}", f"the figures are {', '.join((*FIGURES, *ASKED_FOR))}")
+        known = (*FIGURES, *ASKED_FOR, OVER)
+        if kind not in known:
+            raise UsageError(f"there is no figure {kind!r}", f"the figures are {', '.join(known)}")
     if "mass" in kinds and seen.chosen.key is None:
         raise UsageError("the figure mass shows the mass on named keys", "name them with {key}")
 
@@ -408,6 +424,17 @@ def overview_picture(seen: Observation, **style: Any) -> Picture:
     """Every head of every layer as a thumbnail; style: fields of `Style`."""
     look = replace(_style(style), about=about(seen))
     return _picture(lambda folder: figures.save_overview(folder / "overview.png", layer_maps(seen), look), "overview")
+
+
+def over_picture(seen: Observation, heads: Sequence[str] = (), picture: int = 0, **style: Any) -> Picture:
+    """Where the chosen queries look in a picture, over it; heads: `L1H3`, or none for those that look most at it.
+
+    picture: which, counted from 0. style: fields of `Style`. Raises UsageError where there is nothing to draw.
+    """
+    sheets, look = patch_sheets(seen, heads), replace(_style(style), about=about(seen))
+    if not 0 <= picture < len(sheets):
+        raise UsageError(f"there is no picture {picture} to draw on", "ask with a picture and Request(per_token=True)")
+    return _picture(lambda folder: figures.save_patches(folder / "over.png", sheets[picture], look), OVER)
 
 
 def _style(style: Mapping[str, Any]) -> Style:

@@ -30,7 +30,7 @@ AROUND = frozenset({"out", "file", "ids", "picture", "generate", "offline", "tru
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
     r"|((encoder|decoder|cross|vision)/)?"
-    r"(overview|metrics|mass|top|rollout|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
+    r"(overview|metrics|mass|top|rollout|picture\d*|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )
 HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a file that is not whole yet
@@ -40,7 +40,7 @@ MOST_SAID, LONGEST_SAID = 4, 40
 def about(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more."""
     text = {"sha256": prompt.sha256, "tokens": len(prompt), "removed_tokens": prompt.removed}
-    left_out: dict[str, Any] = {"inputs": {}, "patches": {}, "tower": ()}
+    left_out: dict[str, Any] = {"inputs": {}, "patches": {}, "tower": (), "images": ()}
     tokens = {name: value for name, value in asdict(replace(prompt, **left_out)).items() if name not in left_out}
     said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": tokens})
     return {"schema": SCHEMA, **facts, **said}

@@ -465,6 +465,18 @@ class Observation:
 
         return head_picture(self, layer, head, **style)
 
+    def over_picture(self, *heads: str, picture: int = 0, **style: Any) -> Picture:
+        """Where the chosen queries look in a picture beside the text, drawn over it, for a notebook or `.save(path)`.
+
+        heads: as `L1H3`, or none for those that look most at it. picture: which, counted from 0. style: the fields of
+        `figures.Style`. Raises UsageError where no weights per token were kept.
+
+            >>> attnscope.capture(model, "What is this?", picture="cat.png", query="last").over_picture("L1H3")
+        """
+        from attnscope.drawing import over_picture
+
+        return over_picture(self, heads, picture, **style)
+
     def page(self, *, select: str | None = None, precision: Literal[8, 16] = 8, max_mb: float = 20.0) -> Page:
         """What was kept as one HTML file to hover over: shown in a notebook's frame, or `.save(path)`.
 

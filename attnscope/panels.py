@@ -6,11 +6,12 @@ Shapes: L layer, H head.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.figures import Panel
+from attnscope.figures import Panel, Patches, PatchSheet
 from attnscope.figures.style import count, printed
 from attnscope.measure.metrics import KNOWN, MASS, Metric, ends
 from attnscope.measure.roles import NEEDED_ROWS, ROLES
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 FIRST = ("mass", "focus", "previous_token", "induction", "duplicate_token", "sink", "entropy")  # of the metrics' panels
 LONGEST_NAME = 40  # letters of a model's name, and of an expression
 MOST_UNIFORM = 3  # kinds of layer whose uniform value is marked
+MOST_OVER = 7  # heads over a picture, which is drawn beside them
 NUMBERED = 5  # heads of the picture of their mass
 
 
@@ -81,6 +83,49 @@ def mass_panels(seen: Observation) -> tuple[tuple[Panel, ...], str]:
         panels.append(Panel("mass − uniform", values_LH, -reach, reach, MASS.unit, quantity="logit", first=first))
     said = ", ".join(f"{n} {head.name} {printed(head.score[MASS.id])}" for n, head in enumerate(best, start=1))
     return tuple(panels), f"{chosen_words(seen)}\nfurthest above uniform attention: {said}"
+
+
+def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, ...]:
+    """For each picture beside the text, what the chosen queries' weights on its patches are drawn from.
+
+    names: the heads, or none for those that look most at the pictures. Nothing where no weights per token were kept,
+    where they are of keys alone, and where the patches' places in the picture are not known.
+    """
+    patches, on_keys = seen.queries.patches, seen.chosen.query is None and seen.chosen.key is not None
+    if not seen.per_token or on_keys or any(patch.box is None for patch in patches.values()):
+        return ()
+    heads = [
+        (f"L{key.layer}{'KV' if seen.view.by_kv else 'H'}{head}", weight_T.numpy())
+        for key, kept in seen.per_token.items()
+        for head, weight_T in zip(kept.heads, kept.weight, strict=True)
+    ]
+    every = np.array(list(patches), int)
+    heads.sort(key=lambda head: -np.nansum(head[1][every]))
+    shown = [head for head in heads if head[0] in names] or heads[:MOST_OVER]
+    return tuple(_patch_sheet(seen, number, shown, len(heads)) for number in range(len(seen.queries.images)))
+
+
+def _patch_sheet(seen: Observation, number: int, heads: Sequence[tuple[str, np.ndarray]], of: int) -> PatchSheet:
+    patches, images = seen.queries.patches, seen.queries.images
+    at = [place for place, patch in patches.items() if patch.picture == number]
+
+    def said(weight_T: np.ndarray) -> str:
+        here, every, all_T = (float(np.nansum(part)) for part in (weight_T[at], weight_T[list(patches)], weight_T))
+        others = f", {every - here:.2f} on the others" * (len(images) > 1)
+        return f"{here:.2f} on the picture{others}, {all_T - every:.2f} on the text"
+
+    which = f"picture {number + 1} of {len(images)}" if len(images) > 1 else "the picture"
+    first = f"; the {len(heads)} of {of} heads that look most at it" * (len(heads) < of and seen.view.heads is None)
+    box_N4 = np.array([patches[place].box for place in at])
+    twice = float(np.prod(box_N4[:, 2:] - box_N4[:, :2], 1).sum()) > 1.5  # its tiles, and the whole in small
+    each = "tokens of its parts and of the whole are added up" if twice else "a patch is a token"
+    return PatchSheet(
+        image=images[number],
+        box_N4=box_N4,
+        heads=tuple(Patches(weight_T[at], name, said(weight_T)) for name, weight_T in heads),
+        title=f"Attention weights on {which}",
+        note=f"{chosen_words(seen) or 'mean over all queries'}; {each}{first}",
+    )
 
 
 def _panel(seen: Observation, metric: Metric, values: np.ndarray, null: np.ndarray, layers: np.ndarray) -> Panel:

@@ -49,14 +49,15 @@ def heatmap(
     """The attention of a text, drawn: overview, layers, heads.
 
     The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select. With --query
-    and --key the pictures are of those tokens. With --show heads are drawn in the terminal, and --out may be left out;
-    beside --out in a pipe they go to stderr.
+    and --key the pictures are of those tokens. With --picture, where they look in it is drawn over it. With --show
+    heads are drawn in the terminal, and --out may be left out; beside --out in a pipe they go to stderr.
     """
     if pictures.out is None and not showing.show:
         raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")
     entries.check(scale=drawing.scale)
     ranking.check(asked, entries.metrics)
-    order, kinds = ranking.order(question), drawing.kinds(question) or FIGURES[:-1]
+    over = over_picture(asked, entries, question, drawing)
+    order, kinds = ranking.order(question), drawing.kinds(question) or (*FIGURES[:-1], *["picture"] * over)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
 
@@ -67,6 +68,7 @@ def heatmap(
     measured = not drawn or bool({"overview", "metrics", "top"} & set(kinds))
     kept = {"maps": "all"} if drawn else showing.maps(style, to)
     kept |= {"metrics": entries.ids(order) if measured else ()}
+    kept |= {"per_token": over}
     seen = observe_text(asked, entries, pictures, options, **question.asks(), **drawing.maps(), **kept)
     if drawn:
         names = [head.name for head in seen.kept_heads()] if entries.select else []
@@ -77,6 +79,16 @@ def heatmap(
     if showing.show:
         draw(seen, seen.kept_heads() if entries.select else first_heads(seen), style, to)
     return report_checks(seen, pictures.quiet)
+
+
+def over_picture(asked: TextRun, entries: Measured, question: Question, drawing: Drawing) -> bool:
+    """Whether the weights on a picture are drawn over it. Raises UsageError where that was named and cannot be."""
+    why = "no --picture was given" if not asked.picture else ""
+    why = why or "--key alone asks who looks at a token" * (question.key is not None and question.query is None)
+    why = why or "it shows weights" * (entries.weights != "softmax")
+    if why and "picture" in (drawing.kinds(question) or ()):
+        raise UsageError(f"--figures picture shows where tokens look in a picture: {why}", "leave it out")
+    return not why
 
 
 def _print(paths: Sequence[Path]) -> None:

@@ -532,7 +532,8 @@ class Kinds:
     figures: Annotated[
         str | None,
         Option(
-            help="overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads); by commas.",
+            help="overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads), picture "
+            "(weights over a --picture); by commas.",
             metavar="KINDS",
         ),
     ] = None
@@ -541,7 +542,7 @@ class Kinds:
         """The kinds that were named, None where none were. Raises UsageError for one that cannot be drawn."""
         if self.figures is None:
             return None
-        found = names(self.figures, (*FIGURES, "mass", "top"), "--figures")
+        found = names(self.figures, (*FIGURES, "mass", "top", "picture"), "--figures")
         if not found:
             raise UsageError("--figures names no figure", "write --figures overview")
         if "mass" in found and question.key is None:

@@ -89,7 +89,12 @@ def _value(option: Parameter, value: Any) -> Any:
 
 
 def tokens_of(path: Path) -> Prompt:
-    """The tokens that the run of a manifest read."""
+    """The tokens that the run of a manifest read. Raises UsageError where there were pictures beside them."""
     from attnscope.manifest import prompt_of, read_manifest
 
-    return prompt_of(read_manifest(path), path)
+    prompt = prompt_of(read_manifest(path), path)
+    if prompt.media is not None:
+        raise UsageError(
+            f"the run of {path} read more than its tokens say", "add --text TEXT, and --picture FILE as then"
+        )
+    return prompt

@@ -98,7 +98,7 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
     if asked.from_ is None or asked.has_text:
         return read_text(asked, writing)
     if asked.picture:
-        raise UsageError("the run's tokens are read without its text, and a picture needs that", "add --text TEXT")
+        raise UsageError("a picture stands beside a text, and a run gives tokens", "add --text TEXT")
     from attnscope.cli.repeat import tokens_of
 
     output.complain_through_talk(writing.quiet)

@@ -9,13 +9,14 @@ from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from attnscope.figures.style import About, Maps, Panel, Part, Style
+from attnscope.figures.style import About, Maps, Panel, Part, Patches, PatchSheet, Style
 
 if TYPE_CHECKING:
     from attnscope.figures.checkpoints import Course, save_courses
     from attnscope.figures.heads import head_maps, save_head_maps
     from attnscope.figures.layers import save_layer, save_layers
     from attnscope.figures.metrics import save_metrics
+    from attnscope.figures.over import save_patches
     from attnscope.figures.overview import save_overview
     from attnscope.figures.pairs import Pairs, save_pairs
 
@@ -26,6 +27,8 @@ __all__ = [
     "Pairs",
     "Panel",
     "Part",
+    "PatchSheet",
+    "Patches",
     "Style",
     "head_maps",
     "save_courses",
@@ -35,6 +38,7 @@ __all__ = [
     "save_metrics",
     "save_overview",
     "save_pairs",
+    "save_patches",
 ]
 
 _HOME = {
@@ -48,6 +52,7 @@ _HOME = {
     "save_metrics": "metrics",
     "save_overview": "overview",
     "save_pairs": "pairs",
+    "save_patches": "over",
 }
 
 

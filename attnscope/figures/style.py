@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from attnscope.errors import UsageError
 
@@ -332,3 +332,27 @@ def alone(layers: Iterable[Maps], style: Style) -> int | None:
     if layers and layers[0].part:
         return int(layers[0].part.queries[0] == 0)
     return 0 if style.sink == "mask" and not any(maps.sinks for maps in layers) else None
+
+
+@dataclass(frozen=True)
+class Patches:
+    """One head's weights on the patches of a picture, (N,), NaN for a hidden one; its title and a line below that."""
+
+    weight_N: np.ndarray
+    title: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PatchSheet:
+    """A picture of Pillow, its patches, and some heads' weights on these.
+
+    box_N4: left, top, right and bottom edge of each patch, as shares of the picture's sides; where patches of several
+    sizes lie over one another, their weights are added up.
+    """
+
+    image: Any
+    box_N4: np.ndarray
+    heads: tuple[Patches, ...]
+    title: str = ""
+    note: str = ""

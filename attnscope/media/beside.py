@@ -58,7 +58,8 @@ def read_beside(
     _check(loaded, prompt)
     inputs = {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in made.items() if name not in LEFT_OUT}
     tower = tuple(_tower(loaded, inputs, sight, prompt))
-    return replace(prompt, inputs=inputs, media=" ".join(one.sha256 for one in pictures), tower=tower)
+    media, images = " ".join(one.sha256 for one in pictures), tuple(one.image for one in pictures)
+    return replace(prompt, inputs=inputs, media=media, tower=tower, images=images)
 
 
 def _check(loaded: LoadedModel, prompt: Prompt) -> None:

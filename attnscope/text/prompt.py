@@ -59,7 +59,8 @@ class Prompt:
     `inputs` are what the model is given beside the ids, by the names of its forward's arguments, (1, ...) each: a
     picture's `pixel_values`; under the name of its first argument, in their stead: sound's `input_features`. `media` is
     the hash of what they were made of. `patches` are the tokens that stand for parts of pictures, and `tower` is how a
-    vision tower reads these: a prompt for each text of its batch, whose tokens are patches.
+    vision tower reads these: a prompt for each text of its batch, whose tokens are patches. `images` are the pictures
+    themselves, to be drawn on.
     """
 
     text: str
@@ -76,6 +77,7 @@ class Prompt:
     media: str | None = None
     patches: Mapping[int, Patch] = field(default_factory=dict, repr=False, compare=False)
     tower: tuple["Prompt", ...] = field(default=(), repr=False, compare=False)
+    images: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.characters:  # of ids, or of a manifest from before they were written down
