@@ -66,7 +66,7 @@ class Run:
 
     def asking(self, request: Request) -> Run:
         """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""
-        _check_matrices(self.loaded, request, len(self.prompt), len(self.source or ()))
+        _check_matrices(self.loaded, request, self.prompt, len(self.source or ()))
         return replace(self, request=request)
 
     def verified(self) -> Run:
@@ -174,9 +174,9 @@ def prepare(
     if of_two:
         source, (prompt, made) = prompt, _target(loaded, prompt, target, generate, computes, advance)
     elif generate:
-        _check_matrices(loaded, request, tokens)
+        _check_matrices(loaded, request, prompt, more=generate)
         prompt, made = _generated(loaded, prompt, generate, computes, advance)
-    _check_matrices(loaded, request, len(prompt), len(source or ()))
+    _check_matrices(loaded, request, prompt, len(source or ()))
     facts = made | _facts(loaded, prompt, source, computes, found)
     return Run(loaded, prompt, request, computes, request.chosen(prompt), facts, found, source)
 
@@ -335,13 +335,13 @@ def _facts(
     return facts
 
 
-def _check_matrices(loaded: LoadedModel, request: Request, tokens: int, source: int = 0) -> None:
+def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, source: int = 0, more: int = 0) -> None:
     """Refuse to keep whole matrices that the machine has no room for."""
     if not request.weights:
         return
-    heads, needed, room = 0, 0, free_memory("cpu")
+    heads, needed, room, tokens = 0, 0, free_memory("cpu"), len(prompt) + more
     pairs = {ENCODER: source * source if source else tokens * tokens, CROSS: tokens * source}
-    pairs |= {VISION: 0}  # whose tokens are few
+    pairs |= {VISION: sum(len(part) ** 2 for part in prompt.tower)}
     for kind, layers in loaded.geometry.stacks.items():
         of_stack = request.of(kind, loaded.geometry.kind)
         chosen = of_stack.view_of(of_stack.weights).heads

@@ -95,6 +95,8 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
         with answering(follows, pages.quiet) as answer:
             return prepare(loaded, text, request, chat=chat, truncate=asked.truncate, **how, **answer)
 
+    if asked.picture:
+        raise UsageError("a page shows text alone", "draw it with attnscope heatmap --picture FILE")
     text, loaded = read_run(asked, pages), load_model(asked, pages)
     runs = [ready(loaded, text, Request(**question.asks()), asked.chat, asked, atlas=selected.atlas)]
     if pages.compare_text is not None:

@@ -38,7 +38,7 @@ def processor_of(loaded: LoadedModel) -> Any:
     if folder is None or not any((folder / name).is_file() for name in FILES):
         raise ModelError(
             f"{loaded.name} brings no processor, and pictures need one",
-            f"save it into the model's folder: {' or '.join(FILES)}",
+            f"load the model from a folder with a {' or a '.join(FILES)}",
         )
     try:
         with without_stderr():

@@ -41,8 +41,8 @@ def _causal_names() -> Mapping[str, Any]:
 def _sees(config: Any) -> bool:
     """Whether transformers has a causal language model of this type only as one that is given pictures too."""
     names = needed("transformers.models.auto.modeling_auto", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
-    beside = config.model_type in names and getattr(config, "vision_config", None) is not None
-    return beside and config.model_type not in _causal_names()
+    beside = getattr(config, "vision_config", None) is not None and config.get_text_config(decoder=True) is not config
+    return beside and config.model_type in names and config.model_type not in _causal_names()
 
 
 def _causal_part(config: Any) -> bool:

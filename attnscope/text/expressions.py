@@ -23,6 +23,7 @@ GRAMMAR = (
     ('"3-7"   "#2"   "a, b"', "a text that looks like grammar; \\n is a newline"),
     ("user   assistant#2", "with --chat: turns of the user, the second answer"),
     ("prompt   answer", "with --generate or --answer: the text, its answer"),
+    ("img   img2", "with --picture: a picture's patches, the second's"),
     ("subject", "what --define subject=Mary says"),
     ("bank,last", "both"),
     ("^special   2:,^bank", "all but these; positions from 2 without these"),
