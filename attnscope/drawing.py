@@ -203,7 +203,7 @@ def about(seen: Observation) -> About:
     text = " ← ".join(" ".join(text.split()) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
     said = shortened(text, LONGEST_TEXT)
-    line = ", ".join(filter(None, (short, f"“{said}”", f"{len(seen.queries)} tokens")))
+    line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), f"{len(seen.queries)} tokens")))
     return About(visible(line), visible(model), seen.queries.sha256)
 
 
