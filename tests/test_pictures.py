@@ -418,12 +418,22 @@ def test_a_run_with_a_picture_is_told_apart(models: dict[str, LoadedModel], fiel
     assert "add --text" in repeated.err
 
 
+def test_heads_draws_over_a_picture_where_it_is_asked_to(
+    models: dict[str, LoadedModel], field: str, tmp_path: Path
+) -> None:
+    result = asked(models, "heads", field, "--figures", "picture", "--out", str(tmp_path / "run"))
+    assert result.code == 0, result.err
+    assert (tmp_path / "run" / DECODER / "picture.png").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (("heads", "--ids", "-"), 2, "--picture stands beside a text"),
         (("heads", "--chat", "--text", "hi", "--picture", "no.png"), 4, "no.png does not exist"),
         (("heatmap", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),
+        (("heads", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),
+        (("view", "--text", "hi", "--picture", "a.png", "--out", "-"), 2, "a page shows text alone"),
     ],
 )
 def test_bad_inputs(

@@ -94,6 +94,16 @@ class Ranking(Top):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
+def over_picture(asked: TextRun, entries: Measured, question: Question, drawing: Drawing) -> bool:
+    """Whether the weights on a picture are drawn over it. Raises UsageError where that was named and cannot be."""
+    why = "no --picture was given" if not asked.picture else ""
+    why = why or "--key alone asks who looks at a token" * (question.key is not None and question.query is None)
+    why = why or "it shows weights" * (entries.weights != "softmax")
+    if why and "picture" in (drawing.kinds(question) or ()):
+        raise UsageError(f"--figures picture shows where tokens look in a picture: {why}", "leave it out")
+    return not why
+
+
 GROUPS = (TextRun, Measured, Question, Ranking, Results, Relations, Drawing, Show)
 
 
@@ -120,6 +130,7 @@ def heads(
     measured = entries.ids(order)
     if kinds and not printing.out:
         raise UsageError("--figures are files", "name a folder with --out DIR")
+    over = over_picture(asked, entries, question, drawing) and "picture" in (kinds or ())
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.heads_table import legend, missing_support, rendered
@@ -137,6 +148,7 @@ def heads(
         top_k=relations.keys_per_query,
         group=relations.group,
         metrics=measured,
+        per_token=over,
         **question.asks(),
         **drawing.maps(),
         **({"maps": "all"} if printing.out else showing.maps(style, stream(only=False))),

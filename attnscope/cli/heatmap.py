@@ -13,7 +13,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.groups import recorded, spelled
-from attnscope.cli.heads import GROUPS, Measured, Ranking
+from attnscope.cli.heads import GROUPS, Measured, Ranking, over_picture
 from attnscope.cli.options import FIGURES, Config, Drawing, Exporting, Question, TextRun
 from attnscope.cli.show import Show, draw, first_heads, stream
 from attnscope.cli.takes import takes
@@ -79,16 +79,6 @@ def heatmap(
     if showing.show:
         draw(seen, seen.kept_heads() if entries.select else first_heads(seen), style, to)
     return report_checks(seen, pictures.quiet)
-
-
-def over_picture(asked: TextRun, entries: Measured, question: Question, drawing: Drawing) -> bool:
-    """Whether the weights on a picture are drawn over it. Raises UsageError where that was named and cannot be."""
-    why = "no --picture was given" if not asked.picture else ""
-    why = why or "--key alone asks who looks at a token" * (question.key is not None and question.query is None)
-    why = why or "it shows weights" * (entries.weights != "softmax")
-    if why and "picture" in (drawing.kinds(question) or ()):
-        raise UsageError(f"--figures picture shows where tokens look in a picture: {why}", "leave it out")
-    return not why
 
 
 def _print(paths: Sequence[Path]) -> None:
