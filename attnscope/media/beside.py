@@ -16,7 +16,7 @@ from attnscope.apart import Apart
 from attnscope.errors import InputError
 from attnscope.media.patches import WHOLE, Box, Sight, cells, patches_of
 from attnscope.media.picture import Picture
-from attnscope.media.processor import image_id, line, processor_of, rendered, with_places
+from attnscope.media.processor import line, processor_of, rendered, with_places
 from attnscope.text.characters import located
 from attnscope.text.chat import Bounds, Message, read_messages, token_turns, turn_ranges
 from attnscope.text.prompt import Patch, Prompt, Span, from_ids, place
@@ -48,7 +48,7 @@ def read_beside(
         made = _made(processor, said, pictures, chat)
         ids = made.pop("input_ids")[0].tolist()
         plain, sight = from_ids(processor.tokenizer, ids), _sight(processor, pictures, made)
-        image = [token == image_id(processor) for token in ids]
+        image = [token == loaded.model.config.image_token_id for token in ids]
         if not any(image):
             raise InputError("the processor made no tokens of the picture", "choose another model")
         return _named(plain, patches_of(plain.tokens, image, sight), messages), made, sight

@@ -122,12 +122,6 @@ def _token(processor: Any) -> str:
     return str(getattr(processor, "image_token", None) or "<image>")
 
 
-def image_id(processor: Any) -> int | None:
-    """The id that stands for a part of a picture."""
-    ids = [one for one in getattr(processor, "image_token_ids", None) or [] if one is not None]
-    return int(ids[0]) if ids else None
-
-
 def line(error: BaseException) -> str:
     """The first line of an error that is not ours."""
     return str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__
