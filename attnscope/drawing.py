@@ -192,9 +192,9 @@ def about(seen: Observation) -> About:
     """What a figure is of: model, text and tokens, each shortened to what a line holds."""
     model = " ".join(str(seen.facts.get("model", {}).get("name", "")).split())
     texts = [seen.queries.text] + [seen.keys.text] * (seen.keys is not seen.queries)
-    text = " ← ".join(" ".join(text.split()) for text in texts)
+    room = LONGEST_TEXT if len(texts) == 1 else LONGEST_TEXT // 2
+    said = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
-    said = shortened(text, LONGEST_TEXT)
     line = ", ".join(filter(None, (short, f"“{said}”", f"{len(seen.queries)} tokens")))
     return About(visible(line), visible(model), seen.queries.sha256)
 
@@ -271,6 +271,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             part=part,
             roles=tuple(seen.columns.role[_places(seen, key, found.heads[key])].tolist()),
             stack=stack,
+            numbered=(seen.queries.step is None, seen.keys.step is None),
         )
         for key, values in found.values.items()
     ]

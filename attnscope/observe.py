@@ -48,6 +48,7 @@ from attnscope.model import padding
 from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
 from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
+from attnscope.seam.inputs import given, given_of
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import gram_root, output_projections
 from attnscope.stacks import CROSS, DECODER, ENCODER
@@ -199,6 +200,11 @@ def _observed(
         kind: _Reading(loaded, [one.of(kind) for one in asked], request.of(kind, plain), check, advance, kind)
         for kind in stacks
     }
+    if request.view.weights == "value":
+        beginning, more = given_of(loaded, asked[0].prompt, asked[0].source, most=4)
+        out = output_projections(loaded, beginning, **more)
+        for reading in readings.values():
+            reading.out = out
 
     def on_call(call: AttentionCall) -> None:
         if call.kind in readings:
@@ -232,25 +238,14 @@ def _observed(
     facts = {**model_facts(loaded, engine, report), **facts}
 
     def seen(kind: str, row: int) -> Observation:
-        own = report if len(readings) == 1 else replace(report.of(kind), tokens=readings[kind].key_count)
-        return readings[kind].observation(row, own, facts)
+        own = report if len(readings) == 1 else report.of(kind)
+        return readings[kind].observation(row, replace(own, tokens=readings[kind].key_count), facts)
 
     others = [kind for kind in readings if kind != plain and readings[kind].kv_of]
     return [
         replace(seen(plain, row), beside={kind: seen(kind, row) for kind in others}) if others else seen(plain, row)
         for row in range(len(prompts))
     ]
-
-
-def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-    """What the model's forward is given: its first argument, and what the prompts bring beside it, by name.
-
-    The first argument is the ids, unless the prompts bring it: the features of a sound, (B, F, frames).
-    """
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.inputs)
-    inputs = {name: torch.cat([prompt.inputs[name] for prompt in prompts]).to(loaded.device) for name in names}
-    inputs = {name: one.to(loaded.model.dtype) if one.is_floating_point() else one for name, one in inputs.items()}
-    return inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT), inputs
 
 
 class _PaddingError(Exception):
@@ -429,7 +424,7 @@ class _Reading:
         self.kind, self.keys = kind, [one.keys or one.prompt for one in asked]
         self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
         self.request, self.check, self.advance = request, check, advance
-        self.out = output_projections(loaded, self.prompts[0].ids[:4]) if request.view.weights == "value" else None
+        self.out: Mapping[nn.Module, nn.Module] | None = None  # the output projections, where values are weighed
         self.texts, geometry = _texts(asked, loaded.device, kind), loaded.geometry
         self.key_count = max(len(keys) for keys in self.keys)
         self.layers = geometry.stacks[kind]

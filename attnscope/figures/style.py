@@ -142,7 +142,8 @@ class Maps:
     mass over all queries, where not all rest on key 0; the columns then stay, so that all heads have the same. `part`:
     which tokens rows and columns stand for, where they are some of the text's. `roles`: each head's, where known.
     `titles`, `name`: of each head and of the picture, where they are not of one layer. `stack`: what stands before a
-    layer's number, as `cross `, where a number alone means one of another stack.
+    layer's number, as `cross `, where a number alone means one of another stack. `numbered`: see Axis, of rows and
+    columns.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -171,6 +172,7 @@ class Maps:
     titles: tuple[str, ...] = ()
     name: str = ""
     stack: str = ""
+    numbered: tuple[bool, bool] = (True, True)
 
     def __post_init__(self) -> None:
         expected = (len(self.heads), len(self.labels_Q), len(self.labels_K))
@@ -212,19 +214,21 @@ class Maps:
     def axis_Q(self) -> Axis:
         """What stands beside the rows."""
         part = self.part.queries if self.part else ()
-        return Axis(self.axes[0], self.labels_Q, self.starts_Q, self.bin_queries > 1, part)
+        return Axis(self.axes[0], self.labels_Q, self.starts_Q, self.bin_queries > 1, part, self.numbered[0])
 
     @property
     def axis_K(self) -> Axis:
         """What stands below the columns."""
-        return Axis(self.axes[1], self.labels_K, self.starts_K, self.bin_size > 1, self.part.keys if self.part else ())
+        part = self.part.keys if self.part else ()
+        return Axis(self.axes[1], self.labels_K, self.starts_K, self.bin_size > 1, part, self.numbered[1])
 
 
 @dataclass(frozen=True)
 class Axis:
     """One side of a map: its name, a label per cell, and the position of each cell's first token, if known.
 
-    part: the tokens that the cells stand for, where they are some of the text's.
+    part: the tokens that the cells stand for, where they are some of the text's. numbered: whether positions are
+    printed; labels that say a time need none.
     """
 
     name: str
@@ -232,6 +236,7 @@ class Axis:
     starts: tuple[int, ...] = ()
     binned: bool = False
     part: tuple[int, ...] = ()
+    numbered: bool = True
 
     @property
     def gaps(self) -> list[int]:
@@ -250,7 +255,7 @@ class Axis:
         if self.binned and self.starts[:2] == (0, 1):  # key 0 in a column of its own, before the rest of its bin
             first = step + 1
         cells = list(range(0 if self.part else first, len(self.labels), step)) or [0]
-        if not self.starts or (step == 1 and not self.binned and not self.part):
+        if not (self.starts and self.numbered) or (step == 1 and not self.binned and not self.part):
             return cells, [self.labels[cell] for cell in cells]
         return cells, [f"{self.starts[cell]} {self.labels[cell]}" for cell in cells]
 

@@ -1,0 +1,1 @@
+"""What a model reads that is no text: a file, or an array -> what stands in a Prompt."""
