@@ -25,7 +25,7 @@ from attnscope.observe import Request
 from attnscope.run import prepare, read
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.command_line import SENTENCE, Result, call
-from helpers.sounds import FRAMES, HEADS, LAYERS, RATE, samples, saved_whisper, write_wav
+from helpers.sounds import FRAMES, HEADS, LAYERS, RATE, samples, saved_whisper, tiny_listener, write_wav
 
 SPOKEN = 0.6  # seconds
 OWN = 30  # frames of them
@@ -275,6 +275,39 @@ def test_one_text_or_one_sound(whisper, demo, wav):
             attnscope.capture(whisper, **how)
     with pytest.raises(ModelError, match="reads text, and this is a sound"):
         attnscope.capture(demo, audio=wav)
+
+
+STEPS = {"moonshine": 0.024, "speech_to_text": 0.04, "sew": 0.04, "sew-d": 0.04}  # seconds; 0.02 for others
+ENCODERS = ["data2vec-audio", "hubert", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-bert"]
+
+
+@pytest.mark.parametrize("family", [*ENCODERS, "wav2vec2-conformer", "moonshine", "speech_to_text"])
+def test_other_models_of_sound(family, demo, tmp_path):
+    loaded = tiny_listener(family, demo.tokenizer, tmp_path)
+    two = loaded.geometry.task == "seq2seq"
+    given = (samples(SPOKEN), RATE)
+    seen = attnscope.capture(loaded, audio=given, target="hello" if two else None, request=Request(weights=True))
+    more = {"decoder_input_ids": torch.tensor([seen.queries.ids]), "use_cache": False} if two else {}
+    with torch.no_grad():
+        found = loaded.model(seen.prompt.inputs[loaded.model.main_input_name], **more, output_attentions=True)
+    names = {ENCODER: "encoder_attentions", DECODER: "decoder_attentions", CROSS: "cross_attentions"}
+    for kind, name in (names if two else {ENCODER: "attentions"}).items():
+        weights, expected = seen.of(kind).weights, getattr(found, name)
+        assert len(weights) == len(expected) > 0
+        for layer, one in enumerate(expected):
+            torch.testing.assert_close(weights[layer], one[0], rtol=0, atol=1e-6)
+    step = STEPS.get(family, 0.02)
+    assert float(seen.prompt.labels[7][:-1]) == pytest.approx(7 * step, abs=1e-9)
+    assert abs(len(seen.prompt) * step - SPOKEN) < 2.5 * step
+    assert not any(seen.prompt.special)
+
+
+def test_the_mean_of_the_heads_is_no_head(demo, tmp_path):
+    loaded = tiny_listener("wavlm", demo.tokenizer, tmp_path)
+    with pytest.raises(ModelError, match="the mean of its heads"):
+        attnscope.capture(loaded, audio=(samples(SPOKEN), RATE))
+    with pytest.raises(InputError, match="less than a frame"):
+        prepare(loaded, sound_of((samples(0.001), RATE)))
 
 
 # The command line

@@ -159,8 +159,11 @@ def heard(loaded: LoadedModel, sound: Sound, truncate: Side | None = None) -> Pr
     frames = _Frames(loaded, extractor)
     samples, removed = _cut(_resampled(sound, frames.rate), sound, frames, truncate)
     values = _features(extractor, samples, loaded)
-    count, own = frames.positions(frames.inputs_in(values)), frames.positions(math.ceil(len(samples) / frames.hop))
+    count = frames.positions(frames.inputs_in(values, len(samples)))
+    own = frames.positions(math.ceil(len(samples) / frames.hop))
     frames.check(values, count)
+    if count < 1:
+        raise InputError(f"the sound has {sound.seconds:g} s, which is less than a frame", "give a longer one")
     start = removed * frames.step if truncate == "left" else 0.0
     digits = 2 if math.isclose(round(frames.step, 2), frames.step) else 3
     times = [f"{start + place * frames.step:.{digits}f}" for place in range(count + 1)]
@@ -195,9 +198,10 @@ class _Frames:
 
     @cached_property
     def hop(self) -> int:
-        """Samples per input: one, or from one vector of features to the next."""
-        raw = self.loaded.model.main_input_name == "input_values"
-        return 1 if raw else getattr(self.extractor, "hop_length", self.rate // 100)
+        """Samples per input: one, or from one vector of features to the next, of which some put several into one."""
+        if self.loaded.model.main_input_name == "input_values":
+            return 1
+        return getattr(self.extractor, "hop_length", self.rate // 100) * getattr(self.extractor, "stride", 1)
 
     @cached_property
     def stride(self) -> int:
@@ -220,22 +224,23 @@ class _Frames:
         """Positions of the encoder of so many inputs, by the model's own rule."""
         import torch
 
-        rule = getattr(self.loaded.model, "_get_feat_extract_output_lengths", None)
-        if rule is None:
+        try:  # a name that transformers does not promise, and not every family has
+            made = int(self.loaded.model._get_feat_extract_output_lengths(torch.tensor(inputs)))
+        except (AttributeError, TypeError) as error:
             kind = self.loaded.geometry.model_type
-            raise ModelError(f"{kind} does not say how many frames it makes of a sound", MODEL_OF_SOUND)
-        return int(rule(torch.tensor(inputs)))
+            raise ModelError(f"{kind} does not say how many frames it makes of a sound", MODEL_OF_SOUND) from error
+        return made // getattr(self.loaded.model.config, "squeeze_factor", 1)  # SEW attends to several at once
 
-    def inputs_in(self, values: Any) -> int:
-        """Inputs in what the extractor made, (B, S), (B, N, F) or (B, F, N)."""
-        size = getattr(self.extractor, "feature_size", None)
-        return int(values.shape[1] if values.ndim == 3 and values.shape[-1] == size else values.shape[-1])
+    def inputs_in(self, values: Any, samples: int) -> int:
+        """Inputs that the extractor made of so many samples: in (B, S), (B, N, F) or (B, F, N)."""
+        expected = getattr(self.extractor, "n_samples", samples) / self.hop
+        return min(values.shape[1:], key=lambda size: abs(size - expected))
 
     def check(self, values: Any, count: int) -> None:
         """Raise ModelError for features that the model does not take."""
         config, pads = self.loaded.model.config, hasattr(self.extractor, "n_samples")
         places, bins = getattr(config, "max_source_positions", None), getattr(config, "num_mel_bins", None)
-        if (pads and places not in (None, count)) or bins not in (None, *values.shape[1:]):
+        if pads and (places, bins) != (count, values.shape[1]):
             raise ModelError(
                 f"the feature extractor of {self.loaded.name} makes {count} frames of {values.shape[1]} numbers, and "
                 f"the model reads {places} of {bins}",
@@ -250,7 +255,8 @@ def _extractor(loaded: LoadedModel) -> Any:
     folder = loaded.base_folder or loaded.source_folder or loaded.model.config.name_or_path
     try:
         found = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True)
-        most = {"sampling_rate": RATES[-1], "hop_length": RATES[-1], "n_samples": MOST_SECONDS * RATES[-1]}
+        most = dict.fromkeys(("sampling_rate", "hop_length", "stride"), RATES[-1])
+        most |= {"n_samples": MOST_SECONDS * RATES[-1]}
         if not all(getattr(found, name, 1) in range(1, size + 1) for name, size in most.items()):
             raise ValueError(f"expected numbers up to {most}")
         return found

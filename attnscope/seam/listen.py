@@ -312,6 +312,11 @@ class _Listener:
                 "this family attends outside the attention interface, where its output cannot be changed",
                 "choose a model whose attention calls the interface",
             )
+        if any(one.shape[1] > 1 and one.stride(1) == 0 for one in found if known.layout is None):
+            raise ModelError(
+                "this family returns the mean of its heads in the place of each: none can be told from another",
+                "choose another model",
+            )
         parts = zip((DECODER, CROSS), found, strict=True) if len(found) > 1 else [(None, found[0])]
         for kind, weights in parts:
             self._hooked(self._place(module, kind), weights, known)

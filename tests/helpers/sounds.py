@@ -10,13 +10,20 @@ import numpy as np
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
+    CONFIG_MAPPING,
     GenerationConfig,
+    SeamlessM4TFeatureExtractor,
+    Speech2TextFeatureExtractor,
+    Wav2Vec2FeatureExtractor,
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
     WhisperTokenizer,
 )
 
+from attnscope.model.loading import LoadedModel, wrap
+from attnscope.model.task import model_class, task_of
+from helpers.families import _shrunk
 from helpers.parity_models import rouse
 
 RATE = 16_000
@@ -87,3 +94,30 @@ def saved_whisper(folder: Path, **overrides: Any) -> Path:
     extractor.save_pretrained(folder)
     whisper_tokenizer().save_pretrained(folder)
     return folder
+
+
+CONVOLUTIONS = {"conv_dim": [16] * 7, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4}
+NEEDED: dict[str, dict[str, Any]] = {
+    "data2vec-audio": CONVOLUTIONS | {"num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 5},
+    "sew": CONVOLUTIONS | {"conv_dim": [16] * 13},
+    "sew-d": CONVOLUTIONS | {"conv_dim": [16] * 13},
+    "speech_to_text": {"input_feat_per_channel": 16, "conv_channels": 32, "vocab_size": 2000},
+    "moonshine": {"vocab_size": 2000},
+    "wav2vec2-bert": {},
+}
+EXTRACTORS = {
+    "speech_to_text": Speech2TextFeatureExtractor(feature_size=16, num_mel_bins=16),
+    "wav2vec2-bert": SeamlessM4TFeatureExtractor(),
+}
+
+
+def tiny_listener(model_type: str, tokenizer: Any, folder: Path) -> LoadedModel:
+    """A tiny random model of a type that reads sound, its feature extractor in the folder."""
+    config_class = CONFIG_MAPPING[model_type]
+    config = config_class(**_shrunk(config_class()) | NEEDED.get(model_type, CONVOLUTIONS))
+    torch.manual_seed(0)
+    model = model_class(config, task_of(config), model_type)._from_config(config, attn_implementation="eager")
+    rouse(model)
+    EXTRACTORS.get(model_type, Wav2Vec2FeatureExtractor()).save_pretrained(folder)
+    model.config.name_or_path = str(folder)
+    return wrap(model.eval().requires_grad_(False), tokenizer, model_type)
