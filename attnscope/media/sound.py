@@ -103,6 +103,8 @@ def read_sound(file: str) -> Sound:
 def _wav(stream: BinaryIO) -> Sound:
     with wave.open(stream) as said:
         rate, count, channels, width = said.getframerate(), said.getnframes(), said.getnchannels(), said.getsampwidth()
+        if width > 4:
+            raise wave.Error(f"expected samples of 1 to 4 bytes, got {width}")
         data = said.readframes(min(count, MOST_SECONDS * rate))
     data = data[: len(data) // (width * channels) * width * channels]  # a recording that was cut off
     samples = _numbers(data, width).reshape(-1, channels)
