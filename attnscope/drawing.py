@@ -9,7 +9,7 @@ import html
 from base64 import b64encode
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,8 +27,9 @@ from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NONE
-from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, score_panels, shortened
+from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, score_panels, shortened, with_rows
 from attnscope.shown import visible
+from attnscope.stacks import ENCODER
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top")  # of every run; where they are named
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
+WINDOWS = ("window", "chunk")  # what stands before the number, of layers that see a part of the text
 LONGEST_TEXT = 60  # letters at the foot of a figure
 Advance = Callable[[int], None]
 
@@ -67,7 +69,8 @@ class Drawing:
     """One text's pictures before they are drawn, without torch: maps, heads to draw one by one, panels of metrics.
 
     layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of. mass: panels
-    of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer.
+    of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer. without:
+    {layer: what it is} of layers without attention, whose rows are grey.
     """
 
     maps: tuple[Maps, ...]
@@ -77,6 +80,7 @@ class Drawing:
     about: About = About()
     mass: tuple[tuple[Panel, ...], str] = ((), "")
     sheet: Maps | None = None
+    without: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -92,9 +96,12 @@ class Drawing:
         sort, top: the order of the heads on a sheet, and how many there are, None for all. stack: see `Maps`.
         """
         names = [stack + head.name for head in seen.kept_heads()] if heads is None else heads
-        (layers, panels), maps = score_panels(seen), tuple(layer_maps(seen, stack)) if seen.maps else ()
-        sheet = head_sheet(seen, maps, sort, top)
-        return cls(maps, tuple(names), layers, panels, about(seen), mass_panels(seen), sheet)
+        layers, panels = score_panels(seen)
+        mass, note = mass_panels(seen)
+        maps = tuple(layer_maps(seen, stack)) if seen.maps else ()
+        sheet, without = head_sheet(seen, maps, sort, top), seen.others
+        of_mass = with_rows(layers, mass, without)[1], note
+        return cls(maps, tuple(names), *with_rows(layers, panels, without), about(seen), of_mass, sheet, dict(without))
 
     def draw(
         self,
@@ -122,7 +129,7 @@ class Drawing:
     ) -> Generator[Path, None, None]:
         """`draw` for a style that says what is drawn, one path at a time."""
         if "overview" in kinds and self.maps:
-            yield figures.save_overview(folder / f"overview.{style.image}", list(self.maps), style)
+            yield figures.save_overview(folder / f"overview.{style.image}", rows_of(self.maps, self.without), style)
         layers = [(folder / "layers" / f"L{maps.layer:02d}.{style.image}", maps) for maps in self._drawn_layers(kinds)]
         yield from figures.save_layers(layers, style)
         jobs = self._jobs(folder, kinds, style)
@@ -216,6 +223,7 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
         key0=tuple(one.key0[index] for one, index in chosen if one.key0),
         sinks=tuple(one.sinks[index] for one, index in chosen if one.sinks),
         roles=tuple(head.role for head in heads),
+        window="",
         titles=tuple(stack + _caption(head, name) for head in heads),
         name=f"First {len(heads)} of {len(seen.heads)} heads" + (f" by {KNOWN[name].title}" if name in KNOWN else ""),
     )
@@ -271,9 +279,20 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             part=part,
             roles=tuple(seen.columns.role[_places(seen, key, found.heads[key])].tolist()),
             stack=stack,
+            window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",
+            ahead=key.kind == ENCODER,
         )
         for key, values in found.values.items()
     ]
+
+
+def rows_of(layers: Sequence[Maps], without: Mapping[int, str]) -> list[Maps]:
+    """The rows of an overview: the layers with attention, and in their places those without, as maps of no heads."""
+    if not layers:
+        return []
+    none = replace(layers[0], heads=(), values_HQK=layers[0].values_HQK[:0], kv_heads=(), key0=(), sinks=(), roles=())
+    others = [replace(none, layer=layer, name=what) for layer, what in without.items()]
+    return sorted([*layers, *others], key=lambda maps: maps.layer)
 
 
 def _sinks(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[tuple[int, float], ...]:
@@ -407,7 +426,8 @@ def head_picture(seen: Observation, layer: int, head: int, **style: Any) -> Pict
 def overview_picture(seen: Observation, **style: Any) -> Picture:
     """Every head of every layer as a thumbnail; style: fields of `Style`."""
     look = replace(_style(style), about=about(seen))
-    return _picture(lambda folder: figures.save_overview(folder / "overview.png", layer_maps(seen), look), "overview")
+    rows = rows_of(layer_maps(seen), seen.others)
+    return _picture(lambda folder: figures.save_overview(folder / "overview.png", rows, look), "overview")
 
 
 def _style(style: Mapping[str, Any]) -> Style:

@@ -418,7 +418,7 @@ class _Reading:
         self.texts, geometry = _texts(asked, loaded.device, kind), loaded.geometry
         self.key_count = max(len(keys) for keys in self.keys)
         self.layers = geometry.stacks[kind]
-        self.all_layers = [layer.index for layer in geometry.beside.get(kind, geometry.layers)]
+        self.every = geometry.every[kind]
         self.probes = _probes(asked, request)
         self.kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.probes}
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
@@ -460,7 +460,7 @@ class _Reading:
         prompt, count, rollout = self.prompts[row], len(self.prompts[row]), self._rollout(row)
         keys_count = len(self.keys[row])
         if rollout is not None:
-            facts = {**facts, "rollout": rollout.facts(self.all_layers)}
+            facts = {**facts, "rollout": rollout.facts([layer.index for layer in self.every])}
         keys = {key: kept[row] for key, kept in self.kept.get("keys", {}).items()}
         operands = {key: self._operands(kept, row) for key, kept in self.kept.get("operands", {}).items()}
         matrices = {key: one[row, :, :count, :keys_count] for key, one in self.kept.get("weights", {}).items()}
@@ -490,6 +490,7 @@ class _Reading:
             ),
             chosen=self.chosen[row],
             spans=PerLayer({key: self._pairs(kept, row) for key, kept in self.kept.get("spans", {}).items()}),
+            without={layer.index: layer.kind for layer in self.every if not layer.attention},
         )
 
     @staticmethod

@@ -149,7 +149,7 @@ def test_falcon_kv_heads_are_those_of_its_fused_projection(overrides, kv_heads):
 def test_kinds_in_print():
     kinds = {
         "gemma2": ["sliding", "full", "sliding", "full"],
-        "jamba": ["mamba", "full", "mamba", "full"],
+        "jamba": ["ssm", "full", "ssm", "full"],
         "qwen3_next": ["linear", "linear", "linear", "full"],
         "lfm2_moe": ["conv", "full", "conv", "full"],
         "llama4_text": ["chunked", "chunked", "chunked", "full", "chunked", "chunked"],

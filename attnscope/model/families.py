@@ -114,8 +114,8 @@ def _twice_when_sliding(config: Any, heads: int, kind: str) -> int | None:
 USUAL = Family()
 FAMILIES: Mapping[str, Family] = {
     # No softmax attention over the text.
-    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), Family(without_softmax="mamba")),
-    **dict.fromkeys(("rwkv", "xlstm"), Family(without_softmax="linear")),
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv"), Family(without_softmax="ssm")),
+    "xlstm": Family(without_softmax="linear"),
     "reformer": Family(without_softmax="lsh", one_length=True),
     # Softmax attention of another kind, or none.
     "canine": Family(unread="is of chunks of characters, and of groups of four"),

@@ -5,6 +5,7 @@ Pure Python: no weights, and torch only to count the parameters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isqrt
@@ -33,6 +34,7 @@ KINDS = {
     "heavily_compressed_attention": "compressed",
     "compressed_sparse_attention": "compressed",
     "linear_attention": "linear",
+    "mamba": "ssm",
 }
 ATTENTION_KINDS = ("full", "sliding", "chunked", "sparse", "compressed")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
@@ -45,9 +47,10 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "
 class LayerGeometry:
     """One layer of a stack.
 
-    `kind` is `full`, `sliding`, `chunked`, `sparse` or `compressed` for softmax attention; anything else (`mamba`,
-    `linear`, `conv`, `cross`, `mlp`, ...) has no causal softmax attention over the text. `window` is the sliding window
-    or the chunk, in tokens.
+    `kind` is `full`, `sliding`, `chunked`, `sparse` or `compressed` for softmax attention; anything else has none over
+    the text: `ssm` (a state space model: Mamba, RWKV), `linear` (linear or gated delta attention), `conv`, `mlp`,
+    `moe`, `cross` to a picture. It says what the layer is; the stack that it stands in is another thing, see
+    `stacks.py`. `window` is the sliding window or the chunk, in tokens.
     """
 
     index: int
@@ -92,10 +95,15 @@ class Geometry:
         return plain(self.task)
 
     @property
-    def stacks(self) -> dict[str, dict[int, LayerGeometry]]:
-        """{stack: {layer index: layer}} of the layers with attention, in the order of a forward pass."""
+    def every(self) -> dict[str, tuple[LayerGeometry, ...]]:
+        """{stack: all its layers}, in the order of a forward pass."""
         found = {ENCODER: self.beside.get(ENCODER, ()), self.kind: self.layers, CROSS: self.beside.get(CROSS, ())}
-        return {kind: {one.index: one for one in layers if one.attention} for kind, layers in found.items() if layers}
+        return {kind: layers for kind, layers in found.items() if layers}
+
+    @property
+    def stacks(self) -> dict[str, dict[int, LayerGeometry]]:
+        """{stack: {layer index: layer}} of the layers with attention."""
+        return {kind: {one.index: one for one in layers if one.attention} for kind, layers in self.every.items()}
 
     @property
     def attention_layers(self) -> tuple[LayerGeometry, ...]:
@@ -103,7 +111,7 @@ class Geometry:
 
     @property
     def in_words(self) -> str:
-        """`4 layers x 6 heads (3 kv)`, with ranges where layers differ and how many have no attention.
+        """`4 layers x 6 heads (3 kv)`, with ranges where layers differ, and `, 12 ssm` of layers without attention.
 
         Of an encoder-decoder `encoder 6 layers x 8 heads (8 kv), decoder 6 layers x 8 heads (8 kv)`.
         """
@@ -295,7 +303,8 @@ def _sound(geometry: Geometry) -> Geometry:
 
 def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
     there = [layer for layer in layers if layer.attention]
-    without = f", {len(layers) - len(there)} layers without attention" * (len(there) < len(layers))
+    kinds = Counter(layer.kind for layer in layers if not layer.attention)
+    without = "".join(f", {count} {kind}" for kind, count in kinds.items())
     heads, kv_heads = (_range([getattr(layer, name) for layer in there]) for name in ("heads", "kv_heads"))
     return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
 
@@ -334,7 +343,7 @@ def _kinds(text: Any, stack: str) -> list[str]:
         names = [_only_kind(text)] * count
     kinds = [KINDS.get(name, name) for name in names]
     if any(name.startswith(("mamba", "n_mamba")) for name in vars(text)):
-        kinds = ["mamba" if kind == "linear" else kind for kind in kinds]
+        kinds = ["ssm" if kind == "linear" else kind for kind in kinds]
     cross = _first(text, "cross_attention_layers") or ()
     return ["cross" if index in cross else kind for index, kind in enumerate(kinds)]
 

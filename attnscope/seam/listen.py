@@ -351,9 +351,8 @@ class _Listener:
         config = _config(self.model)
         if config is None:
             return set()
-        geometry = geometry_of(config, count=False)
-        stacks = {**geometry.beside, geometry.kind: geometry.layers}
-        return {(one.index, kind) for kind, layers in stacks.items() for one in layers if not one.attention}
+        every = geometry_of(config, count=False).every
+        return {(one.index, kind) for kind, layers in every.items() for one in layers if not one.attention}
 
     def _place(self, module: nn.Module, kind: str | None = None) -> Place:
         """The module's layer, and which call of that layer this is; kind: of the call, where the module makes two."""
