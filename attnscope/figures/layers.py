@@ -207,7 +207,7 @@ class LayerFigure:
         for changed in (self.bars[self.limits], *self._named(self.reused)):
             changed.press(pixels)
         by_hand = press_images(pixels, self.ax.images)
-        by_hand = by_hand and all([boxes.press(pixels) for boxes in (self.gaps, *self.edges)])
+        by_hand = by_hand and all(boxes.press(pixels) for boxes in (self.gaps, *self.edges))
         return pixels if by_hand else self.reused.pixels()
 
     def _named(self, reused: Reused) -> Iterator[Changed]:
