@@ -29,7 +29,7 @@ from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NONE
 from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, score_panels, shortened, with_rows
 from attnscope.shown import visible
-from attnscope.stacks import ENCODER
+from attnscope.stacks import DIFFERENCE, ENCODER
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
@@ -198,7 +198,7 @@ class Pictures:
 def about(seen: Observation) -> About:
     """What a figure is of: model, text and tokens, each shortened to what a line holds."""
     model = " ".join(str(seen.facts.get("model", {}).get("name", "")).split())
-    texts = [seen.queries.text] + [seen.keys.text] * (seen.keys is not seen.queries)
+    texts = [seen.queries.text] + [seen.keys.text] * (seen.keys.text != seen.queries.text)
     text = " ← ".join(" ".join(text.split()) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
     said = shortened(text, LONGEST_TEXT)
@@ -270,7 +270,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             bin_rule=rule if max(found.rows.size, found.columns.size) > 1 else "",
             kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
             by_kv=by_kv,
-            quantity=QUANTITIES[seen.view.weights],
+            quantity="difference" if key.kind == DIFFERENCE else QUANTITIES[seen.view.weights],
             starts_Q=starts_Q,
             starts_K=starts_K,
             turns=tuple(sorted(turns)),
@@ -340,7 +340,8 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
         role = maps.roles[index]
         return head_title(maps, index) + (f" {role}" if role != NONE else "")
 
-    return HeadMaps(prepare_heads([jobs[name] for name in names], style, title), style)
+    of_one = [jobs[name] for name in names if jobs[name][1].quantity == jobs[names[0]][1].quantity]
+    return HeadMaps(prepare_heads(of_one, style, title), style)
 
 
 def coarser(maps: LayerMaps, side: int, key0_apart: bool) -> LayerMaps:

@@ -46,11 +46,13 @@ from attnscope.measure.spans import SpanMass, SpanPairs
 from attnscope.measure.texts import Texts
 from attnscope.model import padding
 from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
-from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
+from attnscope.seam.call import TOLERANCE, AttentionCall, CallCheck, CaptureReport
+from attnscope.seam.differential import differences, strength
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import gram_root, output_projections
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.stacks import CROSS, CSA, DECODER, DIFFERENCE, ENCODER, HCA
+from attnscope.text.summaries import with_summaries
 from attnscope.text.tokens import Chosen, Found, choose
 
 if TYPE_CHECKING:
@@ -110,6 +112,8 @@ class Request:
         heads = self.view.heads
         if self.stacks is not None:
             heads = self.stacks.get(kind, {})
+            if kind in (CSA, HCA):  # of long texts these are the decoder's own layers
+                heads = {**self.stacks.get(plain, {}), **heads}
         elif heads is not None and kind != plain:
             heads = {}
         rollout = None if kind == CROSS else self.rollout  # of units that are the same on both sides
@@ -197,10 +201,21 @@ def _observed(
         kind: _Reading(loaded, [one.of(kind) for one in asked], request.of(kind, plain), check, advance, kind)
         for kind in stacks
     }
+    views = {
+        kind: _Reading(loaded, texts, request.of(kind, plain), check, advance, kind)
+        for kind in loaded.geometry.views
+        if (texts := _view_of(kind, asked, request, loaded.geometry.rates.get(kind)))
+    }
+    readings |= views
+    factors: dict[str, float | None] = {}
 
     def on_call(call: AttentionCall) -> None:
-        if call.kind in readings:
-            readings[call.kind].on_call(call)
+        kind = next((kind for kind, one in views.items() if one.heard(call)), call.kind)
+        if kind in readings:
+            readings[kind].on_call(call)
+        if DIFFERENCE in views and (made := differences(call)):
+            views[DIFFERENCE].on_call(made)
+            factors[str(call.layer)] = strength(call.module)
 
     reads, inputs = readings[plain].texts.ids_BT, dict[str, Any]()
     if ENCODER in readings and plain != ENCODER:
@@ -215,8 +230,10 @@ def _observed(
         calls_alone=not (mixed and padding.to_be_tried(loaded.model, reads.shape[1])),
         **inputs,
     )
-    reading = readings[plain]
-    if not reading.kv_of:
+    for check_of in report.calls:
+        check_of.kind = next((kind for kind, one in views.items() if one.heard(check_of)), check_of.kind)
+    plain = next((kind for kind in (plain, *views) if readings[kind].kv_of), plain)
+    if not readings[plain].kv_of:
         raise InputError(
             f"no layer of {loaded.geometry.model_type} attends to the tokens of this text themselves: from some length "
             f"on its keys stand for several tokens, and this text has {len(prompts[0])}",
@@ -225,7 +242,7 @@ def _observed(
     if mixed and padding.to_be_tried(loaded.model, report.tokens):
         _try_alone(loaded, prompts, engine, report)
     report = replace(report, output=None)  # hidden states that nobody asked for
-    facts = {**model_facts(loaded, engine, report), **facts}
+    facts = {**model_facts(loaded, engine, report), **({"lambda": factors} if factors else {}), **facts}
 
     def seen(kind: str, row: int) -> Observation:
         own = report if len(readings) == 1 else replace(report.of(kind), tokens=readings[kind].key_count)
@@ -236,6 +253,20 @@ def _observed(
         replace(seen(plain, row), beside={kind: seen(kind, row) for kind in others}) if others else seen(plain, row)
         for row in range(len(prompts))
     ]
+
+
+def _view_of(kind: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:
+    """What is read of layers with maps of their own; nothing where something is asked of tokens alone."""
+    of_tokens = (request.query, request.key, request.group, request.rollout, request.per_token, request.spans)
+    if (
+        any(of_tokens)
+        or request.operands
+        or any(one.chosen.query or one.chosen.key or one.chosen.spans for one in asked)
+    ):
+        return []
+    if rate is None:  # a difference has no logits and no values
+        return list(asked) if request.view.weights == "softmax" else []
+    return [one._replace(keys=with_summaries(one.prompt, rate, overlap=kind == CSA)) for one in asked]
 
 
 class _PaddingError(Exception):
@@ -417,11 +448,16 @@ class _Reading:
         self.out = output_projections(loaded, self.prompts[0].ids[:4]) if request.view.weights == "value" else None
         self.texts, geometry = _texts(asked, loaded.device, kind), loaded.geometry
         self.key_count = max(len(keys) for keys in self.keys)
-        self.layers = geometry.stacks[kind]
-        self.every = geometry.every[kind]
+        self.layers = geometry.shown[kind]
+        self.every = geometry.every.get(kind, ())
         self.probes = _probes(asked, request)
         self.kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.probes}
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
+
+    def heard(self, call: AttentionCall | CallCheck) -> bool:
+        """Whether a call of the decoder is of these layers, over tokens and their summaries."""
+        queries, keys = (call.P.queries, call.P.keys) if isinstance(call, AttentionCall) else (call.queries, call.keys)
+        return call.layer in self.layers and queries < keys == self.key_count and self.kind in (CSA, HCA)
 
     def on_call(self, call: AttentionCall) -> None:
         """Keep what is asked of a layer's first call over the text's tokens; the report lists what is not read.

@@ -11,6 +11,7 @@ from attnscope.cli import output
 from attnscope.measure.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, unsupported
 from attnscope.selection import spelled
+from attnscope.stacks import ENCODER
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -103,7 +104,7 @@ def missing_support(seen: Observation) -> list[str]:
     if asked and len(asked.positions) < NEEDED_ROWS:
         return [f"no roles: they take the rows of at least {NEEDED_ROWS} queries; named: {len(asked.positions)}"]
     where: dict[str, list[tuple[int, str]]] = {}
-    if seen.beside:
+    if ENCODER in seen.beside:
         return []  # roles are of one text
     for key, support in seen.support.items():
         has = "this text has" if asked is None else "these queries have"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any
 
@@ -16,7 +16,7 @@ from attnscope.memory import DTYPE_BYTES, TILE_BYTES, free_memory, human_bytes
 from attnscope.model.families import family
 from attnscope.model.task import model_class, stack_config, task_of
 from attnscope.shown import brief
-from attnscope.stacks import CROSS, DECODER, ENCODER, plain
+from attnscope.stacks import CROSS, CSA, DECODER, DIFFERENCE, ENCODER, HCA, plain
 
 # What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
 # "compressed" layers are a window of tokens and summaries of what came before it.
@@ -77,7 +77,9 @@ class Geometry:
     """The shape of a model: its layers and the sizes around them.
 
     layers: of its stack; of an encoder-decoder the decoder's, and `beside` has those of the others. max_positions: the
-    most tokens that a stack reads, None where nothing limits them, as with dynamic rotary positions.
+    most tokens that a stack reads, None where nothing limits them, as with dynamic rotary positions. views: layers of
+    `layers` that have maps of their own, by their kind: `difference`, `csa`. rates: the tokens that each summary among
+    their keys adds.
     """
 
     model_type: str
@@ -88,6 +90,8 @@ class Geometry:
     parameters: int | None
     task: str = DECODER
     beside: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
+    views: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
+    rates: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -104,6 +108,11 @@ class Geometry:
     def stacks(self) -> dict[str, dict[int, LayerGeometry]]:
         """{stack: {layer index: layer}} of the layers with attention."""
         return {kind: {one.index: one for one in layers if one.attention} for kind, layers in self.every.items()}
+
+    @property
+    def shown(self) -> dict[str, dict[int, LayerGeometry]]:
+        """`stacks`, and behind them the layers with maps of their own."""
+        return self.stacks | {kind: {one.index: one for one in layers} for kind, layers in self.views.items()}
 
     @property
     def attention_layers(self) -> tuple[LayerGeometry, ...]:
@@ -144,12 +153,15 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
     if task == "seq2seq":
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
         beside = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
+    layers = _layers(text, plain(task))
     return _sound(
         Geometry(
             model_type=config.model_type,
             task=task,
             beside=beside,
-            layers=_layers(text, plain(task)),
+            views=_views(text, layers),
+            rates={kind: rate for kind, (_, rate) in _compressed(text).items()},
+            layers=layers,
             hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
             vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
             max_positions=None if "dynamic" in rotary_types(config) else _first(text, *POSITIONS),
@@ -321,6 +333,24 @@ def _entry_bytes(model_type: str, dtype_bytes: int) -> int:
 
 def _layers(text: Any, stack: str) -> tuple[LayerGeometry, ...]:
     return tuple(_layer(text, index, kind, stack) for index, kind in enumerate(_kinds(text, stack)))
+
+
+def _views(text: Any, layers: tuple[LayerGeometry, ...]) -> dict[str, tuple[LayerGeometry, ...]]:
+    """The layers with maps of their own, by kind."""
+    found = {}
+    for kind, (name, _) in _compressed(text).items():
+        found[kind] = tuple(one for one in layers if text.layer_types[one.index] == name)
+    if hasattr(text, "lambda_std_dev"):
+        pairs = (replace(one, heads=one.heads // 2, kv_heads=max(1, one.kv_heads // 2)) for one in layers)
+        found[DIFFERENCE] = tuple(pairs)
+    return {kind: of for kind, of in found.items() if of}
+
+
+def _compressed(text: Any) -> dict[str, tuple[str, int]]:
+    """{kind: (the layer type of configs, the tokens that each summary adds)}."""
+    rates, types = getattr(text, "compress_rates", None) or {}, getattr(text, "layer_types", None) or ()
+    names = {CSA: "compressed_sparse_attention", HCA: "heavily_compressed_attention"}
+    return {kind: (name, rates[name]) for kind, name in names.items() if name in rates and name in types}
 
 
 def _count(text: Any, stack: str) -> int:
