@@ -23,7 +23,7 @@ from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, tiny_config, tiny_m
 from helpers.pretend import Pretended, pretend
 
 TOKENS = 12
-SHARED_LAYERS = ("zamba", "zamba2")  # one attention module serves several layers and knows no index
+SHARED_LAYERS = ("hrm_text", "zamba", "zamba2")  # one attention module serves several layers and knows no index
 VARIANTS = [
     ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
     ("mistral", {"sliding_window": None}),
