@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,8 @@ MOST_SAID, LONGEST_SAID = 4, 40
 def about(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more."""
     text = {"sha256": prompt.sha256, "tokens": len(prompt), "removed_tokens": prompt.removed}
-    said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": asdict(prompt)})
+    tokens = {name: value for name, value in asdict(replace(prompt, inputs={})).items() if name != "inputs"}
+    said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": tokens})
     return {"schema": SCHEMA, **facts, **said}
 
 

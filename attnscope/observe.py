@@ -155,6 +155,8 @@ def observe(
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance)
 
+    if any((one.source or one.prompt).inputs for one in asked):  # whose numbers of parts differ
+        return [one_pass([one])[0] for one in asked]
     lengths = {one.lengths for one in asked}
     if len(lengths) == 1 or padding.pads(loaded.model):
         try:
@@ -217,9 +219,11 @@ def _observed(
             views[DIFFERENCE].on_call(made)
             factors[str(call.layer)] = strength(call.module)
 
-    reads, inputs = readings[plain].texts.ids_BT, dict[str, Any]()
+    reads, inputs = given(loaded, prompts, readings[plain].texts.ids_BT)
     if ENCODER in readings and plain != ENCODER:
-        reads, inputs = readings[ENCODER].texts.ids_BT, {"decoder_input_ids": reads}
+        targets = {"decoder_input_ids": reads}
+        reads, inputs = given(loaded, [one.source or one.prompt for one in asked], readings[ENCODER].texts.ids_BT)
+        inputs |= targets
     report = listen(
         loaded.model,
         reads,
@@ -257,16 +261,23 @@ def _observed(
 
 def _view_of(kind: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:
     """What is read of layers with maps of their own; nothing where something is asked of tokens alone."""
-    of_tokens = (request.query, request.key, request.group, request.rollout, request.per_token, request.spans)
-    if (
-        any(of_tokens)
-        or request.operands
-        or any(one.chosen.query or one.chosen.key or one.chosen.spans for one in asked)
-    ):
+    of_tokens = (request.group, request.rollout, request.per_token, request.spans, request.operands)
+    if any(of_tokens) or any(one.chosen != Chosen() for one in asked):
         return []
     if rate is None:  # a difference has no logits and no values
         return list(asked) if request.view.weights == "softmax" else []
     return [one._replace(keys=with_summaries(one.prompt, rate, overlap=kind == CSA)) for one in asked]
+
+
+def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+    """What the model's forward is given: its first argument, and what the prompts bring beside it, by name.
+
+    The first argument is the ids, unless the prompts bring it: the features of a sound, (B, F, frames).
+    """
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.inputs)
+    inputs = {name: torch.cat([prompt.inputs[name] for prompt in prompts]).to(loaded.device) for name in names}
+    inputs = {name: one.to(loaded.model.dtype) if one.is_floating_point() else one for name, one in inputs.items()}
+    return inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT), inputs
 
 
 class _PaddingError(Exception):

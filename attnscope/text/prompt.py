@@ -1,7 +1,7 @@
 """Text or chat to token ids, with readable labels and the spans of words, sentences and chat turns beside them."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -44,6 +44,8 @@ class Prompt:
     messages of a chat, without the begin token and without a system prompt that the template adds of its own. `removed`
     tokens were cut off. `characters` are those of `text` that each token holds, or holds a part of, as [start, stop).
     `answer` is where the tokens of an answer begin, None where there is none: what stands before them is the prompt.
+    `inputs` are what the model is given beside the ids, by the names of its forward's arguments, (1, ...) each: a
+    picture's `pixel_values`; under the name of its first argument, in their stead: sound's `input_features`.
     """
 
     text: str
@@ -56,6 +58,7 @@ class Prompt:
     removed: int = 0
     characters: Characters = field(default=(), repr=False)
     answer: int | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.characters:  # of ids, or of a manifest from before they were written down
