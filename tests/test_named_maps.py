@@ -2,6 +2,7 @@
 
 import json
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -12,6 +13,8 @@ from attnscope.model.loading import wrap
 from attnscope.observe import Request
 from attnscope.seam.differential import strength
 from attnscope.text.summaries import with_summaries
+from helpers.command_line import call
+from helpers.folders import saved
 from helpers.parity_models import roused_model
 
 TEXT = "the financial bank is located on river bank and Mary saw"
@@ -171,3 +174,18 @@ def test_names_of_summaries_by_hand(compressed):
     assert list(with_summaries(prompt, 6).tokens[len(prompt) :]) == ["summary 0-5", "summary 6-11"]
     assert list(with_summaries(prompt, 6, overlap=True).tokens[len(prompt) :]) == ["summary 0-5", "summary 0-11"]
     assert with_summaries(prompt, 100) == prompt
+
+
+def test_a_summary_of_a_corpus_keeps_the_numbers_of_heads_beside_their_differences(tmp_path):
+    folder = saved(tmp_path / "model", "diffllama", vocab_size=2000)
+    (tmp_path / "texts.txt").write_text("the bank is on river\nMary saw John\n")
+    out = tmp_path / "out"
+    assert call("batch", str(tmp_path / "texts.txt"), "-m", str(folder), "--out", str(out), "--summary").code == 0
+    [listed] = (out / "heads").iterdir()
+    heads, means = pq.read_table(listed).to_pylist(), pq.read_table(out / "summary.parquet").to_pylist()
+    assert {row["kind"] for row in heads} == {"decoder", "difference"}
+    found = {(row["layer"], row["head"]): row["mean"] for row in means if row["metric"] == "entropy" and row["texts"]}
+    for layer in range(4):
+        for head in range(4):
+            of = [row["entropy"] for row in heads if (row["layer"], row["head"]) == (layer, head)]
+            assert found[layer, head] == pytest.approx(sum(filter(None, of)) / 2)

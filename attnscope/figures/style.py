@@ -318,9 +318,12 @@ def edge_boxes(values_QK: np.ndarray, window: tuple[str, bool], line: tuple[floa
     """
     import numpy as np
 
-    seen_QK, (name, ahead) = ~np.isnan(values_QK), window
-    boxes = _left_edge(seen_QK, *line) if name else []
-    if name and ahead:  # the same from the other corner
+    name, ahead = window
+    if not name:
+        return np.empty((0, 4))
+    seen_QK = ~np.isnan(values_QK)
+    boxes = _left_edge(seen_QK, *line)
+    if ahead:  # the same from the other corner
         keys, queries = seen_QK.shape[::-1]
         turned = _left_edge(seen_QK[::-1, ::-1], *line)
         boxes += [(keys - right, queries - bottom, keys - left, queries - top) for left, top, right, bottom in turned]
