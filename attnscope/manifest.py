@@ -29,7 +29,7 @@ NAME, MARK = "manifest.json", "unfinished.json"
 AROUND = frozenset({"out", "file", "ids", "audio", "generate", "offline", "trust_remote_code", "allow_pickle"})
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
-    r"|((encoder|decoder|cross|vision)/)?"
+    r"|((encoder|decoder|cross|vision|csa|hca|difference)/)?"
     r"(overview|metrics|mass|top|rollout|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )

@@ -154,10 +154,10 @@ def prepare(
     answers.check_room(prompt, generate, loaded.geometry.max_positions)
     found = atlas_of(loaded, atlas)
     if select is not None:
-        stacks = {kind: {one.index: one.heads for one in of.values()} for kind, of in loaded.geometry.stacks.items()}
+        stacks = {kind: {one.index: one.heads for one in of.values()} for kind, of in loaded.geometry.shown.items()}
         heads = select_stacks(select, stacks, loaded.geometry.kind, found.by_role() if found else None)
         view = replace(request.view, heads=heads.get(loaded.geometry.kind, {}))
-        request = replace(request, view=view, stacks=heads if of_two else None)
+        request = replace(request, view=view, stacks=heads if of_two or loaded.geometry.views else None)
     tokens, made, source = len(prompt) + (generate or 0) * (not of_two), dict[str, Any](), None
     computes = choose(loaded, tokens, engine, memory, listen=listen)
     if of_two:
@@ -316,7 +316,7 @@ def _check_matrices(loaded: LoadedModel, request: Request, tokens: int, source: 
         return
     heads, needed, room = 0, 0, free_memory("cpu")
     pairs = {ENCODER: source * source if source else tokens * tokens, CROSS: tokens * source}
-    for kind, layers in loaded.geometry.stacks.items():
+    for kind, layers in loaded.geometry.shown.items():
         of_stack = request.of(kind, loaded.geometry.kind)
         chosen = of_stack.view_of(of_stack.weights).heads
         kept = sum(one.heads if chosen is None else len(chosen.get(one.index, ())) for one in layers.values())
