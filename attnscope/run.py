@@ -258,7 +258,7 @@ def _prompt(
     """The tokens; with an answer of any length, which `answers.check_room` judges."""
     if isinstance(text, Sound):
         return heard(loaded, text, truncate)
-    if isinstance(text, Prompt) and text.inputs:
+    if isinstance(text, Prompt) and text.step is not None:
         return text
     most = loaded.geometry.max_positions if answer is None else None
     if isinstance(text, str):

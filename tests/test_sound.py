@@ -215,6 +215,12 @@ def test_a_target_is_generated_by_the_models_own_rule(whisper, folder, wav):
     assert run.facts["target"]["generated"]
 
 
+def test_a_target_may_say_its_own_start(whisper, wav):
+    starts = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>"]
+    run = prepare(whisper, sound_of(wav), target="".join([*starts, "hi"]))
+    assert list(run.prompt.tokens) == [*starts, "h", "i"]
+
+
 def test_a_target_has_no_more_tokens_than_the_decoder_reads(whisper, wav):
     assert len(prepare(whisper, sound_of(wav)).prompt) <= whisper.geometry.max_positions
 

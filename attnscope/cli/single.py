@@ -206,7 +206,7 @@ def tell_answer(run: Run, quiet: bool) -> None:
 def tell_sound(run: Run, quiet: bool) -> None:
     """Say how many of the frames are the sound itself, and from where on silence pads it."""
     prompt = run.text
-    if prompt.media is None or not prompt.inputs:
+    if prompt.step is None:
         return
     own = len(prompt) - sum(prompt.special)
     padded = f"; from {prompt.labels[own]} on silence pads it" if own < len(prompt) else ""

@@ -103,9 +103,8 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
     if pages.compare_model is not None:
         other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
         written = isinstance(text, str)
-        again = (
-            text if written or isinstance(text, Sound) else runs[0].prompt.text
-        )  # tokens are of one model: the other reads what they say
+        of_tokens = not (written or isinstance(text, Sound))  # of one model: the other reads what they say
+        again = runs[0].prompt.text if of_tokens else text
         runs.append(ready(other, again, Request(), asked.chat and written, asked if written else Answer()))
     return runs
 

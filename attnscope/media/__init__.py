@@ -1,1 +1,1 @@
-"""What a model reads that is no text: a file, or an array -> what stands in a Prompt."""
+"""What is read beside a text or in its stead: a file -> what a model is given of it, and a Prompt of its tokens."""
