@@ -10,6 +10,7 @@ from typing import Any
 from attnscope.errors import UsageError
 from attnscope.measure.probes import View
 from attnscope.media.picture import Given
+from attnscope.media.sound import sound_of
 from attnscope.model.libraries import without_bars
 from attnscope.model.loading import LoadedModel, LoadOptions
 from attnscope.model.loading import load as load_model
@@ -38,7 +39,7 @@ def load(model: str = "demo", **options: Any) -> LoadedModel:
 
 def capture(
     model: LoadedModel,
-    text: Text,
+    text: Text | None = None,
     layers: Sequence[int] | None = None,
     *,
     engine: str = "auto",
@@ -57,6 +58,7 @@ def capture(
     answer: str | Sequence[int] | None = None,
     target: str | Sequence[int] | None = None,
     picture: Given | Sequence[Given] | None = None,
+    audio: Any = None,
 ) -> Observation:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
@@ -71,6 +73,7 @@ def capture(
     layer against the oracle. generate: let the model put up to so many tokens behind the text first, and read them
     with it; answer: put this behind it instead. `prompt` and `answer` then name tokens, and each head has its
     `lookback`. target: what an encoder-decoder's decoder reads; without it, what the model makes of the text, greedily.
+    audio: in the text's stead, for a model of sound: a file, or (samples, rate).
     picture: one or several, files or pictures of Pillow, that a vision-language model reads with the text: its tokens
     are `img 3,7`, row and column, and `img` names them all; `beside["vision"]` has the vision tower's layers.
 
@@ -81,6 +84,8 @@ def capture(
         >>> seen = attnscope.capture(model, "the financial bank is located on river bank")
         >>> seen.weights[0].shape
     """
+    if (text is None) == (audio is None):
+        raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
     if request is None:
         view = View(heads=None if layers is None else _heads_of(model, layers))
         request = Request(view=view, relations=True, maps="kept", weights=True, per_token=picture is not None)
@@ -91,7 +96,7 @@ def capture(
     request = replace(request, **asked)
     return read(
         model,
-        text,
+        sound_of(audio) if text is None else text,
         request,
         engine=engine,
         verify=verify,

@@ -214,14 +214,18 @@ def _chosen(chosen: Chosen) -> dict[str, str | None]:
 
 
 def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
-    kept = [np.flatnonzero(one.columns.kept) for _, one in seen]
+    kept = [np.flatnonzero(one.every.kept) for _, one in seen]
 
     def column(of: Callable[[HeadColumns], np.ndarray], kind: Any) -> np.ndarray:
-        parts = [of(one.columns)[places] for (_, one), places in zip(seen, kept, strict=True)]
+        parts = [of(one.every)[places] for (_, one), places in zip(seen, kept, strict=True)]
         return _joined(parts, kind)
 
     head, roles = column(lambda heads: heads.head, np.int32), column(lambda heads: heads.role, object)
-    top_keys = [one.columns.top_key[places] for (_, one), places in zip(seen, kept, strict=True)]
+    kinds = [codes(one.every.kind[places].tolist()) for (_, one), places in zip(seen, kept, strict=True)]
+    top_keys = [
+        one.place("keys", kind, one.every.top_key[places])
+        for (_, one), places, kind in zip(seen, kept, kinds, strict=True)
+    ]
     columns: dict[str, Any] = {
         **_about(seen, [len(places) for places in kept]),
         "layer": column(lambda heads: heads.layer, np.int32),
@@ -230,7 +234,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "role": pa.array(roles.tolist(), pa.string()).dictionary_encode(),
         "near_uniform": pa.array(column(lambda heads: heads.near_uniform, object).tolist(), pa.bool_()),
         "top_key": column(lambda heads: heads.top_key, np.int32),
-        "top_key_token": _words([one.prompt.tokens for _, one in seen], top_keys)[0],
+        "top_key_token": _words([one.names() for _, one in seen], top_keys)[0],
         "top_key_mass": column(lambda heads: heads.top_key_mass, np.float32),
     }
     parts = [(name, name, "value") for name in METRICS]
@@ -238,7 +242,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     for title, name, part in parts:
         values = column(lambda heads, name=name, part=part: getattr(heads.scores[name], part), np.float64)  # type: ignore[misc]
         columns[title] = numbers(values.astype(np.float32))  # NaN is null
-    columns["kind"] = _kinds([one.columns.kind[places] for (_, one), places in zip(seen, kept, strict=True)])
+    columns["kind"] = texts_at(KINDS, _joined(kinds, np.int8))
     return _table(columns, schema_of("heads", output))
 
 
@@ -247,8 +251,10 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
     found = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
     if not parts:
         return schema_of("relations", output).empty_table()
-    head, places = found["head"], ([part[name] for part in parts] for name in ("query", "key"))
-    query_token, key_token = _words([one.units() for _, one in seen], *places)
+    head, both = found["head"], list(zip((one for _, one in seen), parts, strict=True))
+    queries = [one.place("queries", part["kind"], part["query"], one.group) for one, part in both]
+    keys = [one.place("keys", part["kind"], part["key"], one.group) for one, part in both]
+    query_token, key_token = _words([one.names(one.group) for _, one in seen], queries, keys)
     columns = {
         **_about(seen, [len(part["query"]) for part in parts]),
         **found,

@@ -16,6 +16,7 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     import typer
 
+    from attnscope.media.sound import Sound
     from attnscope.text.prompt import Prompt
 
 
@@ -88,13 +89,24 @@ def _value(option: Parameter, value: Any) -> Any:
     return value if value is None else converted(value, option.type)
 
 
-def tokens_of(path: Path) -> Prompt:
-    """The tokens that the run of a manifest read. Raises UsageError where there were pictures beside them."""
+def tokens_of(path: Path) -> Prompt | Sound:
+    """The tokens that the run of a manifest read, or its sound.
+
+    Raises UsageError where that file holds another now, and where there were pictures beside the tokens.
+    """
     from attnscope.manifest import prompt_of, read_manifest
 
-    prompt = prompt_of(read_manifest(path), path)
-    if prompt.media is not None:
+    said = read_manifest(path)
+    prompt, file = prompt_of(said, path), said.get("options", {}).get("audio")
+    if file is None and prompt.media is not None:
         raise UsageError(
             f"the run of {path} read more than its tokens say", "add --text TEXT, and --picture FILE as then"
         )
-    return prompt
+    if file is None:
+        return prompt
+    from attnscope.media.sound import read_sound
+
+    sound = read_sound(str(file))
+    if sound.sha256 != prompt.media:
+        raise UsageError(f"{file} is not the sound that the run of {path} read", "name that with --audio")
+    return sound

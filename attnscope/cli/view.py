@@ -86,6 +86,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
 def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> list[Run]:
     """The text, and what it is compared with, ready to be read."""
     from attnscope.cli.single import answering, load_model, read_run
+    from attnscope.media.sound import Sound
     from attnscope.observe import Request
     from attnscope.run import prepare
 
@@ -104,7 +105,8 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
     if pages.compare_model is not None:
         other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
         written = isinstance(text, str)
-        again = text if written else runs[0].prompt.text  # tokens are of one model: the other reads what they say
+        of_tokens = not (written or isinstance(text, Sound))  # of one model: the other reads what they say
+        again = runs[0].prompt.text if of_tokens else text
         runs.append(ready(other, again, Request(), asked.chat and written, asked if written else Answer()))
     return runs
 
@@ -121,12 +123,13 @@ def plan_of(pages: Pages, selected: Selected, run: Run) -> Plan:
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.cli.single import header, tell_answer, tell_chosen
+    from attnscope.cli.single import header, tell_answer, tell_chosen, tell_sound
     from attnscope.text.tokens import Chosen
 
     layers = run.loaded.geometry.attention_layers
     run = run.asking(replace(run.request, **plan.request(layers, len(run.prompt))))
     output.talk(header(run), quiet)
+    tell_sound(run, quiet)
     tell_answer(run, quiet)
     tell_chosen(run.prompt, run.chosen, quiet)
     whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens

@@ -58,9 +58,9 @@ class Prompt:
     `answer` is where the tokens of an answer begin, None where there is none: what stands before them is the prompt.
     `inputs` are what the model is given beside the ids, by the names of its forward's arguments, (1, ...) each: a
     picture's `pixel_values`; under the name of its first argument, in their stead: sound's `input_features`. `media` is
-    the hash of what they were made of. `patches` are the tokens that stand for parts of pictures, and `tower` is how a
-    vision tower reads these: a prompt for each text of its batch, whose tokens are patches. `images` are the pictures
-    themselves, to be drawn on.
+    the hash of what they were made of. `step`: seconds from one token to the next, where they are frames of a sound.
+    `patches` are the tokens that stand for parts of pictures, and `tower` is how a vision tower reads these: a prompt
+    for each text of its batch, whose tokens are patches. `images` are the pictures themselves, to be drawn on.
     """
 
     text: str
@@ -75,6 +75,7 @@ class Prompt:
     answer: int | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     media: str | None = None
+    step: float | None = None
     patches: Mapping[int, Patch] = field(default_factory=dict, repr=False, compare=False)
     tower: tuple["Prompt", ...] = field(default=(), repr=False, compare=False)
     images: tuple[Any, ...] = field(default=(), repr=False, compare=False)
