@@ -18,7 +18,7 @@ from attnscope.media.beside import read_beside
 from attnscope.media.picture import Given, Picture, all_opened
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, heard, reads_sound
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
-from attnscope.model.geometry import tokens_that_fit, vision_layers
+from attnscope.model.geometry import tokens_that_fit, with_tower
 from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
@@ -161,7 +161,8 @@ def prepare(
         prompt = _prompt(loaded, text, chat, truncate, follows)
     else:
         prompt = _seen_beside(loaded, text, all_opened(picture), chat, truncate, follows)
-    loaded = loaded if request.asks else _with_tower(loaded, prompt)
+    if prompt.tower and not request.asks:
+        loaded = replace(loaded, geometry=with_tower(loaded.geometry, loaded.model.config))
     answers.check_room(prompt, generate, loaded.geometry.max_positions)
     found = atlas_of(loaded, atlas)
     if select is not None:
@@ -323,13 +324,6 @@ def _seen_beside(
     ids = loaded.tokenizer(answer, add_special_tokens=False).input_ids if isinstance(answer, str) else answer
     check_ids(loaded, ids)
     return answers.continued(loaded.tokenizer, prompt, ids)
-
-
-def _with_tower(loaded: LoadedModel, prompt: Prompt) -> LoadedModel:
-    """The model with the layers of its vision tower, where that is given something."""
-    layers = vision_layers(loaded.model.config) if prompt.tower else ()
-    geometry = replace(loaded.geometry, beside={**loaded.geometry.beside, VISION: layers})
-    return replace(loaded, geometry=geometry) if layers else loaded
 
 
 def _facts(

@@ -387,6 +387,15 @@ def test_heads_lists_decoder_and_tower(models: dict[str, LoadedModel], field: st
     assert [(row["kind"], row["layer"], row["head"]) for row in only] == [(VISION, "2", "1")]
 
 
+def test_info_lists_the_towers_layers(models: dict[str, LoadedModel]) -> None:
+    result = call("info", "-m", str(models["llava"].source_folder))
+    found = json.loads(result.out)["attention_layers"]
+    assert [(one["stack"], one["layer"], one["heads"]) for one in found] == [
+        *((DECODER, layer, 4) for layer in range(2)),
+        *((VISION, layer, 4) for layer in range(3)),
+    ]
+
+
 def test_other_commands_read_pictures(models: dict[str, LoadedModel], field: str) -> None:
     found = rows(asked(models, "relations", field, "--query", "last", "--top-k", "all"))
     assert {row["kind"] for row in found} == {DECODER}

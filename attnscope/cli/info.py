@@ -15,7 +15,7 @@ from attnscope.cli.options import Checkpoint, Facts, Noise
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.selection import spelled
-from attnscope.stacks import KINDS
+from attnscope.stacks import KINDS, VISION
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -74,14 +74,15 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
     """
     lengths = costs.lengths
 
-    from attnscope.model.geometry import geometry_of
+    from attnscope.model.geometry import geometry_of, with_tower
     from attnscope.model.libraries import silence_libraries
     from attnscope.model.loading import chosen_device, load_config
 
     silence_libraries(noise.verbose)
     output.complain_through_talk(noise.quiet)
     options = named.load_options()
-    geometry = geometry_of(load_config(options))
+    config = load_config(options)
+    geometry = with_tower(geometry_of(config), config)
     device = chosen_device(options) if options.device == "auto" else options.device  # which need not be here
     facts = describe(named.asked, geometry, lengths, (device, named.dtype))
     output.tell(facts, costs.format, lambda: _sheet(facts))
@@ -97,6 +98,7 @@ def describe(name: str, geometry: Any, lengths: list[int], where: tuple[str, str
     width = 4 if dtype in ("auto", "float32") else 2
     every = [(stack, layer) for stack, layers in geometry.every.items() for layer in layers]
     attention = [(stack, layer) for stack, layer in every if layer.attention]
+    of_text = sum(layer.heads for stack, layer in attention if stack != VISION)
     return {
         "model": name,
         "type": geometry.model_type,
@@ -129,7 +131,7 @@ def describe(name: str, geometry: Any, lengths: list[int], where: tuple[str, str
                 "engines": {
                     name: engine.bytes(geometry, length, width, device=device) for name, engine in ENGINES.items()
                 },
-                "all_matrices_bytes": sum(layer.heads for _, layer in attention) * length * length * width,
+                "all_matrices_bytes": of_text * length * length * width,
             }
             for length in lengths
         ],

@@ -190,6 +190,12 @@ def vision_layers(config: Any) -> tuple[LayerGeometry, ...]:
     return tuple(LayerGeometry(index, "full", heads, heads, size, size, None) for index in range(count if heads else 0))
 
 
+def with_tower(geometry: Geometry, config: Any) -> Geometry:
+    """The geometry with the layers of the model's vision tower; as it is where there are none."""
+    layers = vision_layers(config)
+    return replace(geometry, beside={**geometry.beside, VISION: layers}) if layers else geometry
+
+
 def rotary_types(config: Any) -> set[str]:
     """The kinds of rotary positions that a config names ("default", "dynamic", ...); some have one per layer type.
 
