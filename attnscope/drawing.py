@@ -173,19 +173,23 @@ def drawings(
 
 @dataclass(frozen=True)
 class Pictures:
-    """What to draw of every text of a corpus; called with an observation beside the model, drawn in another process."""
+    """What to draw of every text of a corpus; called with an observation beside the model, drawn in another process.
+
+    Of a model with several stacks there is a folder for each.
+    """
 
     kinds: tuple[str, ...]
     style: Style = Style()
 
-    def __call__(self, seen: Observation) -> Drawing:
+    def __call__(self, seen: Observation) -> dict[str, Drawing]:
         """Everything that the drawing needs, without torch."""
-        return Drawing.of(seen)
+        return drawings(seen)
 
-    def draw(self, drawing: Drawing, folder: Path) -> None:
+    def draw(self, found: Mapping[str, Drawing], folder: Path) -> None:
         """Draw into a folder, made if need be."""
-        folder.mkdir(parents=True, exist_ok=True)
-        drawing.draw(folder, self.kinds, self.style)
+        for stack, drawing in found.items():
+            (folder / stack).mkdir(parents=True, exist_ok=True)
+            drawing.draw(folder / stack, self.kinds, self.style)
 
 
 def about(seen: Observation) -> About:

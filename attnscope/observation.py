@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 SHOWN_HEADS = 12  # of the table in a notebook
 ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
+Axis = Literal["queries", "keys"]
 RELATION = ("layer", "head", "kv_head", "query", "key", "weight", "kind")
 
 
@@ -246,13 +247,24 @@ class Observation:
         """The heads of all stacks as columns."""
         return HeadColumns.joined([one.columns for one in self.stacks.values()])
 
-    def _tokens(self, axis: Literal["queries", "keys"], kind: np.ndarray, place: np.ndarray) -> pa.DictionaryArray:
-        """The tokens at these places of the axis, each in the text that its stack, a place in KINDS, reads."""
+    @cached_property
+    def _texts(self) -> list[Prompt]:
+        """What the stacks read, each text once."""
+        return list({id(text): text for one in self.stacks.values() for text in (one.queries, one.keys)}.values())
+
+    def names(self, group: str | None = None) -> Sequence[str]:
+        """The tokens, or the words or sentences, of every text that the stacks read, one text after the other."""
+        texts = self._texts if self.beside else [self.queries]
+        return [name for text in texts for name in _units(text, group)]
+
+    def place(self, axis: Axis, kind: np.ndarray, place: np.ndarray, group: str | None = None) -> np.ndarray:
+        """Where places of an axis stand in `names`, each in the text that its stack, a place in KINDS, reads."""
         if not self.beside:
-            return texts_at(getattr(self, axis).tokens, place)
-        texts = [getattr(self.stacks[name], axis).tokens if name in self.stacks else () for name in KINDS]
-        starts = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-        return texts_at([token for tokens in texts for token in tokens], place + starts[kind])
+            return place
+        starts = np.cumsum([0, *(len(_units(text, group)) for text in self._texts)], dtype=np.int32)
+        start = {id(text): at for text, at in zip(self._texts, starts.tolist(), strict=False)}
+        of_kind = [start.get(id(getattr(self.stacks.get(name), axis, None)), 0) for name in KINDS]
+        return place + np.array(of_kind, np.int32)[kind]
 
     @cached_property
     def heads(self) -> list[Head]:
@@ -279,7 +291,7 @@ class Observation:
         the stack of the layer.
         """
         columns, order = self.every, self._order(sort)
-        head, mass = columns.head[order], columns.scores.get(MASS.id)
+        head, mass, kinds = columns.head[order], columns.scores.get(MASS.id), codes(columns.kind[order])
         return as_table(
             {
                 "layer": columns.layer[order],
@@ -288,12 +300,12 @@ class Observation:
                 "role": words(columns.role[order].tolist()),
                 "near_uniform": flags(columns.near_uniform[order].tolist()),
                 "top_key": columns.top_key[order],
-                "top_key_token": self._tokens("keys", codes(columns.kind[order]), columns.top_key[order]),
+                "top_key_token": texts_at(self.names(), self.place("keys", kinds, columns.top_key[order])),
                 "top_key_mass": columns.top_key_mass[order],
                 **{name: score.value[order].astype(np.float32) for name, score in columns.scores.items()},
                 **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
                 **({"atlas_roles": words([self._atlas_roles(place) for place in order])} if self.atlas else {}),
-                "kind": texts_at(KINDS, codes(columns.kind[order])),
+                "kind": texts_at(KINDS, kinds),
             }
         )
 
@@ -343,9 +355,9 @@ class Observation:
         place = int(np.flatnonzero((self.every.layer == key.layer) & (self.every.kind == key.kind))[0])
         return {name: float(score.null[place]) for name, score in self.every.scores.items()}
 
-    def units(self) -> Sequence[str]:
-        """The exact text of what relations speak of: tokens, or the words or sentences of the grouping."""
-        return self.prompt.tokens if self.group is None else [span.name for span in self.prompt.spans(self.group)]
+    def units(self, axis: Axis = "queries") -> Sequence[str]:
+        """The exact text of what relations speak of on an axis: tokens, or the words or sentences of the grouping."""
+        return _units(getattr(self, axis), self.group)
 
     def relations(
         self, min_weight: float | None = None, over: Literal["heads"] | None = None, other_keys: bool = False
@@ -359,8 +371,8 @@ class Observation:
         """
         found = self._listed(self.relation_numbers(min_weight), over, other_keys)
 
-        def named(axis: Literal["queries", "keys"], place: np.ndarray) -> pa.DictionaryArray:
-            return self._tokens(axis, found["kind"], place) if self.group is None else texts_at(self.units(), place)
+        def named(axis: Axis, place: np.ndarray) -> pa.DictionaryArray:
+            return texts_at(self.names(self.group), self.place(axis, found["kind"], place, self.group))
 
         return as_table(
             {
@@ -570,12 +582,12 @@ class Observation:
     def _relation_parts(self, min_weight: float | None) -> Iterator[dict[str, np.ndarray]]:
         if self.kept_keys is None:
             raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
-        count, by_kv = len(self.units()), self.view.by_kv
+        count, keys, by_kv = len(self.units()), len(self.units("keys")), self.view.by_kv
         for _, alike in groupby(self.kept_keys.items(), lambda one: one[1].weight.shape[1:]):
             layers = list(alike)
             weight_HQk = np.concatenate([kept.weight[:, :count].numpy() for _, kept in layers])
             key_HQk = np.concatenate([kept.key[:, :count].numpy() for _, kept in layers], dtype=np.int32)
-            keep = ~np.isnan(weight_HQk) & (key_HQk < count)
+            keep = ~np.isnan(weight_HQk) & (key_HQk < keys)
             if min_weight is not None:
                 keep &= weight_HQk >= min_weight
             which = [self._which(key, head) for key, kept in layers for head in kept.heads]
@@ -594,3 +606,8 @@ class Observation:
 
     def _which(self, key: LayerKey, head: int) -> tuple[int, int, int]:
         return key.layer, head, head if self.view.by_kv else self.kv_head(key, head)
+
+
+def _units(text: Prompt, group: str | None) -> Sequence[str]:
+    """The exact text of the tokens, or of the words or sentences."""
+    return text.tokens if group is None else [span.name for span in text.spans(group)]

@@ -54,6 +54,7 @@ from attnscope.stacks import CROSS, DECODER, ENCODER
 from attnscope.text.tokens import Chosen, Found, choose
 
 if TYPE_CHECKING:
+    from attnscope.model.geometry import Geometry
     from attnscope.model.loading import LoadedModel
     from attnscope.text.prompt import Prompt
 
@@ -100,6 +101,11 @@ class Request:
         if self.group and self.view.weights != "softmax":
             what = "logits" if self.view.weights == "scores" else "norms"
             raise UsageError(f"{what} of several keys cannot be summed into one", "use {weights=softmax} with {group}")
+
+    def selecting(self, heads: Mapping[str, Mapping[int, Sequence[int]]], geometry: Geometry) -> Request:
+        """The same of these heads alone, by stack."""
+        view = replace(self.view, heads=heads.get(geometry.kind, {}))
+        return replace(self, view=view, stacks=heads if len(geometry.stacks) > 1 else None)
 
     def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
         """The view, of the heads that `weights` or `operands` asks for."""

@@ -21,7 +21,7 @@ from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
-from attnscope.seam.generation import continuation, ends, start_token, translation
+from attnscope.seam.generation import continuation, ends, most_made, start_token, translation
 from attnscope.selection import Named, select_stacks
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from attnscope.study.atlas.atlas import Atlas, atlas_of
@@ -154,10 +154,9 @@ def prepare(
     answers.check_room(prompt, generate, loaded.geometry.max_positions)
     found = atlas_of(loaded, atlas)
     if select is not None:
-        stacks = {kind: {one.index: one.heads for one in of.values()} for kind, of in loaded.geometry.stacks.items()}
-        heads = select_stacks(select, stacks, loaded.geometry.kind, found.by_role() if found else None)
-        view = replace(request.view, heads=heads.get(loaded.geometry.kind, {}))
-        request = replace(request, view=view, stacks=heads if of_two else None)
+        named, geometry = found.by_role() if found else None, loaded.geometry
+        heads = select_stacks(select, geometry.heads_of_stacks, geometry.kind, named)
+        request = request.selecting(heads, geometry)
     tokens, made, source = len(prompt) + (generate or 0) * (not of_two), dict[str, Any](), None
     computes = choose(loaded, tokens, engine, memory, listen=listen)
     if of_two:
@@ -168,9 +167,6 @@ def prepare(
     _check_matrices(loaded, request, len(prompt), len(source or ()))
     facts = made | _facts(loaded, prompt, source, computes, found)
     return Run(loaded, prompt, request, computes, request.chosen(prompt), facts, found, source)
-
-
-MOST_MADE = 64  # tokens of a target that nobody gave
 
 
 def _check_task(
@@ -213,7 +209,7 @@ def _target(
             prompt = targets.from_target_ids(loaded.tokenizer, given, start, room)
         return prompt, {"target": {"ids": list(prompt.ids), "generated": False}}
     with _within_memory(loaded, len(source)):
-        ids = translation(loaded, source.ids, min(most or MOST_MADE, (room or MOST_MADE + 1) - 1), engine, advance)
+        ids = translation(loaded, source.ids, most_made(loaded, most), engine, advance)
     return from_ids(loaded.tokenizer, ids), {"target": {"ids": ids, "generated": True}}
 
 

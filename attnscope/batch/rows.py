@@ -98,6 +98,7 @@ SCHEMAS = {
             ("low", pa.float32()),
             ("high", pa.float32()),
             ("uniform", pa.float32()),
+            ("kind", TOKEN),
         ]
     ),
 }
@@ -139,6 +140,12 @@ class Measured:
         return Counter(name for found in spans for name, one in found.items() if one is None)
 
     @property
+    def targets(self) -> Counter[str]:
+        """How many targets were `given`, and how many `generated`; nothing where texts have none."""
+        found = (observation.facts.get("target") for _, observation in self.seen)
+        return Counter("generated" if one["generated"] else "given" for one in found if one)
+
+    @property
     def engines(self) -> Counter[str]:
         """How many texts each engine read."""
         return Counter(str(observation.facts["engine"]) for _, observation in self.seen)
@@ -170,6 +177,8 @@ def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
     named = (*output.chosen, *(("positions",) if output.spans else ()))
     if name == "texts" and named:
         more = [(one, pa.string()) for one in (*named, "note")]
+    if name == "texts" and output.targets:
+        more += [("target", pa.string()), ("target_tokens", pa.int32())]
     if name == "heads" and "key" in output.chosen:
         more = [("mass", pa.float32()), ("uniform", pa.float32())]
     last = [("kind", TOKEN)] if name in OF_LAYERS else []
@@ -197,10 +206,16 @@ def _texts(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
             "sha256": one.prompt.sha256,
             "fields": printable(json.dumps(item.fields, ensure_ascii=False, default=str)),
             **_chosen(one.chosen),
+            **(_target(one) if output.targets else {}),
         }
         for item, one in seen
     ]
     return pa.Table.from_pylist(rows, schema_of("texts", output))
+
+
+def _target(seen: Observation) -> dict[str, Any]:
+    """What an encoder-decoder's decoder read."""
+    return {"target": "".join(seen.queries.plain).strip(), "target_tokens": len(seen.queries)}
 
 
 def _chosen(chosen: Chosen) -> dict[str, str | None]:
@@ -214,14 +229,18 @@ def _chosen(chosen: Chosen) -> dict[str, str | None]:
 
 
 def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
-    kept = [np.flatnonzero(one.columns.kept) for _, one in seen]
+    kept = [np.flatnonzero(one.every.kept) for _, one in seen]
 
     def column(of: Callable[[HeadColumns], np.ndarray], kind: Any) -> np.ndarray:
-        parts = [of(one.columns)[places] for (_, one), places in zip(seen, kept, strict=True)]
+        parts = [of(one.every)[places] for (_, one), places in zip(seen, kept, strict=True)]
         return _joined(parts, kind)
 
+    kinds = [_kinds(one, places) for (_, one), places in zip(seen, kept, strict=True)]
     head, roles = column(lambda heads: heads.head, np.int32), column(lambda heads: heads.role, object)
-    top_keys = [one.columns.top_key[places] for (_, one), places in zip(seen, kept, strict=True)]
+    top_keys = [
+        one.place("keys", kind, one.every.top_key[places])
+        for (_, one), places, kind in zip(seen, kept, kinds, strict=True)
+    ]
     columns: dict[str, Any] = {
         **_about(seen, [len(places) for places in kept]),
         "layer": column(lambda heads: heads.layer, np.int32),
@@ -230,7 +249,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "role": pa.array(roles.tolist(), pa.string()).dictionary_encode(),
         "near_uniform": pa.array(column(lambda heads: heads.near_uniform, object).tolist(), pa.bool_()),
         "top_key": column(lambda heads: heads.top_key, np.int32),
-        "top_key_token": _words([one.prompt.tokens for _, one in seen], top_keys)[0],
+        "top_key_token": _words([one.names() for _, one in seen], top_keys)[0],
         "top_key_mass": column(lambda heads: heads.top_key_mass, np.float32),
     }
     parts = [(name, name, "value") for name in METRICS]
@@ -238,7 +257,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     for title, name, part in parts:
         values = column(lambda heads, name=name, part=part: getattr(heads.scores[name], part), np.float64)  # type: ignore[misc]
         columns[title] = numbers(values.astype(np.float32))  # NaN is null
-    columns["kind"] = _kinds([one.columns.kind[places] for (_, one), places in zip(seen, kept, strict=True)])
+    columns["kind"] = texts_at(KINDS, _joined(kinds, np.int8))
     return _table(columns, schema_of("heads", output))
 
 
@@ -247,8 +266,10 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
     found = {name: _joined([part[name] for part in parts], np.int32) for name in parts[0]} if parts else {}
     if not parts:
         return schema_of("relations", output).empty_table()
-    head, places = found["head"], ([part[name] for part in parts] for name in ("query", "key"))
-    query_token, key_token = _words([one.units() for _, one in seen], *places)
+    head, both = found["head"], list(zip((one for _, one in seen), parts, strict=True))
+    queries = [one.place("queries", part["kind"], part["query"], one.group) for one, part in both]
+    keys = [one.place("keys", part["kind"], part["key"], one.group) for one, part in both]
+    query_token, key_token = _words([one.names(one.group) for _, one in seen], queries, keys)
     columns = {
         **_about(seen, [len(part["query"]) for part in parts]),
         **found,
@@ -262,21 +283,23 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
 
 def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     names, count = pa.array(output.spans, pa.string()), len(output.spans)
-    kept = [np.flatnonzero(one.columns.kept) for _, one in seen]
+    kept = [np.flatnonzero(one.every.kept) for _, one in seen]
     code = np.indices((count, count), np.int32).reshape(2, -1)  # of every pair: its query span, its key span
 
     def which(name: str) -> np.ndarray:
-        parts = [getattr(one.columns, name)[places] for (_, one), places in zip(seen, kept, strict=True)]
+        parts = [getattr(one.every, name)[places] for (_, one), places in zip(seen, kept, strict=True)]
         return np.repeat(_joined(parts, np.int32), count**2)
 
     def span(code: np.ndarray) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(numbers(np.tile(code, sum(map(len, kept)))), names)
 
     def mass(name: str) -> pa.Array:
-        parts = [getattr(pairs, name).numpy().ravel() for _, one in seen for pairs in one.spans.values()]
+        of_layers = (pairs for _, one in seen for stack in one.stacks.values() for pairs in stack.spans.values())
+        parts = [getattr(pairs, name).numpy().ravel() for pairs in of_layers]
         return numbers(_joined(parts, np.float64).astype(np.float32))  # NaN is null
 
     head = which("head")
+    kinds = [_kinds(one, places) for (_, one), places in zip(seen, kept, strict=True)]
     columns = {
         **_about(seen, [len(places) * count**2 for places in kept]),
         "layer": which("layer"),
@@ -286,16 +309,14 @@ def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "key_span": span(code[1]),
         "mass": mass("mass"),
         "uniform": mass("uniform"),
-        "kind": _kinds(
-            [np.repeat(one.columns.kind[places], count**2) for (_, one), places in zip(seen, kept, strict=True)]
-        ),
+        "kind": texts_at(KINDS, np.repeat(_joined(kinds, np.int8), count**2)),
     }
     return _table(columns, schema_of("spans", output))
 
 
-def _kinds(parts: Sequence[np.ndarray]) -> pa.DictionaryArray:
-    """The stacks of rows, of their names."""
-    return texts_at(KINDS, codes(_joined(parts, object).tolist()))
+def _kinds(one: Observation, kept: np.ndarray) -> np.ndarray:
+    """The stacks of these heads, as places in KINDS."""
+    return codes(one.every.kind[kept].tolist())
 
 
 def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> list[pa.DictionaryArray]:

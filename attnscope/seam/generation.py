@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.engines import Engine
 
+MOST_MADE = 64  # tokens of a target that nobody gave
+
 
 def continuation(
     loaded: LoadedModel,
@@ -81,6 +83,12 @@ def translation(
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
     made = greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance))[0].tolist()
     return made[:-1] if len(made) > 1 and ends(loaded, made[-1]) else made
+
+
+def most_made(loaded: LoadedModel, asked: int | None = None) -> int:
+    """The most tokens that a decoder makes of a source: as asked, and no more than it can read behind its start."""
+    most, room = asked or MOST_MADE, loaded.geometry.max_positions
+    return most if room is None else min(most, room - 1)
 
 
 def start_token(loaded: LoadedModel) -> int | None:
