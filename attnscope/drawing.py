@@ -29,6 +29,7 @@ from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NONE
 from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, score_panels, shortened
 from attnscope.shown import visible
+from attnscope.stacks import DECODER
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
@@ -167,8 +168,8 @@ def drawings(
     """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`."""
     if not seen.beside:
         return {"": Drawing.of(seen, heads, sort, top)}
-    stacks = {kind: f"{kind} " * (kind in seen.beside) for kind in seen.stacks}
-    return {kind: Drawing.of(one, heads, sort, top, stacks[kind]) for kind, one in seen.stacks.items()}
+    asked = {kind: one for kind, one in seen.stacks.items() if not one.chosen.nothing}
+    return {kind: Drawing.of(one, heads, sort, top, f"{kind} " * (kind in seen.beside)) for kind, one in asked.items()}
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,7 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
         role = maps.roles[index]
         return head_title(maps, index) + (f" {role}" if role != NONE else "")
 
-    return HeadMaps(prepare_heads([jobs[name] for name in names], style, title), style)
+    return HeadMaps(prepare_heads([jobs[name] for name in names if name in jobs], style, title), style)
 
 
 def coarser(maps: LayerMaps, side: int, key0_apart: bool) -> LayerMaps:
@@ -378,7 +379,10 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
         starts_K=starts[::step],
         axes=(name, "came from"),
     )
-    title = f"Rollout of {len(rolled.layers)} layers" + f", {step} {rolled.group} a cell" * (step > 1)
+    title = (
+        f"Rollout of {len(rolled.layers)} {f'{seen.kind} ' * (seen.kind != DECODER)}layers"
+        + f", {step} {rolled.group} a cell" * (step > 1)
+    )
     look = replace(style, about=replace(about(seen), command=style.about.command))
     jobs = [(folder / f"rollout.{style.image}", maps, 0)]
     return figures.save_head_maps(jobs, look, title=lambda maps, index: title)[0]

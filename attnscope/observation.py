@@ -292,6 +292,7 @@ class Observation:
         """
         columns, order = self.every, self._order(sort)
         head, mass, kinds = columns.head[order], columns.scores.get(MASS.id), codes(columns.kind[order])
+        top_key, unasked = self.place("keys", kinds, columns.top_key[order]), np.isnan(columns.top_key_mass[order])
         return as_table(
             {
                 "layer": columns.layer[order],
@@ -299,8 +300,8 @@ class Observation:
                 "kv_head": columns.kv_head[order],
                 "role": words(columns.role[order].tolist()),
                 "near_uniform": flags(columns.near_uniform[order].tolist()),
-                "top_key": columns.top_key[order],
-                "top_key_token": texts_at(self.names(), self.place("keys", kinds, columns.top_key[order])),
+                "top_key": numbers(columns.top_key[order], unasked),
+                "top_key_token": texts_at(self.names(), top_key, unasked),
                 "top_key_mass": columns.top_key_mass[order],
                 **{name: score.value[order].astype(np.float32) for name, score in columns.scores.items()},
                 **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
@@ -317,7 +318,7 @@ class Observation:
         """
         resting: dict[tuple[str, int], list[Head]] = {}
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
-            if head.top_key_mass > self.rests_above:
+            if head.top_key_mass > self.stacks[head.kind].rests_above:
                 resting.setdefault((head.kind, head.top_key), []).append(head)
         places = [(kind, position) for kind, one in self.stacks.items() for position in range(len(one.keys))]
         on = [resting.get(place, []) for place in places]
@@ -342,6 +343,21 @@ class Observation:
         from attnscope.looks import look_table
 
         return look_table(self, mean)
+
+    def rollout_table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
+        """Where each unit of every stack's own text came from: the rows of `Rollout.table`, and kind, the stack.
+
+        Cross-attention has none: a rollout is of units that are the same on both sides.
+        """
+        parts = [
+            (kind, one.rollout.table(top_k, min_weight)) for kind, one in self.stacks.items() if one.rollout is not None
+        ]
+        if not parts:
+            raise UsageError("this observation kept no rollout", 'ask with Request(rollout="tokens")')
+        named = [
+            part.append_column("kind", texts_at(KINDS, np.full(len(part), KINDS.index(kind)))) for kind, part in parts
+        ]
+        return pa.concat_tables(named).unify_dictionaries().combine_chunks()
 
     @property
     def rests_above(self) -> float:
@@ -456,7 +472,8 @@ class Observation:
             lines.append(f"layers {other_keys} attend to keys that are not tokens; they have no scores")
         if no_output:
             lines.append(f"layers {no_output}: P V was not compared with the layer's own output")
-        if MASS.id in self.columns.scores and np.isnan(self.columns.scores[MASS.id].value).all():
+        mass = None if self.chosen.nothing else self.columns.scores.get(MASS.id)
+        if mass is not None and np.isnan(mass.value).all():
             lines.append("mass: no query that was named sees a key that was named")
         return lines
 

@@ -51,7 +51,7 @@ from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import gram_root, output_projections
 from attnscope.stacks import CROSS, DECODER, ENCODER
-from attnscope.text.tokens import Chosen, Found, choose
+from attnscope.text.tokens import Chosen, Found, choose, choose_of_two
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
@@ -121,9 +121,13 @@ class Request:
         rollout = None if kind == CROSS else self.rollout  # of units that are the same on both sides
         return replace(self, view=replace(self.view, heads=heads), rollout=rollout)
 
-    def chosen(self, prompt: Prompt) -> Chosen:
-        """The tokens of a text that are asked about. Raises UsageError or InputError for what means none."""
-        return choose(prompt, self.query, self.key, self.define, self.spans)
+    def chosen(self, prompt: Prompt, source: Prompt | None = None) -> Chosen:
+        """The tokens of a text that are asked about. Raises UsageError or InputError for what means none.
+
+        source: what an encoder-decoder's encoder reads, where the prompt is its decoder's.
+        """
+        asked = self.query, self.key, self.define, self.spans
+        return choose(prompt, *asked) if source is None else choose_of_two(prompt, source, *asked)
 
 
 def observe(
@@ -147,12 +151,11 @@ def observe(
     was read.
     Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
     """
-    chosen = [request.chosen(prompt) for prompt in prompts] if chosen is None else chosen
-    asked = [Asked(prompt, tokens) for prompt, tokens in zip(prompts, chosen, strict=True)]
     if sources is None:
         loaded.check_task("one text at a time", DECODER, ENCODER)
-    else:
-        asked = [one._replace(source=source) for one, source in zip(asked, sources, strict=True)]
+    texts = list(zip(prompts, [None] * len(prompts) if sources is None else sources, strict=True))
+    chosen = [request.chosen(*pair) for pair in texts] if chosen is None else chosen
+    asked = [Asked(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
 
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance)
@@ -183,9 +186,15 @@ class Asked(NamedTuple):
 
     def of(self, kind: str) -> Asked:
         """What one stack of an encoder-decoder reads."""
+        chosen = self.chosen.of(kind)
         if self.source is None or kind == DECODER:
-            return self
-        return Asked(self.prompt, Chosen(), keys=self.source) if kind == CROSS else Asked(self.source, Chosen())
+            return self._replace(chosen=chosen)
+        return Asked(self.prompt, chosen, keys=self.source) if kind == CROSS else Asked(self.source, chosen)
+
+    @property
+    def looked_at(self) -> Prompt:
+        """The text that the keys are of."""
+        return self.keys or self.prompt
 
 
 def _observed(
@@ -301,7 +310,8 @@ def _texts(asked: Sequence[Asked], device: str, kind: str) -> Texts:
     ids = [list(prompt.ids) + [prompt.ids[-1]] * (longest - len(prompt)) for prompt in prompts]
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     query_BT = _marked([one.chosen.query for one in asked], longest, default=True)
-    key_BT = _marked([one.chosen.key for one in asked], longest, default=False)
+    most_keys = max(len(one.looked_at) for one in asked)
+    key_BT = _marked([one.chosen.key for one in asked], most_keys, default=False)
     answers = _answers(prompts) if kind == DECODER else None
     return Texts(torch.tensor(ids), lengths, query_BT, key_BT, answers, kind).to(torch.device(device))
 
@@ -335,9 +345,10 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
         "relation": TopRelation(request.key_zero),
         "top_key": TopKey(request.view),
     }
-    if request.relations:
+    nothing = all(one.chosen.nothing for one in asked)
+    if request.relations and not nothing:
         probes["keys"] = _keys_probe(asked, request)
-    if request.maps:
+    if request.maps and not nothing:
         view = request.view if request.maps == "kept" else replace(request.view, heads=None)
         probes["maps"] = Maps(
             len(prompts[0]),
@@ -347,7 +358,7 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
             request.map_side,
             chosen.query.positions if chosen.query else None,
             chosen.key.positions if chosen.key else None,
-            len(asked[0].keys or prompts[0]),
+            len(asked[0].looked_at),
         )
     if request.weights:
         probes["weights"] = Weights(request.view_of(request.weights))
@@ -358,24 +369,30 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
     if request.per_token:
         probes["per_token"] = PerToken(_towards(asked), request.view)
     if request.spans:
-        probes["spans"] = SpanMass(_spans(asked, request.spans), request.view)
+        keys = None if asked[0].keys is None else _spans(asked, request.spans, of_keys=True)
+        probes["spans"] = SpanMass(_spans(asked, request.spans), request.view, keys)
     return probes
 
 
 def _keys_probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKeys:
     """What keeps relations: of all queries and keys, or of those that are asked about."""
-    groups_BT = _groups([one.prompt for one in asked], request.group) if request.group else None
+    groups = None
+    if request.group:
+        of_queries = _groups([one.prompt for one in asked], request.group)
+        others = asked[0].keys is not None
+        groups = of_queries, _groups([one.looked_at for one in asked], request.group) if others else of_queries
     if not any(one.chosen.query or one.chosen.key for one in asked):
-        return TopKeys(request.top_k, request.view, groups_BT)
+        return TopKeys(request.top_k, request.view, groups)
 
-    def units(text: int, found: Found | None) -> Sequence[int]:
-        """The tokens that are asked about, or the groups that they stand in."""
-        places: Sequence[int] = found.positions if found else range(len(asked[text].prompt))
-        return places if groups_BT is None else tuple(groups_BT[text, list(places)].unique().tolist())
+    def units(side: int, text: int) -> Sequence[int]:
+        """The tokens that are asked about as queries, or as keys, or the groups that they stand in."""
+        one = asked[text]
+        prompt, found = (one.looked_at, one.chosen.key) if side else (one.prompt, one.chosen.query)
+        places: Sequence[int] = found.positions if found else range(len(prompt))
+        return places if groups is None else tuple(groups[side][text, list(places)].unique().tolist())
 
-    query = tuple(units(text, one.chosen.query) for text, one in enumerate(asked))
-    key = tuple(units(text, one.chosen.key) for text, one in enumerate(asked))
-    return ChosenKeys(request.top_k, query, key, request.view, groups_BT)
+    query, key = (tuple(units(side, text) for text in range(len(asked))) for side in (0, 1))
+    return ChosenKeys(request.top_k, query, key, request.view, groups)
 
 
 def _towards(asked: Sequence[Asked]) -> Received | Features:
@@ -389,10 +406,11 @@ def _towards(asked: Sequence[Asked]) -> Received | Features:
     return Features(share_BT[..., None]) if on_keys else Received(share_BT)
 
 
-def _spans(asked: Sequence[Asked], names: Sequence[str]) -> torch.Tensor:
+def _spans(asked: Sequence[Asked], names: Sequence[str], of_keys: bool = False) -> torch.Tensor:
     """True on the tokens of each text's spans, (B, T, S)."""
-    longest = max(len(one.prompt) for one in asked)
-    marked = [_marked([one.chosen.spans.get(name) for one in asked], longest, default=False) for name in names]
+    longest = max(len(one.looked_at if of_keys else one.prompt) for one in asked)
+    spans = [(one.chosen.key_spans if of_keys else one.chosen.spans) or {} for one in asked]
+    marked = [_marked([of_text.get(name) for of_text in spans], longest, default=False) for name in names]
     nowhere_BT = torch.zeros(len(asked), longest, dtype=torch.bool)
     return torch.stack([nowhere_BT if one is None else one for one in marked], -1)
 
@@ -432,7 +450,7 @@ class _Reading:
         advance: Callable[[int], object],
         kind: str,
     ) -> None:
-        self.kind, self.keys = kind, [one.keys or one.prompt for one in asked]
+        self.kind, self.keys = kind, [one.looked_at for one in asked]
         self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
         self.request, self.check, self.advance = request, check, advance
         self.out = output_projections(loaded, self.prompts[0].ids[:4]) if request.view.weights == "value" else None
@@ -502,7 +520,7 @@ class _Reading:
             weight_heads=PerLayer({key: self._weight_heads(key) for key in matrices}),
             operands=PerLayer(operands),
             rollout=rollout,
-            kept_keys=PerLayer(keys) if "keys" in self.probes else None,
+            kept_keys=PerLayer(keys) if self.request.relations else None,
             per_token=PerLayer(
                 {
                     key: TokenWeights(one.heads, one.weight[row, :, :count], one.uniform[row, :, :count])

@@ -18,7 +18,7 @@ from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_me
 from attnscope.model.geometry import tokens_that_fit
 from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
-from attnscope.observe import Request, observe
+from attnscope.observe import Asked, Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
 from attnscope.seam.generation import continuation, ends, most_made, start_token, translation
@@ -60,6 +60,12 @@ class Run:
     def named(self) -> Named | None:
         """The heads that the atlas names, as `selection.select` takes them."""
         return self.atlas.by_role() if self.atlas else None
+
+    @property
+    def asked(self) -> dict[str, Asked]:
+        """What every stack reads, and which tokens of it are asked about."""
+        both = Asked(self.prompt, self.chosen, self.source)
+        return {kind: both.of(kind) for kind in self.loaded.geometry.stacks}
 
     def asking(self, request: Request) -> Run:
         """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""
@@ -166,7 +172,7 @@ def prepare(
         prompt, made = _generated(loaded, prompt, generate, computes, advance)
     _check_matrices(loaded, request, len(prompt), len(source or ()))
     facts = made | _facts(loaded, prompt, source, computes, found)
-    return Run(loaded, prompt, request, computes, request.chosen(prompt), facts, found, source)
+    return Run(loaded, prompt, request, computes, request.chosen(prompt, source), facts, found, source)
 
 
 def _check_task(
@@ -181,11 +187,9 @@ def _check_task(
         return
     if answer is not None or (generate is not None and task == ENCODER):
         raise UsageError("an answer is what a causal model puts behind a text", "use {target=TEXT}" * (task != ENCODER))
-    asked = {"query": request.query, "key": request.key, "group": request.group, "rollout": request.rollout}
-    named = next((name for name, value in asked.items() if value), "weights per token" if request.per_token else None)
-    if task == "seq2seq" and named:
+    if task == "seq2seq" and request.per_token:
         raise UsageError(
-            f"{named} asks about one text, and an encoder-decoder reads two",
+            "weights per token are of one text, and an encoder-decoder reads two",
             "leave it out, or read the encoder alone: {task=encoder}",
         )
 

@@ -22,7 +22,7 @@ from attnscope.measure.layers import codes
 from attnscope.measure.metrics import MASS, METRICS
 from attnscope.seam.call import joined_ways
 from attnscope.selection import spelled
-from attnscope.stacks import KINDS
+from attnscope.stacks import CROSS, KINDS
 from attnscope.tables import numbers, tamed, texts_at
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ class Measured:
     @property
     def lacking(self) -> Counter[str]:
         """How many texts lack a span, by name."""
-        spans = (observation.chosen.spans for _, observation in self.seen)
-        return Counter(name for found in spans for name, one in found.items() if one is None)
+        spans = ([of.chosen.spans for kind, of in one.stacks.items() if kind != CROSS] for _, one in self.seen)
+        return Counter(name for texts in spans for name in texts[0] if all(found[name] is None for found in texts))
 
     @property
     def targets(self) -> Counter[str]:
@@ -205,7 +205,7 @@ def _texts(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
             "removed_tokens": one.prompt.removed,
             "sha256": one.prompt.sha256,
             "fields": printable(json.dumps(item.fields, ensure_ascii=False, default=str)),
-            **_chosen(one.chosen),
+            **_chosen(one),
             **(_target(one) if output.targets else {}),
         }
         for item, one in seen
@@ -218,14 +218,27 @@ def _target(seen: Observation) -> dict[str, Any]:
     return {"target": "".join(seen.queries.plain).strip(), "target_tokens": len(seen.queries)}
 
 
-def _chosen(chosen: Chosen) -> dict[str, str | None]:
-    """The tokens that were asked about, as `--query` and `--key` take them, and what is to be said of them."""
+def _chosen(seen: Observation) -> dict[str, str | None]:
+    """The tokens that were asked about, as `--query` and `--key` take them, and what is to be said of them.
+
+    Of an encoder-decoder each is a JSON object by stack, null where a stack was not asked.
+    """
+    found = {kind: _positions(one.chosen) for kind, one in seen.stacks.items()}
+    said = {name: {kind: of.get(name) for kind, of in found.items()} for of in found.values() for name in of}
+    columns = said if seen.beside else found[seen.kind]
+    notes = dict.fromkeys(note for one in seen.stacks.values() for note in one.chosen.notes)
+    cells = {
+        name: json.dumps(cell, ensure_ascii=False) if isinstance(cell, dict) else cell for name, cell in columns.items()
+    }
+    return {**cells, "note": "; ".join(notes) or None}
+
+
+def _positions(chosen: Chosen) -> dict[str, Any]:
     found = {"query": chosen.query, "key": chosen.key}
-    said = {name: spelled(one.positions) for name, one in found.items() if one is not None}
+    said: dict[str, Any] = {name: spelled(one.positions) or None for name, one in found.items() if one is not None}
     if chosen.spans:
-        spans = {name: one and spelled(one.positions) for name, one in chosen.spans.items()}
-        said["positions"] = json.dumps(spans, ensure_ascii=False)
-    return {**said, "note": "; ".join(chosen.notes) or None}
+        said["positions"] = {name: one and spelled(one.positions) for name, one in chosen.spans.items()}
+    return said
 
 
 def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
@@ -241,6 +254,8 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         one.place("keys", kind, one.every.top_key[places])
         for (_, one), places, kind in zip(seen, kept, kinds, strict=True)
     ]
+    mass = column(lambda heads: heads.top_key_mass, np.float32)
+    unasked, [tokens] = np.isnan(mass), _words([one.names() for _, one in seen], top_keys)
     columns: dict[str, Any] = {
         **_about(seen, [len(places) for places in kept]),
         "layer": column(lambda heads: heads.layer, np.int32),
@@ -248,9 +263,9 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "kv_head": column(lambda heads: heads.kv_head, np.int32),
         "role": pa.array(roles.tolist(), pa.string()).dictionary_encode(),
         "near_uniform": pa.array(column(lambda heads: heads.near_uniform, object).tolist(), pa.bool_()),
-        "top_key": column(lambda heads: heads.top_key, np.int32),
-        "top_key_token": _words([one.names() for _, one in seen], top_keys)[0],
-        "top_key_mass": column(lambda heads: heads.top_key_mass, np.float32),
+        "top_key": numbers(column(lambda heads: heads.top_key, np.int32), unasked),
+        "top_key_token": pa.DictionaryArray.from_arrays(numbers(tokens.indices.to_numpy(), unasked), tokens.dictionary),
+        "top_key_mass": mass,
     }
     parts = [(name, name, "value") for name in METRICS]
     parts += [("mass", MASS.id, "value"), ("uniform", MASS.id, "null")] if "key" in output.chosen else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from attnscope.seam.generation import most_made, start_token, translation
 from attnscope.selection import select_stacks
 from attnscope.text.prompt import Prompt, Side, from_ids, reading
 from attnscope.text.target import target
-from attnscope.text.tokens import Chosen
+from attnscope.text.tokens import Chosen, Found
 
 SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
 KERNEL = "numba"
@@ -193,11 +193,6 @@ class Worker:
                 f"a target is what an encoder-decoder's decoder reads, and this is a {loaded.geometry.task}",
                 "leave out {target_field}",
             )
-        asked = self.job.request
-        if self.of_two and (
-            asked.query or asked.key or asked.spans or asked.group or self.job.query_field or self.job.key_field
-        ):
-            raise UsageError("tokens are named in one text, and an encoder-decoder reads two", "use {task=encoder}")
         if self.of_two and not given and not getattr(loaded.model, "can_generate", lambda: False)():
             raise ModelError(f"{loaded.name} cannot generate", "give the targets with {target_field=NAME}")
 
@@ -208,9 +203,17 @@ class Worker:
         key = asked.key if job.key_field is None else _expression(item, job.key_field)
         given = given_spans(item, prompt, asked.spans, job.chat) if asked.spans else {}
         left = [name for name in asked.spans if name not in given]
+
+        def spanned(chosen: Chosen, given: Mapping[str, Found | None]) -> Chosen:
+            """With the spans that the record gives, which are of its text."""
+            return replace(chosen, spans={name: {**given, **chosen.spans}.get(name) for name in asked.spans})
+
         try:
-            chosen = replace(asked, query=query, key=key, spans=left).chosen(prompt)
-            return replace(chosen, spans={name: {**given, **chosen.spans}[name] for name in asked.spans})
+            wanted = replace(asked, query=query, key=key, spans=left)
+            if text.target is None:
+                return spanned(wanted.chosen(prompt), given)
+            chosen = wanted.chosen(text.target, prompt)
+            return replace(spanned(chosen, {}), source=spanned(chosen.source or chosen, given))
         except UsageError as error:  # what a record says, or a pattern that takes too long on this text
             raise InputError(error.message) from error
 

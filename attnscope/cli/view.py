@@ -119,14 +119,14 @@ def plan_of(pages: Pages, selected: Selected, run: Run) -> Plan:
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.cli.single import header, tell_answer, tell_chosen
+    from attnscope.cli.single import header, tell_answer, tell_asked
     from attnscope.text.tokens import Chosen
 
     layers = run.loaded.geometry.attention_layers
     run = run.asking(replace(run.request, **plan.request(layers, len(run.prompt))))
     output.talk(header(run), quiet)
     tell_answer(run, quiet)
-    tell_chosen(run.prompt, run.chosen, quiet)
+    tell_asked(run, quiet)
     whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens
     if asked.verify:
         with output.progress("oracle", None, quiet):

@@ -162,6 +162,24 @@ def test_pictures_lie_in_a_folder_per_stack(models: dict[str, str], corpus: str,
     assert drawn == {f"figures/000000/{kind}/overview.png" for kind in KINDS}
 
 
+def test_tokens_and_spans_are_of_each_stacks_texts(models: dict[str, str], corpus: str, tmp_path: Path) -> None:
+    spans = ("--spans", "where=river", "--spans", "what=bank")
+    flags = ("--target-field", "said", "--tables", "heads", "--query", "river", "--key", "bank", *spans, "--summary")
+    assert batch(corpus, models["t5"], tmp_path / "out", *flags).code == 1
+    heads, found = (rows(tmp_path / "out", table) for table in ("heads", "spans"))
+    given = ("--target", RECORDS[0]["said"], "--query", "river", "--key", "bank")
+    expected = alone("heads", models["t5"], RECORDS[0], *given)
+    check_alike([row for row in heads if row["id"] == "a"], expected)
+    pairs = [row for row in found if row["id"] == "a" and (row["query_span"], row["key_span"]) == ("where", "what")]
+    for pair, one in zip(in_order(pairs), in_order(expected), strict=True):
+        assert pair["mass"] == (None if one["mass"] is None else pytest.approx(one["mass"], abs=1e-5))
+    texts = {row["id"]: row for row in rows(tmp_path / "out", "texts")}
+    assert json.loads(texts["b"]["query"]) == {ENCODER: "2", DECODER: None, CROSS: None}  # "the bank" has no river
+    assert json.loads(texts["b"]["positions"])[DECODER] == {"where": None, "what": "2"}
+    unasked = [row for row in heads if row["id"] == "b" and row["kind"] != ENCODER]
+    assert all(row["entropy"] is None and row["top_key_token"] is None for row in unasked)
+
+
 def test_to_stdout_gives_the_target(models: dict[str, str], corpus: str) -> None:
     flags = ("--target-field", "said", "--to-stdout", "jsonl", "--tables", "heads", "-q")
     done = call("batch", corpus, "-m", models["bart"], *flags)
