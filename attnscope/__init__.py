@@ -1,4 +1,4 @@
-"""attnscope: see, measure and verify what every attention head of a pretrained decoder attends to.
+"""attnscope: see, measure and verify what every attention head of a pretrained transformer attends to.
 
 >>> import attnscope
 >>> model = attnscope.load("demo")

@@ -226,11 +226,23 @@ def test_texts_of_a_padded_batch_score_as_they_do_alone() -> None:
             torch.testing.assert_close(together[name][row], expected[name][0], atol=1e-6, rtol=1e-6, equal_nan=True)
 
 
+def test_an_encoders_first_token_has_no_previous_token() -> None:
+    """It sees every key, so that only its place tells that none stands before it."""
+    weights_HQK = torch.zeros(1, 6, 6)
+    weights_HQK[0, range(1, 6), range(5)] = 1
+    weights_HQK[0, 0, 3] = 1
+    P = DenseAttention(weights_HQK[None], Visibility(6, 6, causal=False))
+    assert measure(P, Texts(torch.arange(6)[None], torch.tensor([6]), kind="encoder"), ["previous_token"]) == {
+        "previous_token": torch.ones(1, 1)
+    }
+
+
 def test_support_counts_the_rows_behind_a_score() -> None:
     P, tokens = random_attention(40), [1, 2, 3, 4] * 10
     rows = support(P, Texts(torch.tensor([tokens]), torch.tensor([40])))
     assert {name: int(count[0, 0]) for name, count in rows.items()} == {
         "two_keys": 39,
+        "previous": 39,
         "three_keys": 38,
         "all": 40,
         "repeats": 36,

@@ -5,7 +5,8 @@
 Shapes: B text, H head, Q query, K key, T token, D head dim.
 """
 
-from collections.abc import Callable, Container
+import inspect
+from collections.abc import Callable, Container, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import ModelError
 from attnscope.model.checkpoint import check_has_attention
 from attnscope.model.families import Family
-from attnscope.model.geometry import geometry_of
+from attnscope.model.geometry import eager_bytes, geometry_of
 from attnscope.model.task import model_class, task_of
 from attnscope.seam.hooked import weights_in, whole
 from attnscope.seam.listen import calls_interface, listen
@@ -33,12 +35,14 @@ from helpers.stack_families import (
     SOURCE,
     TYPES,
     UNREAD,
+    Key,
     Measured,
     heard,
     ids,
     inputs_of,
     measure,
     own,
+    peak_bytes,
     tiny,
 )
 
@@ -50,10 +54,10 @@ QUICK = (
 )
 
 
-def every_but(names: Container[str] = ()) -> list[Any]:
+def every_but(names: Container[str] = (), quick: Container[str] = QUICK) -> list[Any]:
     """Every type but those; what is not quick is slow."""
     kept = [name for name in TYPES if name not in names]
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in kept]
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in kept]
 
 
 EVERY = every_but()
@@ -208,11 +212,29 @@ def test_weights_are_found_wherever_a_module_puts_them() -> None:
 
 # Lengths, padding.
 
-LEFT = ("roberta", "t5", "modernbert", "luke")  # whose positions do not count what pads on the left
+COUNTS_PADDING = (  # on the left as positions of the text, and takes no others
+    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "dpr", "encoder-decoder", "led", "marian", "mbart"),
+    *("mvp", "pegasus", "pegasus_x", "plbart", "prophetnet"),
+)
 MIXES = {  # what pads reaches real tokens by another way than attention
     "convbert": "its convolutions",
     "funnel": "its pooling",
     "mobilebert": "its embeddings, each made of its neighbours' too",
+}
+UNPACKED = {
+    **dict.fromkeys(
+        ("embedding_gemma2_text", "modernbert", "neomme", "openai_privacy_filter", "ultrabert"),
+        "a mask that is given hides no window",
+    ),
+    **dict.fromkeys(
+        (
+            *("deberta", "deberta-v2", "esm", "flaubert", "layoutlm", "longformer", "markuplm", "tipsv2_text_model"),
+            *("xlm", "xlnet"),
+        ),
+        "it takes one mask for all queries",
+    ),
+    "clip_text_model": "a mask that is given hides no later token",
+    "dpr": "it takes no positions",
 }
 TOO_SHORT = {"funnel": "transformers' own pooling fails on so few tokens"}
 
@@ -242,20 +264,64 @@ def test_short_texts(family: str, tokens: int) -> None:
     }
 
 
+LONG = 1024  # tokens, beside which the hidden states of a tiny model are small
+FIXED = ("encoder-decoder",)  # its parts have positions of their own configs
+
+
+@pytest.mark.parametrize("family", every_but(FIXED, quick=("bert", "deberta-v2", "funnel", "t5")))
+def test_eager_takes_no_more_than_is_said(family: str) -> None:
+    model = tiny(family) if family == "xlnet" else tiny(family, max_position_embeddings=LONG + 64)
+    said = eager_bytes(geometry_of(model.config, count=False), LONG, 4)
+    assert 0.5 * said < peak_bytes(model, LONG) < 1.2 * said
+
+
+def positions(model: Any, source: Tensor, alone: Mapping[Key, Tensor], **inputs: Tensor) -> dict[str, Tensor]:
+    """The positions that the model gives a text by itself, as an input; nothing where it takes none."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return {}
+    for first in range(3):  # some begin behind their padding token
+        given = {"position_ids": torch.arange(first, first + source.shape[1]).expand_as(source)}
+        found = heard(model, source, **inputs, **given)[0]
+        if all(torch.equal(found[key], alone[key]) for key in alone):
+            return given
+    return {}
+
+
 @pytest.mark.parametrize("family", every_but(MIXES))
 def test_padding_changes_nothing(family: str) -> None:
     """Behind an attention_mask, real tokens have the weights that they have alone, and padding gets none."""
     model = tiny(family)
     source, inputs = ids(SOURCE), inputs_of(model)
     alone = heard(model, source, **inputs)[0]
-    for left in (False, True) if family in LEFT else (False,):
+    for left in (False,) if family in COUNTS_PADDING else (False, True):
         long, mask = padded(model, source, left)
-        beside = heard(model, long, attention_mask=mask, **inputs)[0]
+        sides = (3, 0) if left else (0, 3)
+        own = {name: pad(one, sides) for name, one in positions(model, source, alone, **inputs).items()}
+        beside = heard(model, long, attention_mask=mask, **inputs, **own)[0]
         part = slice(3, None) if left else slice(0, SOURCE)
         for (kind, layer), weights in alone.items():
             queries = part if kind == ENCODER else slice(None)
             keys = part if kind in (ENCODER, CROSS) else slice(None)
             assert_close(beside[kind, layer][..., queries, keys], weights, atol=2e-5, rtol=0)
+
+
+ENCODERS = [one for one in TYPES if task_of(tiny_config(one, **OVERRIDES.get(one, {}))) == "encoder"]
+
+
+@pytest.mark.parametrize("family", every_but((*MIXES, *UNPACKED, *(one for one in TYPES if one not in ENCODERS))))
+def test_packed_texts_have_the_weights_that_they_have_alone(family: str) -> None:
+    model, lengths = tiny(family), (SOURCE, 9)
+    texts = [ids(length, seed)[:1] for seed, length in enumerate(lengths)]
+    alone = [heard(model, text)[0] for text in texts]
+    own = [positions(model, text, found) for text, found in zip(texts, alone, strict=True)]
+    text_T = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    mask = torch.where(text_T[:, None] == text_T, 0.0, torch.finfo(torch.float32).min)[None, None]
+    given = {name: torch.cat([one[name] for one in own], 1) for name in own[0]}
+    packed = heard(model, torch.cat(texts, 1), attention_mask=mask, **given)[0]
+    for place, found in enumerate(alone):
+        part = text_T == place
+        for key, weights in found.items():
+            assert_close(packed[key][:, :, part][..., part], weights, atol=2e-5, rtol=0)
 
 
 def test_a_mask_with_one_row_for_all_queries_is_read_for_each() -> None:

@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 from transformers.models.llama import modeling_llama
 
+from attnscope.cli.parity import verdict
 from attnscope.measure.probes import View
 from attnscope.model.loading import LoadOptions, load
 from attnscope.observation import Observation
@@ -375,3 +376,23 @@ def test_off_token_mass_is_from_0_to_1_where_nobody_says_that_there_are_no_sinks
     [seen] = observe(as_loaded(roused_model(family)), [prompt(ids(60))], wanted)
     mass = np.array([head.score["off_token_mass"] for head in seen.heads])
     assert ((mass >= 0) & (mass < 1e-6)).all()
+
+
+def test_what_lacks_support_is_said_of_the_layers_that_lack_it(tmp_path: Path) -> None:
+    """Layers 0 and 1 have a window of 6, in which no token sees more than 32; layers 2 and 3 see the whole text."""
+    kinds = ["sliding_attention"] * 2 + ["full_attention"] * 2
+    model = roused_model("gemma3_text", sliding_window=6, num_hidden_layers=4, layer_types=kinds)
+    done = call("heads", "--model", folder_of(model, tmp_path), "--text", text(100), "--format", "table")
+    [said] = [line for line in done.err.splitlines() if "local:" in line]
+    assert "in layers 0-1 (window 6):" in said
+
+
+@pytest.mark.parametrize("model_type", ["doge", "deepseek_v32"])
+def test_parity_says_how_far_half_precision_is_where_it_chooses_other_keys(model_type: str) -> None:
+    """These choose their keys by scores whose order rounding changes: a weight can go from 1 to 0."""
+    report = parity_of(in_half(roused_model(model_type)), tokens=100)
+    rounding = report.largest("rounding")
+    assert report.holds
+    assert rounding is not None
+    assert f"as run in bfloat16 up to {rounding[1]:.2g} ({rounding[0]}" in verdict(report)
+    assert model_type != "doge" or rounding[1] > 0.1

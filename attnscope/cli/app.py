@@ -110,4 +110,4 @@ def attnscope(
         bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """See, measure and verify what every attention head of a pretrained decoder attends to."""
+    """See, measure and verify what every attention head of a pretrained transformer attends to."""

@@ -51,6 +51,10 @@ def visible_keys(P: AttentionOperator) -> Tensor:
 
 ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
     "two_keys": ("rows that see at least 2 keys", lambda P, texts: visible_keys(P) >= 2),
+    "previous": (
+        "rows that see at least 2 keys and have a token before them",
+        lambda P, texts: (visible_keys(P) >= 2) & (texts.previous_BT >= 0)[:, None],
+    ),
     "three_keys": ("rows that see at least 3 keys", lambda P, texts: visible_keys(P) >= 3),
     "all": ("all rows", lambda P, texts: visible_keys(P) >= 1),
     "repeats": (

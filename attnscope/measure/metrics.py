@@ -61,7 +61,7 @@ METRICS: Mapping[str, Metric] = {
             range="0 to 1",
             source="Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
             reading="near 1: the head looks at the token just before",
-            rows="two_keys",
+            rows="previous",
             kinds=OF_TEXT,
             asks=lambda texts: (Back(1),),
         ),

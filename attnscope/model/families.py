@@ -151,16 +151,24 @@ FAMILIES: Mapping[str, Family] = {
     # Encoders and encoder-decoders.
     "albert": Family(by_order=True, layers=_repeated),
     "bigbird_pegasus": Family(config_changes={"attention_type": "original_full"}),
-    "convbert": Family(returns_weights_when_asked=True, heads=_fewer_heads),
+    "convbert": Family(returns_weights_when_asked=True, heads=_fewer_heads, matrices_alive=3),
     **dict.fromkeys(
-        ("deberta", "deberta-v2", "flaubert", "fsmt", "ibert", "luke", "mpnet", "tapas", "visual_bert"),
-        Family(returns_weights_when_asked=True),
+        ("flaubert", "fsmt", "ibert", "luke", "tapas", "visual_bert"), Family(returns_weights_when_asked=True)
     ),
-    "funnel": Family(returns_weights_when_asked=True, by_order=True, layers=_in_blocks),
+    **dict.fromkeys(("deberta", "deberta-v2", "mpnet"), Family(returns_weights_when_asked=True, matrices_alive=3)),
+    "funnel": Family(returns_weights_when_asked=True, by_order=True, layers=_in_blocks, matrices_alive=7),
     **dict.fromkeys(("led", "longformer"), Family(returns_weights_when_asked=True, layout="band")),
     "longt5": Family(returns_weights_when_asked=True, layout="blocks", kind=_blocks_with_summaries),
-    "pegasus_x": Family(kind=_blocks_with_summaries),
-    "squeezebert": Family(returns_weights_when_asked=True, returns_logits="SqueezeBertSelfAttention"),
+    "pegasus_x": Family(kind=_blocks_with_summaries, matrices_alive=3),
+    "squeezebert": Family(returns_weights_when_asked=True, returns_logits="SqueezeBertSelfAttention", matrices_alive=3),
+    **dict.fromkeys(
+        (
+            *("embedding_gemma2_text", "mt5", "neomme", "openai_privacy_filter", "switch_transformers", "t5"),
+            "umt5",
+        ),
+        Family(matrices_alive=3),
+    ),
+    **dict.fromkeys(("layoutlmv3", "lilt"), Family(matrices_alive=6)),
     "t5gemma2": Family(bypasses_interface=True),
     "t5gemma2_decoder": Family(merges_cross=True),
     # Decoders that attend outside the interface.
@@ -180,7 +188,11 @@ FAMILIES: Mapping[str, Family] = {
         ("git", "mvp", "openai-gpt", "trocr"), Family(bypasses_interface=True, returns_weights_when_asked=True)
     ),
     "prophetnet": Family(
-        bypasses_interface=True, returns_weights_when_asked=True, returns_logits="ProphetNetAttention", one_length=True
+        bypasses_interface=True,
+        returns_weights_when_asked=True,
+        returns_logits="ProphetNetAttention",
+        matrices_alive=5,
+        one_length=True,
     ),
     "falcon": Family(bypasses_interface=True, returns_weights_when_asked=True, matrices_alive=4, kv_heads=_multi_query),
     # Decoders that ask the interface.

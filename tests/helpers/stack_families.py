@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -256,3 +258,12 @@ def _asked(P: AttentionOperator) -> list[Tensor]:
 def _largest(one: list[Tensor], other: list[Tensor]) -> float:
     assert len(one) == len(other)
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+
+
+def peak_bytes(model: Any, tokens: int) -> int:
+    """The most that one eager pass over a text has allocated at a time, beside the model and its inputs."""
+    source, inputs = ids(tokens, texts=1), {name: value[:1] for name, value in inputs_of(model).items()}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        listen(model, source, lambda call: None, **inputs)
+    steps = (event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]")
+    return max(accumulate(steps))
