@@ -366,7 +366,7 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
         probes["operands"] = Operands(request.view_of(request.operands))
     if request.rollout:
         probes["rollout"] = RolloutProbe(_groups(prompts, request.rollout))
-    if request.per_token:
+    if request.per_token and not nothing:
         probes["per_token"] = PerToken(_towards(asked), request.view)
     if request.spans:
         keys = None if asked[0].keys is None else _spans(asked, request.spans, of_keys=True)
@@ -397,12 +397,13 @@ def _keys_probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKey
 
 def _towards(asked: Sequence[Asked]) -> Received | Features:
     """What is asked of every token: its mean weight as a key of the chosen queries, or its mass on the chosen keys."""
-    on_keys = all(one.chosen.query is None and one.chosen.key is not None for one in asked)
-    share_BT = torch.zeros(len(asked), max(len(one.prompt) for one in asked))
-    for row, (prompt, chosen, *_) in enumerate(asked):
-        found = chosen.key if on_keys else chosen.query
-        positions = list(range(len(prompt)) if found is None else found.positions)
-        share_BT[row, positions] = 1.0 if on_keys else 1 / len(positions)
+    on_keys = all(one.chosen.keys_alone for one in asked)
+    texts = [one.looked_at if on_keys else one.prompt for one in asked]
+    share_BT = torch.zeros(len(asked), max(map(len, texts)))
+    for row, one in enumerate(asked):
+        found = one.chosen.key if on_keys else one.chosen.query
+        positions = list(range(len(texts[row])) if found is None else found.positions)
+        share_BT[row, positions] = 1.0 if on_keys else 1 / max(1, len(positions))
     return Features(share_BT[..., None]) if on_keys else Received(share_BT)
 
 
@@ -498,6 +499,7 @@ class _Reading:
         """One text's part of what was kept, cut to its length."""
         prompt, count, rollout = self.prompts[row], len(self.prompts[row]), self._rollout(row)
         keys_count = len(self.keys[row])
+        weighed = count if self.chosen[row].keys_alone else keys_count
         if rollout is not None:
             facts = {**facts, "rollout": rollout.facts(self.all_layers)}
         keys = {key: kept[row] for key, kept in self.kept.get("keys", {}).items()}
@@ -523,7 +525,7 @@ class _Reading:
             kept_keys=PerLayer(keys) if self.request.relations else None,
             per_token=PerLayer(
                 {
-                    key: TokenWeights(one.heads, one.weight[row, :, :count], one.uniform[row, :, :count])
+                    key: TokenWeights(one.heads, one.weight[row, :, :weighed], one.uniform[row, :, :weighed])
                     for key, one in self.kept.get("per_token", {}).items()
                 }
             ),

@@ -159,6 +159,8 @@ def prepare(
     prompt = _prompt(loaded, text, chat, truncate, "" if generate and not of_two else answer)
     answers.check_room(prompt, generate, loaded.geometry.max_positions)
     found = atlas_of(loaded, atlas)
+    if select is None and request.per_token and of_two:
+        select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
     if select is not None:
         named, geometry = found.by_role() if found else None, loaded.geometry
         heads = select_stacks(select, geometry.heads_of_stacks, geometry.kind, named)
@@ -187,11 +189,6 @@ def _check_task(
         return
     if answer is not None or (generate is not None and task == ENCODER):
         raise UsageError("an answer is what a causal model puts behind a text", "use {target=TEXT}" * (task != ENCODER))
-    if task == "seq2seq" and request.per_token:
-        raise UsageError(
-            "weights per token are of one text, and an encoder-decoder reads two",
-            "leave it out, or read the encoder alone: {task=encoder}",
-        )
 
 
 def _target(

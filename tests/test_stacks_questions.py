@@ -196,6 +196,37 @@ def test_encoder_and_decoder_are_rolled_out_over_their_own_texts(read: Read, tmp
     assert said["rollout"].keys() == {ENCODER, DECODER}
 
 
+@pytest.mark.parametrize(
+    ("flags", "kind", "shown"),
+    [
+        ((), CROSS, "source"),
+        (("--query", "was"), CROSS, "source"),
+        (("--key", "financial"), CROSS, "target"),
+        (("--select", "enc", "--query", "bank"), ENCODER, "source"),
+    ],
+)
+def test_the_text_is_coloured_by_cross_attention_unless_another_stack_is_named(
+    read: Read, flags: tuple[str, ...], kind: str, shown: str
+) -> None:
+    found = table("text", read, "--mean", "all", *flags)
+    text = read.source if shown == "source" else read.target
+    assert [row["token"] for row in found] == list(text.tokens)
+    assert {row["kind"] for row in found} == {kind}
+    mean_QK = np.mean([weights for key, weights in read.weights.items() if key[0] == kind], 0)
+    if "--key" in flags:
+        expected_T = mean_QK[:, read.places("source", "financial")].sum(1)
+    else:
+        rows = read.places(read.sides(kind)[0], flags[-1]) if flags else list(range(len(read.target)))
+        expected_T = mean_QK[rows].mean(0)
+    assert [float(row["weight"]) for row in found] == pytest.approx(expected_T.tolist(), abs=1e-5)
+
+
+def test_a_text_that_no_shown_stack_knows_is_refused_with_the_way_out(read: Read) -> None:
+    result = asked("text", read, "--query", "financial", "-q")
+    assert (result.code, result.out) == (4, b"")
+    assert "--select enc,dec" in result.err
+
+
 def test_a_run_says_what_each_stack_was_asked_and_is_drawn_without_the_others(read: Read, tmp_path: Path) -> None:
     out = tmp_path / "out"
     figures = ("--figures", "overview,mass", "--query", "was", "--key", "the")

@@ -59,6 +59,11 @@ class Chosen:
         """Whether tokens are asked about, and the text has none of them."""
         return any(found is not None and not found.positions for found in (self.query, self.key))
 
+    @property
+    def keys_alone(self) -> bool:
+        """Whether keys were chosen, and no queries."""
+        return self.query is None and self.key is not None
+
     def of(self, kind: str) -> Chosen:
         """What is asked of one stack: queries of the text that it reads, keys of the text that it looks at."""
         if self.source is None:
