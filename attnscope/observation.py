@@ -494,7 +494,8 @@ class Observation:
         """What was kept as one HTML file to hover over: shown in a notebook's frame, or `.save(path)`.
 
         select: heads whose maps stay whole where a page of `max_mb` has no room for all, as "27.3,last". precision:
-        bits per weight. Raises UsageError for logits, and for means over kv heads.
+        bits per weight. Of an encoder-decoder it has the kept heads of all stacks, over the text and behind it the
+        target. Raises UsageError for logits, and for means over kv heads.
 
             >>> seen.page().save("bank.html")
         """
@@ -502,7 +503,11 @@ class Observation:
         from attnscope.viewer.page import about, page_of
         from attnscope.viewer.plan import Plan
         from attnscope.viewer.side import Side
+        from attnscope.viewer.stacks import StackedSide
 
+        if self.beside:
+            stacked = StackedSide(self)
+            return page_of([stacked], Plan(max_mb, precision), about(stacked.seen, {}))
         side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
         named = self.atlas.by_role() if self.atlas else None
         whole = selected(select, there, named) if select is not None else {}

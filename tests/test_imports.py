@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "manifest": "errors files text stacks",
     "export": "drawing errors figures files manifest model tables",
     "looks": "errors measure tables stacks",
-    "viewer": "_version errors files manifest measure selection shown text",
+    "viewer": "_version errors files manifest measure selection shown stacks text",
     "observation": "drawing errors export looks measure selection tables viewer text stacks",
     "observe": "errors tables attention model seam measure text observation stacks",
     "run": "errors memory model observation observe parity seam selection study text stacks",

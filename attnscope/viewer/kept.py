@@ -65,6 +65,7 @@ class KeptSide:
             "received": None,
             "steps": None,
             "first": [None] * len(layers),
+            "end": [None] * len(layers),
         }
 
     @property
