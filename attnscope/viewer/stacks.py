@@ -91,7 +91,9 @@ def joined(seen: Observation) -> Observation:
 
 def _behind(source: Prompt, target: Prompt) -> Prompt:
     """Both texts as one, with what they are as its turns."""
-    moved = len(source.text)
+    moved, plain = len(source.text), list(target.plain)
+    if False in target.special:  # so that neither the page's text nor its title runs from one into the other
+        plain[target.special.index(False)] = "\n" + plain[target.special.index(False)]
     return replace(
         source,
         text=source.text + target.text,
@@ -99,7 +101,7 @@ def _behind(source: Prompt, target: Prompt) -> Prompt:
         tokens=source.tokens + target.tokens,
         labels=source.labels + target.labels,
         special=source.special + target.special,
-        plain=source.plain + target.plain,
+        plain=(*source.plain, *plain),
         turns=(Span(0, len(source), "text"), Span(len(source), len(source) + len(target), "target")),
         characters=source.characters + tuple((start + moved, stop + moved) for start, stop in target.characters),
     )
