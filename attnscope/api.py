@@ -9,6 +9,7 @@ from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.measure.probes import View
+from attnscope.media.sound import sound_of
 from attnscope.model.libraries import without_bars
 from attnscope.model.loading import LoadedModel, LoadOptions
 from attnscope.model.loading import load as load_model
@@ -37,7 +38,7 @@ def load(model: str = "demo", **options: Any) -> LoadedModel:
 
 def capture(
     model: LoadedModel,
-    text: Text,
+    text: Text | None = None,
     layers: Sequence[int] | None = None,
     *,
     engine: str = "auto",
@@ -55,6 +56,7 @@ def capture(
     generate: int | None = None,
     answer: str | Sequence[int] | None = None,
     target: str | Sequence[int] | None = None,
+    audio: Any = None,
 ) -> Observation:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
@@ -69,6 +71,7 @@ def capture(
     layer against the oracle. generate: let the model put up to so many tokens behind the text first, and read them
     with it; answer: put this behind it instead. `prompt` and `answer` then name tokens, and each head has its
     `lookback`. target: what an encoder-decoder's decoder reads; without it, what the model makes of the text, greedily.
+    audio: in the text's stead, for a model of sound: a file, or (samples, rate).
 
     Returns an Observation: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads` has one entry per head; `prompt` the
     tokens. Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the
@@ -77,6 +80,8 @@ def capture(
         >>> seen = attnscope.capture(model, "the financial bank is located on river bank")
         >>> seen.weights[0].shape
     """
+    if (text is None) == (audio is None):
+        raise UsageError("expected one text, or one sound", "give a text, or {audio=FILE}")
     if request is None:
         view = View(heads=None if layers is None else _heads_of(model, layers))
         request = Request(view=view, relations=True, maps="kept", weights=True)
@@ -87,7 +92,7 @@ def capture(
     request = replace(request, **asked)
     return read(
         model,
-        text,
+        sound_of(audio) if text is None else text,
         request,
         engine=engine,
         verify=verify,

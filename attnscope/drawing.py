@@ -9,7 +9,7 @@ import html
 from base64 import b64encode
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,9 +27,9 @@ from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NONE
-from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, score_panels, shortened
+from attnscope.panels import LONGEST_NAME, chosen_words, mass_panels, score_panels, shortened, with_rows
 from attnscope.shown import visible
-from attnscope.stacks import DECODER
+from attnscope.stacks import DECODER, DIFFERENCE, ENCODER
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top")  # of every run; where they are named
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
+WINDOWS = ("window", "chunk")  # what stands before the number, of layers that see a part of the text
 LONGEST_TEXT = 60  # letters at the foot of a figure
 Advance = Callable[[int], None]
 
@@ -68,7 +69,8 @@ class Drawing:
     """One text's pictures before they are drawn, without torch: maps, heads to draw one by one, panels of metrics.
 
     layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of. mass: panels
-    of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer.
+    of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer. without:
+    {layer: what it is} of layers without attention, whose rows are grey.
     """
 
     maps: tuple[Maps, ...]
@@ -78,6 +80,7 @@ class Drawing:
     about: About = About()
     mass: tuple[tuple[Panel, ...], str] = ((), "")
     sheet: Maps | None = None
+    without: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -93,9 +96,12 @@ class Drawing:
         sort, top: the order of the heads on a sheet, and how many there are, None for all. stack: see `Maps`.
         """
         names = [stack + head.name for head in seen.kept_heads()] if heads is None else heads
-        (layers, panels), maps = score_panels(seen), tuple(layer_maps(seen, stack)) if seen.maps else ()
-        sheet = head_sheet(seen, maps, sort, top)
-        return cls(maps, tuple(names), layers, panels, about(seen), mass_panels(seen), sheet)
+        layers, panels = score_panels(seen)
+        mass, note = mass_panels(seen)
+        maps = tuple(layer_maps(seen, stack)) if seen.maps else ()
+        sheet, without = head_sheet(seen, maps, sort, top), seen.others
+        of_mass = with_rows(layers, mass, without)[1], note
+        return cls(maps, tuple(names), *with_rows(layers, panels, without), about(seen), of_mass, sheet, dict(without))
 
     def draw(
         self,
@@ -123,7 +129,7 @@ class Drawing:
     ) -> Generator[Path, None, None]:
         """`draw` for a style that says what is drawn, one path at a time."""
         if "overview" in kinds and self.maps:
-            yield figures.save_overview(folder / f"overview.{style.image}", list(self.maps), style)
+            yield figures.save_overview(folder / f"overview.{style.image}", rows_of(self.maps, self.without), style)
         layers = [(folder / "layers" / f"L{maps.layer:02d}.{style.image}", maps) for maps in self._drawn_layers(kinds)]
         yield from figures.save_layers(layers, style)
         jobs = self._jobs(folder, kinds, style)
@@ -196,10 +202,10 @@ class Pictures:
 def about(seen: Observation) -> About:
     """What a figure is of: model, text and tokens, each shortened to what a line holds."""
     model = " ".join(str(seen.facts.get("model", {}).get("name", "")).split())
-    texts = [seen.queries.text] + [seen.keys.text] * (seen.keys is not seen.queries)
-    text = " ← ".join(" ".join(text.split()) for text in texts)
+    texts = [seen.queries.text] + [seen.keys.text] * (seen.keys.text != seen.queries.text)
+    room = LONGEST_TEXT if len(texts) == 1 else LONGEST_TEXT // 2
+    said = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
-    said = shortened(text, LONGEST_TEXT)
     line = ", ".join(filter(None, (short, f"“{said}”", f"{len(seen.queries)} tokens")))
     return About(visible(line), visible(model), seen.queries.sha256)
 
@@ -221,6 +227,7 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
         key0=tuple(one.key0[index] for one, index in chosen if one.key0),
         sinks=tuple(one.sinks[index] for one, index in chosen if one.sinks),
         roles=tuple(head.role for head in heads),
+        window="",
         titles=tuple(stack + _caption(head, name) for head in heads),
         name=f"First {len(heads)} of {len(seen.heads)} heads" + (f" by {KNOWN[name].title}" if name in KNOWN else ""),
     )
@@ -267,7 +274,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             bin_rule=rule if max(found.rows.size, found.columns.size) > 1 else "",
             kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
             by_kv=by_kv,
-            quantity=QUANTITIES[seen.view.weights],
+            quantity="difference" if key.kind == DIFFERENCE else QUANTITIES[seen.view.weights],
             starts_Q=starts_Q,
             starts_K=starts_K,
             turns=tuple(sorted(turns)),
@@ -276,9 +283,21 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             part=part,
             roles=tuple(seen.columns.role[_places(seen, key, found.heads[key])].tolist()),
             stack=stack,
+            numbered=(seen.queries.step is None, seen.keys.step is None),
+            window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",
+            ahead=key.kind == ENCODER,
         )
         for key, values in found.values.items()
     ]
+
+
+def rows_of(layers: Sequence[Maps], without: Mapping[int, str]) -> list[Maps]:
+    """The rows of an overview: the layers with attention, and in their places those without, as maps of no heads."""
+    if not layers:
+        return []
+    none = replace(layers[0], heads=(), values_HQK=layers[0].values_HQK[:0], kv_heads=(), key0=(), sinks=(), roles=())
+    others = [replace(none, layer=layer, name=what) for layer, what in without.items()]
+    return sorted([*layers, *others], key=lambda maps: maps.layer)
 
 
 def _sinks(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[tuple[int, float], ...]:
@@ -326,7 +345,9 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
         role = maps.roles[index]
         return head_title(maps, index) + (f" {role}" if role != NONE else "")
 
-    return HeadMaps(prepare_heads([jobs[name] for name in names if name in jobs], style, title), style)
+    there = [jobs[name] for name in names if name in jobs]
+    of_one = [job for job in there if job[1].quantity == there[0][1].quantity]
+    return HeadMaps(prepare_heads(of_one, style, title), style)
 
 
 def coarser(maps: LayerMaps, side: int, key0_apart: bool) -> LayerMaps:
@@ -415,7 +436,8 @@ def head_picture(seen: Observation, layer: int, head: int, **style: Any) -> Pict
 def overview_picture(seen: Observation, **style: Any) -> Picture:
     """Every head of every layer as a thumbnail; style: fields of `Style`."""
     look = replace(_style(style), about=about(seen))
-    return _picture(lambda folder: figures.save_overview(folder / "overview.png", layer_maps(seen), look), "overview")
+    rows = rows_of(layer_maps(seen), seen.others)
+    return _picture(lambda folder: figures.save_overview(folder / "overview.png", rows, look), "overview")
 
 
 def _style(style: Mapping[str, Any]) -> Style:

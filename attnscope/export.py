@@ -150,6 +150,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
                 "kernel": check.kernel,
             }
             | ({"altered": True} if check.altered else {})
+            | ({"repeats": True} if check.repeats else {})
             | ({"kind": check.kind} if seen.beside else {})
             for check in calls
         ],

@@ -26,10 +26,10 @@ from attnscope.text.prompt import Prompt, Span
 SCHEMA = "run/2"  # of a folder; goes up when a file or a column is renamed, or means something else
 NAME, MARK = "manifest.json", "unfinished.json"
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
-AROUND = frozenset({"out", "file", "ids", "generate", "offline", "trust_remote_code", "allow_pickle"})
+AROUND = frozenset({"out", "file", "ids", "audio", "generate", "offline", "trust_remote_code", "allow_pickle"})
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
-    r"|((encoder|decoder|cross|vision)/)?"
+    r"|((encoder|decoder|cross|vision|csa|hca|difference)/)?"
     r"(overview|metrics|mass|top|rollout|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )
@@ -214,6 +214,8 @@ def _is_whole(prompt: Prompt) -> bool:
     return (
         type(prompt.text) is str
         and type(prompt.removed) is int
+        and isinstance(prompt.media, str | None)
+        and isinstance(prompt.step, float | None)
         and len(prompt.ids) > 0
         and all(type(column) is tuple and len(column) == len(prompt.ids) for column in columns.values())
         and all(type(one) is kinds[name] for name, column in columns.items() for one in column)

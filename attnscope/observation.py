@@ -189,8 +189,9 @@ class Observation:
     asked about; scores, supports and what tokens receive are then of the chosen queries, and `columns.scores["mass"]`
     is there where keys were chosen. per_token: what every token has to do with them, where that was asked for. spans:
     {layer: the mass that the spans of `chosen` give each other, (H, S, S)}. atlas: what names the model's heads, where
-    there is one. beside: of an encoder-decoder, whose decoder's this is, the observations of its `encoder`, and of
-    `cross`: the decoder's text as queries, the encoder's as keys; tables list them too.
+    there is one. without: {layer: kind} of its layers without attention: `ssm`, `linear`, `conv`. beside: of an
+    encoder-decoder, whose decoder's this is, the observations of its `encoder`, and of `cross`: the decoder's text as
+    queries, the encoder's as keys; tables list them too.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -218,6 +219,7 @@ class Observation:
     per_token: PerLayer[TokenWeights] = field(default_factory=PerLayer)
     spans: PerLayer[SpanPairs] = field(default_factory=PerLayer)
     atlas: Atlas | None = None
+    without: Mapping[int, str] = field(default_factory=dict)
     beside: Mapping[str, Observation] = field(default_factory=dict)
 
     @property
@@ -254,12 +256,11 @@ class Observation:
 
     def names(self, group: str | None = None) -> Sequence[str]:
         """The tokens, or the words or sentences, of every text that the stacks read, one text after the other."""
-        texts = self._texts if self.beside else [self.queries]
-        return [name for text in texts for name in _units(text, group)]
+        return [name for text in self._texts for name in _units(text, group)]
 
     def place(self, axis: Axis, kind: np.ndarray, place: np.ndarray, group: str | None = None) -> np.ndarray:
         """Where places of an axis stand in `names`, each in the text that its stack, a place in KINDS, reads."""
-        if not self.beside:
+        if len(self._texts) == 1:
             return place
         starts = np.cumsum([0, *(len(_units(text, group)) for text in self._texts)], dtype=np.int32)
         start = {id(text): at for text, at in zip(self._texts, starts.tolist(), strict=False)}
@@ -288,12 +289,13 @@ class Observation:
 
         Where keys were chosen mass and uniform follow, what uniform attention would give them; with an atlas
         atlas_roles, joined by blanks, empty where it names none, null for the mean over a kv head's group. Last kind,
-        the stack of the layer.
+        the stack of the layer. Where no heads were chosen, a layer without attention is a row of nulls with what it is
+        as its kind: at its place in the model's order, else behind the heads.
         """
         columns, order = self.every, self._order(sort)
         head, mass, kinds = columns.head[order], columns.scores.get(MASS.id), codes(columns.kind[order])
         top_key, unasked = self.place("keys", kinds, columns.top_key[order]), np.isnan(columns.top_key_mass[order])
-        return as_table(
+        listed = as_table(
             {
                 "layer": columns.layer[order],
                 "head": numbers(head, head < 0),
@@ -309,6 +311,28 @@ class Observation:
                 "kind": texts_at(KINDS, kinds),
             }
         )
+        return self._with_others(listed, sort)
+
+    def _with_others(self, listed: pa.Table, sort: str | None) -> pa.Table:
+        """A table of heads with a row of nulls for each layer without attention."""
+        found = [(kind, layer, what) for kind, one in self.stacks.items() for layer, what in one.others.items()]
+        if not found:
+            return listed
+        stacks, layers, others = zip(*found, strict=True)
+        place = np.arange(len(listed) + len(others), dtype=np.int32)
+        layer = np.concatenate([listed["layer"].to_numpy(), np.array(layers, np.int32)])
+        stack = listed["kind"].to_pylist()
+        whole = listed.take(numbers(place, place >= len(listed)))
+        whole = whole.set_column(whole.column_names.index("layer"), "layer", numbers(layer))
+        whole = whole.set_column(whole.num_columns - 1, "kind", words([*stack, *others]).dictionary_encode())
+        if sort is not None and order_of(sort)[0] != "layer":
+            return whole
+        return whole.take(numbers(np.lexsort((layer, codes([*stack, *stacks])) if sort is None else (layer,))))
+
+    @property
+    def others(self) -> Mapping[int, str]:
+        """{layer: kind} of the layers without attention, where no heads were chosen: each has a place of its own."""
+        return self.without if self.view.heads is None else {}
 
     def key_table(self) -> pa.Table:
         """A row per token: the mean mass it receives from the kept heads, and which of them rest on it.
@@ -460,7 +484,7 @@ class Observation:
 
     def _unmeasured(self) -> list[str]:
         calls = self.report.calls
-        again = sorted({check.layer for check in calls if check.call > 0})
+        again = sorted({check.layer for check in calls if check.call > 0 and not check.repeats})
         pooled = [check for check in calls if check.kind == ENCODER and check.queries not in (0, check.keys)]
         others = [check for check in calls if check.keys != self.report.tokens]
         other_keys = sorted({check.layer for check in (*pooled, *others) if check.call == 0})
@@ -505,7 +529,7 @@ class Observation:
         from attnscope.viewer.side import Side
         from attnscope.viewer.stacks import StackedSide
 
-        if self.beside:
+        if ENCODER in self.beside:
             stacked = StackedSide(self)
             return page_of([stacked], Plan(max_mb, precision), about(stacked.seen, {}))
         side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}

@@ -46,11 +46,14 @@ from attnscope.measure.spans import SpanMass, SpanPairs
 from attnscope.measure.texts import Texts
 from attnscope.model import padding
 from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
-from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
+from attnscope.seam.call import TOLERANCE, AttentionCall, CallCheck, CaptureReport
+from attnscope.seam.differential import differences, strength
 from attnscope.seam.engines import ENGINES, Engine
+from attnscope.seam.inputs import given, given_of
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import gram_root, output_projections
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.stacks import CROSS, CSA, DECODER, DIFFERENCE, ENCODER, HCA
+from attnscope.text.summaries import with_summaries
 from attnscope.text.tokens import Chosen, Found, choose, choose_of_two
 
 if TYPE_CHECKING:
@@ -105,7 +108,7 @@ class Request:
     def selecting(self, heads: Mapping[str, Mapping[int, Sequence[int]]], geometry: Geometry) -> Request:
         """The same of these heads alone, by stack."""
         view = replace(self.view, heads=heads.get(geometry.kind, {}))
-        return replace(self, view=view, stacks=heads if len(geometry.stacks) > 1 else None)
+        return replace(self, view=view, stacks=heads if len(geometry.shown) > 1 else None)
 
     def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
         """The view, of the heads that `weights` or `operands` asks for."""
@@ -116,6 +119,8 @@ class Request:
         heads = self.view.heads
         if self.stacks is not None:
             heads = self.stacks.get(kind, {})
+            if kind in (CSA, HCA):  # of long texts these are the decoder's own layers
+                heads = {**self.stacks.get(plain, {}), **heads}
         elif heads is not None and kind != plain:
             heads = {}
         rollout = None if kind == CROSS else self.rollout  # of units that are the same on both sides
@@ -214,10 +219,26 @@ def _observed(
         kind: _Reading(loaded, [one.of(kind) for one in asked], request.of(kind, plain), check, advance, kind)
         for kind in stacks
     }
+    views = {
+        kind: _Reading(loaded, texts, request.of(kind, plain), check, advance, kind)
+        for kind in loaded.geometry.views
+        if (texts := _view_of(kind, asked, request, loaded.geometry.rates.get(kind)))
+    }
+    readings |= views
+    factors: dict[str, float | None] = {}
+    if request.view.weights == "value":
+        beginning, more = given_of(loaded, asked[0].prompt, asked[0].source, most=4)
+        out = output_projections(loaded, beginning, **more)
+        for reading in readings.values():
+            reading.out = out
 
     def on_call(call: AttentionCall) -> None:
-        if call.kind in readings:
-            readings[call.kind].on_call(call)
+        kind = next((kind for kind, one in views.items() if one.heard(call)), call.kind)
+        if kind in readings:
+            readings[kind].on_call(call)
+        if DIFFERENCE in views and (made := differences(call)):
+            views[DIFFERENCE].on_call(made)
+            factors[str(call.layer)] = strength(call.module)
 
     reads, inputs = given(loaded, prompts, readings[plain].texts.ids_BT)
     if ENCODER in readings and plain != ENCODER:
@@ -234,8 +255,10 @@ def _observed(
         calls_alone=not (mixed and padding.to_be_tried(loaded.model, reads.shape[1])),
         **inputs,
     )
-    reading = readings[plain]
-    if not reading.kv_of:
+    for check_of in report.calls:
+        check_of.kind = next((kind for kind, one in views.items() if one.heard(check_of)), check_of.kind)
+    plain = next((kind for kind in (plain, *views) if readings[kind].kv_of), plain)
+    if not readings[plain].kv_of:
         raise InputError(
             f"no layer of {loaded.geometry.model_type} attends to the tokens of this text themselves: from some length "
             f"on its keys stand for several tokens, and this text has {len(prompts[0])}",
@@ -244,11 +267,11 @@ def _observed(
     if mixed and padding.to_be_tried(loaded.model, report.tokens):
         _try_alone(loaded, prompts, engine, report)
     report = replace(report, output=None)  # hidden states that nobody asked for
-    facts = {**model_facts(loaded, engine, report), **facts}
+    facts = {**model_facts(loaded, engine, report), **({"lambda": factors} if factors else {}), **facts}
 
     def seen(kind: str, row: int) -> Observation:
-        own = report if len(readings) == 1 else replace(report.of(kind), tokens=readings[kind].key_count)
-        return readings[kind].observation(row, own, facts)
+        own = report if len(readings) == 1 else report.of(kind)
+        return readings[kind].observation(row, replace(own, tokens=readings[kind].key_count), facts)
 
     others = [kind for kind in readings if kind != plain and readings[kind].kv_of]
     return [
@@ -257,15 +280,14 @@ def _observed(
     ]
 
 
-def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-    """What the model's forward is given: its first argument, and what the prompts bring beside it, by name.
-
-    The first argument is the ids, unless the prompts bring it: the features of a sound, (B, F, frames).
-    """
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.inputs)
-    inputs = {name: torch.cat([prompt.inputs[name] for prompt in prompts]).to(loaded.device) for name in names}
-    inputs = {name: one.to(loaded.model.dtype) if one.is_floating_point() else one for name, one in inputs.items()}
-    return inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT), inputs
+def _view_of(kind: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:
+    """What is read of layers with maps of their own; nothing where something is asked of tokens alone."""
+    of_tokens = (request.group, request.rollout, request.per_token, request.spans, request.operands)
+    if any(of_tokens) or any(one.chosen != Chosen() for one in asked):
+        return []
+    if rate is None:  # a difference has no logits and no values
+        return list(asked) if request.view.weights == "softmax" else []
+    return [one._replace(keys=with_summaries(one.prompt, rate, overlap=kind == CSA)) for one in asked]
 
 
 class _PaddingError(Exception):
@@ -454,14 +476,19 @@ class _Reading:
         self.kind, self.keys = kind, [one.looked_at for one in asked]
         self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
         self.request, self.check, self.advance = request, check, advance
-        self.out = output_projections(loaded, self.prompts[0].ids[:4]) if request.view.weights == "value" else None
+        self.out: Mapping[nn.Module, nn.Module] | None = None  # the output projections, where values are weighed
         self.texts, geometry = _texts(asked, loaded.device, kind), loaded.geometry
         self.key_count = max(len(keys) for keys in self.keys)
-        self.layers = geometry.stacks[kind]
-        self.all_layers = [layer.index for layer in geometry.beside.get(kind, geometry.layers)]
+        self.layers = geometry.shown[kind]
+        self.every = geometry.every.get(kind, ())
         self.probes = _probes(asked, request)
         self.kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.probes}
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
+
+    def heard(self, call: AttentionCall | CallCheck) -> bool:
+        """Whether a call of the decoder is of these layers, over tokens and their summaries."""
+        queries, keys = (call.P.queries, call.P.keys) if isinstance(call, AttentionCall) else (call.queries, call.keys)
+        return call.layer in self.layers and queries < keys == self.key_count and self.kind in (CSA, HCA)
 
     def on_call(self, call: AttentionCall) -> None:
         """Keep what is asked of a layer's first call over the text's tokens; the report lists what is not read.
@@ -501,7 +528,7 @@ class _Reading:
         keys_count = len(self.keys[row])
         weighed = count if self.chosen[row].keys_alone else keys_count
         if rollout is not None:
-            facts = {**facts, "rollout": rollout.facts(self.all_layers)}
+            facts = {**facts, "rollout": rollout.facts([layer.index for layer in self.every])}
         keys = {key: kept[row] for key, kept in self.kept.get("keys", {}).items()}
         operands = {key: self._operands(kept, row) for key, kept in self.kept.get("operands", {}).items()}
         matrices = {key: one[row, :, :count, :keys_count] for key, one in self.kept.get("weights", {}).items()}
@@ -531,6 +558,7 @@ class _Reading:
             ),
             chosen=self.chosen[row],
             spans=PerLayer({key: self._pairs(kept, row) for key, kept in self.kept.get("spans", {}).items()}),
+            without={layer.index: layer.kind for layer in self.every if not layer.attention},
         )
 
     @staticmethod

@@ -6,6 +6,8 @@ Shapes: L layer, H head.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +36,26 @@ def score_panels(seen: Observation) -> tuple[tuple[int, ...], tuple[Panel, ...]]
             values = _by_layer(seen, columns.scores[name].value)
             panels.append(_panel(seen, KNOWN[name], values, columns.scores[name].null[order], layers))
     return tuple(layers.tolist()), tuple(panels)
+
+
+def with_rows(
+    layers: Sequence[int], panels: Sequence[Panel], without: Mapping[int, str]
+) -> tuple[tuple[int, ...], tuple[Panel, ...]]:
+    """The layers and panels with a grey row for each layer without attention; without: {layer: what it is}."""
+    if not without or not panels:
+        return tuple(layers), tuple(panels)
+    every = sorted({*layers, *without})
+    row_of = [every.index(layer) for layer in layers]
+    return tuple(every), tuple(_spread(panel, row_of, [without.get(layer, "") for layer in every]) for panel in panels)
+
+
+def _spread(panel: Panel, row_of: Sequence[int], names: Sequence[str]) -> Panel:
+    values_LH = np.full((len(names), panel.values_LH.shape[1]), np.nan)
+    values_LH[list(row_of)] = panel.values_LH
+    few = np.zeros(len(names), bool)
+    few[list(row_of)] = panel.few_L or False
+    first = tuple((row_of[row], head) for row, head in panel.first)
+    return replace(panel, values_LH=values_LH, few_L=tuple(few.tolist()), first=first, without_L=tuple(names))
 
 
 def _by_layer(seen: Observation, values: np.ndarray) -> np.ndarray:

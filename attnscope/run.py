@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 from attnscope.errors import InputError, MemoryLimitError, ModelError, UsageError
+from attnscope.media.sound import MODEL_OF_SOUND, Sound, heard, reads_sound
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
 from attnscope.model.geometry import tokens_that_fit
 from attnscope.model.loading import LoadedModel
@@ -30,7 +31,7 @@ from attnscope.text import target as targets
 from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
 from attnscope.text.tokens import Chosen
 
-Text = str | Prompt | Sequence[int]
+Text = str | Prompt | Sequence[int] | Sound
 
 
 @dataclass(frozen=True)
@@ -150,12 +151,11 @@ def prepare(
             f"expected a LoadedModel, got {type(loaded).__name__}",
             "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
         )
-    if getattr(loaded.model, "main_input_name", "input_ids") != "input_ids":
-        raise ModelError(f"{loaded.name} reads sound, and this is a text", "choose a model that reads text")
+    _check_reads(loaded, text)
     task = loaded.geometry.task
     _check_task(task, request, generate, answer, target)
-    answers.check(generate, answer, truncate)
     of_two = task == "seq2seq"
+    answers.check(generate, answer, None if of_two else truncate)
     prompt = _prompt(loaded, text, chat, truncate, "" if generate and not of_two else answer)
     answers.check_room(prompt, generate, loaded.geometry.max_positions)
     found = atlas_of(loaded, atlas)
@@ -175,6 +175,16 @@ def prepare(
     _check_matrices(loaded, request, len(prompt), len(source or ()))
     facts = made | _facts(loaded, prompt, source, computes, found)
     return Run(loaded, prompt, request, computes, request.chosen(prompt, source), facts, found, source)
+
+
+def _check_reads(loaded: LoadedModel, text: Text) -> None:
+    """Raise ModelError where a model of sound is given a text, or a model of text a sound."""
+    main = getattr(loaded.model, "main_input_name", "input_ids")
+    given = isinstance(text, Sound) or (isinstance(text, Prompt) and main in text.inputs)
+    if reads_sound(loaded.model) and not given:
+        raise ModelError(f"{loaded.name} reads sound, and this is a text", "give it a recording with {audio=FILE}")
+    if isinstance(text, Sound) and not reads_sound(loaded.model):
+        raise ModelError(f"{loaded.name} reads text, and this is a sound", MODEL_OF_SOUND)
 
 
 def _check_task(
@@ -210,7 +220,8 @@ def _target(
             prompt = targets.from_target_ids(loaded.tokenizer, given, start, room)
         return prompt, {"target": {"ids": list(prompt.ids), "generated": False}}
     with _within_memory(loaded, len(source)):
-        ids = translation(loaded, source.ids, most_made(loaded, most), engine, advance)
+        made = source.inputs.get(loaded.model.main_input_name)
+        ids = translation(loaded, source.ids, most_made(loaded, most), engine, advance, made)
     return from_ids(loaded.tokenizer, ids), {"target": {"ids": ids, "generated": True}}
 
 
@@ -242,6 +253,10 @@ def _prompt(
     loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None, answer: str | Sequence[int] | None
 ) -> Prompt:
     """The tokens; with an answer of any length, which `answers.check_room` judges."""
+    if isinstance(text, Sound):
+        return heard(loaded, text, truncate)
+    if isinstance(text, Prompt) and text.step is not None:
+        return text
     most = loaded.geometry.max_positions if answer is None else None
     if isinstance(text, str):
         if not text.strip():
@@ -298,7 +313,7 @@ def _check_matrices(loaded: LoadedModel, request: Request, tokens: int, source: 
         return
     heads, needed, room = 0, 0, free_memory("cpu")
     pairs = {ENCODER: source * source if source else tokens * tokens, CROSS: tokens * source}
-    for kind, layers in loaded.geometry.stacks.items():
+    for kind, layers in loaded.geometry.shown.items():
         of_stack = request.of(kind, loaded.geometry.kind)
         chosen = of_stack.view_of(of_stack.weights).heads
         kept = sum(one.heads if chosen is None else len(chosen.get(one.index, ())) for one in layers.values())

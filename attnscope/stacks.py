@@ -7,7 +7,11 @@ attention of the decoder to what the encoder read.
 from __future__ import annotations
 
 DECODER, ENCODER, CROSS, VISION = "decoder", "encoder", "cross", "vision"
-KINDS = (ENCODER, DECODER, CROSS, VISION)  # in the order in which a forward pass comes to them
+# Maps of their own that layers of a decoder may have: over tokens and summaries of several tokens (DeepSeek-V4's
+# compressed sparse and heavily compressed attention); the difference of two heads' weights (differential attention).
+CSA, HCA, DIFFERENCE = "csa", "hca", "difference"
+SOFTMAX = (ENCODER, DECODER, CROSS, VISION, CSA, HCA)  # in the order in which a forward pass comes to them
+KINDS = (*SOFTMAX, DIFFERENCE)
 TASKS = ("decoder", "encoder", "seq2seq")  # what a model is read at
 NAMES = {"decoder": "a causal model", "encoder": "an encoder", "seq2seq": "an encoder-decoder"}
 

@@ -85,6 +85,7 @@ TEMPLATES = (
     "{{ ''.__class__.__mro__ }}", "{{ 'a' * 10 }}", "{% include 'x' %}", "{{ range(10**9) }}", "", "{{ '\\ud800' }}",
     "{{ 9 ** 9 ** 9 }}", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
 )  # fmt: skip
+RATES = (16_000, 16_000, 44_100, 0, 1, 2**32 - 1)  # samples per second
 FILES = ("../x.safetensors", "/etc/passwd", "x.bin", "absent.safetensors", ".", "", "x.safetensors", *NASTY)
 TEXT = "the river bank and the river"
 
@@ -402,6 +403,20 @@ def texts(rng: random.Random, folder: Path) -> Try:
     more = {"explain": ["--head", "1.0"], "relations": ["--group", rng.choice(("words", "sentences"))]}.get(command, [])
     source = rng.choice((["--file", str(path)], ["--file", "-"]))
     return Try([command, "-q", "--truncate", "right", *source, *more], path.read_bytes(), rng.random() < 0.8)
+
+
+@kind
+def sounds(rng: random.Random, folder: Path) -> Try:
+    wide, channels, rate = rng.choice((8, 16, 24, 32, 40, 0, 65535)), rng.choice((1, 2, 0, 65535)), rng.choice(RATES)
+    data = rng.randbytes(rng.choice((0, 1, 700, 4000)))
+    form = struct.pack("<HHIIHH", rng.choice((1, 1, 3, 65534)), channels, rate, 0, 4, wide)
+    parts = b"WAVEfmt " + struct.pack("<I", rng.choice((16, 16, 0))) + form + b"data"
+    parts += struct.pack("<I", rng.choice((len(data), 2**32 - 1))) + data
+    document = b"RIFF" + struct.pack("<I", len(parts)) + parts
+    start = rng.choice((b"", b"", b"fLaC", b"OggS", b"ID3", rng.randbytes(9)))
+    path = folder / f"{rng.choice(('sound.wav', 'a b.mp3', 'x.flac'))}"
+    path.write_bytes(start + document[: rng.choice((len(document), 30))])
+    return Try(["heads", "--audio", rng.choice((str(path), "-"))], path.read_bytes(), terminal=True)
 
 
 @kind

@@ -23,7 +23,7 @@ from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, tiny_config, tiny_m
 from helpers.pretend import Pretended, pretend
 
 TOKENS = 12
-SHARED_LAYERS = ("zamba", "zamba2")  # one attention module serves several layers and knows no index
+SHARED_LAYERS = ("hrm_text", "zamba", "zamba2")  # one attention module serves several layers and knows no index
 VARIANTS = [
     ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
     ("mistral", {"sliding_window": None}),
@@ -149,7 +149,7 @@ def test_falcon_kv_heads_are_those_of_its_fused_projection(overrides, kv_heads):
 def test_kinds_in_print():
     kinds = {
         "gemma2": ["sliding", "full", "sliding", "full"],
-        "jamba": ["mamba", "full", "mamba", "full"],
+        "jamba": ["ssm", "full", "ssm", "full"],
         "qwen3_next": ["linear", "linear", "linear", "full"],
         "lfm2_moe": ["conv", "full", "conv", "full"],
         "llama4_text": ["chunked", "chunked", "chunked", "full", "chunked", "chunked"],

@@ -27,12 +27,13 @@ MAY_IMPORT = {
     "files": "errors",
     "tables": "files",
     "text": "apart errors shown stacks",
+    "media": "errors text",
     "model": "_version apart errors memory shown stacks",
     "attention": "errors memory",
     "seam": "errors memory attention model text stacks",
     "measure": "errors memory tables attention text stacks",
     "reference": "",
-    "parity": "errors seam model reference selection stacks tables",
+    "parity": "errors seam model reference selection stacks tables text",
     "explain": "errors model seam reference parity stacks",
     "figures": "errors files shown",
     "panels": "figures measure shown",
@@ -43,10 +44,10 @@ MAY_IMPORT = {
     "viewer": "_version errors files manifest measure selection shown stacks text",
     "observation": "drawing errors export looks measure selection tables viewer text stacks",
     "observe": "errors tables attention model seam measure text observation stacks",
-    "run": "errors memory model observation observe parity seam selection study text stacks",
-    "api": "errors measure model observation observe run selection study text",
-    "batch": "_version apart errors figures files measure memory model observation observe seam selection shown study"
-    " stacks tables text",
+    "run": "errors media memory model observation observe parity seam selection study text stacks",
+    "api": "errors measure media model observation observe run selection study text",
+    "batch": "_version apart errors figures files measure media memory model observation observe seam selection shown"
+    " stacks study tables text",
     "study": "errors figures files attention measure memory model observe seam selection shown tables text stacks",
     "": "_version errors",  # attnscope/__init__.py; what it hands out is imported on first use
 }

@@ -58,6 +58,11 @@ def test_heads_of_an_encoder_decoder(family: str, folders: dict[str, str]) -> No
     assert counts == {ENCODER: 16, DECODER: 16, CROSS: 16}
 
 
+def test_norms_of_an_encoder_decoder_that_makes_no_target_of_its_source(folders: dict[str, str]) -> None:
+    found = table("heads", folders["t5"], "--target", TARGET, "--weights", "value", "--select", "cross")
+    assert {row["kind"] for row in found} == {CROSS}
+
+
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_relations_are_the_models_own_weights(family: str, folders: dict[str, str]) -> None:
     """A second spelling: the model loaded by transformers, read by its own cross_attentions."""

@@ -336,7 +336,7 @@ def test_fused_equals_eager_in_every_family(family: str, engine: Tiled) -> None:
 
     def hear_eager(call) -> None:
         if call.P.keys == call.P.queries == TOKENS:
-            eager[call.path, call.call] = measure(call.P, texts, list(METRICS)), call.P, call.P.topk(3)
+            eager[call.path, call.layer, call.call] = measure(call.P, texts, list(METRICS)), call.P, call.P.topk(3)
 
     routes = {check.route for check in listen(tiny_model(family), ids_BT, hear_eager).calls}
     assert routes == ROUTES.get(family, {"interface"})
@@ -348,7 +348,7 @@ def test_fused_equals_eager_in_every_family(family: str, engine: Tiled) -> None:
         if call.P.keys != call.P.queries or call.P.queries != TOKENS:
             return
         answers = call.P.together([*questions(list(METRICS), texts), TopK(3)])
-        expected, dense, top = eager.pop((call.path, call.call))
+        expected, dense, top = eager.pop((call.path, call.layer, call.call))
         tolerance = LARGE_LOGITS.get(family, LARGE_LOGITS.get(f"{family}, {engine.name}", 1e-5))
         assert_close(call.P.dense(), dense.dense(), atol=tolerance, rtol=0)
         for name, score in means(call.P, texts, answers, list(METRICS)).items():

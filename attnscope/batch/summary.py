@@ -105,7 +105,9 @@ class _Rows:
         keys, place = np.unique(key, return_inverse=True)
         part = {name: np.full((len(texts), len(keys)), np.nan, np.float32) for name in columns}
         for name in columns:
-            part[name][text, place] = _numpy(rows[name], np.nan)
+            value = _numpy(rows[name], np.nan)
+            there = ~np.isnan(value)  # a difference of heads has their numbers, and no metrics
+            part[name][text[there], place[there]] = value[there]
         return keys, part
 
     @property

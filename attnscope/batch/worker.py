@@ -15,6 +15,7 @@ from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
 from attnscope.batch.spans import given_spans
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
+from attnscope.media.sound import reads_sound
 from attnscope.memory import is_out_of_memory, keep_freed_memory
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.padding import pads
@@ -186,8 +187,15 @@ class Worker:
             return Failure.of(text.item, _reason(error))
 
     def _check_targets(self) -> None:
-        """Raise UsageError where targets are given to a model that reads none, ModelError for one that makes none."""
+        """Raise UsageError where targets are given to a model that reads none, ModelError for one that makes none.
+
+        And for a model of sound: a corpus is of texts.
+        """
         loaded, given = self.loaded, self.job.target_field is not None
+        if reads_sound(loaded.model):
+            raise ModelError(
+                f"{loaded.name} reads sound, and a corpus is of texts", "read one recording: attnscope heads"
+            )
         if given and not self.of_two:
             raise UsageError(
                 f"a target is what an encoder-decoder's decoder reads, and this is a {loaded.geometry.task}",

@@ -162,7 +162,7 @@ class ShardWriter:
                 os.replace(path, target)
 
     def _keep_weights(self, item: Item, one: Observation) -> None:
-        if not self.output.weights:
+        if not self.output.weights or one.keys is not one.queries:  # a triangle has no room for summaries
             return
         import torch
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import typer
 
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list of texts"}
-TEXTS = ("text", "file", "ids", "given")  # a flag of one leaves out the others of the file
+TEXTS = ("text", "file", "ids", "given", "audio")  # a flag of one leaves out the others of the file
 OWN = ("config", "from_")  # which name files themselves
 MOST_BYTES = 1 << 20
 

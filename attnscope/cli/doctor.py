@@ -23,7 +23,7 @@ EXAMPLES = ("attnscope doctor", "attnscope doctor --format json")
 
 PACKAGES = (
     *("attnscope", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "matplotlib", "typer"),
-    *("ray", "bitsandbytes", "peft", "gguf"),
+    *("ray", "bitsandbytes", "peft", "gguf", "soundfile", "soxr"),
 )
 SCRIPTS = {  # a character of each script for which figures need a font of the machine
     "Chinese": "銀",

@@ -122,7 +122,7 @@ def heads(
         raise UsageError("--figures are files", "name a folder with --out DIR")
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.heads_table import legend, missing_support, rendered
+    from attnscope.cli.heads_table import legend, missing_support, rendered, without_attention
     from attnscope.cli.single import export_text, observe_text, report_checks
 
     options = recorded(asked, entries, question, ranking, printing, relations, drawing) | {"sort": ranking.by(question)}
@@ -151,6 +151,8 @@ def heads(
     if format == "table":
         output.talk(legend(shown, seen.atlas is not None), printing.quiet)
         say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)
+        for line in without_attention(seen):
+            output.talk(line, printing.quiet)
     for line in missing_support(seen):
         output.talk(line, printing.quiet)
     if showing.show:

@@ -11,6 +11,7 @@ from attnscope.cli import output
 from attnscope.measure.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, unsupported
 from attnscope.selection import spelled
+from attnscope.stacks import ENCODER
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -88,9 +89,18 @@ def legend(shown: Sequence[Head], atlas: bool = False) -> str:
     return f"{none or mass}{'; '.join(ends)}"
 
 
+def without_attention(seen: Observation) -> list[str]:
+    """Which layers have no attention, and what they are: `layers 0,2 have no attention: ssm`."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for kind, one in seen.stacks.items():
+        for layer, what in one.others.items():
+            places.setdefault((f"{kind} " * (kind in seen.beside), what), []).append(layer)
+    return [f"{stack}layers {spelled(layers)} have no attention: {what}" for (stack, what), layers in places.items()]
+
+
 def missing_support(seen: Observation) -> list[str]:
     """Why heads have no role, where the text is too short or repeats too little to show it in some layers."""
-    if seen.beside:
+    if ENCODER in seen.beside:
         return []  # roles are of one text
     asked = seen.chosen.query
     if asked and len(asked.positions) < NEEDED_ROWS:

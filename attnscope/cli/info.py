@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +14,15 @@ from attnscope.cli.completion import models
 from attnscope.cli.options import Checkpoint, Facts, Noise
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.selection import spelled
+from attnscope.stacks import KINDS
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from attnscope.model.loading import LoadOptions
 
+SIZES = ("heads", "kv_heads", "head_dim", "value_dim", "window")
 EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
 
 
@@ -91,7 +95,8 @@ def describe(name: str, geometry: Any, lengths: list[int], where: tuple[str, str
 
     device, dtype = where
     width = 4 if dtype in ("auto", "float32") else 2
-    attention = geometry.attention_layers
+    every = [(stack, layer) for stack, layers in geometry.every.items() for layer in layers]
+    attention = [(stack, layer) for stack, layer in every if layer.attention]
     return {
         "model": name,
         "type": geometry.model_type,
@@ -102,6 +107,7 @@ def describe(name: str, geometry: Any, lengths: list[int], where: tuple[str, str
         "layers": len(geometry.layers),
         "attention_layers": [
             {
+                "stack": stack,
                 "layer": layer.index,
                 "kind": layer.kind,
                 "heads": layer.heads,
@@ -110,9 +116,11 @@ def describe(name: str, geometry: Any, lengths: list[int], where: tuple[str, str
                 "value_dim": layer.value_dim,
                 "window": layer.window,
             }
-            for layer in attention
+            for stack, layer in attention
         ],
-        "layers_without_attention": {str(layer.index): layer.kind for layer in geometry.layers if not layer.attention},
+        "layers_without_attention": [
+            {"stack": stack, "layer": layer.index, "kind": layer.kind} for stack, layer in every if not layer.attention
+        ],
         "costs": [
             {
                 "tokens": length,
@@ -121,7 +129,7 @@ def describe(name: str, geometry: Any, lengths: list[int], where: tuple[str, str
                 "engines": {
                     name: engine.bytes(geometry, length, width, device=device) for name, engine in ENGINES.items()
                 },
-                "all_matrices_bytes": sum(layer.heads for layer in attention) * length * length * width,
+                "all_matrices_bytes": sum(layer.heads for _, layer in attention) * length * length * width,
             }
             for length in lengths
         ],
@@ -132,10 +140,13 @@ def _sheet(facts: dict[str, Any]) -> Group:
     from rich.console import Group
 
     layers = output.sheet()
-    for name in ("layers", "kind", "heads", "kv heads", "head dim", "value dim", "window"):
-        layers.add_column(name, justify="left" if name in ("layers", "kind") else "right")
-    for numbers, shape in _runs(facts):
-        layers.add_row(numbers, *("" if value is None else str(value) for value in shape))
+    runs = _runs(facts)
+    several = len({stack for stack, _, _ in runs}) > 1
+    for name in ("stack",) * several + ("layers", "kind", "heads", "kv heads", "head dim", "value dim", "window"):
+        layers.add_column(name, justify="left" if name in ("stack", "layers", "kind") else "right")
+    for stack, numbers, shape in runs:
+        words = ("" if value is None else str(value) for value in shape)
+        layers.add_row(*(stack,) * several, numbers, *words)
     costs = output.sheet()
     engines = _different(facts["costs"])
     for name in ("tokens", *(f"{name}: one layer" for name in engines), "all matrices kept"):
@@ -148,8 +159,15 @@ def _sheet(facts: dict[str, Any]) -> Group:
         known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({_bytes(facts['weights_bytes'])})"
     positions = f"{facts['positions'] or 'any number of'} positions"
     where = f"on {facts['device']}"
-    title = "  ".join([facts["model"], facts["type"], f"{facts['layers']} layers", known, positions, where])
+    title = "  ".join([facts["model"], facts["type"], f"{_counted(facts)} layers", known, positions, where])
     return Group(title, layers, costs)
+
+
+def _counted(facts: dict[str, Any]) -> str:
+    """How many layers there are; of an encoder-decoder in each stack: `encoder 6, decoder 6, cross 6`."""
+    counts = Counter(layer["stack"] for layer in (*facts["attention_layers"], *facts["layers_without_attention"]))
+    ordered = sorted(counts.items(), key=lambda one: KINDS.index(one[0]))
+    return ", ".join(f"{stack} {count}" for stack, count in ordered) if len(counts) > 1 else str(facts["layers"])
 
 
 def _different(costs: list[dict[str, Any]]) -> list[str]:
@@ -160,22 +178,24 @@ def _different(costs: list[dict[str, Any]]) -> list[str]:
     return list(found.values())
 
 
-def _runs(facts: dict[str, Any]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Layers of one shape in a row, together: ("0-3", (kind, heads, ...))."""
-    shapes: dict[int, tuple[Any, ...]] = {
-        layer["layer"]: tuple(layer[key] for key in ("kind", "heads", "kv_heads", "head_dim", "value_dim", "window"))
+def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
+    """Layers of one shape in a row, together: ("decoder", "0-3", (kind, heads, ...))."""
+    shapes = [
+        (layer["stack"], layer["layer"], (layer["kind"], *(layer[key] for key in SIZES)))
         for layer in facts["attention_layers"]
-    }
-    shapes |= {
-        int(layer): (f"{kind}: no attention", *[None] * 5) for layer, kind in facts["layers_without_attention"].items()
-    }
-    runs: list[tuple[list[int], tuple[Any, ...]]] = []
-    for layer, shape in sorted(shapes.items()):
-        if runs and runs[-1][1] == shape and runs[-1][0][-1] == layer - 1:
-            runs[-1][0].append(layer)
+    ]
+    shapes += [
+        (layer["stack"], layer["layer"], (f"{layer['kind']}: no attention", *[None] * len(SIZES)))
+        for layer in facts["layers_without_attention"]
+    ]
+    shapes.sort(key=lambda one: (KINDS.index(one[0]), one[1]))
+    runs: list[tuple[str, list[int], tuple[Any, ...]]] = []
+    for stack, layer, shape in shapes:
+        if runs and runs[-1][::2] == (stack, shape) and runs[-1][1][-1] == layer - 1:
+            runs[-1][1].append(layer)
         else:
-            runs.append(([layer], shape))
-    return [(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}", shape) for run, shape in runs]
+            runs.append((stack, [layer], shape))
+    return [(stack, spelled(run), shape) for stack, run, shape in runs]
 
 
 def _bytes(count: float) -> str:

@@ -160,6 +160,19 @@ class ModelTexts(ModelText):
         ),
         HELD,
     ] = None
+    audio: Annotated[
+        str | None,
+        Option(help="A file of sound, for a model that reads sound (Whisper); - reads stdin.", metavar="FILE"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.audio is not None and self.chat:
+            raise UsageError("--chat is about a text, and --audio gives a sound", "leave out one of them")
+
+    @property
+    def _places(self) -> dict[str, str | None]:
+        return super()._places | {"--audio": self.audio}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +245,7 @@ class TextRun(EngineChoice, Answer, ModelTexts):
         super().__post_init__()
         from attnscope.text.answer import check
 
-        check(self.generate, self.answer, self.truncate)
+        check(self.generate, self.answer, self.truncate if self.audio is None else None)
         if self.answer is not None and self.ids is not None:
             raise UsageError("--answer follows a text, and --ids gives tokens", "leave out one of them")
         if self.answered and self.from_ is not None and not self.has_text:

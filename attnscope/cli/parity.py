@@ -68,9 +68,9 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.single import prepared, read_text
+    from attnscope.cli.single import prepared, read_given
 
-    text = read_text(asked, printing) if asked.has_text else _sentence()
+    text = read_given(asked, printing) if asked.has_text else _sentence()
     output.complain_through_talk(printing.quiet)
     run = prepared(asked, printing, text, selected)
 

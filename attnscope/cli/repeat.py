@@ -16,6 +16,7 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     import typer
 
+    from attnscope.media.sound import Sound
     from attnscope.text.prompt import Prompt
 
 
@@ -88,8 +89,17 @@ def _value(option: Parameter, value: Any) -> Any:
     return value if value is None else converted(value, option.type)
 
 
-def tokens_of(path: Path) -> Prompt:
-    """The tokens that the run of a manifest read."""
+def tokens_of(path: Path) -> Prompt | Sound:
+    """The tokens that the run of a manifest read, or its sound. Raises UsageError where that file holds another now."""
     from attnscope.manifest import prompt_of, read_manifest
 
-    return prompt_of(read_manifest(path), path)
+    said = read_manifest(path)
+    prompt, file = prompt_of(said, path), said.get("options", {}).get("audio")
+    if file is None:
+        return prompt
+    from attnscope.media.sound import read_sound
+
+    sound = read_sound(str(file))
+    if sound.sha256 != prompt.media:
+        raise UsageError(f"{file} is not the sound that the run of {path} read", "name that with --audio")
+    return sound

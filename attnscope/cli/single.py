@@ -24,6 +24,7 @@ from attnscope.cli.options import (
 from attnscope.cli.signals import unwinding
 
 if TYPE_CHECKING:
+    from attnscope.media.sound import Sound
     from attnscope.model.loading import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run, Text
@@ -55,6 +56,7 @@ def observe_text(
         run = prepare(loaded, text, request, **how, **answer)
     check_out(run, writing, options)
     output.talk(header(run), writing.quiet)
+    tell_sound(run, writing.quiet)
     tell_answer(run, writing.quiet)
     tell_target(run, writing.quiet)
     tell_asked(run, writing.quiet)
@@ -94,11 +96,21 @@ def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
 def read_run(asked: TextRun, writing: Writing) -> Text:
     """The text that was given; without one, the tokens of the run that --from names."""
     if asked.from_ is None or asked.has_text:
-        return read_text(asked, writing)
+        return read_given(asked, writing)
     from attnscope.cli.repeat import tokens_of
 
     output.complain_through_talk(writing.quiet)
     return tokens_of(asked.from_)
+
+
+def read_given(asked: ModelTexts, writing: Noise) -> str | list[int] | Sound:
+    """As `read_text`; or the sound that was given in the text's stead."""
+    if asked.audio is None:
+        return read_text(asked, writing)
+    from attnscope.media.sound import read_sound
+
+    output.complain_through_talk(writing.quiet)
+    return read_sound(asked.audio)
 
 
 def read_text(asked: OneText, writing: Noise) -> str | list[int]:
@@ -143,6 +155,7 @@ def prepared(
     how |= {"target": asked.target} if isinstance(asked, ModelTexts) else {}
     run = prepare(loaded, text, Request(query=query), engine="eager", **how)
     output.talk(header(run), writing.quiet)
+    tell_sound(run, writing.quiet)
     tell_target(run, writing.quiet)
     return run
 
@@ -201,6 +214,16 @@ def tell_answer(run: Run, quiet: bool) -> None:
     count, most, said = len(made["ids"]), made["asked"], "".join(prompt.plain[prompt.answer :]).strip()
     how = f"{count} of {most} tokens, the last the end token" if made["stopped_by"] == "end token" else f"{most} tokens"
     output.talk(f"generated {how}: {said}({prompt.answer}-{len(prompt) - 1})", quiet)
+
+
+def tell_sound(run: Run, quiet: bool) -> None:
+    """Say how many of the frames are the sound itself, and from where on silence pads it."""
+    prompt = run.text
+    if prompt.step is None:
+        return
+    own = len(prompt) - sum(prompt.special)
+    padded = f"; from {prompt.labels[own]} on silence pads it" if own < len(prompt) else ""
+    output.talk(f"{prompt.text.partition(':')[0]}: {own} of {len(prompt)} frames{padded}", quiet)
 
 
 def tell_target(run: Run, quiet: bool) -> None:

@@ -17,6 +17,7 @@ from attnscope.cli.options import FIRST, Answer, Beside, Config, Question, Selec
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.stacks import ENCODER
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -79,7 +80,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     runs = runs_of(asked, selected, question, pages)
     plan = plan_of(pages, selected, runs[0])
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
-    sides = [StackedSide(one) if one.beside else Side(one) for one in seen]
+    sides = [StackedSide(one) if ENCODER in one.beside else Side(one) for one in seen]
     chosen = first_asked({kind: one.chosen for kind, one in runs[0].asked.items()}, len(runs[0].source or ()))
     said = about(replace(sides[0].seen, chosen=chosen), plan.whole, command, groups_of(sides[0].seen, question))
     write(page_of(sides, plan, said), pages)
@@ -89,6 +90,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
 def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> list[Run]:
     """The text, and what it is compared with, ready to be read."""
     from attnscope.cli.single import answering, load_model, read_run
+    from attnscope.media.sound import Sound
     from attnscope.observe import Request
     from attnscope.run import prepare
 
@@ -109,7 +111,8 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
         other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
         other.check_task("a page beside another", "decoder", "encoder")
         written = isinstance(text, str)
-        again = text if written else runs[0].prompt.text  # tokens are of one model: the other reads what they say
+        of_tokens = not (written or isinstance(text, Sound))  # of one model: the other reads what they say
+        again = runs[0].prompt.text if of_tokens else text
         runs.append(ready(other, again, Request(), asked.chat and written, asked if written else Answer()))
     return runs
 
@@ -126,7 +129,7 @@ def plan_of(pages: Pages, selected: Selected, run: Run) -> Plan:
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.cli.single import header, tell_answer, tell_asked
+    from attnscope.cli.single import header, tell_answer, tell_asked, tell_sound
     from attnscope.text.tokens import Chosen
 
     layers = [layer for of_stack in run.loaded.geometry.stacks.values() for layer in of_stack.values()]
@@ -135,6 +138,7 @@ def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
         kept |= {"operands": False, "maps": None, "weights": kept["weights"] is True}
     run = run.asking(replace(run.request, **kept))
     output.talk(header(run), quiet)
+    tell_sound(run, quiet)
     tell_answer(run, quiet)
     tell_asked(run, quiet)
     whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens

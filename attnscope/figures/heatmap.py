@@ -36,9 +36,9 @@ from attnscope.figures.colours import (
     sink_limits,
 )
 from attnscope.figures.jobs import Head
-from attnscope.figures.mosaic import LINE_LEAST, LINE_PX, PAPER
+from attnscope.figures.mosaic import EDGE_COLOUR, EDGE_PX, LINE_LEAST, LINE_PX, PAPER
 from attnscope.figures.raster import Boxes, Stamps
-from attnscope.figures.style import TAKEN, Style
+from attnscope.figures.style import TAKEN, Style, edge_boxes
 from attnscope.figures.writer import Reused, save_figure, save_pixels
 
 TITLE_SIZE = 13.0
@@ -104,7 +104,7 @@ class HeadFigure:
             text.set_fontsize(layout.number_size(self.cell[0]))
         self.taken = Rectangle((0, 0), 0, 0, color=TAKEN_COLOUR, linewidth=0)
         self.ax.add_patch(self.taken)
-        self.gaps = self._gaps(head)
+        self.gaps, self.edges = self._gaps(head), self._edges(head)
         self.turns = [line for row in head.turns for line in self._turn(row, len(head.axis_Q.labels))]
         self.words = layout.Words(self.figure, (head.title, head.note, head.foot), TITLE_SIZE, style)
         self._lay_out(head)
@@ -134,6 +134,12 @@ class HeadFigure:
         down = [(key - wide / 2, 0, key + wide / 2, queries) for key in head.axis_K.gaps if self.cell[0] >= LINE_LEAST]
         boxes = np.array([*across, *down], float).reshape(-1, 4)
         return Boxes(self.ax, boxes, [PAPER] * len(boxes))
+
+    def _edges(self, head: Head) -> list[Boxes]:
+        """A thin line at the edge of a window; nothing without one."""
+        wide, high = (min(1, EDGE_PX / cell) for cell in self.cell)
+        boxes = edge_boxes(head.values_QK, head.window, (wide, high))
+        return [Boxes(self.ax, boxes, [EDGE_COLOUR] * len(boxes))] if len(boxes) else []
 
     def _turn(self, row: int, queries: int) -> list[Line2D]:
         """Where a turn of a chat begins: down to the query, and from the key on."""
@@ -200,7 +206,7 @@ class HeadFigure:
         """The picture (height x width x 3): what never changes is drawn once, the rest is put on top."""
         if self.reused is None:
             parts = [self.map, *([self.strip] if self.strip else [])]
-            live: list[Artist] = [self.taken, *(part.mesh for part in parts), self.gaps, *self.turns]
+            live: list[Artist] = [self.taken, *(part.mesh for part in parts), self.gaps, *self.edges, *self.turns]
             live += [self.words.title, self.words.note, *[self.bar.ax] * self.own_scale]
             self.reused = Reused(self.figure, live, [text for part in parts for text in part.numbers])
             self.stamps = [Stamps(self.canvas, p.ax, p.numbers, np.argwhere(p.seen)) for p in parts if p.numbers]

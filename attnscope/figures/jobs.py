@@ -12,7 +12,19 @@ import numpy as np
 
 from attnscope.figures.colours import Limits, find_limits, seen
 from attnscope.figures.fonts import shown_label
-from attnscope.figures.style import OPEN, Axis, Maps, Quantity, Style, alone, bin_note, head_title, printed, split_sink
+from attnscope.figures.style import (
+    OPEN,
+    Axis,
+    Maps,
+    Quantity,
+    Style,
+    alone,
+    bin_note,
+    edge_boxes,
+    head_title,
+    printed,
+    split_sink,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,7 @@ class Head:
     axis_K: Axis
     axis_sink: Axis
     turns: tuple[int, ...]
+    window: tuple[str, bool]
     values_QK: np.ndarray
     sink_Q: np.ndarray | None
     limits: Limits
@@ -42,7 +55,7 @@ class Head:
             self.limits.above,
             len(f"{self.limits.high:.0f}"),
         )
-        return self.axis_Q, self.axis_K, self.foot, self.turns, seen(self.values_QK).tobytes(), parts
+        return self.axis_Q, self.axis_K, self.foot, self.turns, self.window, seen(self.values_QK).tobytes(), parts
 
 
 def prepare_heads(
@@ -68,12 +81,13 @@ def prepare_heads(
             Head(
                 path=path,
                 title=style.headed(title(maps, index)) + (f", max {own.high:.2g}" if style.per_head_scale else ""),
-                note="; ".join(filter(None, (bin_note(maps), _taken_note(maps, index, sink_Q, values_QK)))),
+                note=_note(maps, _taken_note(maps, index, sink_Q, values_QK)),
                 foot=foot(maps, style),
                 axis_Q=rest.axis_Q,
                 axis_K=rest.axis_K,
                 axis_sink=_axis_sink(maps),
                 turns=rest.turns,
+                window=(maps.window, maps.ahead),
                 values_QK=values_QK,
                 sink_Q=sink_Q,
                 limits=own,
@@ -93,6 +107,8 @@ def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
         signs.append("darker grey: the sink, taken out")
     if maps.kv_heads or maps.by_kv:
         signs.append("kv: key and value head")
+    if tokens and maps.heads and len(edge_boxes(maps.values_HQK[0], (maps.window, maps.ahead))):
+        signs.append(f"black line: the edge of a {maps.window.split()[0]}")
     if maps.turns and tokens:
         signs.append("thin lines: a turn begins")
     return tuple(filter(None, (style.about.line, "; ".join(signs))))
@@ -103,6 +119,10 @@ def _axis_sink(maps: Maps) -> Axis:
     if maps.sinks:
         return Axis("", ("sink",))
     return replace(maps.axis_K, labels=maps.labels_K[:1], starts=maps.starts_K[:1])
+
+
+def _note(maps: Maps, taken: str) -> str:
+    return "; ".join(filter(None, (maps.window, bin_note(maps), taken)))
 
 
 def _taken_note(maps: Maps, index: int, sink_Q: np.ndarray | None, values_QK: np.ndarray) -> str:

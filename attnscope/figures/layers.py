@@ -25,6 +25,7 @@ from attnscope.figures.mosaic import (
     TITLE_SIZE,
     Mosaic,
     add_bar,
+    draw_edges,
     draw_gaps,
     draw_mosaic,
     draw_strips,
@@ -115,7 +116,8 @@ class Layer:
     @property
     def notes(self) -> str:
         """What stands below the title."""
-        return "; ".join(filter(None, (bin_note(self.maps), "" if self.sink_HQ is None else _strip_note(self.maps))))
+        sink = "" if self.sink_HQ is None else _strip_note(self.maps)
+        return "; ".join(filter(None, (self.maps.window, bin_note(self.maps), sink)))
 
     def foot(self, style: Style) -> tuple[str, ...]:
         """What stands below the maps."""
@@ -159,6 +161,7 @@ class LayerFigure:
         if layer.sink_HQ is not None:
             draw_strips(self.ax, self.mosaic, _grid(layer.sink_HQ, *self.grid), maps.quantity)
         self.gaps = draw_gaps(self.ax, self.mosaic, self.grid, rest, cell)
+        self.edges = draw_edges(self.ax, self.mosaic, self.grid, rest, cell)
         self.titles = [self._title(head, title) for head, title in enumerate(layer.titles)]
         _token_ticks(self.ax, self.mosaic, rest, self.grid, cell)
         self.bar = add_bar(bar_ax, self.image, layer.limits, style, maps.quantity)
@@ -196,14 +199,15 @@ class LayerFigure:
         """The picture, height x width x 3: words once, a colour bar per scale, then the colours of every cell."""
         if self.reused is None:
             self.figure.set_dpi(self.style.dpi)
-            live = [*self.ax.images, self.gaps, self.bar.ax, self.words.title, *self.titles]
+            live = [*self.ax.images, self.gaps, *self.edges, self.bar.ax, self.words.title, *self.titles]
             self.reused = Reused(self.figure, live)
         if self.limits not in self.bars:
             self.bars[self.limits] = self.reused.changed(self.bar.ax)
         pixels = self.reused.plain.copy()
         for changed in (self.bars[self.limits], *self._named(self.reused)):
             changed.press(pixels)
-        by_hand = press_images(pixels, self.ax.images) and self.gaps.press(pixels)
+        by_hand = press_images(pixels, self.ax.images)
+        by_hand = by_hand and all(boxes.press(pixels) for boxes in (self.gaps, *self.edges))
         return pixels if by_hand else self.reused.pixels()
 
     def _named(self, reused: Reused) -> Iterator[Changed]:

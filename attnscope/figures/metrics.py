@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import cast
 
@@ -108,6 +109,7 @@ class Sheet:
     def _fill(self, ax: Axes, bar_ax: Axes, panel: Panel, bar: Colorbar | None = None) -> Colorbar:
         bar = _draw_bar(bar_ax, _draw(ax, panel, self.style), panel, bar)
         _head(ax, panel)
+        _name_rows(ax, panel, self.step[1])
         _number(ax, panel, self.cell)
         if panel.values_printed and self.step[0] >= LEAST_PRINTED:
             _print_values(ax, panel, self.style)
@@ -128,6 +130,7 @@ class Sheet:
             pitch=(NAME_ROOM + wide + BAR_GAP + BAR_PX + BAR_ROOM, TITLE_ROOM + high + MARK_ROOM),
         )
         there = int(np.isfinite([panel.values_LH for panel in panels]).any(0).sum())
+        layers -= len([name for name in panels[0].without_L if name])
         title = self.style.headed(said[0] or f"Metrics of {count(there, 'head')} in {count(layers, 'layer')}")
         note = said[1] or _note(panels, self.shown)
         words = layout.Words(self.figure, (title, note, _foot(self.shown, self.style)), HEADING_SIZE, self.style)
@@ -185,9 +188,15 @@ def _foot(shown: Sequence[Panel], style: Style) -> list[str]:
     signs = [
         ("▸ beside a colour bar: uniform attention", any(panel.uniform for panel in shown)),
         ("hatched colours: too few rows for a role", any(any(panel.few_L) for panel in shown)),
-        ("hatched grey: no value", any(np.isnan(panel.values_LH).any() for panel in shown)),
+        ("hatched grey: no value", any(np.isnan(panel.values_LH[_with_heads(panel)]).any() for panel in shown)),
+        ("grey rows: layers without attention", any(any(panel.without_L) for panel in shown)),
     ]
     return [line for line in (style.about.line, "; ".join(text for text, there in signs if there)) if line]
+
+
+def _with_heads(panel: Panel) -> np.ndarray:
+    """True for the layers with attention, (L,)."""
+    return np.array([not name for name in panel.without_L or [""] * len(panel.values_LH)])
 
 
 def _draw(ax: Axes, panel: Panel, style: Style) -> AxesImage:
@@ -210,6 +219,19 @@ def _draw(ax: Axes, panel: Panel, style: Style) -> AxesImage:
         box = (-0.5, rows.start - 0.5), heads, rows.stop - rows.start
         ax.add_patch(Rectangle(*box, fill=False, hatch="////", edgecolor="#ffffff88", linewidth=0))
     return image
+
+
+def _name_rows(ax: Axes, panel: Panel, step: float) -> None:
+    """Layers without attention in a row as one grey box, with what they are where it has room."""
+    heads = panel.values_LH.shape[1]
+    for name, run in groupby(range(len(panel.without_L)), lambda row: panel.without_L[row]):
+        first, *rest = run
+        high = 1 + len(rest)
+        if name:
+            ax.add_patch(Rectangle((-0.5, first - 0.5), heads, high, facecolor=BLANK, linewidth=0))
+            if high * step >= layout.line_px(MARK_SIZE):
+                text = ax.text((heads - 1) / 2, first + (high - 1) / 2, name, ha="center", va="center_baseline")
+                text.set(fontsize=MARK_SIZE, color=layout.NOTE_COLOUR)
 
 
 def _draw_bar(bar_ax: Axes, image: AxesImage, panel: Panel, bar: Colorbar | None) -> Colorbar:

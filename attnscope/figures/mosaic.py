@@ -28,7 +28,7 @@ from attnscope.figures.colours import (
     sink_limits,
 )
 from attnscope.figures.raster import Boxes
-from attnscope.figures.style import TAKEN, Maps, Quantity, Style
+from attnscope.figures.style import TAKEN, Maps, Quantity, Style, edge_boxes
 
 TITLE_SIZE, HEAD_SIZE = 14.0, 9.0
 EDGE, GAP = 16, 14
@@ -36,6 +36,7 @@ BAR_GAP, BAR_PX, LEAST_BAR_PX, LONGEST_BAR_PX = 18, 14, 180, 420
 SLENDER = 6  # a map is no more than so many times as long as it is wide
 LINE_PX, LINE_LEAST, FRAME_PX = 2, 6, 3
 PAPER = "#ffffff"
+EDGE_COLOUR, EDGE_PX = "#000000", 2  # of a window
 STRIP_SHARE = 12  # a sink strip is a twelfth of a map wide, and half that far from it
 
 
@@ -199,6 +200,16 @@ def draw_gaps(ax: Axes, mosaic: Mosaic, grid: tuple[int, int], maps: Maps, cell:
     gaps = (maps.axis_Q.gaps, maps.axis_K.gaps) if cell >= LINE_LEAST else ((), ())
     boxes = mosaic.gaps(grid, gaps, LINE_PX / cell)
     return Boxes(ax, boxes, [PAPER] * len(boxes))
+
+
+def draw_edges(ax: Axes, mosaic: Mosaic, grid: tuple[int, int], maps: Maps, cell: int) -> list[Boxes]:
+    """A thin line at the edge of what a query's window lets it see, in every map; nothing without one."""
+    size = np.array([mosaic.wide, mosaic.tall] * 2)
+    line = min(1, EDGE_PX / (cell * mosaic.wide)), min(1, EDGE_PX / (cell * mosaic.tall))
+    edge = edge_boxes(maps.values_HQK[0], (maps.window, maps.ahead), line) * size
+    corners = [mosaic.corner(*divmod(head, grid[1]))[::-1] * 2 for head in range(len(maps.heads))]
+    boxes = np.concatenate([edge + corner for corner in corners])
+    return [Boxes(ax, boxes, [EDGE_COLOUR] * len(boxes))] if len(boxes) else []
 
 
 def add_bar(bar_ax: Axes, image: AxesImage, limits: Limits, style: Style, quantity: Quantity) -> Colorbar:

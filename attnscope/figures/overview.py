@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from attnscope.figures import layout
-from attnscope.figures.colours import cmap_of, find_limits
+from attnscope.figures.colours import BLANK, cmap_of, find_limits
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.jobs import column_mean, foot, sink_name, sink_note
 from attnscope.figures.mosaic import (
@@ -40,7 +41,8 @@ def save_overview(path: Path, layers: Sequence[Maps], style: Style, *, subtitle:
     """Write every head of every layer as a thumbnail in one picture, rows = layers, columns = heads.
 
     Maps larger than a thumbnail show the greatest weight of each square of cells, so that thin lines survive; the
-    picture says so. Layers may differ in their heads, not in their tokens.
+    picture says so. Layers may differ in their heads, not in their tokens; one without heads is a grey row with its
+    name, so that the others keep their place.
     Raises UsageError for an unknown colour map or a folder that cannot be written.
 
         save_overview(Path("overview.png"), layers, Style(), subtitle="demo · the financial bank …")
@@ -60,36 +62,40 @@ def overview_figure(layers: Sequence[Maps], style: Style, subtitle: str = "") ->
 
 
 def _overview_figure(layers: Sequence[Maps], style: Style, subtitle: str, room: float) -> Figure:
-    split = [split_sink(maps, style) for maps in layers]
+    drawn, rows = [maps for maps in layers if maps.heads], [row for row, maps in enumerate(layers) if maps.heads]
+    split = [split_sink(maps, style) for maps in drawn]
     removed = split[0][1] is not None
-    quantity = layers[0].quantity
-    first = alone(layers, style)
+    quantity = drawn[0].quantity
+    first = alone(drawn, style)
     limits = find_limits([rest.values_HQK for rest, _ in split], style, quantity, alone=first)
     numbers = sorted({head for maps in layers for head in maps.heads})
     least = LEAST_THUMB_PX if room == OVERVIEW_PX else 1
     thumb = max(least, min(LARGEST_THUMB_PX, int(room // len(numbers))))
     pool = _pool(len(split[0][0].labels_Q), len(split[0][0].labels_K), thumb)
-    tiles_LHQK = np.stack([_thumbnails(rest, numbers, pool, style, first) for rest, _ in split])
-    queries, keys = tiles_LHQK.shape[2:]
+    tiles = [_thumbnails(rest, numbers, pool, style, first) for rest, _ in split]
+    queries, keys = tiles[0].shape[1:]
     cell = max(1, min(LARGEST_THUMB_CELL, thumb // max(queries, keys)))
     mosaic = make_mosaic(queries, keys, (GAP_PX, GAP_PX), cell, strip=removed)
 
     figure = layout.new_figure()
     ax, bar_ax = layout.new_panel(figure)
-    image = draw_mosaic(ax, mosaic, tiles_LHQK, limits, style, cmap_of(style, quantity))
+    image = draw_mosaic(ax, mosaic, _rows(tiles, rows, len(layers)), limits, style, cmap_of(style, quantity))
     if removed:
-        draw_strips(ax, mosaic, np.stack([_strips(rest, sink, numbers, pool[0]) for rest, sink in split]), quantity)
+        strips = [_strips(rest, sink, numbers, pool[0]) for rest, sink in split]
+        draw_strips(ax, mosaic, _rows(strips, rows, len(layers)), quantity)
     grid = len(layers), len(numbers)
+    _name_rows(ax, mosaic, layers, len(numbers))
     if pool == (1, 1):
         draw_gaps(ax, mosaic, grid, split[0][0], cell)
     roles = _frames(ax, mosaic, layers, numbers, cell)
     _number_ticks(ax, mosaic, layers, numbers, cell)
     squares = f"each cell the greatest of {pool[0]} x {pool[1]}" if max(pool) > 1 else ""
-    notes = "; ".join(filter(None, (subtitle, bin_note(layers[0]), squares, _removed_note(split, layers[0]))))
+    without = "grey rows: layers without attention" * (len(drawn) < len(layers))
+    notes = "; ".join(filter(None, (subtitle, bin_note(drawn[0]), squares, _removed_note(split, drawn[0]), without)))
     bar = add_bar(bar_ax, image, limits, style, quantity)
-    shown = count(len(numbers), "kv head" if layers[0].by_kv else "head")
-    title = f"{layers[0].stack.capitalize()}{count(len(layers), 'layer')} × {shown}"
-    below = foot(replace(layers[0], kv_heads=(), sinks=layers[0].sinks if max(pool) == 1 else ()), style, tokens=False)
+    shown = count(len(numbers), "kv head" if drawn[0].by_kv else "head")
+    title = f"{drawn[0].stack.capitalize()}{count(len(drawn), 'layer')} × {shown}"
+    below = foot(replace(drawn[0], kv_heads=(), sinks=drawn[0].sinks if max(pool) == 1 else ()), style, tokens=False)
     words = layout.Words(figure, (style.headed(title), notes, below), TITLE_SIZE, style, roles)
     place_mosaic(figure, ax, bar, mosaic.pixels(*grid, cell), words)
     return figure
@@ -100,6 +106,24 @@ def _pool(queries: int, keys: int, thumb: int) -> tuple[int, int]:
     if max(queries, keys) <= 2 * min(queries, keys):
         queries = keys = max(queries, keys)
     return -(-queries // thumb), -(-keys // thumb)
+
+
+def _rows(tiles: Sequence[np.ndarray], rows: Sequence[int], count: int) -> np.ndarray:
+    """The tiles of some rows among so many, NaN in the others."""
+    found = np.full((count, *tiles[0].shape), np.nan)
+    found[list(rows)] = tiles
+    return found
+
+
+def _name_rows(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], columns: int) -> None:
+    """Each layer without heads as a grey row with what it is."""
+    high, right = mosaic.shape[0], mosaic.size(1, columns)[1]
+    for row, maps in enumerate(layers):
+        if not maps.heads:
+            top, _ = mosaic.corner(row, 0)
+            ax.add_patch(Rectangle((0, top), right, high, facecolor=BLANK, linewidth=0))
+            middle = right / 2, top + high / 2
+            ax.text(*middle, maps.name, color=layout.NOTE_COLOUR, fontsize=HEAD_SIZE, ha="center", va="center")
 
 
 def _frames(

@@ -141,8 +141,10 @@ class Maps:
     mass on key 0, where its column is binned and does not tell. `sinks`: the key that each head rests on and its mean
     mass over all queries, where not all rest on key 0; the columns then stay, so that all heads have the same. `part`:
     which tokens rows and columns stand for, where they are some of the text's. `roles`: each head's, where known.
-    `titles`, `name`: of each head and of the picture, where they are not of one layer. `stack`: what stands before a
-    layer's number, as `cross `, where a number alone means one of another stack.
+    `titles`, `name`: of each head and of the picture, where they are not of one layer; a layer without attention has no
+    heads, and what it is as its name. `stack`: what stands before a layer's number, as `cross `, where a number alone
+    means one of another stack. `numbered`: see Axis, of rows and columns. `window`: which keys a query sees, as
+    `window 16` or `chunk 8`, where not all; its edge is drawn, also on the right where queries look `ahead`.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -171,6 +173,9 @@ class Maps:
     titles: tuple[str, ...] = ()
     name: str = ""
     stack: str = ""
+    numbered: tuple[bool, bool] = (True, True)
+    window: str = ""
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         expected = (len(self.heads), len(self.labels_Q), len(self.labels_K))
@@ -212,19 +217,21 @@ class Maps:
     def axis_Q(self) -> Axis:
         """What stands beside the rows."""
         part = self.part.queries if self.part else ()
-        return Axis(self.axes[0], self.labels_Q, self.starts_Q, self.bin_queries > 1, part)
+        return Axis(self.axes[0], self.labels_Q, self.starts_Q, self.bin_queries > 1, part, self.numbered[0])
 
     @property
     def axis_K(self) -> Axis:
         """What stands below the columns."""
-        return Axis(self.axes[1], self.labels_K, self.starts_K, self.bin_size > 1, self.part.keys if self.part else ())
+        part = self.part.keys if self.part else ()
+        return Axis(self.axes[1], self.labels_K, self.starts_K, self.bin_size > 1, part, self.numbered[1])
 
 
 @dataclass(frozen=True)
 class Axis:
     """One side of a map: its name, a label per cell, and the position of each cell's first token, if known.
 
-    part: the tokens that the cells stand for, where they are some of the text's.
+    part: the tokens that the cells stand for, where they are some of the text's. numbered: whether positions are
+    printed; labels that say a time need none.
     """
 
     name: str
@@ -232,6 +239,7 @@ class Axis:
     starts: tuple[int, ...] = ()
     binned: bool = False
     part: tuple[int, ...] = ()
+    numbered: bool = True
 
     @property
     def gaps(self) -> list[int]:
@@ -250,7 +258,7 @@ class Axis:
         if self.binned and self.starts[:2] == (0, 1):  # key 0 in a column of its own, before the rest of its bin
             first = step + 1
         cells = list(range(0 if self.part else first, len(self.labels), step)) or [0]
-        if not self.starts or (step == 1 and not self.binned and not self.part):
+        if not (self.starts and self.numbered) or (step == 1 and not self.binned and not self.part):
             return cells, [self.labels[cell] for cell in cells]
         return cells, [f"{self.starts[cell]} {self.labels[cell]}" for cell in cells]
 
@@ -263,6 +271,7 @@ class Panel:
     layers in which a text has fewer rows than a role needs to stand on; support: why, in words. quantity: what a colour
     map is chosen by. first: row and column of the heads that are numbered, in their order. behind_LH: the heads that
     stand behind grey. values_printed: in the cells, where they have room; the panel is drawn even if heads are alike.
+    without_L: what each layer without attention is, whose row is grey, "" for the others.
     """
 
     name: str
@@ -277,6 +286,7 @@ class Panel:
     first: tuple[tuple[int, int], ...] = ()
     behind_LH: np.ndarray | None = None
     values_printed: bool = False
+    without_L: tuple[str, ...] = ()
 
 
 def head_title(maps: Maps, index: int) -> str:
@@ -302,6 +312,38 @@ def bin_note(maps: Maps) -> str:
     rule = f": {maps.bin_rule}" if maps.bin_rule else ""
     binned = f"{maps.bin_queries} x {maps.bin_size} tokens a cell{rule}" if maps.bin_queries * maps.bin_size > 1 else ""
     return "; ".join(filter(None, (maps.part.words if maps.part else "", binned)))
+
+
+def edge_boxes(values_QK: np.ndarray, window: tuple[str, bool], line: tuple[float, float] = (1, 1)) -> np.ndarray:
+    """The edge of a window in a map, (n x 4: left, top, right, bottom, in cells), on the side of what is not seen.
+
+    values_QK: NaN where a query sees no key. window: `Maps.window` and `Maps.ahead`. line: how thick, as a share of a
+    cell's width and of its height. Nothing without a window, and where it holds the whole text.
+    """
+    import numpy as np
+
+    name, ahead = window
+    if not name:
+        return np.empty((0, 4))
+    seen_QK = ~np.isnan(values_QK)
+    boxes = _left_edge(seen_QK, *line)
+    if ahead:  # the same from the other corner
+        keys, queries = seen_QK.shape[::-1]
+        turned = _left_edge(seen_QK[::-1, ::-1], *line)
+        boxes += [(keys - right, queries - bottom, keys - left, queries - top) for left, top, right, bottom in turned]
+    return np.array(boxes, float).reshape(-1, 4)
+
+
+def _left_edge(seen_QK: np.ndarray, wide: float, high: float) -> list[tuple[float, float, float, float]]:
+    """Left of the first key that each query sees, and below what only the query before it sees."""
+    first: dict[int, int] = {row: int(seen_K.argmax()) for row, seen_K in enumerate(seen_QK) if seen_K.any()}
+    boxes: list[tuple[float, float, float, float]] = []
+    boxes += [(key - wide, row, key, row + 1) for row, key in first.items() if key]
+    for row, key in first.items():
+        before = first.get(row - 1, key)
+        if before < key:
+            boxes.append((max(0, before - wide), row, key, row + high))
+    return boxes
 
 
 def split_sink(maps: Maps, style: Style) -> tuple[Maps, np.ndarray | None]:

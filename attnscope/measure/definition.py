@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.attention.questions import Question
 from attnscope.measure.texts import Texts
-from attnscope.stacks import KINDS
+from attnscope.stacks import SOFTMAX
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ class Metric:
     asks: Callable[[Texts], tuple[Question, ...]]
     value: Callable[..., Tensor] = lambda P, answer: answer
     beside: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] = lambda P, texts: ()
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = SOFTMAX
 
 
 def visible_keys(P: AttentionOperator) -> Tensor:

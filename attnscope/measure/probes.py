@@ -163,14 +163,9 @@ class HeadScores:
     def keep(self, layer: Layer, answers: Answers) -> LayerScores:
         values = means(layer.P, layer.texts, answers, of_kind(self.ids, layer.key.kind))
         uniform, rows = self._null(layer)
-        return LayerScores(self._all(values), self._all(uniform), rows, layer.P.heads, layer.kv_heads)
-
-    def _all(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """With NaN for what is not measured in such layers."""
-        if len(scores) == len(self.ids):
-            return dict(scores)
-        none = torch.full_like(next(iter(scores.values())), torch.nan)
-        return {name: scores.get(name, none) for name in self.ids}
+        none = torch.full((layer.P.batch, layer.P.heads), torch.nan, dtype=torch.float64, device=layer.P.device)
+        every, null = ({name: one.get(name, none) for name in self.ids} for one in (values, uniform))
+        return LayerScores(every, null, rows, layer.P.heads, layer.kv_heads)
 
     def _null(self, layer: Layer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The scores of uniform attention and the rows behind them; layers that share a mask share it."""

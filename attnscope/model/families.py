@@ -84,6 +84,10 @@ def _in_blocks(config: Any) -> int:
     return sum(size * repeat for size, repeat in zip(sizes, repeats, strict=True)) + config.num_decoder_layers
 
 
+def _in_cycles(config: Any) -> int:
+    return config.num_layers_per_stack * config.H_cycles * (config.L_cycles + 1)
+
+
 def _fewer_heads(config: Any) -> int:
     return max(1, config.num_attention_heads // config.head_ratio)
 
@@ -114,8 +118,8 @@ def _twice_when_sliding(config: Any, heads: int, kind: str) -> int | None:
 USUAL = Family()
 FAMILIES: Mapping[str, Family] = {
     # No softmax attention over the text.
-    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), Family(without_softmax="mamba")),
-    **dict.fromkeys(("rwkv", "xlstm"), Family(without_softmax="linear")),
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv"), Family(without_softmax="ssm")),
+    "xlstm": Family(without_softmax="linear"),
     "reformer": Family(without_softmax="lsh", one_length=True),
     # Softmax attention of another kind, or none.
     "canine": Family(unread="is of chunks of characters, and of groups of four"),
@@ -200,6 +204,7 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("deepseek_v4", "inkling2_text"), Family(matrices_alive=4)),
     "dbrx": Family(kv_heads=_nested),
     "gpt_bigcode": Family(kv_heads=_multi_query),
+    "hrm_text": Family(by_order=True, layers=_in_cycles),  # numbered as its cache and its `attentions` are
     "jetmoe": Family(kv_heads=_key_per_head),
     "mimo_v2_flash": Family(kv_heads=_twice_when_sliding),
     "moshi": Family(window_unread=True),

@@ -5,8 +5,9 @@ Pure Python: no weights, and torch only to count the parameters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any
 
@@ -15,7 +16,7 @@ from attnscope.memory import DTYPE_BYTES, TILE_BYTES, free_memory, human_bytes
 from attnscope.model.families import family
 from attnscope.model.task import model_class, stack_config, task_of
 from attnscope.shown import brief
-from attnscope.stacks import CROSS, DECODER, ENCODER, plain
+from attnscope.stacks import CROSS, CSA, DECODER, DIFFERENCE, ENCODER, HCA, plain
 
 # What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
 # "compressed" layers are a window of tokens and summaries of what came before it.
@@ -33,6 +34,7 @@ KINDS = {
     "heavily_compressed_attention": "compressed",
     "compressed_sparse_attention": "compressed",
     "linear_attention": "linear",
+    "mamba": "ssm",
 }
 ATTENTION_KINDS = ("full", "sliding", "chunked", "sparse", "compressed")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
@@ -45,9 +47,10 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "
 class LayerGeometry:
     """One layer of a stack.
 
-    `kind` is `full`, `sliding`, `chunked`, `sparse` or `compressed` for softmax attention; anything else (`mamba`,
-    `linear`, `conv`, `cross`, `mlp`, ...) has no causal softmax attention over the text. `window` is the sliding window
-    or the chunk, in tokens.
+    `kind` is `full`, `sliding`, `chunked`, `sparse` or `compressed` for softmax attention; anything else has none over
+    the text: `ssm` (a state space model: Mamba, RWKV), `linear` (linear or gated delta attention), `conv`, `mlp`,
+    `moe`, `cross` to a picture. It says what the layer is; the stack that it stands in is another thing, see
+    `stacks.py`. `window` is the sliding window or the chunk, in tokens.
     """
 
     index: int
@@ -74,7 +77,9 @@ class Geometry:
     """The shape of a model: its layers and the sizes around them.
 
     layers: of its stack; of an encoder-decoder the decoder's, and `beside` has those of the others. max_positions: the
-    most tokens that a stack reads, None where nothing limits them, as with dynamic rotary positions.
+    most tokens that a stack reads, None where nothing limits them, as with dynamic rotary positions. views: layers of
+    `layers` that have maps of their own, by their kind: `difference`, `csa`. rates: the tokens that each summary among
+    their keys adds.
     """
 
     model_type: str
@@ -85,6 +90,8 @@ class Geometry:
     parameters: int | None
     task: str = DECODER
     beside: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
+    views: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
+    rates: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -92,10 +99,20 @@ class Geometry:
         return plain(self.task)
 
     @property
-    def stacks(self) -> dict[str, dict[int, LayerGeometry]]:
-        """{stack: {layer index: layer}} of the layers with attention, in the order of a forward pass."""
+    def every(self) -> dict[str, tuple[LayerGeometry, ...]]:
+        """{stack: all its layers}, in the order of a forward pass."""
         found = {ENCODER: self.beside.get(ENCODER, ()), self.kind: self.layers, CROSS: self.beside.get(CROSS, ())}
-        return {kind: {one.index: one for one in layers if one.attention} for kind, layers in found.items() if layers}
+        return {kind: layers for kind, layers in found.items() if layers}
+
+    @property
+    def stacks(self) -> dict[str, dict[int, LayerGeometry]]:
+        """{stack: {layer index: layer}} of the layers with attention."""
+        return {kind: {one.index: one for one in layers if one.attention} for kind, layers in self.every.items()}
+
+    @property
+    def shown(self) -> dict[str, dict[int, LayerGeometry]]:
+        """`stacks`, and behind them the layers with maps of their own."""
+        return self.stacks | {kind: {one.index: one for one in layers} for kind, layers in self.views.items()}
 
     @property
     def attention_layers(self) -> tuple[LayerGeometry, ...]:
@@ -103,7 +120,7 @@ class Geometry:
 
     @property
     def in_words(self) -> str:
-        """`4 layers x 6 heads (3 kv)`, with ranges where layers differ and how many have no attention.
+        """`4 layers x 6 heads (3 kv)`, with ranges where layers differ, and `, 12 ssm` of layers without attention.
 
         Of an encoder-decoder `encoder 6 layers x 8 heads (8 kv), decoder 6 layers x 8 heads (8 kv)`.
         """
@@ -118,8 +135,8 @@ class Geometry:
 
     @property
     def heads_of_stacks(self) -> dict[str, dict[int, int]]:
-        """{stack: {layer index: number of heads}}, as `selection.select_stacks` takes them."""
-        return {kind: {one.index: one.heads for one in layers.values()} for kind, layers in self.stacks.items()}
+        """{stack: {layer index: number of heads}} of all that is shown, as `selection.select_stacks` takes them."""
+        return {kind: {one.index: one.heads for one in layers.values()} for kind, layers in self.shown.items()}
 
     @property
     def windows(self) -> dict[int, int | None]:
@@ -141,12 +158,15 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
     if task == "seq2seq":
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
         beside = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
+    layers = _layers(text, plain(task))
     return _sound(
         Geometry(
             model_type=config.model_type,
             task=task,
             beside=beside,
-            layers=_layers(text, plain(task)),
+            views=_views(text, layers),
+            rates={kind: rate for kind, (_, rate) in _compressed(text).items()},
+            layers=layers,
             hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
             vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
             max_positions=None if "dynamic" in rotary_types(config) else _first(text, *POSITIONS),
@@ -300,7 +320,8 @@ def _sound(geometry: Geometry) -> Geometry:
 
 def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
     there = [layer for layer in layers if layer.attention]
-    without = f", {len(layers) - len(there)} layers without attention" * (len(there) < len(layers))
+    kinds = Counter(layer.kind for layer in layers if not layer.attention)
+    without = "".join(f", {count} {kind}" for kind, count in kinds.items())
     heads, kv_heads = (_range([getattr(layer, name) for layer in there]) for name in ("heads", "kv_heads"))
     return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
 
@@ -317,6 +338,24 @@ def _entry_bytes(model_type: str, dtype_bytes: int) -> int:
 
 def _layers(text: Any, stack: str) -> tuple[LayerGeometry, ...]:
     return tuple(_layer(text, index, kind, stack) for index, kind in enumerate(_kinds(text, stack)))
+
+
+def _views(text: Any, layers: tuple[LayerGeometry, ...]) -> dict[str, tuple[LayerGeometry, ...]]:
+    """The layers with maps of their own, by kind."""
+    found = {}
+    for kind, (name, _) in _compressed(text).items():
+        found[kind] = tuple(one for one in layers if text.layer_types[one.index] == name)
+    if hasattr(text, "lambda_std_dev"):
+        pairs = (replace(one, heads=one.heads // 2, kv_heads=max(1, one.kv_heads // 2)) for one in layers)
+        found[DIFFERENCE] = tuple(pairs)
+    return {kind: of for kind, of in found.items() if of}
+
+
+def _compressed(text: Any) -> dict[str, tuple[str, int]]:
+    """{kind: (the layer type of configs, the tokens that each summary adds)}."""
+    rates, types = getattr(text, "compress_rates", None) or {}, getattr(text, "layer_types", None) or ()
+    names = {CSA: "compressed_sparse_attention", HCA: "heavily_compressed_attention"}
+    return {kind: (name, rates[name]) for kind, name in names.items() if name in rates and name in types}
 
 
 def _count(text: Any, stack: str) -> int:
@@ -339,7 +378,7 @@ def _kinds(text: Any, stack: str) -> list[str]:
         names = [_only_kind(text)] * count
     kinds = [KINDS.get(name, name) for name in names]
     if any(name.startswith(("mamba", "n_mamba")) for name in vars(text)):
-        kinds = ["mamba" if kind == "linear" else kind for kind in kinds]
+        kinds = ["ssm" if kind == "linear" else kind for kind in kinds]
     cross = _first(text, "cross_attention_layers") or ()
     return ["cross" if index in cross else kind for index, kind in enumerate(kinds)]
 

@@ -107,10 +107,14 @@ def model_class(config: Any, task: str, name: str) -> Any:
     found = next((one for one in known if one is not None), None)
     found = found[0] if isinstance(found, tuple) else found  # a family with several bare models names the whole first
     beside = hasattr(config, "vision_config") or hasattr(config, "audio_config")
-    if found is None or getattr(found, "main_input_name", "") not in READ or beside:
+    if found is None or not _readable(found) or beside:
         kind = config.model_type
         raise ModelError(f"{name} ({kind}) is no model of text that attnscope reads", "choose a model of text")
     return found
 
 
-READ = ("input_ids", "input_features")  # what the models that attnscope reads are given first
+def _readable(found: Any) -> bool:
+    """Whether a class is given text first, or a sound whose frames it can count."""
+    main = getattr(found, "main_input_name", "")
+    counts = hasattr(found, "_get_feat_extract_output_lengths")
+    return main in ("input_ids", "input_features") or (main == "input_values" and counts)

@@ -29,15 +29,16 @@ from attnscope.parity.comparing import Comparison
 from attnscope.parity.given import is_quantised
 from attnscope.parity.unshown import not_shown
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level, ParityReport
+from attnscope.seam import inputs
 from attnscope.seam.engines import Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything, select_stacks
 from attnscope.stacks import CROSS, KINDS
+from attnscope.text.prompt import Prompt
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
-    from attnscope.text.prompt import Prompt
 
 __all__ = ["ATOL", "TEXT", "Difference", "LayerParity", "Level", "ParityReport", "check_parity", "is_quantised"]
 
@@ -71,16 +72,16 @@ def check_parity(
     >>> check_parity(loaded, [1, 2, 3]).holds
     True
     """
-    heads, ids_BT, reads = chosen(loaded, select), _ids(prompt, loaded.device), dict[str, Any]()
+    heads, ids_BT = chosen(loaded, select), _ids(prompt, loaded.device)
     if (loaded.geometry.task == "seq2seq") != (source is not None):
         raise UsageError(
             "an encoder-decoder reads two texts, other models one",
             "give the encoder's as source" if source is None else "leave out source",
         )
     comparison = Comparison(loaded, heads, atol, level)
-    given = ids_BT
+    given, reads = _given(loaded, prompt if source is None else source)
     if source is not None:
-        given, reads = _ids(source, loaded.device), {"decoder_input_ids": ids_BT}
+        reads |= {"decoder_input_ids": ids_BT}
     with ModuleRecorder(loaded.model, comparison.judge) as recorder:
         listen(
             loaded.model,
@@ -113,6 +114,12 @@ def chosen(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, t
 def _expected(stacks: Mapping[str, Mapping[int, Any]]) -> list[int | tuple[int, str]]:
     """The layers that must be observed, with their stack where there are several."""
     return [layer if len(stacks) == 1 else (layer, kind) for kind, layers in stacks.items() for layer in layers]
+
+
+def _given(loaded: LoadedModel, text: Prompt | Tensor | Sequence[int]) -> tuple[Tensor, dict[str, Any]]:
+    """What the model's forward is given first, and what a prompt brings beside it."""
+    ids_BT = _ids(text, loaded.device)
+    return inputs.given(loaded, [text], ids_BT) if isinstance(text, Prompt) else (ids_BT, {})
 
 
 def _ids(prompt: Prompt | Tensor | Sequence[int], device: str) -> Tensor:

@@ -80,7 +80,8 @@ class CallCheck:
     hides. value_error: largest |P V - output| over some rows, relative to the largest |output|. route: "interface",
     "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output. dtype: of the
     model's own output or weights, where there are any: not always that of the model. answered_by: which of attnscope's
-    own ways read each kind of question, {"Entropy": "tiles"}. kind: the layer's stack.
+    own ways read each kind of question, {"Entropy": "tiles"}. kind: the layer's stack. repeats: whether its weights
+    are those of the call before it: of the same q and k, over other values.
     """
 
     layer: int
@@ -100,6 +101,7 @@ class CallCheck:
     dtype: torch.dtype | None = None
     answered_by: Mapping[str, str] = field(default_factory=dict)
     kind: str = DECODER
+    repeats: bool = False
 
     @property
     def name(self) -> str:

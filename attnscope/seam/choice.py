@@ -14,6 +14,7 @@ from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes
 from attnscope.model.geometry import Geometry, tokens_that_fit
 from attnscope.seam.engines import ENGINES, Eager, Engine, OnCard, Tiled, engine_named
+from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 
 if TYPE_CHECKING:
@@ -102,9 +103,7 @@ def difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None
 
     source: what an encoder-decoder's encoder reads. None where the model cannot be run with eager attention.
     """
-    ids_BT = torch.tensor([(source or prompt).ids[:COMPARED_TOKENS]], device=loaded.device)
-    target_BT = torch.tensor([prompt.ids[:COMPARED_TOKENS]], device=loaded.device)
-    inputs: dict[str, Any] = {} if source is None else {"decoder_input_ids": target_BT}
+    ids_BT, inputs = given_of(loaded, prompt, source, COMPARED_TOKENS)
     eager: dict[Any, torch.Tensor] = {}
     found: list[float] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from attnscope.seam.engines import Engine
 
 MOST_MADE = 64  # tokens of a target that nobody gave
+WHISPER_START = 4  # tokens that it begins with at most: start, language, task, no timestamps
 
 
 def continuation(
@@ -41,19 +43,21 @@ def continuation(
 def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str | None = None, **how: Any) -> Tensor:
     """Texts of one length with up to so many more tokens, each the likeliest: (B, T) -> (B, T + most) at the most.
 
+    ids_BT: also the features of sounds, whose texts begin with the model's own start tokens.
     how: further arguments of the model's `generate`. Raises as `continuation`.
     """
     model, given = loaded.model, "target" if loaded.geometry.task == "seq2seq" else "answer"
     otherwise = f"give the {given} with {{{given}=TEXT}}"
     if not getattr(model, "can_generate", lambda: False)():
         raise ModelError(f"{loaded.name} cannot generate", otherwise)
+    if not ids_BT.is_floating_point():
+        # Without it, transformers takes every token that equals the pad token for padding: with one token for both, the
+        # begin token too.
+        how["attention_mask"] = torch.ones_like(ids_BT)
     with running(model, implementation):
         try:
             made: Tensor = model.generate(
                 ids_BT,
-                # Without it, transformers takes every token that equals the pad token for padding: with one token for
-                # both, the begin token too.
-                attention_mask=torch.ones_like(ids_BT),
                 do_sample=False,
                 num_beams=1,
                 num_return_sequences=1,
@@ -75,13 +79,21 @@ def translation(
     most: int,
     engine: Engine,
     advance: Callable[[int], object] = lambda tokens: None,
+    features: Tensor | None = None,
 ) -> list[int]:
     """What an encoder-decoder's decoder reads while it makes its own text of a source, greedily: ids, the start first.
 
-    At most `most` new tokens; without the end token, which it makes and does not read. Raises as `continuation`.
+    At most `most` new tokens; without the end token, which it makes and does not read. features: of a sound, (1, ...),
+    which is then the source. Raises as `continuation`.
     """
-    ids_BT = torch.tensor([list(ids)], device=loaded.device)
-    made = greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance))[0].tolist()
+    given = torch.tensor([list(ids)]) if features is None else features.to(loaded.model.dtype)
+    how: dict[str, Any] = {"streamer": _Steps(advance)}
+    if "force_unique_generate_call" in inspect.signature(loaded.model.generate).parameters:
+        # Whisper's own `generate` reads long sounds in parts, without the tokens that it begins with; so it is one part
+        # with all of them.
+        how["force_unique_generate_call"] = True
+        most = min(most, (loaded.geometry.max_positions or most + WHISPER_START) - WHISPER_START)
+    made = greedy(loaded, given.to(loaded.device), most, engine.implementation, **how)[0].tolist()
     return made[:-1] if len(made) > 1 and ends(loaded, made[-1]) else made
 
 

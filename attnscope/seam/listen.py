@@ -251,6 +251,7 @@ class _Listener:
         self._families: dict[nn.Module, Family] = {}
         self._by_interface: set[nn.Module] = set()
         self._visible: dict[Any, tuple[Any, Visibility]] = {}
+        self._asked: tuple[Callable[[], Any], ...] = (lambda: None, lambda: None)  # q and k of the last call
 
     def hook_modules(self) -> list[Any]:
         """Forward hooks on every attention module, for families that never call the interface."""
@@ -264,6 +265,9 @@ class _Listener:
             return own()
         self._by_interface.update(self._around(own.module))
         output, check = self.engine.run(self._place(own.module), self._spec(own), own, self.on_call)
+        asked = (own.given["query"], own.given["key"])
+        check.repeats = all(before() is now for before, now in zip(self._asked, asked, strict=True))
+        self._asked = tuple(map(weakref.ref, asked))
         self._read(check)
         return output, None
 
@@ -312,6 +316,11 @@ class _Listener:
                 "this family attends outside the attention interface, where its output cannot be changed",
                 "choose a model whose attention calls the interface",
             )
+        if any(one.shape[1] > 1 and one.stride(1) == 0 for one in found if known.layout is None):
+            raise ModelError(
+                "this family returns the mean of its heads in the place of each: none can be told from another",
+                "choose another model",
+            )
         parts = zip((DECODER, CROSS), found, strict=True) if len(found) > 1 else [(None, found[0])]
         for kind, weights in parts:
             self._hooked(self._place(module, kind), weights, known)
@@ -351,9 +360,8 @@ class _Listener:
         config = _config(self.model)
         if config is None:
             return set()
-        geometry = geometry_of(config, count=False)
-        stacks = {**geometry.beside, geometry.kind: geometry.layers}
-        return {(one.index, kind) for kind, layers in stacks.items() for one in layers if not one.attention}
+        every = geometry_of(config, count=False).every
+        return {(one.index, kind) for kind, layers in every.items() for one in layers if not one.attention}
 
     def _place(self, module: nn.Module, kind: str | None = None) -> Place:
         """The module's layer, and which call of that layer this is; kind: of the call, where the module makes two."""

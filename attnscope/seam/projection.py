@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from attnscope.seam.call import AttentionCall
 
 
-def output_projections(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Module, nn.Module]:
+def output_projections(loaded: LoadedModel, ids: Sequence[int] | Tensor, **inputs: Any) -> dict[nn.Module, nn.Module]:
     """{attention module: its output projection}: the linear module that is given the heads' outputs as they are.
 
+    ids: of one text, or what the model's forward is given first, and inputs what beside it, see `inputs.given`.
     One with an adapter beside its weights is the layer around both, which is given them before its parts are.
     """
+    reads = ids if isinstance(ids, Tensor) else torch.tensor([list(ids)], device=loaded.device)
     given: dict[nn.Module, Tensor] = {}
     found: dict[nn.Module, nn.Module] = {}
 
@@ -49,7 +51,7 @@ def output_projections(loaded: LoadedModel, ids: Sequence[int]) -> dict[nn.Modul
         if part is not one and (not list(part.children()) or hasattr(part, "base_layer")) and list(part.parameters())
     ]
     try:
-        listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), on_call, engine=ENGINES["eager"])
+        listen(loaded.model, reads, on_call, engine=ENGINES["eager"], **inputs)
     finally:
         for handle in handles:
             handle.remove()

@@ -45,7 +45,8 @@ class Prompt:
     tokens were cut off. `characters` are those of `text` that each token holds, or holds a part of, as [start, stop).
     `answer` is where the tokens of an answer begin, None where there is none: what stands before them is the prompt.
     `inputs` are what the model is given beside the ids, by the names of its forward's arguments, (1, ...) each: a
-    picture's `pixel_values`; under the name of its first argument, in their stead: sound's `input_features`.
+    picture's `pixel_values`; under the name of its first argument, in their stead: sound's `input_features`. `media` is
+    the hash of what they were made of. `step`: seconds from one token to the next, where they are frames of a sound.
     """
 
     text: str
@@ -59,6 +60,8 @@ class Prompt:
     characters: Characters = field(default=(), repr=False)
     answer: int | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    media: str | None = None
+    step: float | None = None
 
     def __post_init__(self) -> None:
         if not self.characters:  # of ids, or of a manifest from before they were written down
@@ -85,8 +88,8 @@ class Prompt:
 
     @property
     def sha256(self) -> str:
-        """Hash of the text in UTF-8, in hexadecimal."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        """Hash of the text in UTF-8, and of what is read beside it or in its stead, in hexadecimal."""
+        return hashlib.sha256((self.text + (self.media or "")).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.ids)

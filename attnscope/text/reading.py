@@ -3,7 +3,10 @@
 import os
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from typing import BinaryIO
 
 from attnscope.errors import InputError, UsageError
 
@@ -78,6 +81,27 @@ def _piped() -> bytes:
     return b""
 
 
+@contextmanager
+def opened(file: str, otherwise: str = "check the path, or give --text") -> Iterator[BinaryIO]:
+    """The bytes of a file, or of standard input where it is `-`; otherwise: the next step for a file that is not there.
+
+    Raises InputError for one that can't be read, also where that is seen in the block.
+    """
+    if file == "-":
+        yield BytesIO(_read_stdin())
+        return
+    try:
+        with open(file, "rb") as stream:
+            yield stream
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {file}", otherwise) from error
+    except IsADirectoryError as error:
+        raise InputError(f"{file} is a folder", "name a file in it") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{file} can't be read: {reason}", "check the path and its permissions") from error
+
+
 def _read_stdin() -> bytes:
     if sys.stdin is None:
         raise InputError("standard input is closed", "pipe a text into it, or give --text")
@@ -89,13 +113,5 @@ def _read_stdin() -> bytes:
 
 
 def _read_file(file: str) -> bytes:
-    try:
-        with open(file, "rb") as stream:
-            return stream.read()
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {file}", "check the path, or give --text") from error
-    except IsADirectoryError as error:
-        raise InputError(f"{file} is a folder", "name a file in it") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{file} can't be read: {reason}", "check the path and its permissions") from error
+    with opened(file) as stream:
+        return stream.read()

@@ -12,15 +12,16 @@ from attnscope.text.prompt import Prompt, from_ids
 def target(tokenizer: Any, text: str, start: int | None, most: int | None) -> Prompt:
     """What the decoder reads to say a text: its start token, and the tokens of the text without the end token.
 
-    So it is trained: every query predicts the token after its own. start: the decoder's start token. Raises InputError
-    for a text without tokens, or with more than `most`.
+    So it is trained: every query predicts the token after its own. start: the decoder's start token; a text that begins
+    with its name says all special tokens itself. Raises InputError for a text without tokens, or with more than `most`.
 
         >>> target(tokenizer, "Das Haus ist wunderbar.", 0, None).tokens[:2]
         ('<pad>', ' Das')
     """
     if not text.strip():
         raise InputError("the target is empty", "give a target with at least one word, or leave out {target}")
-    ids = list(tokenizer(text_target=text)["input_ids"])
+    whole = start is not None and text.startswith(str(tokenizer.convert_ids_to_tokens(start)))
+    ids = list(tokenizer(text_target=text, add_special_tokens=not whole)["input_ids"])
     if ids and ids[-1] == tokenizer.eos_token_id:
         ids = ids[:-1]
     return from_target_ids(tokenizer, ids, start, most)

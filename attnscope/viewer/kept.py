@@ -18,6 +18,7 @@ from attnscope.errors import UsageError
 from attnscope.files import jsonable
 from attnscope.manifest import NAME, prompt_of, read_manifest
 from attnscope.measure.metrics import KNOWN
+from attnscope.stacks import KINDS
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
 from attnscope.viewer.side import Wanted, metrics_of, rounded, said_of
 
@@ -177,6 +178,9 @@ class KeptSide:
         try:
             parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=kinds)
             found = csv.read_csv(path, parse_options=parse, convert_options=convert)
+            if {"head", "kind"} <= set(found.column_names):  # a layer without attention has a row, and no head
+                rows = zip(found["head"].to_pylist(), found["kind"].to_pylist(), strict=True)
+                found = found.filter(pa.array([head is not None or kind in KINDS for head, kind in rows], pa.bool_()))
             needed = {"layer", "head", "kv_head"} | ({"query", "key"} if name == "relations.csv" else set())
             if not needed <= set(found.column_names) or any(_missing(found[one]) for one in needed):
                 raise self._damaged(name)

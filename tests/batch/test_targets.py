@@ -8,9 +8,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, WhisperConfig, WhisperForConditionalGeneration
 
+import attnscope
 from attnscope.batch.batches import batches
+from attnscope.batch.job import Job
+from attnscope.batch.worker import Worker
+from attnscope.errors import ModelError
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.command_line import Result, call
 from helpers.corpora import rows
@@ -198,3 +202,12 @@ def test_texts_of_a_batch_are_alike() -> None:
     pairs = [(5, 3), (4, 5), (5, 3), (5, 2), (4, 5)]
     found = batches([max(pair) for pair in pairs], 100, pairs)
     assert sorted(map(sorted, found)) == [[0, 2], [1, 4], [3]]
+
+
+def test_a_model_of_sound_is_given_no_corpus_of_texts() -> None:
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = WhisperConfig(**sizes, **heads, vocab_size=2000, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    loaded = attnscope.wrap(WhisperForConditionalGeneration(config).eval(), attnscope.load("demo").tokenizer)
+    with pytest.raises(ModelError, match="reads sound, and a corpus is of texts"):
+        Worker(Job(), loaded)

@@ -1,0 +1,309 @@
+"""A sound -> the Prompt of an encoder that reads sound: a token per frame, named by its seconds, and the features.
+
+    sound = read_sound("speech.wav")
+    prompt = heard(loaded, sound)       # of Whisper 1,500 frames of 0.02 s, silence behind the sound itself
+
+WAV is read by Python's own `wave`; other files, and resampling, need the extra `audio`. The features are those of the
+checkpoint's own feature extractor.
+
+Shapes: S sample, C channel, B text, F feature, N input (a sample, or a vector of features).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import wave
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.text.prompt import Prompt, Side
+from attnscope.text.reading import opened
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+
+MOST_SECONDS = 600  # of a file that are read
+RATES = range(1_000, 768_001)  # samples per second that a recording may have
+LONG = 1_000_000  # inputs, by which a model's stride is found
+EXTRA = 'pip install "attnscope[audio]"'
+MODEL_OF_SOUND = "choose a model that reads sound, such as openai/whisper-tiny"
+
+
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """A recording, one channel: samples (S,) float32, mostly within -1 to 1, and how many there are per second.
+
+    whole: how many samples the recording has, of which the first are here. Raises InputError for one that is empty,
+    silent, or not finite.
+    """
+
+    samples: np.ndarray
+    rate: int
+    whole: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "whole", max(self.whole, len(self.samples)))
+        if self.rate not in RATES:
+            raise InputError(f"the sound has {self.rate} samples per second", f"give {RATES[0]} to {RATES[-1]}")
+        if not len(self.samples):
+            raise InputError("the sound is empty", "give a recording with at least one sample")
+        if not np.isfinite(self.samples).all():
+            raise InputError("the sound has samples that are no numbers (NaN or infinite)", "export it again")
+        if not np.ptp(self.samples):
+            raise InputError("the sound is silent: all its samples are equal", "check the recording's level")
+
+    @property
+    def seconds(self) -> float:
+        return self.whole / self.rate
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the samples and their rate, in hexadecimal."""
+        return hashlib.sha256(f"{self.rate} ".encode() + self.samples.astype("<f4").tobytes()).hexdigest()
+
+
+def sound_of(given: Any) -> Sound:
+    """A sound from Python: a path, a Sound, or (samples, rate) with samples (S,) or (S, C), whole numbers or not.
+
+    Raises InputError and UsageError, as `read_sound` and `Sound` do.
+
+    >>> sound_of((np.sin(np.arange(16_000) / 10), 16_000)).seconds
+    1.0
+    """
+    if isinstance(given, Sound):
+        return given
+    if not (isinstance(given, tuple) and len(given) == 2):
+        return read_sound(str(given))
+    samples, rate = np.asarray(given[0]), given[1]
+    if samples.ndim not in (1, 2) or samples.dtype.kind not in "iuf" or int(rate) != rate:
+        raise UsageError("expected samples (S,) or (S, C) and how many a second", "give {audio=(samples, rate)}")
+    return Sound(_mono(samples), int(rate))
+
+
+def read_sound(file: str) -> Sound:
+    """A sound from a file, or from standard input where it is `-`: at most its first 10 minutes, channels averaged.
+
+    Raises InputError for a file that cannot be read or is no sound, UsageError where the extra `audio` is needed.
+    """
+    with opened(file, "name a sound with {audio}") as stream:
+        try:
+            return _wav(stream)
+        except (wave.Error, EOFError, RuntimeError):  # of another format, or cut off in its header
+            stream.seek(0)
+        return _other(stream, "standard input" if file == "-" else file)
+
+
+def _wav(stream: BinaryIO) -> Sound:
+    with wave.open(stream) as said:
+        rate, count, channels, width = said.getframerate(), said.getnframes(), said.getnchannels(), said.getsampwidth()
+        if width > 4:
+            raise wave.Error(f"expected samples of 1 to 4 bytes, got {width}")
+        data = said.readframes(min(count, MOST_SECONDS * rate))
+    data = data[: len(data) // (width * channels) * width * channels]  # a recording that was cut off
+    samples = _numbers(data, width).reshape(-1, channels)
+    return Sound(_mono(samples), rate, count if count > MOST_SECONDS * rate else 0)
+
+
+def _numbers(data: bytes, width: int) -> np.ndarray:
+    """The samples of PCM of so many bytes each: of one byte without a sign, else little-endian with one."""
+    if width == 1:
+        return np.frombuffer(data, np.uint8)
+    if width == 3:  # as the upper bytes of four
+        wide = np.zeros((len(data) // 3, 4), np.uint8)
+        wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
+        return wide.view("<i4")[:, 0]
+    return np.frombuffer(data, f"<i{width}")
+
+
+def _other(stream: BinaryIO, name: str) -> Sound:
+    """What libsndfile reads: flac, ogg, mp3, and WAV that is no plain PCM."""
+    if find_spec("soundfile") is None:
+        raise UsageError(f"{name} is no PCM WAV, and other files of sound need soundfile", EXTRA)
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(stream) as said:
+            samples = said.read(MOST_SECONDS * said.samplerate, dtype="float32", always_2d=True)
+            return Sound(_mono(samples), said.samplerate, said.frames if said.frames > len(samples) else 0)
+    except (soundfile.SoundFileError, TypeError, ValueError) as error:
+        raise InputError(f"{name} is no file of sound that can be read", "give wav, flac, ogg or mp3") from error
+
+
+def _mono(samples: np.ndarray) -> np.ndarray:
+    """Samples (S,) or (S, C) as (S,) float32, the mean of the channels; whole numbers within -1 to 1."""
+    if samples.dtype.kind in "iu":
+        half = 2.0 ** (8 * samples.dtype.itemsize - 1)
+        samples = samples / half - (samples.dtype.kind == "u")
+    return np.ascontiguousarray(samples.mean(1) if samples.ndim == 2 else samples, np.float32)
+
+
+def reads_sound(model: Any) -> bool:
+    """Whether the first thing that a model's forward takes is a sound, or features of one."""
+    return getattr(model, "main_input_name", "input_ids") in ("input_features", "input_values")
+
+
+def heard(loaded: LoadedModel, sound: Sound, truncate: Side | None = None) -> Prompt:
+    """The prompt of a sound: a token per position of the encoder, `0.02s` and exactly `0.02-0.04s`, and its features.
+
+    Its ids are the numbers of the frames, so that no two are equal; `special` are those of the silence that pads a
+    sound to the length that the model reads. A longer sound is an InputError, or is cut on the side `truncate`.
+    Raises ModelError where the checkpoint has no feature extractor, or one that is not this model's; UsageError where
+    resampling needs the extra `audio`.
+    """
+    extractor = _extractor(loaded)
+    frames = _Frames(loaded, extractor)
+    samples, removed = _cut(_resampled(sound, frames.rate), sound, frames, truncate)
+    values = _features(extractor, samples, loaded)
+    count = frames.positions(frames.inputs_in(values, len(samples)))
+    own = frames.positions(math.ceil(len(samples) / frames.hop))
+    frames.check(values, count)
+    if count < 1:
+        raise InputError(f"the sound has {sound.seconds:g} s, which is less than a frame", "give a longer one")
+    start = removed * frames.step if truncate == "left" else 0.0
+    digits = 2 if math.isclose(round(frames.step, 2), frames.step) else 3
+    times = [f"{start + place * frames.step:.{digits}f}" for place in range(count + 1)]
+    labels, said = tuple(f"{time}s" for time in times[:-1]), f"{sound.seconds:.2f} s of sound at {sound.rate} Hz: "
+    ends = list(accumulate((len(label) + 1 for label in labels), initial=len(said)))
+    return Prompt(
+        text=said + " ".join(labels),
+        ids=tuple(range(count)),
+        tokens=tuple(f"{first}-{last}s" for first, last in pairwise(times)),
+        labels=labels,
+        special=tuple(place >= own for place in range(count)),
+        plain=tuple(f"{label} " for label in labels),
+        turns=(),
+        removed=removed,
+        characters=tuple((first, last - 1) for first, last in pairwise(ends)),
+        inputs={loaded.model.main_input_name: values},
+        media=sound.sha256,
+        step=frames.step,
+    )
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """How a model divides sound: positions of its encoder, of inputs, of samples."""
+
+    loaded: LoadedModel
+    extractor: Any
+
+    @property
+    def rate(self) -> int:
+        return self.extractor.sampling_rate
+
+    @cached_property
+    def hop(self) -> int:
+        """Samples per input: one, or from one vector of features to the next, of which some put several into one."""
+        if self.loaded.model.main_input_name == "input_values":
+            return 1
+        return getattr(self.extractor, "hop_length", self.rate // 100) * getattr(self.extractor, "stride", 1)
+
+    @cached_property
+    def stride(self) -> int:
+        """Samples from one position of the encoder to the next."""
+        return round(LONG / self.positions(LONG)) * self.hop
+
+    @property
+    def step(self) -> float:
+        """Seconds from one position of the encoder to the next."""
+        return self.stride / self.rate
+
+    @property
+    def most(self) -> int:
+        """Samples that the model reads at most."""
+        places = getattr(self.loaded.model.config, "max_source_positions", None)
+        most = MOST_SECONDS * self.rate if places is None else places * self.stride
+        return min(most, getattr(self.extractor, "n_samples", most))
+
+    def positions(self, inputs: int) -> int:
+        """Positions of the encoder of so many inputs, by the model's own rule."""
+        import torch
+
+        try:  # a name that transformers does not promise, and not every family has
+            made = int(self.loaded.model._get_feat_extract_output_lengths(torch.tensor(inputs)))
+        except (AttributeError, TypeError) as error:
+            kind = self.loaded.geometry.model_type
+            raise ModelError(f"{kind} does not say how many frames it makes of a sound", MODEL_OF_SOUND) from error
+        return made // getattr(self.loaded.model.config, "squeeze_factor", 1)  # SEW attends to several at once
+
+    def inputs_in(self, values: Any, samples: int) -> int:
+        """Inputs that the extractor made of so many samples: in (B, S), (B, N, F) or (B, F, N)."""
+        expected = getattr(self.extractor, "n_samples", samples) / self.hop
+        return min(values.shape[1:], key=lambda size: abs(size - expected))
+
+    def check(self, values: Any, count: int) -> None:
+        """Raise ModelError for features that the model does not take."""
+        config, pads = self.loaded.model.config, hasattr(self.extractor, "n_samples")
+        places, bins = getattr(config, "max_source_positions", None), getattr(config, "num_mel_bins", None)
+        if pads and (places, bins) != (count, values.shape[1]):
+            raise ModelError(
+                f"the feature extractor of {self.loaded.name} makes {count} frames of {values.shape[1]} numbers, and "
+                f"the model reads {places} of {bins}",
+                "copy the model's own preprocessor_config.json into its folder",
+            )
+
+
+def _extractor(loaded: LoadedModel) -> Any:
+    """The checkpoint's own feature extractor."""
+    from transformers import AutoFeatureExtractor
+
+    folder = loaded.base_folder or loaded.source_folder or loaded.model.config.name_or_path
+    try:
+        found = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True)
+        most = dict.fromkeys(("sampling_rate", "hop_length", "stride"), RATES[-1])
+        most |= {"n_samples": MOST_SECONDS * RATES[-1]}
+        if not all(getattr(found, name, 1) in range(1, size + 1) for name, size in most.items()):
+            raise ValueError(f"expected numbers up to {most}")
+        return found
+    except Exception as error:  # any family's class, of any file
+        raise ModelError(
+            f"{loaded.name} has no feature extractor that can be read (preprocessor_config.json)",
+            "copy that file of the model into its folder",
+        ) from error
+
+
+def _features(extractor: Any, samples: np.ndarray, loaded: LoadedModel) -> Any:
+    """What the model is given of a sound, as a tensor of float32."""
+    try:
+        made = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+        return made[loaded.model.main_input_name]
+    except Exception as error:  # any family's code
+        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(f"the feature extractor of {loaded.name} failed: {why}", MODEL_OF_SOUND) from error
+
+
+def _resampled(sound: Sound, rate: int) -> np.ndarray:
+    if sound.rate == rate:
+        return sound.samples
+    if find_spec("soxr") is None:
+        raise UsageError(
+            f"the sound has {sound.rate} samples per second, the model reads {rate}, and resampling needs soxr",
+            f"{EXTRA}, or resample it, for example with ffmpeg -i IN -ar {rate} OUT.wav",
+        )
+    import soxr
+
+    made: np.ndarray = soxr.resample(sound.samples, sound.rate, rate)
+    return made
+
+
+def _cut(samples: np.ndarray, sound: Sound, frames: _Frames, truncate: Side | None) -> tuple[np.ndarray, int]:
+    """At most so many samples as the model reads, and how many positions were cut off."""
+    whole = max(len(samples), round(sound.seconds * frames.rate))
+    if whole <= frames.most:
+        return samples, 0
+    if truncate is None:
+        raise InputError(
+            f"the sound has {sound.seconds:.2f} s, the model reads at most {frames.most / frames.rate:g}",
+            "cut it, or use {truncate=right}",
+        )
+    if truncate == "left" and whole > len(samples):
+        raise InputError(f"of a sound over {MOST_SECONDS} s the end is not read", "cut it, or use {truncate=right}")
+    kept = samples[: frames.most] if truncate == "right" else samples[-frames.most :]
+    return kept, math.ceil((whole - frames.most) / frames.stride)

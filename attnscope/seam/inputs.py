@@ -1,0 +1,43 @@
+"""What a model's forward is given of prompts: ids, and what some bring beside them or in their stead.
+
+Shapes: B text, T token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+    from attnscope.text.prompt import Prompt
+
+
+def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """What the model's forward is given: its first argument, and what the prompts bring beside it, by name.
+
+    The first argument is the ids, unless the prompts bring it: the features of a sound, (B, F, frames).
+    """
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.inputs)
+    inputs = {name: torch.cat([prompt.inputs[name] for prompt in prompts]).to(loaded.device) for name in names}
+    inputs = {name: one.to(loaded.model.dtype) if one.is_floating_point() else one for name, one in inputs.items()}
+    return inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT), inputs
+
+
+def given_of(
+    loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None, most: int | None = None
+) -> tuple[Tensor, dict[str, Any]]:
+    """The same of one text; of an encoder-decoder the source is first, and the prompt what its decoder reads.
+
+    most: so many tokens from the beginning of each; of one that brings more than its ids all, since parts of it differ.
+    """
+
+    def ids(one: Prompt) -> Tensor:
+        return torch.tensor([one.ids if one.inputs else one.ids[:most]], device=loaded.device)
+
+    first = source or prompt
+    reads, inputs = given(loaded, [first], ids(first))
+    return reads, inputs | ({} if source is None else {"decoder_input_ids": ids(prompt)})

@@ -1,0 +1,236 @@
+"""Layers as they are: those without attention have their place in tables and pictures, windows draw their edge."""
+
+import csv
+import io
+import json
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import attnscope
+from attnscope.drawing import Drawing, layer_maps, rows_of
+from attnscope.figures.fonts import Fonts
+from attnscope.figures.heatmap import HeadFigure
+from attnscope.figures.jobs import prepare_heads
+from attnscope.figures.layers import layer_figure
+from attnscope.figures.metrics import metrics_figure
+from attnscope.figures.mosaic import EDGE_COLOUR
+from attnscope.figures.overview import overview_figure
+from attnscope.figures.raster import Boxes
+from attnscope.figures.style import Style, edge_boxes
+from attnscope.figures.writer import drawing
+from attnscope.model.loading import wrap
+from attnscope.observe import Request
+from helpers.command_line import call
+from helpers.folders import saved
+from helpers.parity_models import roused_model
+
+TEXT = "the financial bank is located on river bank and Mary saw"
+EVERY = Request(relations=True, top_k=None, maps="all", weights=True)
+CONV = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
+HYBRIDS = {
+    "jamba": ({}, {0: "ssm", 2: "ssm"}),
+    "lfm2": (CONV, {0: "conv", 2: "conv"}),
+    "qwen3_next": ({}, {0: "linear", 1: "linear", 2: "linear"}),
+}
+WINDOWS = {"gemma3_text": ("window", 8), "llama4_text": ("chunk", 8)}
+
+
+def seen_by(demo, name, **overrides):
+    model = roused_model(name, vocab_size=2000, **overrides).eval()
+    return attnscope.capture(wrap(model, demo.tokenizer, name), TEXT, request=EVERY), model
+
+
+@pytest.fixture(scope="module", params=HYBRIDS)
+def hybrid(request, demo):
+    """What was seen of a hybrid, its model, and what its layers without attention are."""
+    overrides, without = HYBRIDS[request.param]
+    return (*seen_by(demo, request.param, **overrides), without)
+
+
+@pytest.fixture(scope="module", params=WINDOWS)
+def windowed(request, demo):
+    return (seen_by(demo, request.param)[0], *WINDOWS[request.param])
+
+
+def test_every_layer_has_its_place_in_the_table_of_heads(hybrid):
+    seen, model, without = hybrid
+    rows = seen.table().to_pylist()
+    assert [row["layer"] for row in rows] == sorted(row["layer"] for row in rows)
+    assert {row["layer"]: row["kind"] for row in rows if row["head"] is None} == without
+    for row in rows:
+        assert (row["kind"] == "decoder") == (row["head"] is not None) == (row["layer"] not in without)
+        if row["layer"] in without:
+            assert {name for name, value in row.items() if value is not None} == {"layer", "kind"}
+    assert {row["layer"] for row in rows} == set(range(model.config.num_hidden_layers))
+
+
+def test_the_layers_with_attention_are_the_models_own(hybrid):
+    seen, model, without = hybrid
+    found = [
+        one for one in model(torch.tensor([seen.prompt.ids]), output_attentions=True).attentions if one is not None
+    ]
+    there = [layer for layer in range(model.config.num_hidden_layers) if layer not in without]
+    assert [key.layer for key in seen.weights] == there
+    for layer, weights in zip(there, found, strict=True):
+        torch.testing.assert_close(seen.weights[layer], weights[0], rtol=0, atol=1e-6)
+
+
+def test_layers_without_attention_never_come_between_heads(hybrid, demo):
+    seen, model, without = hybrid
+    for sort in ("entropy", "-entropy", "previous_token"):
+        rows = seen.table(sort).to_pylist()
+        assert [row["head"] is None for row in rows] == [False] * len(seen.heads) + [True] * len(without)
+        assert [(row["layer"], row["head"]) for row in rows[: len(seen.heads)]] == [
+            (head.layer, head.head) for head in seen.kept_heads(sort)
+        ]
+    assert [row["layer"] for row in seen.table("layer").to_pylist()] == [
+        row["layer"] for row in seen.table().to_pylist()
+    ]
+    some = attnscope.capture(wrap(model, demo.tokenizer, "some"), TEXT, select="last")
+    assert {row["layer"] for row in some.table().to_pylist()} == {3}
+    assert not set(seen.relations()["layer"].to_pylist()) & set(without)
+    assert len(seen.table().to_pandas().groupby(["layer", "head"])) == len(seen.heads)
+
+
+def test_layers_without_attention_are_grey_rows_of_the_overview(hybrid):
+    seen, _, without = hybrid
+    drawn = Drawing.of(seen)
+    with drawing(Fonts()):
+        figure = overview_figure(rows_of(drawn.maps, drawn.without), Style())
+    ax = figure.axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["0", "1", "2", "3"]
+    middles = dict(zip(range(4), ax.get_yticks(), strict=True))
+    named = {text.get_position()[1]: text.get_text() for text in ax.texts}
+    assert named == {middles[layer]: what for layer, what in without.items()}
+    assert "grey rows: layers without attention" in figure.texts[1].get_text()
+    assert figure.texts[0].get_text().startswith(f"{4 - len(without)} layer")
+
+
+def test_layers_without_attention_are_grey_rows_of_the_metrics(hybrid):
+    seen, _, without = hybrid
+    drawn = Drawing.of(seen)
+    assert drawn.layers == (0, 1, 2, 3)
+    for panel in drawn.panels:
+        assert dict(enumerate(panel.without_L)) == {layer: without.get(layer, "") for layer in range(4)}
+        assert np.isnan(panel.values_LH[list(without)]).all()
+    entropy = next(panel for panel in drawn.panels if panel.name == "entropy")
+    for head in seen.heads:
+        assert entropy.values_LH[head.layer, head.head] == pytest.approx(head.score["entropy"])
+    with drawing(Fonts()):
+        figure = metrics_figure(drawn.panels[:2], Style(), ["0", "1", "2", "3"])
+        words = [text.get_text() for text in figure.axes[0].texts]
+    runs = 1 if list(without) == [0, 1, 2] else 2
+    assert Counter(words)[next(iter(without.values()))] == runs, "neighbours of one kind share a name"
+    assert any("grey rows: layers without attention" in " ".join(text.get_text().split()) for text in figure.texts)
+
+
+def test_the_command_lists_them_and_its_folder_is_shown(tmp_path):
+    folder = saved(tmp_path / "lfm2", "lfm2", vocab_size=2000, **CONV)
+    out = tmp_path / "out"
+    done = call("heads", TEXT, "-m", str(folder), "--out", str(out), "--figures", "overview", "--sort", "entropy")
+    rows = list(csv.DictReader(io.StringIO(done.out.decode())))
+    assert [(row["layer"], row["head"], row["entropy"], row["kind"]) for row in rows[-2:]] == [
+        ("0", "", "", "conv"),
+        ("2", "", "", "conv"),
+    ]
+    as_json = call("heads", TEXT, "-m", str(folder), "--format", "jsonl").out.decode().splitlines()
+    assert Counter(json.loads(line)["kind"] for line in as_json) == {"decoder": 8, "conv": 2}
+    assert "layers 0,2 have no attention: conv" in call("heads", TEXT, "-m", str(folder), columns=100).err
+    assert "2 layers x 4 heads (2 kv), 2 conv" in done.err
+    assert call("view", str(out), "--from-tables", "--out", str(tmp_path / "page.html")).code == 0
+    facts = json.loads(call("info", str(folder), "--format", "json").out)
+    assert facts["layers_without_attention"] == [
+        {"stack": "decoder", "layer": layer, "kind": "conv"} for layer in (0, 2)
+    ]
+    assert [layer["layer"] for layer in facts["attention_layers"]] == [1, 3]
+
+
+def test_info_lists_the_layers_of_every_stack(tmp_path):
+    config = transformers.BartConfig(
+        d_model=64, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=8
+    )
+    config.save_pretrained(tmp_path)
+    facts = json.loads(call("info", str(tmp_path), "--format", "json").out)
+    found = [(one["stack"], one["layer"], one["heads"], one["head_dim"]) for one in facts["attention_layers"]]
+    assert found == [
+        *(("encoder", layer, 4, 16) for layer in range(2)),
+        *(("decoder", layer, 8, 8) for layer in range(3)),
+        *(("cross", layer, 8, 8) for layer in range(3)),
+    ]
+    assert facts["costs"][0]["all_matrices_bytes"] == (2 * 4 + 3 * 8 + 3 * 8) * 128 * 128 * 4
+    shown = call("info", str(tmp_path), columns=120).out.decode()
+    assert "encoder 2, decoder 3, cross 3 layers" in shown
+    lines = [line.split()[:4] for line in shown.splitlines()]
+    rows = [line for line in lines if line and line[0] in ("encoder", "decoder", "cross")]
+    assert rows == [["encoder", "0-1", "full", "4"], ["decoder", "0-2", "full", "8"], ["cross", "0-2", "full", "8"]]
+
+
+def first_key(kind, size, query):
+    return max(0, query - size + 1) if kind == "window" else query // size * size
+
+
+def test_the_edge_of_a_window_is_that_of_the_first_key_seen(windowed):
+    seen, kind, size = windowed
+    maps, queries = layer_maps(seen)[0], len(seen.prompt)
+    assert maps.window == f"{kind} {size}"
+    boxes = edge_boxes(maps.values_HQK[0], (maps.window, maps.ahead), (0.25, 0.5)).tolist()
+    down = [(key - 0.25, query, key, query + 1) for query in range(queries) if (key := first_key(kind, size, query))]
+    steps = [(first_key(kind, size, query - 1), first_key(kind, size, query), query) for query in range(1, queries)]
+    across = [(max(0, a - 0.25), query, b, query + 0.5) for a, b, query in steps if a < b]
+    assert sorted(map(tuple, boxes)) == sorted((*down, *across))
+    assert len(down) > 3 < queries - size + 1
+
+
+def edges_in(figure):
+    found = [one for ax in figure.axes for one in ax.collections if isinstance(one, Boxes)]
+    return sum(len(one.boxes) for one in found if (one.colours == int(EDGE_COLOUR[1:3], 16)).all() and len(one.boxes))
+
+
+def test_pictures_draw_the_edge_and_say_the_window(windowed, tmp_path):
+    seen, kind, size = windowed
+    full, maps = layer_maps(seen)[3], layer_maps(seen)[0]
+    one = len(edge_boxes(maps.values_HQK[0], (maps.window, maps.ahead)))
+    with drawing(Fonts()):
+        for shown, count, note in ((maps, one, f"{kind} {size}"), (full, 0, "")):
+            layer = layer_figure(shown, Style())
+            assert edges_in(layer) == count * len(shown.heads)
+            [job] = prepare_heads([(tmp_path / "a.png", shown, 0)], Style())
+            head = HeadFigure.of(job, Style())
+            head.show(job)
+            assert edges_in(head.figure) == count
+            assert job.note == note
+            said = " ".join(text.get_text() for figure in (layer, head.figure) for text in figure.texts)
+            assert (f"{kind} {size}" in said) == (f"black line: the edge of a {kind}" in said) == bool(note)
+
+
+def test_a_window_that_holds_the_text_has_no_edge(windowed):
+    seen, _, size = windowed
+    maps = layer_maps(seen)[0]
+    short = maps.values_HQK[0, :size, :size]
+    assert len(edge_boxes(short, (maps.window, False))) == 0
+    assert len(edge_boxes(maps.values_HQK[0], ("", False))) == 0
+
+
+def test_a_window_to_both_sides_has_two_edges():
+    place = np.arange(6)
+    values_QK = np.where(abs(place[:, None] - place) <= 1, 0.5, np.nan)
+    both = {tuple(box) for box in edge_boxes(values_QK, ("window 1", True), (0.25, 0.25)).tolist()}
+    left = {tuple(box) for box in edge_boxes(values_QK, ("window 1", False), (0.25, 0.25)).tolist()}
+    assert left < both
+    assert (2, 0, 2.25, 1) in both, "right of the last key that query 0 sees"
+    assert {(a, b) for a, b, _, _ in both - left} == {
+        *((query + 2, query) for query in range(4)),
+        *((query + 1, query - 0.25) for query in range(1, 5)),
+    }
+
+
+def test_a_sheet_of_heads_of_several_layers_has_no_window(windowed):
+    seen, _, _ = windowed
+    sheet = Drawing.of(seen, sort="focus", top=None).sheet
+    assert sheet.window == ""
+    assert replace(sheet, window="x").window == "x"

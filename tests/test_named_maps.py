@@ -1,0 +1,191 @@
+"""Layers that attend more than once, or to more than tokens: each map has a name, and each key says what it is."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import attnscope
+from attnscope.drawing import drawings
+from attnscope.export import manifest
+from attnscope.model.loading import wrap
+from attnscope.observe import Request
+from attnscope.seam.differential import strength
+from attnscope.text.summaries import with_summaries
+from helpers.command_line import call
+from helpers.folders import saved
+from helpers.parity_models import roused_model
+
+TEXT = "the financial bank is located on river bank and Mary saw"
+LONG = " ".join([TEXT] * 10)
+EVERY = Request(relations=True, top_k=None, maps="all", weights=True)
+
+
+def loaded_as(demo, name):
+    return wrap(roused_model(name, vocab_size=2000).eval(), demo.tokenizer, name)
+
+
+@pytest.fixture(scope="module")
+def cycles(demo):
+    return loaded_as(demo, "hrm_text")
+
+
+@pytest.fixture(scope="module")
+def differential(demo):
+    return loaded_as(demo, "diffllama")
+
+
+@pytest.fixture(scope="module")
+def compressed(demo):
+    return loaded_as(demo, "deepseek_v4")
+
+
+def own_weights(loaded, seen):
+    ids_BT = torch.tensor([seen.queries.ids])
+    return [one[0] for one in loaded.model(ids_BT, output_attentions=True, use_cache=False).attentions]
+
+
+def test_every_pass_through_a_module_is_a_layer_as_its_cache_counts_them(cycles):
+    seen, config = attnscope.capture(cycles, TEXT, request=EVERY), cycles.model.config
+    expected = own_weights(cycles, seen)
+    assert len(expected) == config.H_cycles * (config.L_cycles + 1) * config.num_layers_per_stack == 32
+    assert len(seen.weights) == 32
+    for layer, weights_HQK in enumerate(expected):
+        torch.testing.assert_close(seen.weights[layer], weights_HQK, rtol=0, atol=1e-6)
+    assert (seen.weights[0] - seen.weights[4]).abs().max() > 1e-3, "the same module again sees other states"
+    paths = [check["module"] for check in manifest(seen, {}, {})["calls"]]
+    assert paths[12] == "model.H_module.layers.0.self_attn"
+    assert seen.unmeasured == []
+    assert attnscope.capture(cycles, TEXT, select="17.2").kept_heads()[0].name == "L17H2"
+
+
+def test_a_difference_is_what_the_layer_sums_its_values_with(differential):
+    """The model's own sums over values, before they are normed, are those of the differences."""
+    kept, values = {}, {}
+    hooks = []
+    for layer, block in enumerate(differential.model.model.layers):
+        norm, project = block.self_attn.groupnorm, block.self_attn.v_proj
+        hooks.append(norm.register_forward_pre_hook(lambda _, given, layer=layer: kept.update({layer: given[0][0]})))
+        hooks.append(project.register_forward_hook(lambda _, __, out, layer=layer: values.update({layer: out[0]})))
+    seen = attnscope.capture(differential, TEXT, request=EVERY)
+    for hook in hooks:
+        hook.remove()
+    found = seen.of("difference").weights
+    assert [key.layer for key in found] == [0, 1, 2, 3]
+    for layer in range(4):
+        expected_QHV, value_KV = kept[layer], values[layer]  # two kv heads side by side, which every head sums
+        for head in range(2):
+            torch.testing.assert_close(found[layer][head] @ value_KV, expected_QHV[:, head], rtol=0, atol=1e-5)
+
+
+def test_a_difference_is_of_the_two_halves_of_the_heads(differential):
+    seen = attnscope.capture(differential, TEXT, request=EVERY)
+    factors = manifest(seen, {}, {})["lambda"]
+    for layer, block in enumerate(differential.model.model.layers):
+        of = block.self_attn
+        first, second = (
+            sum(float(a) * float(b) for a, b in zip(*pair, strict=True))
+            for pair in ((of.lambda_q1, of.lambda_k1), (of.lambda_q2, of.lambda_k2))
+        )
+        factor = 2.718281828459045**first - 2.718281828459045**second + of.lambda_init
+        assert factors[str(layer)] == pytest.approx(factor, rel=1e-5)
+        for head in range(2):
+            expected = seen.weights[layer][head] - factor * seen.weights[layer][head + 2]
+            torch.testing.assert_close(seen.of("difference").weights[layer][head], expected, rtol=0, atol=1e-6)
+    assert strength(torch.nn.Linear(2, 2)) is None
+
+
+def test_tables_and_pictures_tell_differences_apart(differential, tmp_path):
+    seen = attnscope.capture(differential, TEXT, request=EVERY)
+    rows = [row for row in seen.table().to_pylist() if row["kind"] == "difference"]
+    assert [(row["layer"], row["head"]) for row in rows] == [(layer, head) for layer in range(4) for head in range(2)]
+    assert all(row["entropy"] is None and row["sink"] is None for row in rows), "no shares of one"
+    assert {head.name for head in seen.heads} >= {"L3H3", "difference L3H1"}
+    for row in seen.relations().to_pylist()[::7]:
+        weights = seen.of(row["kind"]).weights[row["layer"]]
+        assert row["weight"] == pytest.approx(float(weights[row["head"], row["query"], row["key"]]))
+    drawn = drawings(seen)
+    assert {maps.quantity for maps in drawn["difference"].maps} == {"difference"}
+    assert {maps.quantity for maps in drawn["decoder"].maps} == {"weight"}
+    seen.export(tmp_path / "out", figures=("layers",))
+    seen.export(tmp_path / "out", figures=("overview",), force=True)
+    assert sorted(path.name for path in (tmp_path / "out" / "difference").iterdir()) == ["overview.png"]
+    some = attnscope.capture(differential, TEXT, select="0.1,difference.2.*")
+    assert [head.name for head in some.kept_heads()] == ["L0H1", "difference L2H0", "difference L2H1"]
+
+
+def test_a_call_with_the_weights_of_the_one_before_is_said_to_repeat_it(differential):
+    seen = attnscope.capture(differential, TEXT)
+    calls = [one for one in manifest(seen, {}, {})["calls"] if one["layer"] == 1]
+    assert [(one["call"], one.get("repeats", False)) for one in calls] == [(0, False), (1, True)]
+    assert seen.unmeasured == []
+
+
+def test_differences_take_no_pass_of_their_own(differential):
+    """Where no matrix is made they are left out."""
+    assert attnscope.capture(differential, TEXT, engine="fused").stacks.keys() == {"decoder"}
+
+
+def test_summaries_say_which_tokens_they_stand_for(compressed):
+    seen = attnscope.capture(compressed, TEXT, request=EVERY)
+    tokens = len(seen.queries)
+    names = list(seen.of("csa").keys.labels[tokens:])
+    assert names == [f"summary {max(0, 4 * (at - 1))}-{4 * at + 3}" for at in range(tokens // 4)]
+    assert list(seen.of("csa").keys.tokens[:tokens]) == list(seen.queries.tokens)
+    listed = [row for row in seen.relations().to_pylist() if row["kind"] == "csa"]
+    assert {row["layer"] for row in listed} == {2}
+    found = {(row["query"], row["key_token"]) for row in listed if row["key"] >= tokens}
+    assert found == {(query, names[at]) for at in range(len(names)) for query in range(4 * at + 3, tokens)}
+
+
+def test_weights_over_summaries_are_the_models_own(compressed):
+    seen = attnscope.capture(compressed, TEXT, request=EVERY)
+    expected = own_weights(compressed, seen)
+    assert expected[2].shape[-1] > expected[0].shape[-1]
+    for layer, weights_HQK in enumerate(expected):
+        found = seen.of("csa" if layer == 2 else "decoder").weights[layer]
+        torch.testing.assert_close(found, weights_HQK, rtol=0, atol=1e-6)
+    assert (seen.unmeasured, seen.failures) == ([], [])
+
+
+def test_a_long_text_whose_every_layer_has_summaries_is_read(compressed, tmp_path):
+    seen = attnscope.capture(compressed, LONG, request=Request(weights=True, maps="all"))
+    tokens = len(seen.prompt)
+    assert tokens >= 128
+    assert {kind: len(one.keys) - tokens for kind, one in seen.stacks.items()} == {
+        "csa": tokens // 4,
+        "hca": tokens // 128,
+    }
+    assert seen.of("hca").keys.labels[tokens] == "summary 0-127"
+    expected = own_weights(compressed, seen)
+    for kind, one in seen.stacks.items():
+        for key, found in one.weights.items():
+            torch.testing.assert_close(found, expected[key.layer], rtol=0, atol=1e-6)
+            assert key.kind == kind
+    assert sorted(row["layer"] for row in seen.table().to_pylist()) == [layer for layer in range(4) for _ in range(4)]
+    assert [head.name for head in attnscope.capture(compressed, LONG, select="2.1").kept_heads()] == ["L2H1"]
+    seen.export(tmp_path / "out", figures=("overview",))
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["checks"]["unmeasured"] == []
+
+
+def test_names_of_summaries_by_hand(compressed):
+    prompt = attnscope.capture(compressed, TEXT).prompt
+    assert list(with_summaries(prompt, 6).tokens[len(prompt) :]) == ["summary 0-5", "summary 6-11"]
+    assert list(with_summaries(prompt, 6, overlap=True).tokens[len(prompt) :]) == ["summary 0-5", "summary 0-11"]
+    assert with_summaries(prompt, 100) == prompt
+
+
+def test_a_summary_of_a_corpus_keeps_the_numbers_of_heads_beside_their_differences(tmp_path):
+    folder = saved(tmp_path / "model", "diffllama", vocab_size=2000)
+    (tmp_path / "texts.txt").write_text("the bank is on river\nMary saw John\n")
+    out = tmp_path / "out"
+    assert call("batch", str(tmp_path / "texts.txt"), "-m", str(folder), "--out", str(out), "--summary").code == 0
+    [listed] = (out / "heads").iterdir()
+    heads, means = pq.read_table(listed).to_pylist(), pq.read_table(out / "summary.parquet").to_pylist()
+    assert {row["kind"] for row in heads} == {"decoder", "difference"}
+    found = {(row["layer"], row["head"]): row["mean"] for row in means if row["metric"] == "entropy" and row["texts"]}
+    for layer in range(4):
+        for head in range(4):
+            of = [row["entropy"] for row in heads if (row["layer"], row["head"]) == (layer, head)]
+            assert found[layer, head] == pytest.approx(sum(filter(None, of)) / 2)
