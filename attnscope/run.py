@@ -153,7 +153,7 @@ def prepare(
         )
     _check_reads(loaded, text)
     task = loaded.geometry.task
-    _check_task(task, request, generate, answer, target)
+    _check_task(task, generate, answer, target)
     of_two = task == "seq2seq"
     answers.check(generate, answer, None if of_two else truncate)
     prompt = _prompt(loaded, text, chat, truncate, "" if generate and not of_two else answer)
@@ -187,9 +187,7 @@ def _check_reads(loaded: LoadedModel, text: Text) -> None:
         raise ModelError(f"{loaded.name} reads text, and this is a sound", MODEL_OF_SOUND)
 
 
-def _check_task(
-    task: str, request: Request, generate: int | None, answer: str | Sequence[int] | None, target: Any
-) -> None:
+def _check_task(task: str, generate: int | None, answer: str | Sequence[int] | None, target: Any) -> None:
     """Raise UsageError for what is asked of a model of another task."""
     if task != "seq2seq" and target is not None:
         raise UsageError(
