@@ -37,7 +37,7 @@ from attnscope.panels import (
     with_rows,
 )
 from attnscope.shown import visible
-from attnscope.stacks import DIFFERENCE, ENCODER
+from attnscope.stacks import DECODER, DIFFERENCE, ENCODER
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
@@ -190,25 +190,29 @@ def drawings(
     """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`."""
     if not seen.beside:
         return {"": Drawing.of(seen, heads, sort, top)}
-    stacks = {kind: f"{kind} " * (kind in seen.beside) for kind in seen.stacks}
-    return {kind: Drawing.of(one, heads, sort, top, stacks[kind]) for kind, one in seen.stacks.items()}
+    asked = {kind: one for kind, one in seen.stacks.items() if not one.chosen.nothing}
+    return {kind: Drawing.of(one, heads, sort, top, f"{kind} " * (kind in seen.beside)) for kind, one in asked.items()}
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """What to draw of every text of a corpus; called with an observation beside the model, drawn in another process."""
+    """What to draw of every text of a corpus; called with an observation beside the model, drawn in another process.
+
+    Of a model with several stacks there is a folder for each.
+    """
 
     kinds: tuple[str, ...]
     style: Style = Style()
 
-    def __call__(self, seen: Observation) -> Drawing:
+    def __call__(self, seen: Observation) -> dict[str, Drawing]:
         """Everything that the drawing needs, without torch."""
-        return Drawing.of(seen)
+        return drawings(seen)
 
-    def draw(self, drawing: Drawing, folder: Path) -> None:
+    def draw(self, found: Mapping[str, Drawing], folder: Path) -> None:
         """Draw into a folder, made if need be."""
-        folder.mkdir(parents=True, exist_ok=True)
-        drawing.draw(folder, self.kinds, self.style)
+        for stack, drawing in found.items():
+            (folder / stack).mkdir(parents=True, exist_ok=True)
+            drawing.draw(folder / stack, self.kinds, self.style)
 
 
 def about(seen: Observation) -> About:
@@ -365,7 +369,8 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
         role = maps.roles[index]
         return head_title(maps, index) + (f" {role}" if role != NONE else "")
 
-    of_one = [jobs[name] for name in names if jobs[name][1].quantity == jobs[names[0]][1].quantity]
+    there = [jobs[name] for name in names if name in jobs]
+    of_one = [job for job in there if job[1].quantity == there[0][1].quantity]
     return HeadMaps(prepare_heads(of_one, style, title), style)
 
 
@@ -419,7 +424,10 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
         starts_K=starts[::step],
         axes=(name, "came from"),
     )
-    title = f"Rollout of {len(rolled.layers)} layers" + f", {step} {rolled.group} a cell" * (step > 1)
+    title = (
+        f"Rollout of {len(rolled.layers)} {f'{seen.kind} ' * (seen.kind != DECODER)}layers"
+        + f", {step} {rolled.group} a cell" * (step > 1)
+    )
     look = replace(style, about=replace(about(seen), command=style.about.command))
     jobs = [(folder / f"rollout.{style.image}", maps, 0)]
     return figures.save_head_maps(jobs, look, title=lambda maps, index: title)[0]

@@ -72,7 +72,8 @@ def export(
     asked = {"figures": figures, "heads": one_by_one, "sort": sort, "min_weight": min_weight, "top_k": top_k}
     asked |= {"over": over, "other_keys": other_keys or None}
     asked |= {"group": seen.group, "weights": seen.view.weights, "keys": keys, "spreadsheet": spreadsheet}
-    asked |= {name: found.expression for name, found in named(seen.chosen).items()}
+    chosen = [named(one.chosen) for one in seen.stacks.values() if not one.chosen.nothing]
+    asked |= {name: found.expression for name, found in (chosen[0] if chosen else {}).items()}
     asked |= {"per_token": per_token} if per_token else {}
     asked |= {name: value for name, value in asdict(style).items() if name != "about"}
     said, made, written = manifest(seen, options or {}, asked), Path(folder), list[Path]()
@@ -88,9 +89,10 @@ def export(
         if per_token:
             written.append(save(seen.token_table(per_token), made / "text.csv", spreadsheet=spreadsheet))
         if seen.rollout is not None:
-            shares = seen.rollout.table(top_k, min_weight)
+            shares = seen.rollout_table(top_k, min_weight)
             written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))
-            written.append(save_rollout(seen, made, style))
+            rolled = {kind * bool(seen.beside): one for kind, one in seen.stacks.items() if one.rollout is not None}
+            written += [save_rollout(one, made / stack, style) for stack, one in rolled.items()]
         drawn = drawings(seen, names, sort, top if "top" in figures else 0) if figures else {}
         for stack, drawing in drawn.items():
             written += drawing.draw(made / stack, figures, style, workers, advance)
@@ -116,9 +118,14 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     asked: what was to be written. row_sum_error, masked_weight and value_error are the largest over all calls; null
     where they were not measured.
     """
-    calls, said = seen.calls, about(seen.prompt, seen.facts, options)
+    calls, facts = seen.calls, dict(seen.facts)
+    if seen.beside and seen.rollout is not None:
+        facts["rollout"] = {kind: one.facts["rollout"] for kind, one in seen.stacks.items() if one.rollout is not None}
+    said = about(seen.prompt, facts, options)
     prompt = said.pop("prompt")  # the longest, last
-    chosen = {name: asdict(found) for name, found in named(seen.chosen).items()}
+    asked_of = {kind: one.chosen for kind, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
+    said_of = {kind: {name: asdict(found) for name, found in named(one).items()} for kind, one in asked_of.items()}
+    chosen = said_of if seen.beside else said_of.get(seen.kind)
     return {
         **said,
         "export": jsonable(asked),

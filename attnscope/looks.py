@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 
-from attnscope.errors import UsageError
-from attnscope.stacks import KINDS
+from attnscope.errors import InputError, UsageError
+from attnscope.measure.layers import codes
+from attnscope.stacks import DECODER, KINDS
 from attnscope.tables import as_table, numbers, texts_at
 
 if TYPE_CHECKING:
     from attnscope.measure.layers import LayerKey
     from attnscope.observation import Observation
+    from attnscope.text.prompt import Prompt
 
 Mean = Literal["none", "layer", "all"]
 
@@ -28,6 +30,7 @@ class Look:
     """One head, or the mean of several: every token's weight, and what uniform attention gives it, (T,), NaN if hidden.
 
     layer, head, kv_head: None where several were averaged. sink: the key that most of the heads rest on.
+    kind: the stack.
     """
 
     name: str
@@ -37,57 +40,75 @@ class Look:
     weight_T: np.ndarray
     uniform_T: np.ndarray
     sink: int
+    kind: str = DECODER
 
 
 def looks(seen: Observation, mean: Mean = "none") -> list[Look]:
-    """The kept heads, one by one, or on average per layer, or over all. Raises UsageError where none was asked for."""
-    if not seen.per_token:
+    """The kept heads of every stack, one by one, or on average per layer, or over all of the stack.
+
+    Raises UsageError where none was asked for, InputError where no stack's texts have what is named.
+    """
+    stacks = list(seen.stacks.values())
+    found = [look for one in stacks for look in _of_stack(one, mean, f"{one.kind} " * bool(seen.beside))]
+    if not found and any(one.chosen.nothing for one in stacks):
+        raise InputError("no stack that is shown has what is named in its texts", "choose others: {select=enc,dec}")
+    if not found:
         raise UsageError("this observation kept no weights per token", "ask with Request(per_token=True)")
-    found = [look for key in seen.per_token for look in _of_layer(seen, key)]
-    if mean == "none":
+    return found
+
+
+def _of_stack(seen: Observation, mean: Mean, stack: str) -> list[Look]:
+    found = [look for key in seen.per_token for look in _of_layer(seen, key, stack)]
+    if mean == "none" or not found:
         return found
     if mean == "all":
-        return [_averaged(found, f"mean of {len(found)} heads", None)]
+        return [_averaged(found, f"{stack}mean of {len(found)} heads", None)]
     layers = sorted({look.layer for look in found if look.layer is not None})
     per_layer = [[look for look in found if look.layer == layer] for layer in layers]
-    return [_averaged(one, f"L{one[0].layer}, mean of {len(one)} heads", one[0].layer) for one in per_layer]
+    return [_averaged(one, f"{stack}L{one[0].layer}, mean of {len(one)} heads", one[0].layer) for one in per_layer]
+
+
+def coloured(seen: Observation) -> Prompt:
+    """The text whose tokens have weights: of a stack's queries where keys alone were chosen, else of its keys."""
+    return seen.queries if seen.chosen.keys_alone else seen.keys
 
 
 def look_table(seen: Observation, mean: Mean = "none") -> pa.Table:
     """The looks as rows; see `Observation.token_table`."""
-    found, count = looks(seen, mean), len(seen.prompt)
-    position = np.tile(np.arange(count, dtype=np.int32), len(found))
+    found = looks(seen, mean)
+    counts = [len(look.weight_T) for look in found]
+    position = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
     which = {
-        name: np.repeat(
-            np.array([-1 if (one := getattr(look, name)) is None else one for look in found], np.int32), count
-        )
+        name: np.repeat(np.array([-1 if (one := getattr(look, name)) is None else one for look in found]), counts)
         for name in ("layer", "head", "kv_head")
     }
+    tokens = [token for look in found for token in coloured(seen.of(look.kind)).tokens]
     return as_table(
         {
-            **{name: numbers(column, column < 0) for name, column in which.items()},
+            **{name: numbers(column.astype(np.int32), column < 0) for name, column in which.items()},
             "position": position,
-            "token": texts_at(seen.prompt.tokens, position),
+            "token": texts_at(tokens, np.arange(len(tokens))),
             "weight": np.concatenate([look.weight_T for look in found]),
             "uniform": np.concatenate([look.uniform_T for look in found]),
-            "kind": texts_at(KINDS, np.full(len(position), KINDS.index(seen.kind))),
+            "kind": texts_at(KINDS, np.repeat(codes([look.kind for look in found]), counts)),
         }
     )
 
 
-def _of_layer(seen: Observation, key: LayerKey) -> list[Look]:
+def _of_layer(seen: Observation, key: LayerKey, stack: str) -> list[Look]:
     kept, columns, by_kv = seen.per_token[key], seen.columns, seen.view.by_kv
     places = np.flatnonzero((columns.layer == key.layer) & (columns.kind == key.kind))[kept.heads]
     sinks = np.where(columns.top_key_mass[places] > seen.rests_above, columns.top_key[places], 0).tolist()
     return [
         Look(
-            seen.heads[place].name,
+            stack + seen.heads[place].name,
             key.layer,
             None if by_kv else head,
             head if by_kv else int(seen.kv_head(key, head)),
             kept.weight[row].numpy(),
             kept.uniform[row].numpy(),
             sinks[row],
+            key.kind,
         )
         for row, (place, head) in enumerate(zip(places.tolist(), kept.heads, strict=True))
     ]
@@ -97,7 +118,7 @@ def _averaged(found: list[Look], name: str, layer: int | None) -> Look:
     """The mean; a token that some of the heads cannot see has nothing of theirs."""
     sink = Counter(look.sink for look in found).most_common(1)[0][0]
     weight_T, uniform_T = (_mean([getattr(look, part) for look in found]) for part in ("weight_T", "uniform_T"))
-    return Look(name, layer, None, None, weight_T, uniform_T, sink)
+    return Look(name, layer, None, None, weight_T, uniform_T, sink, found[0].kind)
 
 
 def _mean(parts: list[np.ndarray]) -> np.ndarray:

@@ -297,7 +297,7 @@ class Observation:
         """
         columns, order = self.every, self._order(sort)
         head, mass, kinds = columns.head[order], columns.scores.get(MASS.id), codes(columns.kind[order])
-        top_key = self.place("keys", kinds, columns.top_key[order])
+        top_key, unasked = self.place("keys", kinds, columns.top_key[order]), np.isnan(columns.top_key_mass[order])
         listed = as_table(
             {
                 "layer": columns.layer[order],
@@ -305,8 +305,8 @@ class Observation:
                 "kv_head": columns.kv_head[order],
                 "role": words(columns.role[order].tolist()),
                 "near_uniform": flags(columns.near_uniform[order].tolist()),
-                "top_key": columns.top_key[order],
-                "top_key_token": texts_at(self.names(), top_key),
+                "top_key": numbers(columns.top_key[order], unasked),
+                "top_key_token": texts_at(self.names(), top_key, unasked),
                 "top_key_mass": columns.top_key_mass[order],
                 **{name: score.value[order].astype(np.float32) for name, score in columns.scores.items()},
                 **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
@@ -345,7 +345,7 @@ class Observation:
         """
         resting: dict[tuple[str, int], list[Head]] = {}
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
-            if head.top_key_mass > self.rests_above:
+            if head.top_key_mass > self.stacks[head.kind].rests_above:
                 resting.setdefault((head.kind, head.top_key), []).append(head)
         places = [(kind, position) for kind, one in self.stacks.items() for position in range(len(one.keys))]
         on = [resting.get(place, []) for place in places]
@@ -370,6 +370,21 @@ class Observation:
         from attnscope.looks import look_table
 
         return look_table(self, mean)
+
+    def rollout_table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
+        """Where each unit of every stack's own text came from: the rows of `Rollout.table`, and kind, the stack.
+
+        Cross-attention has none: a rollout is of units that are the same on both sides.
+        """
+        parts = [
+            (kind, one.rollout.table(top_k, min_weight)) for kind, one in self.stacks.items() if one.rollout is not None
+        ]
+        if not parts:
+            raise UsageError("this observation kept no rollout", 'ask with Request(rollout="tokens")')
+        named = [
+            part.append_column("kind", texts_at(KINDS, np.full(len(part), KINDS.index(kind)))) for kind, part in parts
+        ]
+        return pa.concat_tables(named).unify_dictionaries().combine_chunks()
 
     @property
     def rests_above(self) -> float:
@@ -485,7 +500,8 @@ class Observation:
             lines.append(f"layers {other_keys} attend to keys that are not tokens; they have no scores")
         if no_output:
             lines.append(f"layers {no_output}: P V was not compared with the layer's own output")
-        if MASS.id in self.columns.scores and np.isnan(self.columns.scores[MASS.id].value).all():
+        mass = None if self.chosen.nothing else self.columns.scores.get(MASS.id)
+        if mass is not None and np.isnan(mass.value).all():
             lines.append("mass: no query that was named sees a key that was named")
         return lines
 
@@ -518,7 +534,8 @@ class Observation:
         """What was kept as one HTML file to hover over: shown in a notebook's frame, or `.save(path)`.
 
         select: heads whose maps stay whole where a page of `max_mb` has no room for all, as "27.3,last". precision:
-        bits per weight. Raises UsageError for logits, and for means over kv heads.
+        bits per weight. Of an encoder-decoder it has the kept heads of all stacks, over the text and behind it the
+        target. Raises UsageError for logits, and for means over kv heads.
 
             >>> seen.page().save("bank.html")
         """
@@ -526,7 +543,11 @@ class Observation:
         from attnscope.viewer.page import about, page_of
         from attnscope.viewer.plan import Plan
         from attnscope.viewer.side import Side
+        from attnscope.viewer.stacks import StackedSide
 
+        if ENCODER in self.beside:
+            stacked = StackedSide(self)
+            return page_of([stacked], Plan(max_mb, precision), about(stacked.seen, {}))
         side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
         named = self.atlas.by_role() if self.atlas else None
         whole = selected(select, there, named) if select is not None else {}

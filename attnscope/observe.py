@@ -54,9 +54,10 @@ from attnscope.seam.listen import listen
 from attnscope.seam.projection import gram_root, output_projections
 from attnscope.stacks import CROSS, CSA, DECODER, DIFFERENCE, ENCODER, HCA, VISION
 from attnscope.text.summaries import with_summaries
-from attnscope.text.tokens import Chosen, Found, choose
+from attnscope.text.tokens import Chosen, Found, choose, choose_of_two
 
 if TYPE_CHECKING:
+    from attnscope.model.geometry import Geometry
     from attnscope.model.loading import LoadedModel
     from attnscope.text.prompt import Prompt
 
@@ -104,6 +105,11 @@ class Request:
             what = "logits" if self.view.weights == "scores" else "norms"
             raise UsageError(f"{what} of several keys cannot be summed into one", "use {weights=softmax} with {group}")
 
+    def selecting(self, heads: Mapping[str, Mapping[int, Sequence[int]]], geometry: Geometry) -> Request:
+        """The same of these heads alone, by stack."""
+        view = replace(self.view, heads=heads.get(geometry.kind, {}))
+        return replace(self, view=view, stacks=heads if len(geometry.shown) > 1 else None)
+
     def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
         """The view, of the heads that `weights` or `operands` asks for."""
         return replace(self.view, heads=asked) if isinstance(asked, Mapping) else self.view
@@ -126,9 +132,13 @@ class Request:
         """Whether the question is of the text's own tokens or units, which a vision tower has none of."""
         return any((self.query, self.key, self.group, self.rollout))
 
-    def chosen(self, prompt: Prompt) -> Chosen:
-        """The tokens of a text that are asked about. Raises UsageError or InputError for what means none."""
-        return choose(prompt, self.query, self.key, self.define, self.spans)
+    def chosen(self, prompt: Prompt, source: Prompt | None = None) -> Chosen:
+        """The tokens of a text that are asked about. Raises UsageError or InputError for what means none.
+
+        source: what an encoder-decoder's encoder reads, where the prompt is its decoder's.
+        """
+        asked = self.query, self.key, self.define, self.spans
+        return choose(prompt, *asked) if source is None else choose_of_two(prompt, source, *asked)
 
 
 def observe(
@@ -152,12 +162,11 @@ def observe(
     was read.
     Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
     """
-    chosen = [request.chosen(prompt) for prompt in prompts] if chosen is None else chosen
-    asked = [Asked(prompt, tokens) for prompt, tokens in zip(prompts, chosen, strict=True)]
     if sources is None:
         loaded.check_task("one text at a time", DECODER, ENCODER)
-    else:
-        asked = [one._replace(source=source) for one, source in zip(asked, sources, strict=True)]
+    texts = list(zip(prompts, [None] * len(prompts) if sources is None else sources, strict=True))
+    chosen = [request.chosen(*pair) for pair in texts] if chosen is None else chosen
+    asked = [Asked(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
 
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance)
@@ -194,9 +203,15 @@ class Asked(NamedTuple):
 
     def _of_two(self, kind: str) -> Asked:
         """What one stack of an encoder-decoder reads."""
+        chosen = self.chosen.of(kind)
         if self.source is None or kind == DECODER:
-            return self
-        return Asked(self.prompt, Chosen(), keys=self.source) if kind == CROSS else Asked(self.source, Chosen())
+            return self._replace(chosen=chosen)
+        return Asked(self.prompt, chosen, keys=self.source) if kind == CROSS else Asked(self.source, chosen)
+
+    @property
+    def looked_at(self) -> Prompt:
+        """The text that the keys are of."""
+        return self.keys or self.prompt
 
 
 def _observed(
@@ -339,7 +354,8 @@ def _texts(asked: Sequence[Asked], device: str, kind: str) -> Texts:
     ids_BT = _side_by_side([prompt.ids_apart for prompt in prompts])
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     query_BT = _marked([one.chosen.query for one in asked], longest, default=True)
-    key_BT = _marked([one.chosen.key for one in asked], longest, default=False)
+    most_keys = max(len(one.looked_at) for one in asked)
+    key_BT = _marked([one.chosen.key for one in asked], most_keys, default=False)
     answers = _answers(prompts) if kind == DECODER else None
     return Texts(ids_BT, lengths, query_BT, key_BT, answers, kind).to(torch.device(device))
 
@@ -373,9 +389,10 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
         "relation": TopRelation(request.key_zero),
         "top_key": TopKey(request.view),
     }
-    if request.relations:
+    nothing = all(one.chosen.nothing for one in asked)
+    if request.relations and not nothing:
         probes["keys"] = _keys_probe(asked, request)
-    if request.maps:
+    if request.maps and not nothing:
         view = request.view if request.maps == "kept" else replace(request.view, heads=None)
         probes["maps"] = Maps(
             len(prompts[0]),
@@ -385,7 +402,7 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
             request.map_side,
             chosen.query.positions if chosen.query else None,
             chosen.key.positions if chosen.key else None,
-            len(asked[0].keys or prompts[0]),
+            len(asked[0].looked_at),
         )
     if request.weights:
         probes["weights"] = Weights(request.view_of(request.weights))
@@ -393,44 +410,52 @@ def _probes(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
         probes["operands"] = Operands(request.view_of(request.operands))
     if request.rollout:
         probes["rollout"] = RolloutProbe(_groups(prompts, request.rollout))
-    if request.per_token:
+    if request.per_token and not nothing:
         probes["per_token"] = PerToken(_towards(asked), request.view)
     if request.spans:
-        probes["spans"] = SpanMass(_spans(asked, request.spans), request.view)
+        keys = None if asked[0].keys is None else _spans(asked, request.spans, of_keys=True)
+        probes["spans"] = SpanMass(_spans(asked, request.spans), request.view, keys)
     return probes
 
 
 def _keys_probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKeys:
     """What keeps relations: of all queries and keys, or of those that are asked about."""
-    groups_BT = _groups([one.prompt for one in asked], request.group) if request.group else None
+    groups = None
+    if request.group:
+        of_queries = _groups([one.prompt for one in asked], request.group)
+        others = asked[0].keys is not None
+        groups = of_queries, _groups([one.looked_at for one in asked], request.group) if others else of_queries
     if not any(one.chosen.query or one.chosen.key for one in asked):
-        return TopKeys(request.top_k, request.view, groups_BT)
+        return TopKeys(request.top_k, request.view, groups)
 
-    def units(text: int, found: Found | None) -> Sequence[int]:
-        """The tokens that are asked about, or the groups that they stand in."""
-        places: Sequence[int] = found.positions if found else range(len(asked[text].prompt))
-        return places if groups_BT is None else tuple(groups_BT[text, list(places)].unique().tolist())
+    def units(side: int, text: int) -> Sequence[int]:
+        """The tokens that are asked about as queries, or as keys, or the groups that they stand in."""
+        one = asked[text]
+        prompt, found = (one.looked_at, one.chosen.key) if side else (one.prompt, one.chosen.query)
+        places: Sequence[int] = found.positions if found else range(len(prompt))
+        return places if groups is None else tuple(groups[side][text, list(places)].unique().tolist())
 
-    query = tuple(units(text, one.chosen.query) for text, one in enumerate(asked))
-    key = tuple(units(text, one.chosen.key) for text, one in enumerate(asked))
-    return ChosenKeys(request.top_k, query, key, request.view, groups_BT)
+    query, key = (tuple(units(side, text) for text in range(len(asked))) for side in (0, 1))
+    return ChosenKeys(request.top_k, query, key, request.view, groups)
 
 
 def _towards(asked: Sequence[Asked]) -> Received | Features:
     """What is asked of every token: its mean weight as a key of the chosen queries, or its mass on the chosen keys."""
-    on_keys = all(one.chosen.query is None and one.chosen.key is not None for one in asked)
-    share_BT = torch.zeros(len(asked), max(len(one.prompt) for one in asked))
-    for row, (prompt, chosen, *_) in enumerate(asked):
-        found = chosen.key if on_keys else chosen.query
-        positions = list(range(len(prompt)) if found is None else found.positions)
-        share_BT[row, positions] = 1.0 if on_keys else 1 / len(positions)
+    on_keys = all(one.chosen.keys_alone for one in asked)
+    texts = [one.looked_at if on_keys else one.prompt for one in asked]
+    share_BT = torch.zeros(len(asked), max(map(len, texts)))
+    for row, one in enumerate(asked):
+        found = one.chosen.key if on_keys else one.chosen.query
+        positions = list(range(len(texts[row])) if found is None else found.positions)
+        share_BT[row, positions] = 1.0 if on_keys else 1 / max(1, len(positions))
     return Features(share_BT[..., None]) if on_keys else Received(share_BT)
 
 
-def _spans(asked: Sequence[Asked], names: Sequence[str]) -> torch.Tensor:
+def _spans(asked: Sequence[Asked], names: Sequence[str], of_keys: bool = False) -> torch.Tensor:
     """True on the tokens of each text's spans, (B, T, S)."""
-    longest = max(len(one.prompt) for one in asked)
-    marked = [_marked([one.chosen.spans.get(name) for one in asked], longest, default=False) for name in names]
+    longest = max(len(one.looked_at if of_keys else one.prompt) for one in asked)
+    spans = [(one.chosen.key_spans if of_keys else one.chosen.spans) or {} for one in asked]
+    marked = [_marked([of_text.get(name) for of_text in spans], longest, default=False) for name in names]
     nowhere_BT = torch.zeros(len(asked), longest, dtype=torch.bool)
     return torch.stack([nowhere_BT if one is None else one for one in marked], -1)
 
@@ -470,7 +495,7 @@ class _Reading:
         advance: Callable[[int], object],
         kind: str,
     ) -> None:
-        self.kind, self.keys = kind, [one.keys or one.prompt for one in asked]
+        self.kind, self.keys = kind, [one.looked_at for one in asked]
         self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
         self.request, self.check, self.advance = request, check, advance
         self.out: Mapping[nn.Module, nn.Module] | None = None  # the output projections, where values are weighed
@@ -525,6 +550,7 @@ class _Reading:
         """One text's part of what was kept, cut to its length."""
         prompt, count, rollout = self.prompts[row], len(self.prompts[row]), self._rollout(row)
         keys_count = len(self.keys[row])
+        weighed = count if self.chosen[row].keys_alone else keys_count
         if rollout is not None:
             facts = {**facts, "rollout": rollout.facts([layer.index for layer in self.every])}
         keys = {key: kept[row] for key, kept in self.kept.get("keys", {}).items()}
@@ -547,10 +573,10 @@ class _Reading:
             weight_heads=PerLayer({key: self._weight_heads(key) for key in matrices}),
             operands=PerLayer(operands),
             rollout=rollout,
-            kept_keys=PerLayer(keys) if "keys" in self.probes else None,
+            kept_keys=PerLayer(keys) if self.request.relations else None,
             per_token=PerLayer(
                 {
-                    key: TokenWeights(one.heads, one.weight[row, :, :count], one.uniform[row, :, :count])
+                    key: TokenWeights(one.heads, one.weight[row, :, :weighed], one.uniform[row, :, :weighed])
                     for key, one in self.kept.get("per_token", {}).items()
                 }
             ),

@@ -176,11 +176,11 @@ def _ends(values: np.ndarray) -> tuple[float, float]:
 
 def chosen_words(seen: Observation) -> str:
     """`queries “bank” (2 of 9), keys “Mary” (1 of 9)`, nothing where no tokens were asked about."""
-    named = {"queries": seen.chosen.query, "keys": seen.chosen.key}
+    named = {"queries": (seen.chosen.query, seen.queries), "keys": (seen.chosen.key, seen.keys)}
     return visible(
         ", ".join(
-            f"{side} “{shortened(found.expression, LONGEST_NAME)}” ({len(found.positions)} of {len(seen.prompt)})"
-            for side, found in named.items()
+            f"{side} “{shortened(found.expression, LONGEST_NAME)}” ({len(found.positions)} of {len(text)})"
+            for side, (found, text) in named.items()
             if found
         )
     )

@@ -21,10 +21,10 @@ from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_me
 from attnscope.model.geometry import tokens_that_fit, with_tower
 from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
-from attnscope.observe import Request, observe
+from attnscope.observe import Asked, Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
-from attnscope.seam.generation import continuation, ends, start_token, translation
+from attnscope.seam.generation import continuation, ends, most_made, start_token, translation
 from attnscope.seam.inputs import given_of
 from attnscope.selection import Named, select_stacks
 from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
@@ -64,6 +64,12 @@ class Run:
     def named(self) -> Named | None:
         """The heads that the atlas names, as `selection.select` takes them."""
         return self.atlas.by_role() if self.atlas else None
+
+    @property
+    def asked(self) -> dict[str, Asked]:
+        """What every stack reads, and which tokens of it are asked about."""
+        both = Asked(self.prompt, self.chosen, self.source)
+        return {kind: one for kind in self.loaded.geometry.stacks for one in both.of(kind)[:1]}
 
     def asking(self, request: Request) -> Run:
         """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""
@@ -153,7 +159,7 @@ def prepare(
         )
     _check_reads(loaded, text)
     task = loaded.geometry.task
-    _check_task(task, request, generate, answer, target)
+    _check_task(task, generate, answer, target)
     of_two = task == "seq2seq"
     answers.check(generate, answer, None if of_two else truncate)
     follows = "" if generate and not of_two else answer
@@ -165,11 +171,12 @@ def prepare(
         loaded = replace(loaded, geometry=with_tower(loaded.geometry, loaded.model.config))
     answers.check_room(prompt, generate, loaded.geometry.max_positions)
     found = atlas_of(loaded, atlas)
+    if select is None and request.per_token and of_two:
+        select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
     if select is not None:
-        stacks = {kind: {one.index: one.heads for one in of.values()} for kind, of in loaded.geometry.shown.items()}
-        heads = select_stacks(select, stacks, loaded.geometry.kind, found.by_role() if found else None)
-        view = replace(request.view, heads=heads.get(loaded.geometry.kind, {}))
-        request = replace(request, view=view, stacks=heads if len(stacks) > 1 else None)
+        named, geometry = found.by_role() if found else None, loaded.geometry
+        heads = select_stacks(select, geometry.heads_of_stacks, geometry.kind, named)
+        request = request.selecting(heads, geometry)
     tokens, made, source = len(prompt) + (generate or 0) * (not of_two), dict[str, Any](), None
     computes = choose(loaded, max([tokens, *map(len, prompt.tower)]), engine, memory, listen=listen)
     if of_two:
@@ -179,10 +186,7 @@ def prepare(
         prompt, made = _generated(loaded, prompt, generate, computes, advance)
     _check_matrices(loaded, request, prompt, len(source or ()))
     facts = made | _facts(loaded, prompt, source, computes, found)
-    return Run(loaded, prompt, request, computes, request.chosen(prompt), facts, found, source)
-
-
-MOST_MADE = 64  # tokens of a target that nobody gave
+    return Run(loaded, prompt, request, computes, request.chosen(prompt, source), facts, found, source)
 
 
 def _check_reads(loaded: LoadedModel, text: Text) -> None:
@@ -195,9 +199,7 @@ def _check_reads(loaded: LoadedModel, text: Text) -> None:
         raise ModelError(f"{loaded.name} reads text, and this is a sound", MODEL_OF_SOUND)
 
 
-def _check_task(
-    task: str, request: Request, generate: int | None, answer: str | Sequence[int] | None, target: Any
-) -> None:
+def _check_task(task: str, generate: int | None, answer: str | Sequence[int] | None, target: Any) -> None:
     """Raise UsageError for what is asked of a model of another task."""
     if task != "seq2seq" and target is not None:
         raise UsageError(
@@ -207,13 +209,6 @@ def _check_task(
         return
     if answer is not None or (generate is not None and task == ENCODER):
         raise UsageError("an answer is what a causal model puts behind a text", "use {target=TEXT}" * (task != ENCODER))
-    asked = {"query": request.query, "key": request.key, "group": request.group, "rollout": request.rollout}
-    named = next((name for name, value in asked.items() if value), "weights per token" if request.per_token else None)
-    if task == "seq2seq" and named:
-        raise UsageError(
-            f"{named} asks about one text, and an encoder-decoder reads two",
-            "leave it out, or read the encoder alone: {task=encoder}",
-        )
 
 
 def _target(
@@ -235,8 +230,8 @@ def _target(
             prompt = targets.from_target_ids(loaded.tokenizer, given, start, room)
         return prompt, {"target": {"ids": list(prompt.ids), "generated": False}}
     with _within_memory(loaded, len(source)):
-        most = min(most or MOST_MADE, (room or MOST_MADE + 1) - 1)
-        ids = translation(loaded, source.ids, most, engine, advance, source.inputs.get(loaded.model.main_input_name))
+        made = source.inputs.get(loaded.model.main_input_name)
+        ids = translation(loaded, source.ids, most_made(loaded, most), engine, advance, made)
     return from_ids(loaded.tokenizer, ids), {"target": {"ids": ids, "generated": True}}
 
 

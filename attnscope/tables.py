@@ -28,9 +28,9 @@ def as_table(columns: Mapping[str, Any]) -> pa.Table:
     return pa.table({name: _array(name, values) for name, values in columns.items()})
 
 
-def texts_at(texts: Sequence[str], index: np.ndarray) -> pa.DictionaryArray:
-    """The text at each index, dictionary-encoded: no string is made twice."""
-    return words(texts).dictionary_encode().take(numbers(index))
+def texts_at(texts: Sequence[str], index: np.ndarray, mask: np.ndarray | None = None) -> pa.DictionaryArray:
+    """The text at each index, dictionary-encoded: no string is made twice; null where the mask is True."""
+    return words(texts).dictionary_encode().take(numbers(index, mask))
 
 
 def numbers(array: np.ndarray, mask: np.ndarray | None = None) -> pa.Array:

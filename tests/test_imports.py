@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "selection": "errors stacks",
     "files": "errors",
     "tables": "files",
-    "text": "apart errors shown",
+    "text": "apart errors shown stacks",
     "media": "apart errors text",
     "model": "_version apart errors memory shown stacks",
     "attention": "errors memory",
@@ -46,8 +46,8 @@ MAY_IMPORT = {
     "observe": "errors tables attention model seam measure text observation stacks",
     "run": "errors media memory model observation observe parity seam selection study text stacks",
     "api": "errors measure media model observation observe run selection study text",
-    "batch": "_version apart errors figures files measure memory model observation observe seam selection shown study"
-    " stacks tables text",
+    "batch": "_version apart errors figures files measure media memory model observation observe seam selection shown"
+    " stacks study tables text",
     "study": "errors figures files attention measure memory model observe seam selection shown tables text stacks",
     "": "_version errors",  # attnscope/__init__.py; what it hands out is imported on first use
 }

@@ -250,7 +250,7 @@ def test_the_seam_says_of_which_stack_a_call_is(bart):
         ({"target": " "}, InputError, "the target is empty"),
         ({"target": TARGET, "generate": 3}, UsageError, "either generated or given"),
         ({"answer": "yes"}, UsageError, "an answer is what a causal model puts behind"),
-        ({"request": Request(query="last")}, UsageError, "an encoder-decoder reads two"),
+        ({"request": Request(query="zebra")}, InputError, "is not in the text"),
         ({"target": "the " * 2000}, InputError, "the decoder reads at most"),
         ({"select": "vision.1"}, UsageError, "names vision layers"),
     ],
@@ -308,19 +308,13 @@ def test_a_run_with_all_its_files(folders, tmp_path):
     ("command", "says"),
     [
         ("scan", "a scan is for a causal model"),
-        ("batch", "a corpus is for a causal model or an encoder"),
-        ("view", "a page is for a causal model or an encoder"),
         ("explain", "an explanation is for a causal model or an encoder"),
     ],
 )
 def test_what_is_not_for_an_encoder_decoder(folders, tmp_path, command, says):
     model = str(folders / "bart")
-    corpus = tmp_path / "texts.jsonl"
-    corpus.write_text(json.dumps({"text": SOURCE}) + "\n")
     asked = {
         "scan": [model, "--out", str(tmp_path / "out")],
-        "batch": [str(corpus), "--model", model, "--out", str(tmp_path / "out")],
-        "view": ["--model", model, "--text", SOURCE, "--out", str(tmp_path / "page.html")],
         "explain": ["--model", model, "--text", SOURCE, "--head", "L0H0"],
     }[command]
     done = call(command, *asked)

@@ -115,7 +115,7 @@ def test_heads_of_an_encoder_are_drawn(folders: dict[str, str], tmp_path: Path) 
         ("bert", ("--target", TARGET), "target"),
         ("bert", ("--select", "cross.0"), "cross"),
         ("t5", ("--select", "vision.0"), "vision"),
-        ("t5", ("--query", "last"), "query"),
+        ("t5", ("--answer", "a bank"), "causal"),
         ("t5", ("--target", ""), "target"),
         ("bert", ("--generate", "3"), "causal"),
     ],

@@ -6,7 +6,7 @@ Texts of different length are padded on the right, except where that changes how
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from attnscope.memory import DTYPE_BYTES, free_memory
@@ -23,20 +23,22 @@ WINDOW_TEXTS = 256
 BATCH_BYTES = 12 * 2**20  # of one layer's matrices: beyond a few caches' size a CPU gains nothing
 
 
-def batches(lengths: Sequence[int], budget: int, one_length: bool = False, most: int | None = None) -> list[list[int]]:
+def batches(
+    lengths: Sequence[int], budget: int, alike: Sequence[Hashable] | None = None, most: int | None = None
+) -> list[list[int]]:
     """Positions of texts, grouped by like length: padded to its longest, no batch exceeds `budget` tokens.
 
-    Longest first. A text longer than the budget is a batch of its own; `one_length` keeps lengths apart; `most` is the
-    number of texts in a batch.
+    Longest first. A text longer than the budget is a batch of its own; texts of a batch are `alike`, where
+    that is given: equal in it. `most` is the number of texts in a batch.
 
         >>> batches([5, 100, 6], budget=100)
         [[1], [0, 2]]
     """
     grouped: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: (lengths[place], place)):
+    for place in sorted(range(len(lengths)), key=lambda place: (lengths[place], alike and alike[place], place)):
         length, last = lengths[place], grouped[-1] if grouped else []
         fits = last and (len(last) + 1) * length <= budget and (most is None or len(last) < most)
-        if fits and not (one_length and lengths[last[0]] != length):
+        if fits and (alike is None or alike[last[0]] == alike[place]):
             last.append(place)
         else:
             grouped.append([place])

@@ -83,7 +83,6 @@ class ShardActor:
 
     def __init__(self, job: Job, folder: str) -> None:
         self.folder = Path(folder)
-        self.output = job.output
         workers = DRAWING_PROCESSES if job.output.pictures else 0
         self.pool = drawing_pool(workers).__enter__()  # for as long as the actor lives
         self.worker = Reply.of(Worker, job)
@@ -96,9 +95,10 @@ class ShardActor:
         records: list[Record] = []
 
         def open_writer(shard: Shard) -> ShardWriter:
-            return ShardWriter(self.folder, shard, self.output, self.pool)
+            return ShardWriter(self.folder, shard, worker.output, self.pool)
 
-        run_shards(self.worker.get(), [shard], open_writer, records.append)
+        worker = self.worker.get()
+        run_shards(worker, [shard], open_writer, records.append)
         return records[0]
 
 

@@ -74,12 +74,19 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
 
 
 def say_who_answered(folder: Path, records: Iterable[Record]) -> None:
-    """Write into run.json which engines read how many of the texts that are whole, and who each kind of question."""
+    """Write into run.json which engines read how many of the texts that are whole, and who each kind of question.
+
+    Of encoder-decoders also how many targets were given, and how many generated.
+    """
     path, whole = folder / OPTIONS, list(records)
     said = json.loads(path.read_text(encoding="utf-8"))
-    engines = sum((Counter(record.engines) for record in whole), Counter[str]())
+    engines, targets = (
+        dict(sorted(sum((Counter(getattr(record, name)) for record in whole), Counter[str]()).items()))
+        for name in ("engines", "targets")
+    )
     answered_by = joined_ways(record.answered_by for record in whole)
-    save_json({**said, "engines": dict(sorted(engines.items())), "answered_by": answered_by}, path)
+    said |= {"engines": engines, "answered_by": answered_by}
+    save_json(said | ({"targets": targets} if targets else {}), path)
 
 
 def check_ours(folder: Path) -> None:

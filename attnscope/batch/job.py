@@ -24,6 +24,7 @@ class DatasetOutput:
     spreadsheet would run as a formula begin with an apostrophe. pictures: what to draw of a text (a function of the
     observation), and draws it into a folder, in a worker process. about: what each file says of its run. chosen: which
     of `query` and `key` name tokens of each text. spans: the names of spans whose mass on each other is a table.
+    targets: whether each text has one, which an encoder-decoder's decoder reads.
     """
 
     tables: tuple[str, ...] = TABLES
@@ -35,6 +36,7 @@ class DatasetOutput:
     about: Mapping[str, Any] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
     spans: tuple[str, ...] = ()
+    targets: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -49,8 +51,9 @@ class Job:
     batch_tokens: the most tokens of a padded batch, None to choose by memory. shard_bytes: about what the files of one
     shard hold. strict: the first item that fails ends the run. engine: auto is eager (the model's own matrices) while
     those of the batch fit into memory, else fused; numba where the compiled kernel answers all that is asked, and pays.
-    query_field, key_field: of the records, where each says itself which tokens are asked about. max_tokens: every text
-    is cut to so many, on the side `truncate`, else on the right.
+    query_field, key_field: of the records, where each says itself which tokens are asked about. target_field: where
+    each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text. max_tokens:
+    every text is cut to so many, on the side `truncate`, else on the right.
     """
 
     load: LoadOptions = LoadOptions()
@@ -65,6 +68,7 @@ class Job:
     engine: Literal["auto", "eager", "fused", "tiles", "numba", "triton"] = "auto"
     query_field: str | None = None
     key_field: str | None = None
+    target_field: str | None = None
     max_tokens: int | None = None
 
     @property

@@ -51,7 +51,8 @@ class Record:
     """One committed shard: items [first, first + items), what was written, and the digest of what was read.
 
     lacking: of each span, how many texts had nothing of it. engines: how many texts each engine read. answered_by:
-    which of attnscope's own ways read each kind of question.
+    which of attnscope's own ways read each kind of question. targets: how many texts had one that was `given`, and how
+    many one that was `generated`.
     """
 
     first: int
@@ -65,6 +66,7 @@ class Record:
     lacking: Mapping[str, int] = field(default_factory=dict)
     engines: Mapping[str, int] = field(default_factory=dict)
     answered_by: Mapping[str, list[str]] = field(default_factory=dict)
+    targets: Mapping[str, int] = field(default_factory=dict)
 
 
 def digest(items: Iterable[Item]) -> str:
@@ -193,7 +195,7 @@ def _sound(record: Record) -> bool:
         and isinstance(record.digest, str)
         and isinstance(record.rows, dict)
         and isinstance(record.files, dict)
-        and all(isinstance(one, dict) for one in (record.lacking, record.engines, record.answered_by))
+        and all(isinstance(one, dict) for one in (record.lacking, record.engines, record.answered_by, record.targets))
         and all(isinstance(text, str) for one in record.failures for text in (one.file, one.id, one.reason))
     )
 

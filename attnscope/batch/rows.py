@@ -22,7 +22,7 @@ from attnscope.measure.layers import codes
 from attnscope.measure.metrics import MASS, METRICS
 from attnscope.seam.call import joined_ways
 from attnscope.selection import spelled
-from attnscope.stacks import KINDS
+from attnscope.stacks import CROSS, KINDS
 from attnscope.tables import numbers, tamed, texts_at
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ SCHEMAS = {
             ("low", pa.float32()),
             ("high", pa.float32()),
             ("uniform", pa.float32()),
+            ("kind", TOKEN),
         ]
     ),
 }
@@ -135,8 +136,14 @@ class Measured:
     @property
     def lacking(self) -> Counter[str]:
         """How many texts lack a span, by name."""
-        spans = (observation.chosen.spans for _, observation in self.seen)
-        return Counter(name for found in spans for name, one in found.items() if one is None)
+        spans = ([of.chosen.spans for kind, of in one.stacks.items() if kind != CROSS] for _, one in self.seen)
+        return Counter(name for texts in spans for name in texts[0] if all(found[name] is None for found in texts))
+
+    @property
+    def targets(self) -> Counter[str]:
+        """How many targets were `given`, and how many `generated`; nothing where texts have none."""
+        found = (observation.facts.get("target") for _, observation in self.seen)
+        return Counter("generated" if one["generated"] else "given" for one in found if one)
 
     @property
     def engines(self) -> Counter[str]:
@@ -170,6 +177,8 @@ def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
     named = (*output.chosen, *(("positions",) if output.spans else ()))
     if name == "texts" and named:
         more = [(one, pa.string()) for one in (*named, "note")]
+    if name == "texts" and output.targets:
+        more += [("target", pa.string()), ("target_tokens", pa.int32())]
     if name == "heads" and "key" in output.chosen:
         more = [("mass", pa.float32()), ("uniform", pa.float32())]
     last = [("kind", TOKEN)] if name in OF_LAYERS else []
@@ -196,21 +205,40 @@ def _texts(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
             "removed_tokens": one.prompt.removed,
             "sha256": one.prompt.sha256,
             "fields": printable(json.dumps(item.fields, ensure_ascii=False, default=str)),
-            **_chosen(one.chosen),
+            **_chosen(one),
+            **(_target(one) if output.targets else {}),
         }
         for item, one in seen
     ]
     return pa.Table.from_pylist(rows, schema_of("texts", output))
 
 
-def _chosen(chosen: Chosen) -> dict[str, str | None]:
-    """The tokens that were asked about, as `--query` and `--key` take them, and what is to be said of them."""
+def _target(seen: Observation) -> dict[str, Any]:
+    """What an encoder-decoder's decoder read."""
+    return {"target": "".join(seen.queries.plain).strip(), "target_tokens": len(seen.queries)}
+
+
+def _chosen(seen: Observation) -> dict[str, str | None]:
+    """The tokens that were asked about, as `--query` and `--key` take them, and what is to be said of them.
+
+    Of an encoder-decoder each is a JSON object by stack, null where a stack was not asked.
+    """
+    found = {kind: _positions(one.chosen) for kind, one in seen.stacks.items()}
+    said = {name: {kind: of.get(name) for kind, of in found.items()} for of in found.values() for name in of}
+    columns = said if seen.beside else found[seen.kind]
+    notes = dict.fromkeys(note for one in seen.stacks.values() for note in one.chosen.notes)
+    cells = {
+        name: json.dumps(cell, ensure_ascii=False) if isinstance(cell, dict) else cell for name, cell in columns.items()
+    }
+    return {**cells, "note": "; ".join(notes) or None}
+
+
+def _positions(chosen: Chosen) -> dict[str, Any]:
     found = {"query": chosen.query, "key": chosen.key}
-    said = {name: spelled(one.positions) for name, one in found.items() if one is not None}
+    said: dict[str, Any] = {name: spelled(one.positions) or None for name, one in found.items() if one is not None}
     if chosen.spans:
-        spans = {name: one and spelled(one.positions) for name, one in chosen.spans.items()}
-        said["positions"] = json.dumps(spans, ensure_ascii=False)
-    return {**said, "note": "; ".join(chosen.notes) or None}
+        said["positions"] = {name: one and spelled(one.positions) for name, one in chosen.spans.items()}
+    return said
 
 
 def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
@@ -220,12 +248,14 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         parts = [of(one.every)[places] for (_, one), places in zip(seen, kept, strict=True)]
         return _joined(parts, kind)
 
+    kinds = [_kinds(one, places) for (_, one), places in zip(seen, kept, strict=True)]
     head, roles = column(lambda heads: heads.head, np.int32), column(lambda heads: heads.role, object)
-    kinds = [codes(one.every.kind[places].tolist()) for (_, one), places in zip(seen, kept, strict=True)]
     top_keys = [
         one.place("keys", kind, one.every.top_key[places])
         for (_, one), places, kind in zip(seen, kept, kinds, strict=True)
     ]
+    mass = column(lambda heads: heads.top_key_mass, np.float32)
+    unasked, [tokens] = np.isnan(mass), _words([one.names() for _, one in seen], top_keys)
     columns: dict[str, Any] = {
         **_about(seen, [len(places) for places in kept]),
         "layer": column(lambda heads: heads.layer, np.int32),
@@ -233,9 +263,9 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "kv_head": column(lambda heads: heads.kv_head, np.int32),
         "role": pa.array(roles.tolist(), pa.string()).dictionary_encode(),
         "near_uniform": pa.array(column(lambda heads: heads.near_uniform, object).tolist(), pa.bool_()),
-        "top_key": column(lambda heads: heads.top_key, np.int32),
-        "top_key_token": _words([one.names() for _, one in seen], top_keys)[0],
-        "top_key_mass": column(lambda heads: heads.top_key_mass, np.float32),
+        "top_key": numbers(column(lambda heads: heads.top_key, np.int32), unasked),
+        "top_key_token": pa.DictionaryArray.from_arrays(numbers(tokens.indices.to_numpy(), unasked), tokens.dictionary),
+        "top_key_mass": mass,
     }
     parts = [(name, name, "value") for name in METRICS]
     parts += [("mass", MASS.id, "value"), ("uniform", MASS.id, "null")] if "key" in output.chosen else []
@@ -268,21 +298,23 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
 
 def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     names, count = pa.array(output.spans, pa.string()), len(output.spans)
-    kept = [np.flatnonzero(one.columns.kept) for _, one in seen]
+    kept = [np.flatnonzero(one.every.kept) for _, one in seen]
     code = np.indices((count, count), np.int32).reshape(2, -1)  # of every pair: its query span, its key span
 
     def which(name: str) -> np.ndarray:
-        parts = [getattr(one.columns, name)[places] for (_, one), places in zip(seen, kept, strict=True)]
+        parts = [getattr(one.every, name)[places] for (_, one), places in zip(seen, kept, strict=True)]
         return np.repeat(_joined(parts, np.int32), count**2)
 
     def span(code: np.ndarray) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(numbers(np.tile(code, sum(map(len, kept)))), names)
 
     def mass(name: str) -> pa.Array:
-        parts = [getattr(pairs, name).numpy().ravel() for _, one in seen for pairs in one.spans.values()]
+        of_layers = (pairs for _, one in seen for stack in one.stacks.values() for pairs in stack.spans.values())
+        parts = [getattr(pairs, name).numpy().ravel() for pairs in of_layers]
         return numbers(_joined(parts, np.float64).astype(np.float32))  # NaN is null
 
     head = which("head")
+    kinds = [_kinds(one, places) for (_, one), places in zip(seen, kept, strict=True)]
     columns = {
         **_about(seen, [len(places) * count**2 for places in kept]),
         "layer": which("layer"),
@@ -292,16 +324,14 @@ def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "key_span": span(code[1]),
         "mass": mass("mass"),
         "uniform": mass("uniform"),
-        "kind": _kinds(
-            [np.repeat(one.columns.kind[places], count**2) for (_, one), places in zip(seen, kept, strict=True)]
-        ),
+        "kind": texts_at(KINDS, np.repeat(_joined(kinds, np.int8), count**2)),
     }
     return _table(columns, schema_of("spans", output))
 
 
-def _kinds(parts: Sequence[np.ndarray]) -> pa.DictionaryArray:
-    """The stacks of rows, of their names."""
-    return texts_at(KINDS, codes(_joined(parts, object).tolist()))
+def _kinds(one: Observation, kept: np.ndarray) -> np.ndarray:
+    """The stacks of these heads, as places in KINDS."""
+    return codes(one.every.kind[kept].tolist())
 
 
 def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> list[pa.DictionaryArray]:

@@ -64,6 +64,6 @@ def _run_here(run: Run, workers: int, loaded: LoadedModel | None) -> Tally:
     with drawing_pool(workers) as pool:
 
         def open_writer(shard: Shard) -> ShardWriter:
-            return ShardWriter(run.folder, shard, run.job.output, pool)
+            return ShardWriter(run.folder, shard, worker.output, pool)
 
         return run_shards(worker, pending, open_writer, run.journal.append, run.stop, run.note)

@@ -75,7 +75,7 @@ def unfinished(
 
 def item_cost(job: Job, geometry: Geometry) -> Callable[[Item], float]:
     """About how many bytes the files hold of an item, from its length in letters: what shards are cut by."""
-    heads, pairs = sum(layer.heads for layer in geometry.attention_layers), len(job.output.spans) ** 2
+    heads, pairs = sum(sum(of.values()) for of in geometry.heads_of_stacks.values()), len(job.output.spans) ** 2
 
     def cost(item: Item) -> float:
         tokens = min(max(1, round(len(item.text) / LETTERS_PER_TOKEN)), job.max_tokens or sys.maxsize)

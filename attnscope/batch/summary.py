@@ -21,11 +21,15 @@ from attnscope.batch.rows import SCHEMAS, TOKEN, schema_of
 from attnscope.batch.table_files import TableFile
 from attnscope.files import write_whole
 from attnscope.measure.metrics import MASS, METRICS
+from attnscope.stacks import DECODER, KINDS
 from attnscope.study.statistics import means
-from attnscope.tables import numbers
+from attnscope.tables import numbers, texts_at
 
 HELD = 1 << 27  # numbers that are held at a time: 512 MiB; one metric is held in any case
-WHICH, BITS = ("layer", "kv_head", "head"), 16  # the numbers that make a head's key, and the bits of each
+WHICH, BITS = (
+    ("layer", "kv_head", "head"),
+    16,
+)  # a head's key is its stack, then these, of so many bits each
 LARGEST = (1 << BITS) - 1
 
 
@@ -90,8 +94,8 @@ class _Rows:
         return keys_N, {name: _stacked(keys_N, [(keys, part.pop(name)) for keys, part in parts]) for name in columns}
 
     def _part(self, path: Path, columns: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        rows = _written(path, ["item", *WHICH, *self._spans, *columns], self._schema, self.output.format)
-        key = np.zeros(len(rows), np.int64)
+        rows = _written(path, ["item", "kind", *WHICH, *self._spans, *columns], self._schema, self.output.format)
+        key = _kinds(rows)
         for name in WHICH:
             key = key << BITS | _numpy(rows[name], -1) + (name == "head")  # no head, of a kv head's mean, is 0
         for name in self._spans:
@@ -130,6 +134,7 @@ class _Rows:
             "texts": numbers(found.n),
             **{end: numbers(getattr(found, end).astype(np.float32)) for end in ("mean", "low", "high")},
             "uniform": numbers(_uniform(values, name).astype(np.float32)),
+            "kind": texts_at(KINDS, (which_N >> BITS * len(WHICH)).astype(np.int8)),
         }
         return pa.table(columns, schema=SCHEMAS["summary"])
 
@@ -138,6 +143,13 @@ def _heads(which_N: np.ndarray) -> dict[str, pa.Array]:
     number = {name: (which_N >> BITS * place & LARGEST).astype(np.int32) for place, name in enumerate(reversed(WHICH))}
     head = number["head"] - 1
     return {"layer": numbers(number["layer"]), "head": numbers(head, head < 0), "kv_head": numbers(number["kv_head"])}
+
+
+def _kinds(rows: pa.Table) -> np.ndarray:
+    """The stack of each row, as a place in KINDS; rows from before they said so are of decoders, all."""
+    if "kind" not in rows.column_names:
+        return np.full(len(rows), KINDS.index(DECODER), np.int64)
+    return _numpy(pc.index_in(rows["kind"], pa.array(KINDS, pa.string())), KINDS.index(DECODER)).astype(np.int64)
 
 
 def _coded(code: np.ndarray, names: Sequence[str]) -> pa.DictionaryArray:
@@ -172,7 +184,8 @@ def _written(path: Path, columns: Sequence[str], schema: pa.Schema, format: str)
     if format == "csv":
         from pyarrow import csv
 
-        return csv.read_csv(path, convert_options=csv.ConvertOptions(include_columns=columns, column_types=schema))
+        options = csv.ConvertOptions(include_columns=columns, include_missing_columns=True, column_types=schema)
+        return csv.read_csv(path, convert_options=options)
     from pyarrow import json
 
     options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")

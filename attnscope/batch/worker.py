@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnscope.batch.batches import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, batches, kept_bytes
 from attnscope.batch.items import Item
@@ -15,6 +15,7 @@ from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
 from attnscope.batch.spans import given_spans
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
+from attnscope.media.sound import reads_sound
 from attnscope.memory import is_out_of_memory, keep_freed_memory
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.padding import pads
@@ -22,9 +23,11 @@ from attnscope.observation import Observation
 from attnscope.observe import observe
 from attnscope.seam.choice import choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
-from attnscope.selection import select
-from attnscope.text.prompt import Prompt, Side, reading
-from attnscope.text.tokens import Chosen
+from attnscope.seam.generation import most_made, start_token, translation
+from attnscope.selection import select_stacks
+from attnscope.text.prompt import Prompt, Side, from_ids, reading
+from attnscope.text.target import target
+from attnscope.text.tokens import Chosen, Found
 
 SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
 KERNEL = "numba"
@@ -33,11 +36,19 @@ KERNEL_TOKENS = 2  # times a batch's tokens: it makes no matrices, and what a ba
 
 
 class Text(NamedTuple):
-    """An item as token ids, and the tokens of it that are asked about."""
+    """An item as token ids, and the tokens of it that are asked about; target: what an encoder-decoder's decoder reads.
+
+    While the target is still to be made, it is None, and nothing is chosen yet.
+    """
 
     item: Item
     prompt: Prompt
-    chosen: Chosen
+    chosen: Chosen = Chosen()
+    target: Prompt | None = None
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        return len(self.prompt), len(self.target or ())
 
 
 @dataclass
@@ -67,19 +78,22 @@ class Worker:
         self.job = job
         keep_freed_memory()
         self.loaded = loaded or load(job.load)
-        self.loaded.check_task("a corpus", "decoder", "encoder")
+        self.of_two = self.loaded.geometry.task == "seq2seq"
+        self._check_targets()
+        self.output = replace(job.output, targets=self.of_two)
         if job.output.weights:
             self.loaded.check_task("a file of lower triangles")
         if job.engine not in ("auto", "eager"):
             choose(self.loaded, 1, job.engine)  # refused now, not once per text
         _check_positions(job.max_tokens, self.loaded.geometry.max_positions)
         self.request = job.request
-        heads = self.loaded.geometry.heads_by_layer
+        geometry = self.loaded.geometry
+        heads = geometry.heads_of_stacks
         if job.select is not None:
-            self.request = replace(job.request, view=replace(job.request.view, heads=select(job.select, heads)))
+            self.request = job.request.selecting(select_stacks(job.select, heads, geometry.kind), geometry)
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
-        self._heads = sum(heads.values())
+        self._heads = sum(sum(of.values()) for of in heads.values())
         self._kernel = job.engine == "auto" and _plain(job) and kernel_reads(self.loaded, job.request.top_k)
 
     def windows(self, shard: Shard) -> Iterator[Window]:
@@ -94,12 +108,19 @@ class Worker:
 
     def measure(self, window: Window, stop: Callable[[], bool] = lambda: False) -> Measured | None:
         """The window's observations in the order of its items, whatever the batching; None where `stop` said so."""
-        lengths = [len(text.prompt) for text in window.texts]
+        if self.of_two and self.job.target_field is None:
+            made = self.replicas.each(self._translated, window.texts, stop)
+            if made is None:
+                return None
+            failures = [one for one in made if isinstance(one, Failure)]
+            window = replace(window, texts=[one for one in made if isinstance(one, Text)])
+            window.failures = [*window.failures, *failures]
+        lengths = [max(text.lengths) for text in window.texts]
         scores = self._heads * sum(length**2 for length in lengths)  # of this window alone: each run chooses the same
         engine = KERNEL if self._kernel and scores >= KERNEL_PAYS else self.job.engine
         limit = self.limit * KERNEL_TOKENS if engine == KERNEL and self.job.batch_tokens is None else self.limit
-        groups = batches(lengths, limit, not pads(self.loaded.model), 1 if self.job.one_by_one else None)
-
+        apart = None if pads(self.loaded.model) else [text.lengths for text in window.texts]
+        groups = batches(lengths, limit, apart, 1 if self.job.one_by_one else None)
         groups = _tapered(groups) if engine == KERNEL else groups
 
         def observed(loaded: LoadedModel, places: Sequence[int]) -> Measured:
@@ -115,13 +136,16 @@ class Worker:
         window.items += 1
         window.read, window.last = item.read, item is window.shard.items[-1]
         try:
-            prompt = self._prompt(item, read)
-            chosen = self._chosen(item, prompt)
+            text = Text(item, self._prompt(item, read))
+            if self.job.target_field is not None:
+                text = text._replace(target=self._target(item, self.job.target_field))
+            if not self.of_two or text.target is not None:
+                text = text._replace(chosen=self._chosen(text))
         except InputError as error:
             window.failures.append(Failure.of(item, error.message))
             return 0.0
-        window.texts.append(Text(item, prompt, chosen))
-        return kept_bytes(self.job, self._heads, len(prompt))
+        window.texts.append(text)
+        return kept_bytes(self.job, self._heads, max(text.lengths))
 
     def _prompt(self, item: Item, read: Callable[..., Prompt]) -> Prompt:
         """The item's text as token ids. Raises InputError where there is none."""
@@ -142,16 +166,62 @@ class Worker:
             return self.loaded.geometry.max_positions, job.truncate
         return job.max_tokens, job.truncate or "right"
 
-    def _chosen(self, item: Item, prompt: Prompt) -> Chosen:
+    def _target(self, item: Item, field: str) -> Prompt:
+        """What the decoder reads to say what a field of the record says. Raises InputError where it says no text."""
+        value = _field(item, field)
+        if not isinstance(value, str):
+            raise InputError(f"field {field!r} is no text but {type(value).__name__}")
+        loaded = self.loaded
+        return target(loaded.tokenizer, value, start_token(loaded), loaded.geometry.max_positions)
+
+    def _translated(self, loaded: LoadedModel, text: Text) -> Text | Failure:
+        """The text with the target that the model makes of it, alone: so it does not depend on the batching."""
+        try:
+            engine = self._engine(loaded, 1, len(text.prompt), self.job.engine)
+            ids = translation(loaded, text.prompt.ids, most_made(loaded), engine)
+            text = text._replace(target=from_ids(loaded.tokenizer, ids))
+            return text._replace(chosen=self._chosen(text))
+        except Exception as error:  # any family's own generation, with any text
+            if _is_fatal(error) and not isinstance(error, ModelError):
+                raise
+            return Failure.of(text.item, _reason(error))
+
+    def _check_targets(self) -> None:
+        """Raise UsageError where targets are given to a model that reads none, ModelError for one that makes none.
+
+        And for a model of sound: a corpus is of texts.
+        """
+        loaded, given = self.loaded, self.job.target_field is not None
+        if reads_sound(loaded.model):
+            raise ModelError(
+                f"{loaded.name} reads sound, and a corpus is of texts", "read one recording: attnscope heads"
+            )
+        if given and not self.of_two:
+            raise UsageError(
+                f"a target is what an encoder-decoder's decoder reads, and this is a {loaded.geometry.task}",
+                "leave out {target_field}",
+            )
+        if self.of_two and not given and not getattr(loaded.model, "can_generate", lambda: False)():
+            raise ModelError(f"{loaded.name} cannot generate", "give the targets with {target_field=NAME}")
+
+    def _chosen(self, text: Text) -> Chosen:
         """The tokens of an item that are asked about. Raises InputError where what says so means none."""
-        asked, job = self.request, self.job
+        asked, job, item, prompt = self.request, self.job, text.item, text.prompt
         query = asked.query if job.query_field is None else _expression(item, job.query_field)
         key = asked.key if job.key_field is None else _expression(item, job.key_field)
         given = given_spans(item, prompt, asked.spans, job.chat) if asked.spans else {}
         left = [name for name in asked.spans if name not in given]
+
+        def spanned(chosen: Chosen, given: Mapping[str, Found | None]) -> Chosen:
+            """With the spans that the record gives, which are of its text."""
+            return replace(chosen, spans={name: {**given, **chosen.spans}.get(name) for name in asked.spans})
+
         try:
-            chosen = replace(asked, query=query, key=key, spans=left).chosen(prompt)
-            return replace(chosen, spans={name: {**given, **chosen.spans}[name] for name in asked.spans})
+            wanted = replace(asked, query=query, key=key, spans=left)
+            if text.target is None:
+                return spanned(wanted.chosen(prompt), given)
+            chosen = wanted.chosen(text.target, prompt)
+            return replace(spanned(chosen, {}), source=spanned(chosen.source or chosen, given))
         except UsageError as error:  # what a record says, or a pattern that takes too long on this text
             raise InputError(error.message) from error
 
@@ -185,8 +255,13 @@ class Worker:
     def _forward(self, loaded: LoadedModel, texts: Sequence[Text], name: str) -> list[Observation]:
         """One forward pass over a batch."""
         prompts, chosen = [text.prompt for text in texts], [text.chosen for text in texts]
-        engine = self._engine(loaded, len(prompts), max(len(prompt) for prompt in prompts), name)
-        return observe(loaded, prompts, self.request, engine=engine, chosen=chosen)
+        engine = self._engine(loaded, len(texts), max(max(text.lengths) for text in texts), name)
+        targets = [text.target for text in texts if text.target is not None]
+        if not targets:
+            return observe(loaded, prompts, self.request, engine=engine, chosen=chosen)
+        facts = {"target": {"generated": self.job.target_field is None}}
+        how: dict[str, Any] = {"sources": prompts, "facts": facts}
+        return observe(loaded, targets, self.request, engine=engine, chosen=chosen, **how)
 
     def _engine(self, loaded: LoadedModel, texts: int, longest: int, name: str) -> Engine:
         """The engine of a name; under auto, eager while the matrices of the whole batch fit."""
@@ -225,11 +300,16 @@ def _check_positions(tokens: int | None, positions: int | None) -> None:
         )
 
 
-def _expression(item: Item, field: str) -> str:
-    """What a field of the item's record says of its tokens. Raises InputError where it says nothing."""
+def _field(item: Item, field: str) -> Any:
+    """What a field of the item's record says. Raises InputError where there is none."""
     if field not in item.fields:
         raise InputError(f"no field {field!r}; there are {', '.join(map(repr, list(item.fields)[:8])) or 'none'}")
-    value = item.fields[field]
+    return item.fields[field]
+
+
+def _expression(item: Item, field: str) -> str:
+    """What a field of the item's record says of its tokens. Raises InputError where it says nothing."""
+    value = _field(item, field)
     if type(value) not in (str, int):
         raise InputError(f"field {field!r} names no tokens but is {type(value).__name__}")
     return str(value)

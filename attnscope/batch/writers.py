@@ -42,6 +42,7 @@ class _Counts:
         self.items = self.texts = self.tokens = 0
         self.lacking: Counter[str] = Counter()
         self.engines: Counter[str] = Counter()
+        self.targets: Counter[str] = Counter()
         self.answered_by: dict[str, list[str]] = {}
         self.failures: list[Failure] = []
 
@@ -52,6 +53,7 @@ class _Counts:
         self.tokens += measured.tokens
         self.lacking.update(measured.lacking)
         self.engines.update(measured.engines)
+        self.targets.update(measured.targets)
         self.answered_by = joined_ways([self.answered_by, measured.answered_by])
         self.failures += measured.failures
 
@@ -64,6 +66,7 @@ class _Counts:
             failures=tuple(self.failures),
             lacking=dict(self.lacking),
             engines=dict(self.engines),
+            targets=dict(self.targets),
             answered_by=self.answered_by,
             **written,
         )

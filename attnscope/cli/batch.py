@@ -99,7 +99,7 @@ def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
     pieces = shards(read_items(corpus, files), item_cost(job, worker.loaded.geometry), job.shard_bytes, {})
     stream = sys.stdout.buffer
     tally = run_shards(
-        worker, pieces, lambda shard: StreamWriter(stream, shard, job.output), lambda record: None, stop, note
+        worker, pieces, lambda shard: StreamWriter(stream, shard, worker.output), lambda record: None, stop, note
     )
     return Outcome(tally, tally.items, tally.failed, tally.first_failures, lacking=tally.lacking)
 

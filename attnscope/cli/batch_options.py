@@ -46,6 +46,11 @@ class Sources(Tokens):
     text_field: Annotated[
         str | None, Option(help="Field of the text (default: text).", metavar="NAME"), FIRST, HELD
     ] = None
+    target_field: Annotated[
+        str | None,
+        Option(help="Field of an encoder-decoder's target (default: what it makes of the text).", metavar="NAME"),
+        HELD,
+    ] = None
     id_field: Annotated[str | None, Option(help="Field of the id (default: id).", metavar="NAME"), HELD] = None
     input_format: Annotated[
         Literal["txt", "jsonl", "csv", "parquet"] | None, Option(help="What stdin, or an odd suffix, is."), HELD

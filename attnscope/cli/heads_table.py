@@ -100,12 +100,12 @@ def without_attention(seen: Observation) -> list[str]:
 
 def missing_support(seen: Observation) -> list[str]:
     """Why heads have no role, where the text is too short or repeats too little to show it in some layers."""
+    if ENCODER in seen.beside:
+        return []  # roles are of one text
     asked = seen.chosen.query
     if asked and len(asked.positions) < NEEDED_ROWS:
         return [f"no roles: they take the rows of at least {NEEDED_ROWS} queries; named: {len(asked.positions)}"]
     where: dict[str, list[tuple[int, str]]] = {}
-    if ENCODER in seen.beside:
-        return []  # roles are of one text
     for key, support in seen.support.items():
         has = "this text has" if asked is None else "these queries have"
         for line in unsupported(support, has, key.kind):

@@ -16,7 +16,6 @@ from attnscope.cli.relations import rendered, say_rest
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
-    from attnscope.measure.rollout import Rollout
     from attnscope.observation import Observation
 
 EXAMPLES = (
@@ -48,8 +47,9 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
     """Attention rolled out: which tokens each token came from.
 
     How much of each token's state after the last layer is attributed to each input token: the product over all layers
-    of the heads' mean plus the residual (Abnar & Zuidema 2020), ignoring what values and MLPs do. On a terminal the
-    first --top rows are shown; in a pipe all of them are printed as csv.
+    of the heads' mean plus the residual (Abnar & Zuidema 2020), ignoring what values and MLPs do. Of an encoder-decoder
+    encoder and decoder are rolled out, each over its own text. On a terminal the first --top rows are shown; in a pipe
+    all of them are printed as csv.
     """
     format = output.wanted_format(printing.format)
 
@@ -57,20 +57,23 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
 
     options = recorded(asked, top, printing, units, drawing)
     seen = observe_text(asked, Entries(), printing, options, metrics=(), rollout=units.group or "bins")
-    rolled = seen.rollout
-    assert rolled is not None
-    table = rolled.table(units.keys_per_query, units.min_weight)
+    table = seen.rollout_table(units.keys_per_query, units.min_weight)
     if printing.out:
         style = drawing.style(spelled("rollout", asked, top, printing, units, drawing))
         how = {"top_k": units.keys_per_query, "min_weight": units.min_weight, "style": style}
         export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **how)
     output.emit(table, format, lambda: rendered(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)
-    return max(report_checks(seen, printing.quiet), report_rollout(seen, rolled, printing.quiet))
+    return max(
+        report_checks(seen, printing.quiet), *(report_rollout(one, printing.quiet) for one in seen.stacks.values())
+    )
 
 
-def report_rollout(seen: Observation, rolled: Rollout, quiet: bool) -> int:
-    """Say what the rows stand for where they are not what one expects, and what did not hold; the exit code."""
+def report_rollout(seen: Observation, quiet: bool) -> int:
+    """Say what a stack's rows stand for where they are not what one expects, and what did not hold; the exit code."""
+    rolled = seen.rollout
+    if rolled is None:
+        return 0
     if rolled.group == "bins" and rolled.longest > 1:
         output.talk(f"a row is a run of {rolled.longest} tokens; --group tokens keeps them apart", quiet)
     if passed_over := seen.facts["rollout"]["passed_over"]:

@@ -61,7 +61,7 @@ def observe_text(
     tell_sound(run, writing.quiet)
     tell_answer(run, writing.quiet)
     tell_target(run, writing.quiet)
-    tell_chosen(run.prompt, run.chosen, writing.quiet)
+    tell_asked(run, writing.quiet)
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
@@ -183,14 +183,27 @@ def header(run: Run) -> str:
     return "  ".join(parts)
 
 
-def tell_chosen(prompt: Prompt, chosen: Chosen, quiet: bool) -> None:
-    """Say which tokens were meant, and how they were found."""
+def tell_chosen(queries: Prompt, keys: Prompt, chosen: Chosen, quiet: bool, stack: str = "") -> None:
+    """Say which tokens were meant, and how they were found; stack: whose queries and keys they are, where that is said.
+
+    >>> tell_chosen(target, source, chosen, False, "cross: ")
+    cross: query last: Bank(3)
+    """
     from attnscope.text.tokens import described
 
-    named = {"query": chosen.query, "key": chosen.key}
-    said = [f"{name} {found.expression}: {described(prompt, found)}" for name, found in named.items() if found]
+    if chosen.nothing:
+        output.talk(f"{stack}not asked, what is named is not in its texts", quiet)
+        return
+    named = {"query": (queries, chosen.query), "key": (keys, chosen.key)}
+    said = [f"{name} {found.expression}: {described(text, found)}" for name, (text, found) in named.items() if found]
     for line in (*said, *chosen.notes):
-        output.talk(line, quiet)
+        output.talk(stack + line, quiet)
+
+
+def tell_asked(run: Run, quiet: bool) -> None:
+    """Say which tokens were meant; of an encoder-decoder, stack by stack."""
+    for kind, one in run.asked.items():
+        tell_chosen(one.prompt, one.looked_at, one.chosen, quiet, f"{kind}: " * (run.source is not None))
 
 
 def tell_answer(run: Run, quiet: bool) -> None:

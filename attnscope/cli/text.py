@@ -92,8 +92,10 @@ def prose(seen: Observation, look: Look, style: Style) -> Prose:
     """The text of an observation, coloured as a head looks."""
     from attnscope.figures.colours import find_limits
     from attnscope.figures.prose import Prose
+    from attnscope.looks import coloured
 
-    on_keys = seen.chosen.query is None and seen.chosen.key is not None
+    seen = seen.of(look.kind)
+    on_keys = seen.chosen.keys_alone
     weight_T = look.weight_T.copy()
     if style.sink == "mask":
         weight_T[look.sink] = np.nan
@@ -102,15 +104,17 @@ def prose(seen: Observation, look: Look, style: Style) -> Prose:
     )  # it could look nowhere else
     limits = find_limits([telling_T[None] if np.isfinite(telling_T).any() else weight_T[None]], style)
     marked = {place: name for name in ("key", "query") for place in positions(seen, name)}
-    return Prose(
-        seen.prompt.plain, weight_T, limits, style, marked, not on_keys, look.name, legend(seen, look, weight_T)
-    )
+    plain = coloured(seen).plain
+    return Prose(plain, weight_T, limits, style, marked, not on_keys, look.name, legend(seen, look, weight_T))
 
 
 def positions(seen: Observation, name: str) -> tuple[int, ...]:
-    """The tokens that were chosen as queries, or as keys."""
+    """The tokens of the text that is shown that were chosen as queries, or as keys."""
+    from attnscope.looks import coloured
+
     found = getattr(seen.chosen, name)
-    return () if found is None else found.positions
+    there = {"query": seen.queries, "key": seen.keys}[name] is coloured(seen)
+    return found.positions if found is not None and there else ()
 
 
 def legend(seen: Observation, look: Look, shown_T: np.ndarray) -> str:
@@ -118,7 +122,7 @@ def legend(seen: Observation, look: Look, shown_T: np.ndarray) -> str:
     query, key = (positions(seen, name) for name in ("query", "key"))
     weight_T, largest = np.nan_to_num(look.weight_T), int(np.nan_to_num(shown_T).argmax())
     said = [f"largest {weight_T[largest]:.2f} {named(seen, largest)}"]
-    if query or not key:
+    if not seen.chosen.keys_alone:
         left_out = " (left out)" * bool(np.isnan(shown_T[look.sink]))
         said.append(f"sink {named(seen, look.sink)} {weight_T[look.sink]:.2f}{left_out}")
         said += [f"keys {weight_T[list(key)].sum():.2f}"] * bool(key)
@@ -130,7 +134,9 @@ def named(seen: Observation, position: int) -> str:
     """A token in a line: `bank(8)`."""
     from rich.text import Text
 
-    label = seen.prompt.labels[position]
+    from attnscope.looks import coloured
+
+    label = coloured(seen).labels[position]
     shown = Text(label.strip("·") or label)
     shown.truncate(16, overflow="ellipsis")
     return f"{shown.plain}({position})"

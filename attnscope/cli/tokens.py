@@ -56,7 +56,7 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
     prompt = read_prompt(loaded, text, asked)
     chosen = choose(prompt, asks["query"], asks["key"], asks["define"])
     output.talk(header(loaded, prompt), noise.quiet)
-    tell_chosen(prompt, chosen, noise.quiet)
+    tell_chosen(prompt, prompt, chosen, noise.quiet)
     named = {at for found in (chosen.query, chosen.key) if found for at in found.positions}
     table = token_table(prompt).take(sorted(named or range(len(prompt))))
     output.emit(table, format, lambda: rendered(table, None))

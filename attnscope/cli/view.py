@@ -17,6 +17,7 @@ from attnscope.cli.options import FIRST, Answer, Beside, Config, Question, Selec
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.stacks import ENCODER
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -64,7 +65,8 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     """A text's attention as a page to hover over, in one HTML file.
 
     It needs no network. Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The
-    folder of a run in place of TEXT reads that run's tokens again, with the model that its manifest names.
+    folder of a run in place of TEXT reads that run's tokens again, with the model that its manifest names. Of an
+    encoder-decoder all stacks are on one page, or those of --select: the text, and behind it the target.
     """
     command = spelled("view", asked, selected, question, pages)
     if pages.from_tables:
@@ -73,13 +75,15 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     from attnscope.cli.single import report_checks
     from attnscope.viewer.page import about, page_of
     from attnscope.viewer.side import Side
+    from attnscope.viewer.stacks import StackedSide, first_asked
 
     runs = runs_of(asked, selected, question, pages)
     plan = plan_of(pages, selected, runs[0])
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
-    asked_about = replace(seen[0], chosen=runs[0].chosen)
-    said = about(asked_about, plan.whole, command, groups_of(seen[0], question))
-    write(page_of([Side(one) for one in seen], plan, said), pages)
+    sides = [StackedSide(one) if ENCODER in one.beside else Side(one) for one in seen]
+    chosen = first_asked({kind: one.chosen for kind, one in runs[0].asked.items()}, len(runs[0].source or ()))
+    said = about(replace(sides[0].seen, chosen=chosen), plan.whole, command, groups_of(sides[0].seen, question))
+    write(page_of(sides, plan, said), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
 
 
@@ -92,18 +96,22 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
 
     def ready(loaded: LoadedModel, text: Text, request: Request, chat: bool, follows: Answer, **more: Any) -> Run:
         how: dict[str, Any] = more | {"engine": asked.engine, "memory": asked.memory, "listen": asked.listen}
-        loaded.check_task("a page", "decoder", "encoder")
         with answering(follows, pages.quiet) as answer:
             return prepare(loaded, text, request, chat=chat, truncate=asked.truncate, **how, **answer)
 
     if asked.picture:
         raise UsageError("a page shows text alone", "draw it with attnscope heatmap --picture FILE")
     text, loaded = read_run(asked, pages), load_model(asked, pages)
-    runs = [ready(loaded, text, Request(**question.asks()), asked.chat, asked, atlas=selected.atlas)]
+    of_two = loaded.geometry.task == "seq2seq"
+    if of_two and (pages.compare_text or pages.compare_model):
+        raise UsageError("an encoder-decoder reads two texts, and its page has no room for more", "make a page of each")
+    how = {"target": asked.target} | ({"select": selected.select} if of_two else {})
+    runs = [ready(loaded, text, Request(**question.asks()), asked.chat, asked, atlas=selected.atlas, **how)]
     if pages.compare_text is not None:
         runs.append(ready(loaded, pages.compare_text, Request(), asked.chat, asked))
     if pages.compare_model is not None:
         other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
+        other.check_task("a page beside another", "decoder", "encoder")
         written = isinstance(text, str)
         of_tokens = not (written or isinstance(text, Sound))  # of one model: the other reads what they say
         again = runs[0].prompt.text if of_tokens else text
@@ -117,21 +125,24 @@ def plan_of(pages: Pages, selected: Selected, run: Run) -> Plan:
     from attnscope.viewer.plan import Plan
 
     heads = run.loaded.geometry.heads_by_layer
-    whole = {} if selected.select is None else select(selected.select, heads, run.named)
+    whole = {} if selected.select is None or run.source is not None else select(selected.select, heads, run.named)
     return Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
 
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.cli.single import header, tell_answer, tell_chosen, tell_sound
+    from attnscope.cli.single import header, tell_answer, tell_asked, tell_sound
     from attnscope.text.tokens import Chosen
 
-    layers = run.loaded.geometry.attention_layers
-    run = run.asking(replace(run.request, **plan.request(layers, len(run.prompt))))
+    layers = [layer for of_stack in run.loaded.geometry.stacks.values() for layer in of_stack.values()]
+    kept = plan.request(layers, len(run.prompt) + len(run.source or ()))
+    if run.source is not None:  # stacks of different texts share no bins, and no steps
+        kept |= {"operands": False, "maps": None, "weights": kept["weights"] is True}
+    run = run.asking(replace(run.request, **kept))
     output.talk(header(run), quiet)
     tell_sound(run, quiet)
     tell_answer(run, quiet)
-    tell_chosen(run.prompt, run.chosen, quiet)
+    tell_asked(run, quiet)
     whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens
     if asked.verify:
         with output.progress("oracle", None, quiet):

@@ -36,27 +36,27 @@ class KeptKeys(NamedTuple):
 class TopKeys:
     """The k strongest keys of every query of every kept head (None: all visible keys), strongest first.
 
-    With groups_BT (the group of each token, -1 for none), queries and keys are groups: sum over the keys of a group,
-    mean over its queries.
+    With groups (the group of each token, -1 for none, of the queries (B, Q) and of the keys (B, K)), queries and keys
+    are groups: sum over the keys of a group, mean over its queries.
     """
 
     k: int | None
     view: View = View()
-    groups_BT: Tensor | None = None
+    groups: tuple[Tensor, Tensor] | None = None
 
     def asks(self, layer: Layer) -> Sequence[Question]:
         if not self.view.kept(layer):
             return []
-        if self.groups_BT is not None:
-            return [group_question(layer, self.groups_BT, self.groups_BT)]
+        if self.groups is not None:
+            return [group_question(layer, *self.groups)]
         return [self._top(layer)] if self.view.of_heads else []
 
     def keep(self, layer: Layer, answers: Answers) -> list[KeptKeys] | None:
         heads = self.view.kept(layer)
         if not heads:
             return None
-        if self.groups_BT is not None:
-            mass_BHGG = group_mass(layer, self.view, answers, self.groups_BT, self.groups_BT)
+        if self.groups is not None:
+            mass_BHGG = group_mass(layer, self.view, answers, *self.groups)
             weight, key = _top(mass_BHGG.masked_fill(mass_BHGG == 0, -torch.inf), self.k)
         elif self.view.of_heads:
             weight, key = answers[self._top(layer)]
@@ -82,19 +82,19 @@ class TopKeys:
 class ChosenKeys:
     """The k strongest of chosen keys (None: all) of every chosen query, else as `TopKeys`.
 
-    query, key: which, per text, ascending: positions, or with groups_BT the numbers of groups.
+    query, key: which, per text, ascending: positions, or with groups the numbers of groups.
     """
 
     k: int | None
     query: tuple[Sequence[int], ...]
     key: tuple[Sequence[int], ...]
     view: View = View()
-    groups_BT: Tensor | None = None
+    groups: tuple[Tensor, Tensor] | None = None
 
     def asks(self, layer: Layer) -> Sequence[Question]:
         if not self.view.kept(layer):
             return []
-        if self.groups_BT is not None:
+        if self.groups is not None:
             return [group_question(layer, *self._groups)]
         return [self._question(layer)] if self.view.of_heads else []
 
@@ -102,7 +102,7 @@ class ChosenKeys:
         heads = self.view.kept(layer)
         if not heads:
             return None
-        if self.groups_BT is not None:
+        if self.groups is not None:
             found = self._of_groups(layer, answers)
         else:
             found = answers[self._question(layer)] if self.view.of_heads else self._from_rows(layer, heads)
@@ -116,8 +116,8 @@ class ChosenKeys:
     @cached_property
     def _groups(self) -> tuple[Tensor, Tensor]:
         """The number of each token's group among the chosen ones, as query and as key, (B, T) each; -1 for none."""
-        assert self.groups_BT is not None
-        return _renumbered(self.groups_BT, self.query), _renumbered(self.groups_BT, self.key)
+        assert self.groups is not None
+        return _renumbered(self.groups[0], self.query), _renumbered(self.groups[1], self.key)
 
     def _of_groups(self, layer: Layer, answers: Answers) -> list[tuple[Tensor, Tensor]]:
         mass_BHGG = group_mass(layer, self.view, answers, *self._groups)

@@ -35,16 +35,18 @@ class SpanMass:
     """The mass of every span on every span: the sum over the keys, the mean over the queries that see one of them.
 
     So it is `mass` as `metrics.MASS` has it, of all pairs at once: a question whose answer grows with the tokens alone.
-    spans_BTS: True on the tokens of each span, which may overlap; a span without a token has no mass.
+    spans_BTS: True on the tokens of each span, which may overlap; a span without a token has no mass. keys_BTS: on
+    those of the keys, where they are another text's.
     """
 
     spans_BTS: Tensor
     view: View = View()
+    keys_BTS: Tensor | None = None
     _uniform: OfMasks[Tensor] = field(default_factory=WeakKeyDictionary)  # layers that share a mask share it
 
     @cached_property
     def _question(self) -> Features:
-        return Features(self.spans_BTS.float())
+        return Features((self.spans_BTS if self.keys_BTS is None else self.keys_BTS).float())
 
     def asks(self, layer: Layer) -> Sequence[Question]:
         return [self._here(layer)] if self.view.kept(layer) else []

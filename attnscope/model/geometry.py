@@ -136,6 +136,11 @@ class Geometry:
         return {layer.index: layer.heads for layer in self.attention_layers}
 
     @property
+    def heads_of_stacks(self) -> dict[str, dict[int, int]]:
+        """{stack: {layer index: number of heads}} of all that is shown, as `selection.select_stacks` takes them."""
+        return {kind: {one.index: one.heads for one in layers.values()} for kind, layers in self.shown.items()}
+
+    @property
     def windows(self) -> dict[int, int | None]:
         """{layer index: keys that a query sees at most, None for all} of the layers with attention."""
         return {layer.index: layer.window for layer in self.attention_layers}

@@ -107,7 +107,9 @@ class LoadedModel:
         """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for."""
         if self.geometry.task not in (tasks or (DECODER,)):
             meant = " or ".join(NAMES[task] for task in tasks or (DECODER,))
-            raise ModelError(f"{what} is for {meant}, and {self.name} is {NAMES[self.geometry.task]}", "choose another")
+            half = self.geometry.task == "seq2seq" and ENCODER in tasks
+            hint = "read its encoder alone: {task=encoder}" if half else "choose another"
+            raise ModelError(f"{what} is for {meant}, and {self.name} is {NAMES[self.geometry.task]}", hint)
 
     @property
     def attention(self) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.engines import Engine
 
+MOST_MADE = 64  # tokens of a target that nobody gave
 WHISPER_START = 4  # tokens that it begins with at most: start, language, task, no timestamps
 
 
@@ -97,6 +98,12 @@ def translation(
         most = min(most, (loaded.geometry.max_positions or most + WHISPER_START) - WHISPER_START)
     made = greedy(loaded, given.to(loaded.device), most, engine.implementation, **how)[0].tolist()
     return made[:-1] if len(made) > 1 and ends(loaded, made[-1]) else made
+
+
+def most_made(loaded: LoadedModel, asked: int | None = None) -> int:
+    """The most tokens that a decoder makes of a source: as asked, and no more than it can read behind its start."""
+    most, room = asked or MOST_MADE, loaded.geometry.max_positions
+    return most if room is None else min(most, room - 1)
 
 
 def start_token(loaded: LoadedModel) -> int | None:

@@ -1,13 +1,17 @@
 """Which tokens are meant: an expression (`expressions`) and a Prompt -> positions."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import pairwise
+from typing import Any
 
 from attnscope import shown
 from attnscope.errors import InputError, UsageError
+from attnscope.stacks import CROSS, DECODER, ENCODER
 from attnscope.text.characters import touched
 from attnscope.text.expressions import KEYWORDS, Part, check, compiled, defined, parse
 from attnscope.text.labels import visible
@@ -39,16 +43,42 @@ class Chosen:
     """The queries and keys of one text that are asked about, None for all.
 
     spans: by name, the tokens whose mass on each other is asked about, None for a name that the text has nothing of.
+    key_spans: those of the keys, where they are another text's. source: where an encoder-decoder reads two texts, what
+    the same expressions mean in the one that its encoder reads; the rest is of its decoder's. What means nothing in
+    one of the two is there without positions.
     """
 
     query: Found | None = None
     key: Found | None = None
     spans: Mapping[str, Found | None] = field(default_factory=dict)
+    key_spans: Mapping[str, Found | None] | None = None
+    source: Chosen | None = None
+
+    @property
+    def nothing(self) -> bool:
+        """Whether tokens are asked about, and the text has none of them."""
+        return any(found is not None and not found.positions for found in (self.query, self.key))
+
+    @property
+    def keys_alone(self) -> bool:
+        """Whether keys were chosen, and no queries."""
+        return self.query is None and self.key is not None
+
+    def of(self, kind: str) -> Chosen:
+        """What is asked of one stack: queries of the text that it reads, keys of the text that it looks at."""
+        if self.source is None:
+            return self
+        queries, keys = self.source if kind == ENCODER else self, self if kind == DECODER else self.source
+        chosen = Chosen(queries.query, keys.key, queries.spans, keys.spans)
+        return replace(chosen, query=NOWHERE, key=self.key and NOWHERE) if chosen.nothing else chosen
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know of how the expressions were read."""
         return tuple(note for found in (self.query, self.key, *self.spans.values()) if found for note in found.notes)
+
+
+NOWHERE = Found("", ())
 
 
 class NotThereError(InputError):
@@ -68,6 +98,45 @@ def choose(
     """
     query_found, key_found = (None if one is None else find(prompt, one, defined) for one in (query, key))
     return Chosen(query_found, key_found, {name: _span(prompt, name, defined) for name in spans})
+
+
+def choose_of_two(target: Prompt, source: Prompt, *asked: Any, **more: Any) -> Chosen:
+    """What expressions mean in the two texts of an encoder-decoder; asked: as for `choose`, behind the prompt.
+
+    Raises as `choose`, and NotThereError where no stack has both queries and keys.
+    """
+    chosen = replace(_wherever(target, *asked, **more), source=_wherever(source, *asked, **more))
+    if all(chosen.of(kind).nothing for kind in (ENCODER, DECODER, CROSS)):
+        lacks = [_lacking(prompt, *asked, **more) for prompt in (source, target)]
+        raise NotThereError("; of the target: ".join(filter(None, lacks)))
+    return chosen
+
+
+def _lacking(prompt: Prompt, *asked: Any, **more: Any) -> str:
+    """Why expressions mean nothing in a text; empty where they mean something."""
+    try:
+        choose(prompt, *asked, **more)
+    except NotThereError as error:
+        return error.message
+    return ""
+
+
+def _wherever(
+    prompt: Prompt,
+    query: str | None = None,
+    key: str | None = None,
+    defined: Mapping[str, str] = {},
+    spans: Iterable[str] = (),
+) -> Chosen:
+    """As `choose`, without positions for what is not in the text."""
+
+    def found(expression: str | None) -> Found | None:
+        try:
+            return None if expression is None else find(prompt, expression, defined)
+        except NotThereError:
+            return Found(expression or "", ())
+
+    return replace(choose(prompt, None, None, defined, spans), query=found(query), key=found(key))
 
 
 def _span(prompt: Prompt, name: str, defined: Mapping[str, str]) -> Found | None:

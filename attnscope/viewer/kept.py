@@ -66,6 +66,7 @@ class KeptSide:
             "received": None,
             "steps": None,
             "first": [None] * len(layers),
+            "end": [None] * len(layers),
         }
 
     @property

@@ -23,6 +23,7 @@ from attnscope._version import __version__
 from attnscope.files import write_whole
 from attnscope.selection import pairs
 from attnscope.shown import brief, in_a_line
+from attnscope.stacks import CROSS
 from attnscope.text.align import aligned
 from attnscope.viewer.pack import Blobs
 from attnscope.viewer.plan import Plan
@@ -121,10 +122,11 @@ def _place(seen: Observation, named: tuple[int, int]) -> tuple[int, int]:
 
 
 def _sharpest(seen: Observation) -> tuple[int, int]:
-    """The head with the largest focus, where that was measured."""
+    """The head with the largest focus, where that was measured; of several stacks, in cross-attention."""
     columns = seen.columns
     focus = columns.scores["focus"].value if "focus" in columns.scores else np.zeros(len(columns.layer))
-    best = int(np.argmax(np.nan_to_num(focus)))
+    crossed = columns.kind == CROSS
+    best = int(np.argmax(np.where(crossed | ~crossed.any(), np.nan_to_num(focus), -1.0)))
     keys = list(seen.kv_of)
     return keys.index((int(columns.layer[best]), columns.kind[best])), int(columns.head[best])  # type: ignore[arg-type]
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KNOWN, ends
+from attnscope.stacks import ENCODER
 from attnscope.viewer.pack import Bits, Blobs, binned, joined, packed_maps, strongest
 
 if TYPE_CHECKING:
@@ -119,8 +120,8 @@ class Side:
         """The side as the page's JSON has it, its numbers added to the blobs."""
         maps = list(self._maps(blobs, wanted))
         relations, steps = self._relations(blobs, wanted, maps), self._steps(blobs)
-        first = [None if one is None else blobs.add(one)[0] for one in self.first]
-        return {**self.said, "maps": maps, "relations": relations, "steps": steps, "first": first}
+        first, end = ([None if one is None else blobs.add(one)[0] for one in ends] for ends in (self.first, self.end))
+        return {**self.said, "maps": maps, "relations": relations, "steps": steps, "first": first, "end": end}
 
     @property
     def plain(self) -> Sequence[str]:
@@ -228,7 +229,13 @@ class Side:
     def first(self) -> list[np.ndarray | None]:
         """For each layer the first key that each query sees, (T,); None where that is key 0."""
         query_T = np.arange(len(self.seen.prompt), dtype="<i4")
-        return [first_key(words, query_T) for words in self.seen.visible.values()]
+        return [None if key.kind == ENCODER else first_key(self.seen.visible[key], query_T) for key in self.at]
+
+    @property
+    def end(self) -> list[np.ndarray | None]:
+        """For each layer what is behind the last key that each query sees, (T,); None where that is the query's own."""
+        count = len(self.seen.prompt)
+        return [np.full(count, count, "<i4") if key.kind == ENCODER else None for key in self.at]
 
 
 @dataclass(frozen=True)

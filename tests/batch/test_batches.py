@@ -41,7 +41,7 @@ def test_every_text_is_in_one_batch_and_none_is_over_budget() -> None:
         assert sorted(place for batch in found for place in batch) == list(range(len(lengths)))
         for batch in found:
             assert len(batch) == 1 or len(batch) * max(lengths[place] for place in batch) <= budget
-        for batch in batches(lengths, budget, one_length=True):
+        for batch in batches(lengths, budget, lengths):
             assert len({lengths[place] for place in batch}) == 1
         assert all(len(batch) == 1 for batch in batches(lengths, budget, most=1))
 

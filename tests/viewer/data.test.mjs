@@ -180,6 +180,25 @@ test("a window: what is visible, and the uniform share", async () => {
   }
 });
 
+test("ends: a query that sees ahead, and one that sees nothing", async () => {
+  const END = [6, 6, 6, 6, 0, 0];
+  const end = Buffer.from(Int32Array.from(END).buffer);
+  const maps = await pageOf().blobs.get(0);
+  const page = pageOf({ blobs: [Buffer.from(maps), end], end: [{ blob: 1, offset: 0 }, null] });
+  const [map, causal] = [await page.sides[0].map(0, 0), await page.sides[0].map(1, 0)];
+  for (const q of range(TOKENS))
+    for (const k of range(TOKENS)) {
+      assert.equal(map.visible(q, k), k < END[q]);
+      assert.equal(causal.visible(q, k), k <= q);
+    }
+  near([await page.uniform(0, 0, 1, [[3, 5]], DEFAULTS)], [2 / 6]);
+  near([await page.uniform(0, 0, 5, [[3, 5]], DEFAULTS)], [0]);
+  const look = await page.filtered(0, 0, 0, 1, DEFAULTS);
+  assert.deepEqual(range(TOKENS).map(look.visible), range(TOKENS).map(() => true));
+  const column = await page.filteredColumn(0, 0, 0, [5, 6], DEFAULTS);
+  assert.deepEqual(range(TOKENS).map(column.visible), END.map((stop) => stop > 5));
+});
+
 test("the strongest keys stand in for a binned map", async () => {
   const k = 2;
   const heads = [{ at: 0, head: 0 }, { at: 1, head: 0 }];

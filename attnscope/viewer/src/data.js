@@ -100,16 +100,16 @@ export class Page {
    */
   async uniform(side, at, query, keys, state) {
     const one = this.sides[side];
-    const first = await one.first(at);
+    const reach = await one.reach(at);
     const units = one.units(state.words);
     const [start, stop] = units.range(units.of[query]);
     let share = 0;
     for (let q = start; q < stop; q++) {
-      const begin = first?.[q] ?? 0;
+      const [begin, end] = [reach.from(q), reach.to(q)];
       const seen = units
         .among(keys)
-        .map((unit) => Math.min(units.stop[unit], q + 1) - Math.max(units.start[unit], begin));
-      share += seen.reduce((sum, tokens) => sum + Math.max(0, tokens), 0) / (q + 1 - begin);
+        .map((unit) => Math.min(units.stop[unit], end) - Math.max(units.start[unit], begin));
+      share += seen.reduce((sum, tokens) => sum + Math.max(0, tokens), 0) / Math.max(1, end - begin);
     }
     return share / (stop - start);
   }
@@ -122,7 +122,7 @@ export class Page {
    */
   async filtered(side, at, head, query, state) {
     const one = this.sides[side];
-    const [source, first] = await Promise.all([one.weights(at, head), one.first(at)]);
+    const [source, reach] = await Promise.all([one.weights(at, head), one.reach(at)]);
     if (!source) return null;
     const units = one.units(state.words);
     const [start, stop] = units.range(units.of[query]);
@@ -130,8 +130,8 @@ export class Page {
     const look = emptyLook(units, source);
     for (let q = start; q < stop; q++) units.add(look, source.row(q), keep, 1 / (stop - start));
     takenOut(look, state.least);
-    const from = first?.[start] ?? 0;
-    look.visible = (unit) => units.start[unit] < stop && units.stop[unit] > from;
+    const [from, to] = reach.among(start, stop);
+    look.visible = (unit) => units.start[unit] < to && units.stop[unit] > from;
     return look;
   }
 
@@ -143,7 +143,7 @@ export class Page {
    */
   async filteredColumn(side, at, head, keys, state) {
     const one = this.sides[side];
-    const [source, first] = await Promise.all([one.weights(at, head), one.first(at)]);
+    const [source, reach] = await Promise.all([one.weights(at, head), one.reach(at)]);
     if (!source) return null;
     const units = one.units(state.words);
     const [start, stop] = units.widen(keys);
@@ -155,7 +155,11 @@ export class Page {
       else look.removed += column.reduce((sum, weight) => sum + weight, 0);
     }
     takenOut(look, state.least);
-    look.visible = (unit) => units.stop[unit] > start && (!first || first[Math.max(units.start[unit], start)] < stop);
+    look.visible = (unit) => {
+      for (let q = units.start[unit]; q < units.stop[unit]; q++)
+        if (reach.to(q) > start && reach.from(q) < stop) return true;
+      return false;
+    };
     return look;
   }
 
@@ -220,11 +224,11 @@ export class Page {
       for (let q = start; q < stop; q++) units.add(look, map.row(q), keep, 1 / (stop - start));
       takenOut(look, state.least);
       grid.removed[unit] = look.removed;
-      const from = map.first?.[bins.start[unit]] ?? 0;
+      const [from, to] = map.reach.among(bins.start[unit], bins.stop[unit]);
       let seen = 0;
       let most = 0;
       for (let k = 0; k < units.count; k++) {
-        if (bins.start[k] < bins.stop[unit] && bins.stop[k] > from) seen++;
+        if (bins.start[k] < to && bins.stop[k] > from) seen++;
         else look.weights[k] = NaN;
         most = Math.max(most, look.weights[k] || 0);
       }

@@ -119,7 +119,7 @@ export class Filters {
     const shown = this.page.shown(state);
     if (this.side !== shown) {
       this.side = shown;
-      this.layer.select.replaceChildren(...side.layers.map(({ layer }, at) => option(String(at), String(layer))));
+      this.layer.select.replaceChildren(...side.layers.map(({ layer }, at) => option(String(at), `${side.stack(at)}${layer}`)));
     }
     const heads = side.heads.filter(({ at }) => at === state.at).map(({ head }) => head);
     if (this.head.select.options.length !== heads.length || this.layer.select.value !== String(state.at))

@@ -65,7 +65,7 @@ export class HeadGrid {
     this.buttons.clear();
     this.rows = side.layers.map((layer, at) => this.#row(side, layer.layer, at));
     const rows = this.rows.map(({ at, cells }) =>
-      make("div", { class: "grid-row" }, make("span", { class: "layer" }, `L${side.layers[at].layer}`), cells),
+      make("div", { class: "grid-row" }, make("span", { class: "layer" }, `${side.stack(at).replace("encoder", "enc")}L${side.layers[at].layer}`), cells),
     );
     this.element.replaceChildren(this.heading, ...rows);
     this.#measure();

@@ -6,7 +6,7 @@
  * @typedef {import("./weights.js").Blobs} Blobs
  */
 import { Units, kept } from "./units.js";
-import { Strongest, WeightMap } from "./weights.js";
+import { Reach, Strongest, WeightMap } from "./weights.js";
 
 const RESTS = 0.3; // mean mass above which a head rests on a key, as in attnscope/measure/roles.py
 
@@ -32,9 +32,15 @@ export class Side {
     this.strongest = new Map();
   }
 
-  /** @param {number} at @param {number} head @returns {string} as in `L27H3` */
+  /** @param {number} at @returns {string} what stands before a layer of a stack beside the decoder's, as in `cross ` */
+  stack(at) {
+    const kind = this.layers[at]?.kind ?? "decoder";
+    return kind === "decoder" || this.layers.every((layer) => layer.kind === kind) ? "" : `${kind} `;
+  }
+
+  /** @param {number} at @param {number} head @returns {string} as in `L27H3`, `cross L3H2` */
   name(at, head) {
-    return `L${this.layers[at]?.layer ?? at}H${head}`;
+    return `${this.stack(at)}L${this.layers[at]?.layer ?? at}H${head}`;
   }
 
   /** @param {number} at @param {number} head */
@@ -61,10 +67,12 @@ export class Side {
     return one?.top_key !== null && (one?.top_key_mass ?? 0) > RESTS ? /** @type {number} */ (one?.top_key ?? 0) : 0;
   }
 
-  /** @param {number} at @returns {Promise<Int32Array|null>} the first key that each query sees, null: key 0 */
-  async first(at) {
-    const where = this.data.first?.[at];
-    return where ? new Int32Array(await this.blobs.get(where.blob), where.offset, this.count) : null;
+  /** @param {number} at @returns {Promise<Reach>} which keys each query of a layer sees */
+  async reach(at) {
+    const [first, end] = [this.data.first?.[at], this.data.end?.[at]].map(async (where) =>
+      where ? new Int32Array(await this.blobs.get(where.blob), where.offset, this.count) : null,
+    );
+    return new Reach(await first, await end);
   }
 
   /** @param {number} at @param {number} head @returns {Promise<WeightMap|null>} null where the page has none */
@@ -73,8 +81,8 @@ export class Side {
     const entry = this.maps.get(name);
     if (!entry) return Promise.resolve(null);
     return once(this.opened, name, async () => {
-      const [buffer, first] = await Promise.all([this.blobs.get(entry.blob), this.first(at)]);
-      return new WeightMap(entry, buffer, first, this.count);
+      const [buffer, reach] = await Promise.all([this.blobs.get(entry.blob), this.reach(at)]);
+      return new WeightMap(entry, buffer, reach, this.count);
     });
   }
 

@@ -1,6 +1,7 @@
 /** A head's map made small: each pixel is the largest weight of its cells, so that one bright cell is not lost. */
 
 /**
+ * @typedef {import("./weights.js").Reach} Reach
  * @typedef {import("./weights.js").Strongest} Strongest
  * @typedef {import("./types.js").State} State
  * @typedef {import("./types.js").Page} Page
@@ -23,7 +24,7 @@ export async function thumb(page, side, at, head, state, size) {
   }
   const keep = one.keep(at, head, state);
   const strongest = map ? null : await one.relations(at, head);
-  if (strongest) return dots(strongest, keep, state.least, size);
+  if (strongest) return dots(strongest, await one.reach(at), keep, { size, least: state.least });
   if (!map) return null;
   const seen = (/** @type {number} */ row) => map.seen(row);
   return pool(map, map.rows, seen, { size, least: state.least, keep: map.bin === 1 ? keep : binned(keep, map.bin) });
@@ -54,11 +55,17 @@ export function pool(map, rows, seen, { size: most, least, keep }) {
   return { size, values, max: max || 1 };
 }
 
-/** @param {Strongest} strongest @param {Uint8Array} keep @param {number} least @param {number} most @returns {Thumb} */
-function dots({ keys, stored, step, tokens, k }, keep, least, most) {
+/**
+ * @param {Strongest} strongest @param {Reach} reach @param {Uint8Array} keep
+ * @param {{size: number, least: number}} filter @returns {Thumb}
+ */
+function dots({ keys, stored, step, tokens, k }, reach, keep, { size: most, least }) {
   const size = Math.max(1, Math.min(tokens, most));
   const values = new Float32Array(size * size).fill(NaN);
-  for (let row = 0; row < size; row++) values.fill(0, row * size, row * size + row + 1);
+  const place = (/** @type {number} */ token) => Math.floor((token * size) / tokens);
+  for (let q = 0; q < tokens; q++)
+    if (reach.to(q) > reach.from(q))
+      values.fill(0, place(q) * size + place(reach.from(q)), place(q) * size + place(reach.to(q) - 1) + 1);
   for (let i = 0; i < keys.length; i++) {
     const weight = stored[i] * step;
     if (keys[i] >= tokens || !keep[keys[i]] || weight < least) continue;

@@ -86,6 +86,7 @@
  * @property {Place|null} received
  * @property {{heads: StepsHead[], tokens: number}|null} steps
  * @property {(Place|null)[]} first for each layer, the first key that each query sees; null where that is 0
+ * @property {(Place|null)[]} [end] for each layer, what is behind the last; null where that is the query's own
  *
  * @typedef {object} PageData
  * @property {string} format

@@ -42,22 +42,51 @@ export class Blobs {
   }
 }
 
+/** Which keys each query of a layer sees: those of [from, to). */
+export class Reach {
+  /**
+   * @param {Int32Array|null} first the first key of each query, null: key 0
+   * @param {Int32Array|null} end behind its last key, null: behind the query itself
+   */
+  constructor(first, end) {
+    this.first = first;
+    this.end = end;
+  }
+
+  /** @param {number} q @returns {number} */
+  from(q) {
+    return this.first?.[q] ?? 0;
+  }
+
+  /** @param {number} q @returns {number} */
+  to(q) {
+    return this.end?.[q] ?? q + 1;
+  }
+
+  /** @param {number} start @param {number} stop @returns {[number, number]} what any of the queries sees, half-open */
+  among(start, stop) {
+    let [from, to] = [this.from(start), this.to(start)];
+    for (let q = start + 1; q < stop; q++) [from, to] = [Math.min(from, this.from(q)), Math.max(to, this.to(q))];
+    return [from, to];
+  }
+}
+
 /** The weights of one head as stored: rows x columns of tokens, or of bins of `bin` tokens. */
 export class WeightMap {
   /**
    * @param {MapEntry} entry
    * @param {ArrayBuffer} buffer
-   * @param {Int32Array|null} first the first key that each query sees, null: key 0
+   * @param {Reach|null} reach null: as a causal layer
    * @param {number} tokens
    */
-  constructor(entry, buffer, first, tokens) {
+  constructor(entry, buffer, reach, tokens) {
     this.rows = entry.rows;
     this.columns = entry.columns;
     this.bin = entry.bin;
     this.step = entry.scale;
     this.whole = true;
     this.triangle = entry.triangle;
-    this.first = first;
+    this.reach = reach ?? new Reach(null, null);
     this.tokens = tokens;
     const length = this.start(this.rows);
     const kind = entry.bits === 16 ? Uint16Array : Uint8Array;
@@ -83,9 +112,8 @@ export class WeightMap {
 
   /** @param {number} q @returns {[number, number]} the columns that any query of row q sees, half-open */
   seen(q) {
-    const last = Math.min((q + 1) * this.bin, this.tokens) - 1;
-    const first = this.first?.[q * this.bin] ?? 0;
-    return [Math.floor(first / this.bin), Math.min(this.columns, Math.floor(last / this.bin) + 1)];
+    const [from, to] = this.reach.among(q * this.bin, Math.min((q + 1) * this.bin, this.tokens));
+    return [Math.floor(from / this.bin), Math.min(this.columns, Math.ceil(to / this.bin))];
   }
 
   /** @param {number} q @param {number} k whether any query of row q sees any key of column k */

@@ -38,10 +38,10 @@ export async function opened(side, { dim, value_dim: valueDim, blob, offset, bia
 
 /**
  * @param {StepsHead} head @param {Operands} operands @param {number} query
- * @param {number} first the first key that the query sees
+ * @param {[number, number]} seen the keys that the query sees, half-open
  * @returns {Steps}
  */
-export function stepsOf(head, operands, query, first) {
+export function stepsOf(head, operands, query, [from, to]) {
   const tokens = operands.q.length / head.dim;
   const row = (/** @type {Float32Array} */ of, /** @type {number} */ width) => (/** @type {number} */ token) =>
     Float64Array.from(of.subarray(token * width, (token + 1) * width));
@@ -52,7 +52,7 @@ export function stepsOf(head, operands, query, first) {
   const capped = cap === null ? scaled : scaled.map((score) => cap * Math.tanh(score / cap));
   const bias = perKey(tokens, (key) => operands.bias?.[query * tokens + key] ?? 0);
   const biased = capped.map((score, key) => score + bias[key]);
-  const visible = Uint8Array.from({ length: tokens }, (_, key) => (key >= first && key <= query ? 1 : 0));
+  const visible = Uint8Array.from({ length: tokens }, (_, key) => (key >= from && key < to ? 1 : 0));
   const logits = biased.map((score, key) => (visible[key] ? score : -Infinity));
   const largest = logits.reduce((most, logit) => Math.max(most, logit), sink ?? -Infinity);
   const exp = logits.map((logit) => Math.exp(logit - largest));

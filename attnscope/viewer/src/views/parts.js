@@ -125,7 +125,7 @@ export function lacking(side, at, head) {
   if (held === "strongest")
     return `Of ${name} this page holds the ${side.data.relations?.k} strongest keys of each token.`;
   const cells = held === "bins" ? "its map in bins alone" : "no weights";
-  const select = `--select ${side.layers[at]?.layer}.${head}`;
+  const select = `--select ${side.stack(at).replace(" ", ".")}${side.layers[at]?.layer}.${head}`;
   return `Of ${name} this page holds ${cells}: make it with ${select} to see each token.`;
 }
 

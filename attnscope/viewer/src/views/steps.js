@@ -43,14 +43,14 @@ export function mount(element, page, store) {
     const head = side.data.steps?.heads.find((one) => one.at === state.at && one.head === state.head);
     const still = drawing.begin();
     if (!head) return body.replaceChildren(...missing(side, state, store));
-    const [operands, map, first] = await Promise.all([
+    const [operands, map, reach] = await Promise.all([
       opened(side, head),
       side.map(state.at, state.head),
-      side.first(state.at),
+      side.reach(state.at),
     ]);
     if (!still()) return;
     const query = page.query(state);
-    const steps = stepsOf(head, operands, query, first?.[query] ?? 0);
+    const steps = stepsOf(head, operands, query, [reach.from(query), reach.to(query)]);
     const all = { type: "button", onclick: () => ((whole = !whole), void render(store.state)) };
     const more = side.count > MOST_KEYS && make("button", all, whole ? "Strongest keys" : "All keys");
     const shown = new Explained(side, head, steps, whole ? side.count : KEPT_KEYS, state.key);
@@ -185,11 +185,13 @@ class Explained {
     const { steps, side } = this;
     const seen = steps.visible.reduce((count, one) => count + one, 0);
     const what = seen === side.count ? "sees all of them" : `sees ${seen}, ${side.count - seen} hidden`;
+    const ahead = steps.visible.some((one, key) => one && key > steps.query);
+    const looks = ahead ? "to both sides" : "at itself and at what came before it, never ahead";
     const windowed = steps.visible[0] ? "." : "; this layer hides some of that too (a window, a chunk, a choice).";
     return {
       name: "mask",
       formula: `hidden keys become −∞   ${side.count} keys, this query ${what}`,
-      why: `A token may look at itself and at what came before it, never ahead${windowed}`,
+      why: `A token may look ${looks}${windowed}`,
       body: [
         this.#table([
           { title: "visible", cell: (key) => (steps.visible[key] ? "yes" : "no") },

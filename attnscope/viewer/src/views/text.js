@@ -139,7 +139,7 @@ class TextView {
     const { look, state, units, chosen } = this;
     const over = {
       head: this.side?.name(state.at, state.head) ?? "",
-      layer: `layer ${this.side?.layers[state.at]?.layer}, mean`,
+      layer: `${this.side?.stack(state.at) ?? ""}layer ${this.side?.layers[state.at]?.layer}, mean`,
       all: "all heads, mean",
     };
     const says = state.from === "query" ? "looks at" : "is looked at by";

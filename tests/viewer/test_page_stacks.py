@@ -1,0 +1,150 @@
+"""Pages of encoders and encoder-decoders: what each query sees, and the stacks on one axis, text before target.
+
+Shapes: Q query, K key.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope
+from attnscope.stacks import CROSS, DECODER, ENCODER
+from helpers.browsing import visiting
+from helpers.command_line import Result, call
+from helpers.folders import with_tokenizer
+from helpers.pages import Read, read
+from helpers.stack_families import own, tiny
+
+SOURCE, TARGET = "the financial bank is on a river", "the bank was old"
+STACKS = (ENCODER, DECODER, CROSS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    model = tiny("t5", vocab_size=2000, decoder_start_token_id=0)
+    return str(with_tokenizer(model, tmp_path_factory.mktemp("models") / "t5"))
+
+
+@pytest.fixture(scope="module")
+def seen(folder: str) -> Any:
+    loaded = attnscope.load(folder, device="cpu")
+    return attnscope.capture(loaded, SOURCE, target=TARGET, request=attnscope.Request(metrics=()))
+
+
+@pytest.fixture(scope="module")
+def page(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("page") / "page.html"
+    result = viewed(folder, out, "--query", "was", "--key", "bank")
+    assert (result.code, result.out) == (0, b""), result.err
+    return out
+
+
+def viewed(folder: str, out: Path, *arguments: str) -> Result:
+    return call("view", "-m", folder, "--text", SOURCE, "--target", TARGET, "--out", str(out), *arguments)
+
+
+def blocks(seen: Any) -> dict[tuple[str, int, int], np.ndarray]:
+    """What the family itself returns, each at its place of the axis that both texts share."""
+    source, target = len(seen.of(ENCODER).queries), len(seen.queries)
+    places = {
+        ENCODER: (slice(0, source), slice(0, source)),
+        DECODER: (slice(source, None), slice(source, None)),
+        CROSS: (slice(source, None), slice(0, source)),
+    }
+    found = {}
+    model = seen_model(seen)
+    for (kind, layer), weights in own(
+        model, torch.tensor([seen.of(ENCODER).queries.ids]), decoder_input_ids=torch.tensor([seen.queries.ids])
+    ).items():
+        for head in range(weights.shape[1]):
+            found[kind, layer, head] = np.zeros((source + target, source + target))
+            found[kind, layer, head][places[kind]] = weights[0, head]
+    return found
+
+
+def seen_model(seen: Any) -> Any:
+    from transformers import AutoModelForSeq2SeqLM
+
+    name = seen.facts["model"]["name"]
+    return AutoModelForSeq2SeqLM.from_pretrained(name, attn_implementation="eager").eval()
+
+
+def ends(found: Read, name: str) -> list[np.ndarray | None]:
+    side = found.said["sides"][0]
+    count = len(side["tokens"]["text"])
+    return [None if place is None else found.array(place, "<i4", count) for place in side[name]]
+
+
+def test_all_stacks_are_on_one_axis_with_the_models_own_weights(page: Path, seen: Any) -> None:
+    found, expected = read(page), blocks(seen)
+    [side] = found.said["sides"]
+    source = len(seen.of(ENCODER).queries)
+    assert side["tokens"]["text"] == [*seen.of(ENCODER).queries.tokens, *seen.queries.tokens]
+    assert [turn[2] for turn in side["turns"]] == ["text", "target"]
+    maps, steps = found.maps(), {(one["at"], one["head"]): one["scale"] for one in side["maps"]}
+    assert len(maps) == len(expected)
+    for (at, head), map_QK in maps.items():
+        layer = side["layers"][at]
+        own_QK = expected[layer["kind"], layer["layer"], head]
+        np.testing.assert_allclose(map_QK, own_QK, atol=steps[at, head] / 2 + 1e-6)
+    reach = zip(ends(found, "first"), ends(found, "end"), strict=True)
+    for at, (layer, (first, end)) in enumerate(zip(side["layers"], reach, strict=True)):
+        for query in range(len(side["tokens"]["text"])):
+            begin = 0 if first is None else first[query]
+            seen_QK = np.logical_or.reduce([expected[layer["kind"], layer["layer"], head] > 0 for head in range(4)])
+            assert set(np.flatnonzero(seen_QK[query])) == set(range(begin, end[query])), (at, query)
+    was, banks = seen.queries.labels.index("·was"), [seen.of(ENCODER).queries.labels.index("·bank")]
+    assert found.said["asked"]["query"] == {"text": "was", "positions": [source + was]}
+    assert found.said["asked"]["key"] == {"text": "bank", "positions": banks}
+    at = int(dict(part.split("=") for part in found.said["open"].split("&"))["at"])
+    assert side["layers"][at]["kind"] == CROSS
+
+
+def test_selected_stacks_alone_and_pages_too_small_for_maps(folder: str, tmp_path: Path, seen: Any) -> None:
+    assert viewed(folder, tmp_path / "cross.html", "--select", "cross.1", "--max-mb", "0.1").code == 0
+    side = read(tmp_path / "cross.html").said["sides"][0]
+    assert [(one["kind"], one["layer"]) for one in side["layers"]] == [(CROSS, 1)]
+    assert len(side["heads"]) == 4
+    request = attnscope.Request(relations=True, top_k=3)
+    loaded = attnscope.load(folder, device="cpu")
+    found = Read(attnscope.capture(loaded, SOURCE, target=TARGET, request=request).page().html)
+    expected = blocks(seen)
+    layers = found.said["sides"][0]["layers"]
+    for (at, head), (keys_Qk, weights_Qk) in found.relations().items():
+        own_QK = expected[layers[at]["kind"], layers[at]["layer"], head]
+        for query, keys in enumerate(keys_Qk):
+            known = keys[keys >= 0]
+            np.testing.assert_allclose(weights_Qk[query][keys >= 0], own_QK[query][known], atol=1e-4)
+            np.testing.assert_allclose(np.sort(own_QK[query])[::-1][: len(known)], own_QK[query][known], atol=1e-6)
+
+
+def test_a_page_of_an_encoder_shows_both_sides(tmp_path: Path) -> None:
+    folder = with_tokenizer(tiny("bert", vocab_size=2000), tmp_path / "bert")
+    out = tmp_path / "page.html"
+    assert call("view", "-m", str(folder), "--text", SOURCE, "--out", str(out)).code == 0
+    found = read(out)
+    count = len(found.said["sides"][0]["tokens"]["text"])
+    assert all((end == count).all() for end in ends(found, "end"))
+    assert all(first is None for first in ends(found, "first"))
+
+
+def test_two_pages_beside_each_other_are_refused(folder: str, tmp_path: Path) -> None:
+    result = viewed(folder, tmp_path / "page.html", "--compare-text", "another river")
+    assert result.code == 2
+    assert "make a page of each" in result.err
+    assert len(result.err.strip().splitlines()) == 1
+
+
+def test_the_page_names_its_stacks_and_opens_every_view(browser: Any, page: Path) -> None:
+    with visiting(browser, page) as visit:
+        for view in ("model", "metrics", "head", "matrix", "text", "token"):
+            visit.page.locator(f"[role=tab][data-view={view}]").click()
+            visit.settled(view=view)
+            visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
+        names = visit.page.locator("[data-view=model] [data-head]").evaluate_all(
+            "found => found.map((one) => one.getAttribute('aria-label'))"
+        )
+        assert {"L0H0", "encoder L0H0", "cross L1H3"} <= {str(name).partition(",")[0] for name in names}
