@@ -128,7 +128,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         shapes.append(tuple(ids_BT.shape))
         return listen(model, ids_BT, *rest, **how)
 
-    monkeypatch.setattr(attnscope.observe, "listen", counted)
+    monkeypatch.setattr(attnscope.observe.passes, "listen", counted)
     return shapes
 
 

@@ -1,0 +1,203 @@
+"""Prompts in, observations out: one forward pass, the path that single texts and corpora share.
+
+    >>> loaded = load(LoadOptions())
+    >>> prompt = from_text(loaded.tokenizer, "the financial bank is located on river bank")
+    >>> [seen] = observe(loaded, [prompt], Request())
+    >>> seen.heads[0].score["entropy"]
+
+Shapes: B text, N heads of all layers, H heads of a layer, Q query, T token, k kept keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attnscope.errors import InputError
+from attnscope.model import padding
+from attnscope.observation import Observation
+from attnscope.observe.probing import side_by_side
+from attnscope.observe.reading import PaddingError, Reading
+from attnscope.observe.request import Asked, Request
+from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
+from attnscope.seam.differential import differences, strength
+from attnscope.seam.engines import ENGINES, Engine
+from attnscope.seam.inputs import given, given_of
+from attnscope.seam.listen import listen
+from attnscope.seam.projection import output_projections
+from attnscope.stacks import CSA, DECODER, DIFFERENCE, ENCODER, VISION
+from attnscope.text.summaries import with_summaries
+from attnscope.text.tokens import Chosen
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
+    from attnscope.text.prompt import Prompt
+
+
+def observe(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    request: Request,
+    *,
+    engine: Engine = ENGINES["eager"],
+    chosen: Sequence[Chosen] | None = None,
+    sources: Sequence[Prompt] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    advance: Callable[[int], object] = lambda layers: None,
+) -> list[Observation]:
+    """One forward pass over some prompts; an observation each, in order.
+
+    Prompts of different length are padded on the right, without a mask, which leaves causal rows exact; where it does
+    not, there is a pass for each length. engine: who computes the layers' attention. chosen: the tokens that are asked
+    about, per prompt; what the request says unless given. sources: what an encoder-decoder's encoder reads, while its
+    decoder reads the prompts: the observations are of the decoder, and `beside` has those of encoder and
+    cross-attention. facts: what else the observations' manifests are to say. advance: called with 1 whenever a layer
+    was read.
+    Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
+    """
+    if sources is None:
+        loaded.check_task("one text at a time", DECODER, ENCODER)
+    texts = list(zip(prompts, [None] * len(prompts) if sources is None else sources, strict=True))
+    chosen = [request.chosen(*pair) for pair in texts] if chosen is None else chosen
+    asked = [Asked(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
+
+    def one_pass(texts: Sequence[Asked]) -> list[Observation]:
+        return _observed(loaded, texts, request, engine, facts or {}, advance)
+
+    if any((one.source or one.prompt).inputs for one in asked):  # whose numbers of parts differ
+        return [one_pass([one])[0] for one in asked]
+    lengths = {one.lengths for one in asked}
+    if len(lengths) == 1 or padding.pads(loaded.model):
+        try:
+            return one_pass(asked)
+        except PaddingError:
+            padding.found(loaded.model, max(lengths)[0], exact=False)
+    of_length = {length: iter(one_pass([one for one in asked if one.lengths == length])) for length in lengths}
+    return [next(of_length[one.lengths]) for one in asked]
+
+
+def _observed(
+    loaded: LoadedModel,
+    asked: Sequence[Asked],
+    request: Request,
+    engine: Engine,
+    facts: Mapping[str, Any],
+    advance: Callable[[int], object],
+) -> list[Observation]:
+    """One pass. Raises PaddingError where prompts of different length are not to be read side by side."""
+    prompts = [one.prompt for one in asked]
+    mixed = len({len(prompt) for prompt in prompts}) > 1
+    check = mixed and padding.to_be_found(loaded.model)
+    plain, stacks = loaded.geometry.kind, loaded.geometry.stacks
+    readings = {
+        kind: Reading(loaded, texts, request.of(kind, plain), check, advance, kind)
+        for kind in stacks
+        if (texts := [text for one in asked for text in one.of(kind)])
+    }
+    views = {
+        kind: Reading(loaded, texts, request.of(kind, plain), check, advance, kind)
+        for kind in loaded.geometry.views
+        if (texts := _view_of(kind, asked, request, loaded.geometry.rates.get(kind)))
+    }
+    readings |= views
+    factors: dict[str, float | None] = {}
+    if request.view.weights == "value":
+        beginning, more = given_of(loaded, asked[0].prompt, asked[0].source, most=4)
+        out = output_projections(loaded, beginning, **more)
+        for reading in readings.values():
+            reading.out = out
+
+    def on_call(call: AttentionCall) -> None:
+        kind = next((kind for kind, one in views.items() if one.heard(call)), call.kind)
+        if kind in readings:
+            readings[kind].on_call(call)
+        if DIFFERENCE in views and (made := differences(call)):
+            views[DIFFERENCE].on_call(made)
+            factors[str(call.layer)] = strength(call.module)
+
+    reads, inputs = given(loaded, prompts, side_by_side([prompt.ids for prompt in prompts]).to(loaded.device))
+    if ENCODER in readings and plain != ENCODER:
+        targets = {"decoder_input_ids": reads}
+        reads, inputs = given(loaded, [one.source or one.prompt for one in asked], readings[ENCODER].texts.ids_BT)
+        inputs |= targets
+    report = listen(
+        loaded.model,
+        reads,
+        on_call,
+        engine=engine,
+        expected_layers=[(layer, kind) for kind, layers in stacks.items() for layer in layers if kind != VISION],
+        windows=loaded.geometry.windows,
+        calls_alone=not ((mixed and padding.to_be_tried(loaded.model, reads.shape[1])) or prompts[0].patches),
+        **inputs,
+    )
+    for check_of in report.calls:
+        check_of.kind = next((kind for kind, one in views.items() if one.heard(check_of)), check_of.kind)
+    plain = next((kind for kind in (plain, *views) if readings[kind].kv_of), plain)
+    if not readings[plain].kv_of:
+        raise InputError(
+            f"no layer of {loaded.geometry.model_type} attends to the tokens of this text themselves: from some length "
+            f"on its keys stand for several tokens, and this text has {len(prompts[0])}",
+            "take a shorter text",
+        )
+    if mixed and padding.to_be_tried(loaded.model, report.tokens):
+        _try_alone(loaded, prompts, engine, report)
+    report = replace(report, output=None)  # hidden states that nobody asked for
+    facts = {**model_facts(loaded, engine, report), **({"lambda": factors} if factors else {}), **facts}
+
+    def seen(kind: str, row: int) -> Observation:
+        row = len(readings[kind].prompts) - 1 if kind == VISION else row  # the whole picture follows its parts
+        own = report if len(readings) == 1 and not prompts[0].patches else report.of(kind)
+        return readings[kind].observation(row, replace(own, tokens=readings[kind].key_count), facts)
+
+    others = [kind for kind in readings if kind != plain and readings[kind].kv_of]
+    if prompts[0].tower and VISION not in others and not request.asks:
+        facts |= {"unread": ["the vision tower: it attends in windows, or its config does not say its layers"]}
+    return [
+        replace(seen(plain, row), beside={kind: seen(kind, row) for kind in others}) if others else seen(plain, row)
+        for row in range(len(prompts))
+    ]
+
+
+def _view_of(kind: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:
+    """What is read of layers with maps of their own; nothing where something is asked of tokens alone."""
+    of_tokens = (request.group, request.rollout, request.per_token, request.spans, request.operands)
+    if any(of_tokens) or any(one.chosen != Chosen() for one in asked):
+        return []
+    if rate is None:  # a difference has no logits and no values
+        return list(asked) if request.view.weights == "softmax" else []
+    return [one._replace(keys=with_summaries(one.prompt, rate, overlap=kind == CSA)) for one in asked]
+
+
+def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, report: CaptureReport) -> None:
+    """Read the shortest prompt alone: its hidden states must be those that it has beside the longest."""
+    row = min(range(len(prompts)), key=lambda place: len(prompts[place]))
+    ids_BT = torch.tensor([prompts[row].ids], device=loaded.device)
+    alone_TE = listen(loaded.model, ids_BT, lambda call: None, engine=engine).output[0][0].float()
+    beside_TE = report.output[0][row, : len(alone_TE)].float()
+    difference_T = (beside_TE - alone_TE).norm(dim=-1) / alone_TE.norm(dim=-1)
+    _, allowed = TOLERANCE.get(loaded.model.dtype, TOLERANCE[torch.bfloat16])
+    if (difference_T > allowed).any():
+        raise PaddingError
+    padding.found(loaded.model, report.tokens, exact=True)
+
+
+def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:
+    """What a manifest says of the model and of who computed its attention."""
+    layers = loaded.geometry.layers
+    return {
+        "model": {
+            "name": loaded.name,
+            "revision": loaded.revision,
+            "type": loaded.geometry.model_type,
+            "layers": len(layers),
+            "layers_without_attention": {str(layer.index): layer.kind for layer in layers if not layer.attention},
+        },
+        "device": loaded.device,
+        "dtype": loaded.dtype,
+        "attention": report.attention,
+        "engine": engine.name,
+        "output": engine.output,
+    }
