@@ -73,14 +73,8 @@ class Sources(Tokens):
     ] = None
 
     def __post_init__(self) -> None:
-        self._refuse(
-            "audio-field",
-            "picture-field",
-            "text-field",
-            "chat",
-            "max-tokens",
-            why="a sound is read in the text's stead",
-        )
+        of_text = ("picture-field", "text-field", "chat", "max-tokens")
+        self._refuse("audio-field", *of_text, why="a sound is read in the text's stead")
         self._refuse("picture-field", "truncate", "max-tokens", why="a text with pictures is not cut")
 
     def _refuse(self, option: str, *others: str, why: str) -> None:

@@ -141,6 +141,15 @@ def test_tokens_of_a_picture_are_asked_about(place: Path, llava: LoadedModel, tm
     found = rows(tmp_path / "out", "heads")
     assert [row["mass"] for row in found] == pytest.approx([one.score["mass"] for one in seen.heads], abs=1e-5)
     assert {row["kind"] for row in found} == {DECODER}
+    assert {row["kind"] for row in rows(tmp_path / "out", "spans")} == {DECODER}
+
+
+def test_characters_of_a_record_are_of_a_text_alone(place: Path, llava: LoadedModel, tmp_path: Path) -> None:
+    corpus = tmp_path / "pictures.jsonl"
+    record = {"id": "a", "text": "the river", "seen": str(place / "field.png"), "spans": {"it": [[4, 9]]}}
+    corpus.write_text(json.dumps(record))
+    assert batch(corpus, llava, tmp_path / "out", "--picture-field", "seen", "--spans", "it").code == 1
+    assert "characters of a text that is read alone" in failures(tmp_path / "out")["a"]
 
 
 def test_a_run_that_was_cut_off_goes_on(place: Path, whisper: LoadedModel, tmp_path: Path) -> None:
@@ -163,6 +172,8 @@ def test_a_model_that_does_not_read_them_is_refused_in_a_line(
     ):
         with pytest.raises(ModelError, match=said):
             Worker(Job(**how), attnscope.load("demo"))
+    done = batch(place / "pictures.jsonl", llava, tmp_path / "tri", "--picture-field", "seen", "--matrices")
+    assert (done.code, "leave out --matrices" in done.err) == (2, True)
     done = batch(place / "pictures.jsonl", whisper, tmp_path / "out")
     assert done.code == 3
     assert done.err.count("\n") == 1
