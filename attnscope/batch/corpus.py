@@ -21,7 +21,8 @@ class Corpus:
 
     sources: files, folders, globs, or `-`. format: of what has no telling suffix (stdin). whole: a .txt file is one
     text, not one text per line. text_field, id_field: where records hold them; None takes `text` (under chat
-    `messages`, where there is one), and `id`, where there is one.
+    `messages`, where there is one), and `id`, where there is one. audio_field: where records name a sound, which is
+    read in the text's stead.
     """
 
     sources: tuple[str, ...]
@@ -29,6 +30,7 @@ class Corpus:
     whole: bool = False
     text_field: str | None = None
     id_field: str | None = None
+    audio_field: str | None = None
     chat: bool = False
 
 

@@ -27,8 +27,8 @@ class Item:
     """One text of a corpus, or why there is none: `problem` is set then, and `text` is empty.
 
     number: its place in the corpus, from 0. line: of the file (of a Parquet file, the row), from 1; None for whole
-    files. text: the text; under chat, the messages as JSON. fields: what else its record held. read: bytes of the
-    corpus that had been read when it came.
+    files. text: the text; under chat, the messages as JSON; empty where a sound stands in its stead. fields: what else
+    its record held. read: bytes of the corpus that had been read when it came.
     """
 
     number: int
@@ -39,6 +39,12 @@ class Item:
     fields: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
     read: int = 0
+
+    def says(self, field: str) -> Any:
+        """What a field of the record says. Raises InputError where there is none."""
+        if field not in self.fields:
+            raise InputError(f"no field {field!r}; there are {', '.join(map(repr, list(self.fields)[:8])) or 'none'}")
+        return self.fields[field]
 
 
 class Raw(NamedTuple):
@@ -81,7 +87,7 @@ def _item(raw: Raw, file: CorpusFile, corpus: Corpus, number: int, read: int) ->
         record = _Record(text, corpus)
         id, fields, problem = record.id or id, record.fields, record.problem
         text = "" if problem else record.text
-    if problem is None and not text.strip():
+    if problem is None and not text.strip() and corpus.audio_field is None:
         problem = "empty"
     return Item(number, printable(file.name), raw.line, printable(id), "" if problem else text, fields, problem, read)
 
@@ -106,13 +112,15 @@ class _Record:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All but the text and the id."""
-        names = self._names
+        """All but the text and the id; beside a sound the text is a field like others, its transcript not least."""
+        names = self._names[self.corpus.audio_field is not None :]
         return {key: value for key, value in self.values.items() if key not in names}
 
     @property
     def text(self) -> str:
-        """The text, messages as JSON."""
+        """The text, messages as JSON; empty where a sound stands in its stead."""
+        if self.corpus.audio_field is not None:
+            return ""
         value = self.values[self._names[0]]
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
@@ -123,6 +131,8 @@ class _Record:
         value = self.values.get(name)
         if self.corpus.id_field and self.values.get(id) is None:
             return f"no field {id!r}"
+        if self.corpus.audio_field is not None:
+            return None
         if name not in self.values:
             return f"no field {name!r}; there are {', '.join(map(repr, list(self.values)[:8])) or 'none'}"
         if value is None:

@@ -52,8 +52,10 @@ class Job:
     shard hold. strict: the first item that fails ends the run. engine: auto is eager (the model's own matrices) while
     those of the batch fit into memory, else fused; numba where the compiled kernel answers all that is asked, and pays.
     query_field, key_field: of the records, where each says itself which tokens are asked about. target_field: where
-    each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text. max_tokens:
-    every text is cut to so many, on the side `truncate`, else on the right.
+    each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text. audio_field:
+    where each names the file of a sound, which is read in the text's stead; picture_field: the file of a picture
+    beside its text, or a list of them. max_tokens: every text is cut to so many, on the side `truncate`, else on the
+    right.
     """
 
     load: LoadOptions = LoadOptions()
@@ -69,9 +71,16 @@ class Job:
     query_field: str | None = None
     key_field: str | None = None
     target_field: str | None = None
+    audio_field: str | None = None
+    picture_field: str | None = None
     max_tokens: int | None = None
 
     @property
     def one_by_one(self) -> bool:
-        """Whether every text is a batch of its own: maps are kept of one text at a time."""
-        return self.request.maps is not None
+        """Whether every text is a batch of its own: maps are kept of one text at a time, so are sounds and pictures."""
+        return self.request.maps is not None or self.media
+
+    @property
+    def media(self) -> bool:
+        """Whether a sound or pictures are read with every text, or in its stead."""
+        return (self.audio_field, self.picture_field) != (None, None)

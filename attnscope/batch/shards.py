@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from attnscope.batch.job import Job
 
 LETTERS_PER_TOKEN = 3.0  # about; shards are cut before anything is tokenised
+MEDIA_TOKENS = 1500  # about, of a sound or of pictures: as Whisper's encoder reads
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def item_cost(job: Job, geometry: Geometry) -> Callable[[Item], float]:
 
     def cost(item: Item) -> float:
         tokens = min(max(1, round(len(item.text) / LETTERS_PER_TOKEN)), job.max_tokens or sys.maxsize)
+        tokens += MEDIA_TOKENS * job.media
         relations = "relations" in job.output.tables
         rows = tokens * min(tokens / 2, job.request.top_k or tokens) if relations else 0
         squares = tokens * tokens if job.output.weights else 0

@@ -10,13 +10,14 @@ from attnscope.batch.batches import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, bat
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Failure
+from attnscope.batch.prompts import check_fields, prompts
 from attnscope.batch.replicas import Replicas
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
 from attnscope.batch.spans import given_spans
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
-from attnscope.media.sound import reads_sound
 from attnscope.memory import is_out_of_memory, keep_freed_memory
+from attnscope.model.geometry import with_tower
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.padding import pads
 from attnscope.observation import Observation
@@ -25,7 +26,7 @@ from attnscope.seam.choice import choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import most_made, start_token, translation
 from attnscope.selection import select_stacks
-from attnscope.text.prompt import Prompt, Side, from_ids, reading
+from attnscope.text.prompt import Prompt, from_ids
 from attnscope.text.target import target
 from attnscope.text.tokens import Chosen, Found
 
@@ -49,6 +50,11 @@ class Text(NamedTuple):
     @property
     def lengths(self) -> tuple[int, int]:
         return len(self.prompt), len(self.target or ())
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest that a stack reads of it."""
+        return max(*self.lengths, *map(len, self.prompt.tower))
 
 
 @dataclass
@@ -79,7 +85,10 @@ class Worker:
         keep_freed_memory()
         self.loaded = loaded or load(job.load)
         self.of_two = self.loaded.geometry.task == "seq2seq"
+        check_fields(job, self.loaded)
         self._check_targets()
+        if job.picture_field is not None and not _of_tokens(job):
+            self.loaded = replace(self.loaded, geometry=with_tower(self.loaded.geometry, self.loaded.model.config))
         self.output = replace(job.output, targets=self.of_two)
         if job.output.weights:
             self.loaded.check_task("a file of lower triangles")
@@ -99,7 +108,7 @@ class Worker:
     def windows(self, shard: Shard) -> Iterator[Window]:
         """A shard's items, tokenised, in pieces whose results fit into memory; the cut depends on the items alone."""
         window, size = Window(shard), 0.0
-        with reading(self.loaded.tokenizer, "process" if self.loaded.brought else "here") as read:
+        with prompts(self.job, self.loaded) as read:
             for item in shard.items:
                 size += self._tokenise(item, window, read)
                 if size >= WINDOW_BYTES or len(window.texts) >= WINDOW_TEXTS or window.last:
@@ -115,7 +124,7 @@ class Worker:
             failures = [one for one in made if isinstance(one, Failure)]
             window = replace(window, texts=[one for one in made if isinstance(one, Text)])
             window.failures = [*window.failures, *failures]
-        lengths = [max(text.lengths) for text in window.texts]
+        lengths = [text.longest for text in window.texts]
         scores = self._heads * sum(length**2 for length in lengths)  # of this window alone: each run chooses the same
         engine = KERNEL if self._kernel and scores >= KERNEL_PAYS else self.job.engine
         limit = self.limit * KERNEL_TOKENS if engine == KERNEL and self.job.batch_tokens is None else self.limit
@@ -131,12 +140,12 @@ class Worker:
             return None
         return Measured.joined([Measured(len(window.failures), [], window.failures), *parts])
 
-    def _tokenise(self, item: Item, window: Window, read: Callable[..., Prompt]) -> float:
+    def _tokenise(self, item: Item, window: Window, read: Callable[[Item], Prompt]) -> float:
         """Put an item into the window; about how many bytes its results will take."""
         window.items += 1
         window.read, window.last = item.read, item is window.shard.items[-1]
         try:
-            text = Text(item, self._prompt(item, read))
+            text = Text(item, read(item))
             if self.job.target_field is not None:
                 text = text._replace(target=self._target(item, self.job.target_field))
             if not self.of_two or text.target is not None:
@@ -145,30 +154,12 @@ class Worker:
             window.failures.append(Failure.of(item, error.message))
             return 0.0
         window.texts.append(text)
-        return kept_bytes(self.job, self._heads, max(text.lengths))
-
-    def _prompt(self, item: Item, read: Callable[..., Prompt]) -> Prompt:
-        """The item's text as token ids. Raises InputError where there is none."""
-        if item.problem is not None:
-            raise InputError(item.problem)
-        try:
-            prompt = read(item.text, self.job.chat, *self._cut)
-            self.loaded.check_ids(prompt.ids)
-        except ModelError as error:
-            raise InputError(error.message) from error
-        return prompt
-
-    @property
-    def _cut(self) -> tuple[int | None, Side | None]:
-        """The most tokens that a text may have, and the side on which a longer one is cut; None: it fails."""
-        job = self.job
-        if job.max_tokens is None:
-            return self.loaded.geometry.max_positions, job.truncate
-        return job.max_tokens, job.truncate or "right"
+        inputs = sum(one.nbytes for one in text.prompt.inputs.values())
+        return inputs + kept_bytes(self.job, self._heads, text.longest)
 
     def _target(self, item: Item, field: str) -> Prompt:
         """What the decoder reads to say what a field of the record says. Raises InputError where it says no text."""
-        value = _field(item, field)
+        value = item.says(field)
         if not isinstance(value, str):
             raise InputError(f"field {field!r} is no text but {type(value).__name__}")
         loaded = self.loaded
@@ -178,7 +169,8 @@ class Worker:
         """The text with the target that the model makes of it, alone: so it does not depend on the batching."""
         try:
             engine = self._engine(loaded, 1, len(text.prompt), self.job.engine)
-            ids = translation(loaded, text.prompt.ids, most_made(loaded), engine)
+            features = text.prompt.inputs.get(loaded.model.main_input_name)
+            ids = translation(loaded, text.prompt.ids, most_made(loaded), engine, features=features)
             text = text._replace(target=from_ids(loaded.tokenizer, ids))
             return text._replace(chosen=self._chosen(text))
         except Exception as error:  # any family's own generation, with any text
@@ -187,15 +179,8 @@ class Worker:
             return Failure.of(text.item, _reason(error))
 
     def _check_targets(self) -> None:
-        """Raise UsageError where targets are given to a model that reads none, ModelError for one that makes none.
-
-        And for a model of sound: a corpus is of texts.
-        """
+        """Raise UsageError where targets are given to a model that reads none, ModelError for one that makes none."""
         loaded, given = self.loaded, self.job.target_field is not None
-        if reads_sound(loaded.model):
-            raise ModelError(
-                f"{loaded.name} reads sound, and a corpus is of texts", "read one recording: attnscope heads"
-            )
         if given and not self.of_two:
             raise UsageError(
                 f"a target is what an encoder-decoder's decoder reads, and this is a {loaded.geometry.task}",
@@ -255,7 +240,7 @@ class Worker:
     def _forward(self, loaded: LoadedModel, texts: Sequence[Text], name: str) -> list[Observation]:
         """One forward pass over a batch."""
         prompts, chosen = [text.prompt for text in texts], [text.chosen for text in texts]
-        engine = self._engine(loaded, len(texts), max(max(text.lengths) for text in texts), name)
+        engine = self._engine(loaded, len(texts), max(text.longest for text in texts), name)
         targets = [text.target for text in texts if text.target is not None]
         if not targets:
             return observe(loaded, prompts, self.request, engine=engine, chosen=chosen)
@@ -292,6 +277,11 @@ def _plain(job: Job) -> bool:
     return not (matrices or named or asked.group)
 
 
+def _of_tokens(job: Job) -> bool:
+    """Whether the texts' own tokens are asked about, of which a vision tower has none."""
+    return job.request.asks or bool(job.request.spans or job.query_field or job.key_field)
+
+
 def _check_positions(tokens: int | None, positions: int | None) -> None:
     if tokens is not None and positions is not None and tokens > positions:
         raise UsageError(
@@ -300,16 +290,9 @@ def _check_positions(tokens: int | None, positions: int | None) -> None:
         )
 
 
-def _field(item: Item, field: str) -> Any:
-    """What a field of the item's record says. Raises InputError where there is none."""
-    if field not in item.fields:
-        raise InputError(f"no field {field!r}; there are {', '.join(map(repr, list(item.fields)[:8])) or 'none'}")
-    return item.fields[field]
-
-
 def _expression(item: Item, field: str) -> str:
     """What a field of the item's record says of its tokens. Raises InputError where it says nothing."""
-    value = _field(item, field)
+    value = item.says(field)
     if type(value) not in (str, int):
         raise InputError(f"field {field!r} names no tokens but is {type(value).__name__}")
     return str(value)

@@ -51,6 +51,16 @@ class Sources(Tokens):
         Option(help="Field of an encoder-decoder's target (default: what it makes of the text).", metavar="NAME"),
         HELD,
     ] = None
+    audio_field: Annotated[
+        str | None,
+        Option(help="Field that names a sound's file, in the text's stead; from the corpus's folder.", metavar="NAME"),
+        HELD,
+    ] = None
+    picture_field: Annotated[
+        str | None,
+        Option(help="Field that names a picture's file, or a list of them, beside the text.", metavar="NAME"),
+        HELD,
+    ] = None
     id_field: Annotated[str | None, Option(help="Field of the id (default: id).", metavar="NAME"), HELD] = None
     input_format: Annotated[
         Literal["txt", "jsonl", "csv", "parquet"] | None, Option(help="What stdin, or an odd suffix, is."), HELD
@@ -61,6 +71,17 @@ class Sources(Tokens):
         Option(min=1, help="Cut texts to N tokens, on the right by default.", metavar="N"),
         HELD,
     ] = None
+
+    def __post_init__(self) -> None:
+        of_text = ("picture-field", "text-field", "chat", "max-tokens")
+        self._refuse("audio-field", *of_text, why="a sound is read in the text's stead")
+        self._refuse("picture-field", "truncate", "max-tokens", why="a text with pictures is not cut")
+
+    def _refuse(self, option: str, *others: str, why: str) -> None:
+        """Raise UsageError where an option was given beside one of these."""
+        given = [name for name in (option, *others) if getattr(self, name.replace("-", "_"))]
+        if option in given[:-1]:
+            raise UsageError(f"--{option} and --{given[1]} were both given: {why}", f"leave out --{given[1]}")
 
     def corpus(self) -> Corpus:
         """How the corpus is read."""
@@ -216,6 +237,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
     def __post_init__(self) -> None:
         super().__post_init__()
         Questions.__post_init__(self)
+        Sources.__post_init__(self)
         if (self.out is None) == (self.to_stdout is None) and not self.dry_run:
             raise UsageError("expected one place to write to", "give --out DIR or --to-stdout jsonl")
         if self.summary and not (self.span_names or "heads" in self.table_names):

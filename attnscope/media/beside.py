@@ -6,7 +6,8 @@ prompt.tokens[1], prompt.inputs["pixel_values"].shape
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +32,24 @@ BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_to
 def read_beside(
     loaded: LoadedModel, text: str, pictures: Sequence[Picture], chat: bool = False, answered: bool = False
 ) -> Prompt:
-    """The tokens of a text with pictures before it, or where its own image placeholders stand.
+    """The tokens of one text with pictures, as `reading_beside` reads them; raises as it does."""
+    with reading_beside(loaded) as read:
+        return read(text, pictures, chat, answered)
+
+
+@contextmanager
+def reading_beside(loaded: LoadedModel) -> Iterator[Callable[[str, Sequence[Picture], bool, bool], Prompt]]:
+    """(text, pictures, chat, answered) -> the tokens of a text, pictures before it or where its placeholders stand.
 
     chat: by the chat template, with the pictures at the head of the first message of the user; answered: an answer is
-    to follow. Raises ModelError where the model is given no pictures or brings no processor that can be had here,
-    InputError where the processor refuses, or the model has no room for as many tokens.
+    to follow. Raises ModelError where the model is given no pictures or brings no processor that can be had here;
+    reading raises InputError where the processor refuses, or the model has no room for as many tokens.
     """
-    import torch
-
     processor = processor_of(loaded)
 
-    def read() -> tuple[Prompt, dict[str, np.ndarray], Sight]:
+    def make(
+        text: str, pictures: Sequence[Picture], chat: bool, answered: bool
+    ) -> tuple[Prompt, dict[str, np.ndarray], Sight]:
         messages = read_messages(text) if chat else []
         count = len(pictures)
         said = rendered(processor, messages, count, answered) if chat else with_places(processor, text, count)
@@ -53,9 +61,22 @@ def read_beside(
             raise InputError("the processor made no tokens of the picture", "choose another model")
         return _named(plain, patches_of(plain.tokens, image, sight), messages), made, sight
 
-    with Apart(read, place(loaded.tokenizer, loaded.brought, chat=True)) as reading:
-        prompt, made, sight = reading()
-    _check(loaded, prompt)
+    with Apart(make, place(loaded.tokenizer, loaded.brought, chat=True)) as making:
+
+        def read(text: str, pictures: Sequence[Picture], chat: bool, answered: bool) -> Prompt:
+            prompt, made, sight = making(text, pictures, chat, answered)
+            _check(loaded, prompt)
+            return _given(loaded, prompt, made, sight, pictures)
+
+        yield read
+
+
+def _given(
+    loaded: LoadedModel, prompt: Prompt, made: Mapping[str, np.ndarray], sight: Sight, pictures: Sequence[Picture]
+) -> Prompt:
+    """The prompt with what the model is given beside its ids, and how its tower reads that."""
+    import torch
+
     inputs = {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in made.items() if name not in LEFT_OUT}
     tower = tuple(_tower(loaded, inputs, sight, prompt))
     media, images = " ".join(one.sha256 for one in pictures), tuple(one.image for one in pictures)

@@ -157,7 +157,7 @@ def heard(loaded: LoadedModel, sound: Sound, truncate: Side | None = None) -> Pr
     Raises ModelError where the checkpoint has no feature extractor, or one that is not this model's; UsageError where
     resampling needs the extra `audio`.
     """
-    extractor = _extractor(loaded)
+    extractor = extractor_of(loaded)
     frames = _Frames(loaded, extractor)
     samples, removed = _cut(_resampled(sound, frames.rate), sound, frames, truncate)
     values = _features(extractor, samples, loaded)
@@ -250,8 +250,8 @@ class _Frames:
             )
 
 
-def _extractor(loaded: LoadedModel) -> Any:
-    """The checkpoint's own feature extractor."""
+def extractor_of(loaded: LoadedModel) -> Any:
+    """The checkpoint's own feature extractor. Raises ModelError where it has none that can be read."""
     from transformers import AutoFeatureExtractor
 
     folder = loaded.base_folder or loaded.source_folder or loaded.model.config.name_or_path
