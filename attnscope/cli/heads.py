@@ -94,16 +94,6 @@ class Ranking(Top):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
-def over_picture(asked: TextRun, entries: Measured, question: Question, drawing: Drawing) -> bool:
-    """Whether the weights on a picture are drawn over it. Raises UsageError where that was named and cannot be."""
-    why = "no --picture was given" if not asked.picture else ""
-    why = why or "--key alone asks who looks at a token" * (question.key is not None and question.query is None)
-    why = why or "it shows weights" * (entries.weights != "softmax")
-    if why and "picture" in (drawing.kinds(question) or ()):
-        raise UsageError(f"--figures picture shows where tokens look in a picture: {why}", "leave it out")
-    return not why
-
-
 GROUPS = (TextRun, Measured, Question, Ranking, Results, Relations, Drawing, Show)
 
 
@@ -175,3 +165,13 @@ def heads(
 def say_rest(count: int, heads: int, how: str, quiet: bool) -> None:
     """Say how many heads there are, where fewer are shown."""
     output.talk(f"{count} of {heads} heads {how}", quiet or count == heads)
+
+
+def over_picture(asked: TextRun, entries: Measured, question: Question, drawing: Drawing) -> bool:
+    """Whether the weights on a picture are drawn over it. Raises UsageError where that was named and cannot be."""
+    why = "no --picture was given" if not asked.picture else ""
+    why = why or "--key alone asks who looks at a token" * (question.key is not None and question.query is None)
+    why = why or "it shows weights" * (entries.weights != "softmax")
+    if why and "picture" in (drawing.kinds(question) or ()):
+        raise UsageError(f"--figures picture shows where tokens look in a picture: {why}", "leave it out")
+    return not why

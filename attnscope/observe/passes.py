@@ -118,7 +118,10 @@ def _observed(
             views[DIFFERENCE].on_call(made)
             factors[str(call.layer)] = strength(call.module)
 
-    reads, inputs = given(loaded, prompts, side_by_side([prompt.ids for prompt in prompts]).to(loaded.device))
+    ids_BT = readings[plain].texts.ids_BT
+    if prompts[0].patches:  # whose tokens are told apart there
+        ids_BT = side_by_side([prompt.ids for prompt in prompts]).to(loaded.device)
+    reads, inputs = given(loaded, prompts, ids_BT)
     if ENCODER in readings and plain != ENCODER:
         targets = {"decoder_input_ids": reads}
         reads, inputs = given(loaded, [one.source or one.prompt for one in asked], readings[ENCODER].texts.ids_BT)
