@@ -1,8 +1,8 @@
 """Shards of items in, committed shards out, on one machine and in each actor of a cluster alike.
 
 Reading and tokenising run in one thread, writing in another, the model in the caller's or, where replicas share the
-cores, in theirs. Whatever is wrong with one text is that text's failure; what is wrong with the disk or the model ends
-the run, with everything committed so far safe.
+cores, in theirs. Whatever is wrong with one text
+is that text's failure; what is wrong with the disk or the model ends the run, with everything committed so far safe.
 """
 
 from __future__ import annotations
