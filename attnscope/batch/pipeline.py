@@ -1,7 +1,6 @@
 """Shards of items in, committed shards out, on one machine and in each actor of a cluster alike.
 
-Reading and tokenising run in one thread, writing in another, the model in the caller's or, where replicas share the
-cores, in theirs. Whatever is wrong with one text
+Reading and tokenising run in one thread, writing in another, the model in the caller's. Whatever is wrong with one text
 is that text's failure; what is wrong with the disk or the model ends the run, with everything committed so far safe.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,11 +24,10 @@ from attnscope.errors import InputError
 if TYPE_CHECKING:
     from attnscope.batch.corpus import Corpus, CorpusFile
     from attnscope.batch.job import Job
-    from attnscope.batch.worker import Window, Worker
+    from attnscope.batch.worker import Worker
 
 FIRST_FAILURES = 3
 TURN_SECONDS = 2e-4
-AT_ONCE = 2  # windows that are measured
 T = TypeVar("T")
 
 
@@ -94,9 +91,9 @@ def run_shards(
     tally = Tally()
     windows = ahead(window for shard in shards for window in worker.windows(shard))
     # the writer ends first: what is measured is committed also where the corpus is a pipe that says nothing more
-    found = _measured(worker, windows, stop)
-    with _loaded_once(), _short_turns(), closing(windows), closing(found), Writing(open_writer, commit) as writing:
-        for window, measured in found:
+    with _loaded_once(), _short_turns(), closing(windows), Writing(open_writer, commit) as writing:
+        for window in windows:
+            measured = worker.measure(window, stop)
             if measured is None:
                 tally.stopped = True
                 break
@@ -128,41 +125,6 @@ def ahead(source: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
             yield made
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _measured(
-    worker: Worker, windows: Iterator[Window], stop: Callable[[], bool]
-) -> Generator[tuple[Window, Measured | None], None, None]:
-    """Every window and what was measured of it, in order; None where `stop` said so.
-
-    Where replicas share the cores, a window begins while the one before it ends, so that no core waits for its last
-    batch.
-    """
-    if worker.replicas.threads < 2:
-        for window in windows:
-            yield window, worker.measure(window, stop)
-        return
-    ended = threading.Event()
-
-    def begun() -> Future[tuple[Window, Measured | None] | None]:
-        taken = taking.submit(next, windows, None)
-
-        def measured() -> tuple[Window, Measured | None] | None:
-            window = taken.result()
-            return None if window is None else (window, worker.measure(window, lambda: ended.is_set() or stop()))
-
-        return measuring.submit(measured)
-
-    with ThreadPoolExecutor(1, "taking") as taking, ThreadPoolExecutor(AT_ONCE, "window") as measuring:
-        waiting = deque(begun() for _ in range(AT_ONCE))
-        try:
-            while (found := waiting.popleft().result()) is not None:
-                waiting.append(begun())
-                yield found
-        finally:
-            ended.set()
-            for each in waiting:
-                each.cancel()
 
 
 class Writing:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import os
 import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -36,17 +35,11 @@ class Replicas:
         self.threads = min(MOST_REPLICAS, _cores()) if loaded.device == "cpu" else 1
         self._free: queue.Queue[LoadedModel] = queue.Queue()
         self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
-        self._callers = 0
-        self._alone = 0  # threads of an operator while no replicas run
 
     def each(
         self, work: Callable[[LoadedModel, G], T], groups: Sequence[G], stop: Callable[[], bool]
     ) -> list[T] | None:
-        """`work` on every group, results in the groups' order; None where `stop` said so before the last began.
-
-        Several threads may call it: the groups of the one that came first are begun first.
-        """
+        """`work` on every group, results in the groups' order; None where `stop` said so before the last began."""
         if len(groups) < 2 or self.threads < 2:
             done = []
             for group in groups:
@@ -54,8 +47,7 @@ class Replicas:
                     return None
                 done.append(work(self.loaded, group))
             return done
-        with self._lock:
-            pool = self._pool = self._pool or self._made()
+        pool = self._pool = self._pool or self._made()
 
         def one(group: G) -> T | None:
             if stop():
@@ -66,7 +58,7 @@ class Replicas:
             finally:
                 self._free.put(loaded)
 
-        with self._sharing_cores():
+        with _one_core_each(self.threads):
             begun = [pool.submit(one, group) for group in groups]
             try:
                 results = [each.result() for each in begun]
@@ -75,22 +67,6 @@ class Replicas:
                     each.cancel()
                 wait(begun)
         return None if any(result is None for result in results) else [one for one in results if one is not None]
-
-    @contextmanager
-    def _sharing_cores(self) -> Iterator[None]:
-        """Share the cores between the replicas instead of giving all of them to each operator, while anyone calls."""
-        with self._lock:
-            if not self._callers:
-                self._alone = torch.get_num_threads()
-                torch.set_num_threads(max(1, self._alone // self.threads))
-            self._callers += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._callers -= 1
-                if not self._callers:
-                    torch.set_num_threads(self._alone)
 
     def _made(self) -> ThreadPoolExecutor:
         """The replicas, and the threads that run them until nobody holds them."""
@@ -103,3 +79,14 @@ class Replicas:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _one_core_each(threads: int) -> Iterator[None]:
+    """Share the cores between the replicas instead of giving all of them to each operator."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // threads))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
