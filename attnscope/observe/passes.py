@@ -92,23 +92,8 @@ def _observed(
     mixed = len({len(prompt) for prompt in prompts}) > 1
     check = mixed and padding.to_be_found(loaded.model)
     plain, stacks = loaded.geometry.kind, loaded.geometry.stacks
-    readings = {
-        kind: Reading(loaded, texts, request.of(kind, plain), check, advance, kind)
-        for kind in stacks
-        if (texts := [text for one in asked for text in one.of(kind)])
-    }
-    views = {
-        kind: Reading(loaded, texts, request.of(kind, plain), check, advance, kind)
-        for kind in loaded.geometry.views
-        if (texts := _view_of(kind, asked, request, loaded.geometry.rates.get(kind)))
-    }
-    readings |= views
+    readings, views = _readings(loaded, asked, request, check, advance)
     factors: dict[str, float | None] = {}
-    if request.view.weights == "value":
-        beginning, more = given_of(loaded, asked[0].prompt, asked[0].source, most=4)
-        out = output_projections(loaded, beginning, **more)
-        for reading in readings.values():
-            reading.out = out
 
     def on_call(call: AttentionCall) -> None:
         kind = next((kind for kind, one in views.items() if one.heard(call)), call.kind)
@@ -118,14 +103,7 @@ def _observed(
             views[DIFFERENCE].on_call(made)
             factors[str(call.layer)] = strength(call.module)
 
-    ids_BT = readings[plain].texts.ids_BT
-    if prompts[0].patches:  # whose tokens are told apart there
-        ids_BT = side_by_side([prompt.ids for prompt in prompts]).to(loaded.device)
-    reads, inputs = given(loaded, prompts, ids_BT)
-    if ENCODER in readings and plain != ENCODER:
-        targets = {"decoder_input_ids": reads}
-        reads, inputs = given(loaded, [one.source or one.prompt for one in asked], readings[ENCODER].texts.ids_BT)
-        inputs |= targets
+    reads, inputs = _fed(loaded, asked, readings)
     report = listen(
         loaded.model,
         reads,
@@ -138,13 +116,7 @@ def _observed(
     )
     for check_of in report.calls:
         check_of.kind = next((kind for kind, one in views.items() if one.heard(check_of)), check_of.kind)
-    plain = next((kind for kind in (plain, *views) if readings[kind].kv_of), plain)
-    if not readings[plain].kv_of:
-        raise InputError(
-            f"no layer of {loaded.geometry.model_type} attends to the tokens of this text themselves: from some length "
-            f"on its keys stand for several tokens, and this text has {len(prompts[0])}",
-            "take a shorter text",
-        )
+    plain = _first_read(loaded, readings, (plain, *views))
     if mixed and padding.to_be_tried(loaded.model, report.tokens):
         _try_alone(loaded, prompts, engine, report)
     report = replace(report, output=None)  # hidden states that nobody asked for
@@ -162,6 +134,53 @@ def _observed(
         replace(seen(plain, row), beside={kind: seen(kind, row) for kind in others}) if others else seen(plain, row)
         for row in range(len(prompts))
     ]
+
+
+def _readings(
+    loaded: LoadedModel, asked: Sequence[Asked], request: Request, check: bool, advance: Callable[[int], object]
+) -> tuple[dict[str, Reading], dict[str, Reading]]:
+    """What reads each stack, and those of it that read maps of a layer's own, by kind."""
+    geometry = loaded.geometry
+
+    def reading(kind: str, texts: Sequence[Asked]) -> Reading:
+        return Reading(loaded, texts, request.of(kind, geometry.kind), check, advance, kind)
+
+    of_stacks = {kind: [text for one in asked for text in one.of(kind)] for kind in geometry.stacks}
+    of_views = {kind: _view_of(kind, asked, request, geometry.rates.get(kind)) for kind in geometry.views}
+    views = {kind: reading(kind, texts) for kind, texts in of_views.items() if texts}
+    readings = {kind: reading(kind, texts) for kind, texts in of_stacks.items() if texts} | views
+    if request.view.weights == "value":
+        beginning, more = given_of(loaded, asked[0].prompt, asked[0].source, most=4)
+        out = output_projections(loaded, beginning, **more)
+        for one in readings.values():
+            one.out = out
+    return readings, views
+
+
+def _fed(
+    loaded: LoadedModel, asked: Sequence[Asked], readings: Mapping[str, Reading]
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """What the model's forward is given: its first argument, and the others by name."""
+    prompts, plain = [one.prompt for one in asked], loaded.geometry.kind
+    ids_BT = readings[plain].texts.ids_BT
+    if prompts[0].patches:  # whose tokens are told apart there
+        ids_BT = side_by_side([prompt.ids for prompt in prompts]).to(loaded.device)
+    if plain == ENCODER or ENCODER not in readings:
+        return given(loaded, prompts, ids_BT)
+    reads, inputs = given(loaded, [one.source or one.prompt for one in asked], readings[ENCODER].texts.ids_BT)
+    return reads, inputs | {"decoder_input_ids": ids_BT}
+
+
+def _first_read(loaded: LoadedModel, readings: Mapping[str, Reading], kinds: Sequence[str]) -> str:
+    """The first of some kinds of which a layer was read. Raises InputError where none was."""
+    found = next((kind for kind in kinds if readings[kind].kv_of), None)
+    if found is None:
+        raise InputError(
+            f"no layer of {loaded.geometry.model_type} attends to the tokens of this text themselves: from some length "
+            f"on its keys stand for several tokens, and this text has {len(readings[kinds[0]].prompts[0])}",
+            "take a shorter text",
+        )
+    return found
 
 
 def _view_of(kind: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:

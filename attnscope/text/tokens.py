@@ -91,52 +91,46 @@ def choose(
     key: str | None = None,
     defined: Mapping[str, str] = {},
     spans: Iterable[str] = (),
+    *,
+    absent: bool = False,
 ) -> Chosen:
     """The queries and keys that two expressions mean in a text, and its spans: groups, by name. Raises as `find`.
 
-    A span that the text has nothing of, or that no group says, is None.
+    A span that the text has nothing of, or that no group says, is None. absent: queries and keys that are not in the
+    text are no tokens of it, and no error.
     """
-    query_found, key_found = (None if one is None else find(prompt, one, defined) for one in (query, key))
-    return Chosen(query_found, key_found, {name: _span(prompt, name, defined) for name in spans})
-
-
-def choose_of_two(target: Prompt, source: Prompt, *asked: Any, **more: Any) -> Chosen:
-    """What expressions mean in the two texts of an encoder-decoder; asked: as for `choose`, behind the prompt.
-
-    Raises as `choose`, and NotThereError where no stack has both queries and keys.
-    """
-    chosen = replace(_wherever(target, *asked, **more), source=_wherever(source, *asked, **more))
-    if all(chosen.of(kind).nothing for kind in (ENCODER, DECODER, CROSS)):
-        lacks = [_lacking(prompt, *asked, **more) for prompt in (source, target)]
-        raise NotThereError("; of the target: ".join(filter(None, lacks)))
-    return chosen
-
-
-def _lacking(prompt: Prompt, *asked: Any, **more: Any) -> str:
-    """Why expressions mean nothing in a text; empty where they mean something."""
-    try:
-        choose(prompt, *asked, **more)
-    except NotThereError as error:
-        return error.message
-    return ""
-
-
-def _wherever(
-    prompt: Prompt,
-    query: str | None = None,
-    key: str | None = None,
-    defined: Mapping[str, str] = {},
-    spans: Iterable[str] = (),
-) -> Chosen:
-    """As `choose`, without positions for what is not in the text."""
 
     def found(expression: str | None) -> Found | None:
         try:
             return None if expression is None else find(prompt, expression, defined)
         except NotThereError:
+            if not absent:
+                raise
             return Found(expression or "", ())
 
-    return replace(choose(prompt, None, None, defined, spans), query=found(query), key=found(key))
+    return Chosen(found(query), found(key), {name: _span(prompt, name, defined) for name in spans})
+
+
+def choose_of_two(target: Prompt, source: Prompt, *asked: Any) -> Chosen:
+    """What expressions mean in the two texts of an encoder-decoder; asked: as for `choose`, behind the prompt.
+
+    Raises as `choose`, and NotThereError where no stack has both queries and keys.
+    """
+    chosen, beside = (choose(prompt, *asked, absent=True) for prompt in (target, source))
+    chosen = replace(chosen, source=beside)
+    if all(chosen.of(kind).nothing for kind in (ENCODER, DECODER, CROSS)):
+        lacks = [_lacking(prompt, *asked) for prompt in (source, target)]
+        raise NotThereError("; of the target: ".join(filter(None, lacks)))
+    return chosen
+
+
+def _lacking(prompt: Prompt, *asked: Any) -> str:
+    """Why expressions mean nothing in a text; empty where they mean something."""
+    try:
+        choose(prompt, *asked)
+    except NotThereError as error:
+        return error.message
+    return ""
 
 
 def _span(prompt: Prompt, name: str, defined: Mapping[str, str]) -> Found | None:
