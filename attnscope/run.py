@@ -24,7 +24,7 @@ from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
 from attnscope.seam.choice import choose, difference
 from attnscope.seam.engines import Engine
-from attnscope.seam.generation import continuation, ends, most_made, start_token, translation
+from attnscope.seam.generation import continuation, ends, start_token, translation
 from attnscope.seam.inputs import given_of
 from attnscope.selection import Named, select_stacks
 from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
@@ -230,8 +230,7 @@ def _target(
             prompt = targets.from_target_ids(loaded.tokenizer, given, start, room)
         return prompt, {"target": {"ids": list(prompt.ids), "generated": False}}
     with _within_memory(loaded, len(source)):
-        made = source.inputs.get(loaded.model.main_input_name)
-        ids = translation(loaded, source.ids, most_made(loaded, most), engine, advance, made)
+        ids = translation(loaded, source, engine, most, advance)
     return from_ids(loaded.tokenizer, ids), {"target": {"ids": ids, "generated": True}}
 
 

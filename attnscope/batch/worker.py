@@ -24,7 +24,7 @@ from attnscope.observation import Observation
 from attnscope.observe import observe
 from attnscope.seam.choice import choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.generation import most_made, start_token, translation
+from attnscope.seam.generation import start_token, translation
 from attnscope.selection import select_stacks
 from attnscope.text.prompt import Prompt, from_ids
 from attnscope.text.target import target
@@ -169,8 +169,7 @@ class Worker:
         """The text with the target that the model makes of it, alone: so it does not depend on the batching."""
         try:
             engine = self._engine(loaded, 1, len(text.prompt), self.job.engine)
-            features = text.prompt.inputs.get(loaded.model.main_input_name)
-            ids = translation(loaded, text.prompt.ids, most_made(loaded), engine, features=features)
+            ids = translation(loaded, text.prompt, engine)
             text = text._replace(target=from_ids(loaded.tokenizer, ids))
             return text._replace(chosen=self._chosen(text))
         except Exception as error:  # any family's own generation, with any text

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from attnscope.errors import ModelError
 from attnscope.memory import is_out_of_memory
+from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import running
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.engines import Engine
+    from attnscope.text.prompt import Prompt
 
 MOST_MADE = 64  # tokens of a target that nobody gave
 WHISPER_START = 4  # tokens that it begins with at most: start, language, task, no timestamps
@@ -78,32 +80,27 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
 
 def translation(
     loaded: LoadedModel,
-    ids: Sequence[int],
-    most: int,
+    source: Prompt,
     engine: Engine,
+    most: int | None = None,
     advance: Callable[[int], object] = lambda tokens: None,
-    features: Tensor | None = None,
 ) -> list[int]:
     """What an encoder-decoder's decoder reads while it makes its own text of a source, greedily: ids, the start first.
 
-    At most `most` new tokens; without the end token, which it makes and does not read. features: of a sound, (1, ...),
-    which is then the source. Raises as `continuation`.
+    At most `most` new tokens, MOST_MADE without it, and no more than the decoder can read behind its start; without the
+    end token, which it makes and does not read. Raises as `continuation`.
     """
-    given = torch.tensor([list(ids)]) if features is None else features.to(loaded.model.dtype)
+    most, room = most or MOST_MADE, loaded.geometry.max_positions
     how: dict[str, Any] = {"streamer": _Steps(advance)}
+    begins = 1
     if "force_unique_generate_call" in inspect.signature(loaded.model.generate).parameters:
         # Whisper's own `generate` reads long sounds in parts, without the tokens that it begins with; so it is one part
         # with all of them.
         how["force_unique_generate_call"] = True
-        most = min(most, (loaded.geometry.max_positions or most + WHISPER_START) - WHISPER_START)
-    made = greedy(loaded, given.to(loaded.device), most, engine.implementation, **how)[0].tolist()
+        begins = WHISPER_START
+    most = most if room is None else min(most, room - begins)
+    made = greedy(loaded, given_of(loaded, source)[0], most, engine.implementation, **how)[0].tolist()
     return made[:-1] if len(made) > 1 and ends(loaded, made[-1]) else made
-
-
-def most_made(loaded: LoadedModel, asked: int | None = None) -> int:
-    """The most tokens that a decoder makes of a source: as asked, and no more than it can read behind its start."""
-    most, room = asked or MOST_MADE, loaded.geometry.max_positions
-    return most if room is None else min(most, room - 1)
 
 
 def start_token(loaded: LoadedModel) -> int | None:
