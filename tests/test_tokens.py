@@ -431,6 +431,10 @@ def test_hostile_texts_are_found_where_they_stand(maker):
         assert len(described(made, found)) < 500
 
 
+def test_texts_that_share_a_word_are_each_found():
+    assert find(from_text(wordlevel("a"), "a a a"), '"a a"').positions == (0, 1, 2)
+
+
 def test_a_token_of_100_000_characters():
     text = from_text(wordlevel("bank"), "x" * 100_000 + " bank")
     assert [find(text, one).positions for one in ("bank", "x*", "/x{9}/", "x" * 100_000)] == [(1,), (0,), (0,), (0,)]
