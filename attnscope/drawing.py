@@ -48,6 +48,7 @@ FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top")
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
 WINDOWS = ("window", "chunk")  # what stands before the number, of layers that see a part of the text
 LONGEST_TEXT = 60  # letters at the foot of a figure
+LARGE = "overview", "layers"  # as much work as all the others
 OVER = "picture"  # where there is one beside the text
 Advance = Callable[[int], None]
 
@@ -128,8 +129,8 @@ class Drawing:
         workers: processes that draw heads; None for as many as pay, and for the process that was begun beforehand.
         """
         style = replace(style, about=replace(self.about, command=style.about.command))
-        process, written = begun() if workers is None else None, list[Path]()
-        drawn = self._apart(process, folder, kinds, style) if process else self.drawn(folder, kinds, style, workers)
+        beside, written = begun() if workers is None else None, list[Path]()
+        drawn = self._apart(beside, folder, kinds, style) if beside else self.drawn(folder, kinds, style, workers)
         with closing(drawn):
             for path in drawn:
                 written.append(path)
@@ -160,12 +161,14 @@ class Drawing:
             name = f"{OVER}{number + 1 if number else ''}.{style.image}"
             yield figures.save_patches(folder / name, sheet, style)
 
-    def _apart(self, process: Beside, folder: Path, kinds: Sequence[str], style: Style) -> Generator[Path, None, None]:
-        """`drawn` in the process that was begun, but for heads that pay for several."""
+    def _apart(self, beside: Beside, folder: Path, kinds: Sequence[str], style: Style) -> Generator[Path, None, None]:
+        """`drawn` in processes that were begun, but for heads that pay for more of them."""
         jobs = self._jobs(folder, kinds, style)
         several = worker_count([maps.values_HQK[0].size for _, maps, _ in jobs], style) > 1
-        there = [kind for kind in kinds if kind != "heads" or not several]
-        with closing(process.drawn(partial(self.drawn, folder, there, style))) as drawn:
+        large = [kind for kind in kinds if kind in LARGE]
+        others = [kind for kind in kinds if kind not in LARGE and not (several and kind == "heads")]
+        works = [partial(self.drawn, folder, part, style) for part in (large, others) if part]
+        with closing(beside.drawn(*works)) as drawn:
             if several:
                 yield from self.drawn(folder, ["heads"], style, None)
             yield from drawn
