@@ -300,22 +300,28 @@ def _prompt(
     pieces = _pieces(tokenizer, ids, text or "", offsets)
     readings = read_pieces(pieces, text or "")
     characters = _held(readings, text) if text else ()
-    turns = token_turns(characters, bounds) if bounds else [None] * len(ids)
-    if ids[0] == getattr(tokenizer, "bos_token_id", None):
-        turns[0] = None
-    exact, plain = [readings[place].exact for place in kept], [readings[place].plain for place in kept]
-    special = [pieces[place].special for place in kept]
+    turns = _turns(characters, bounds, kept, ids[0] == getattr(tokenizer, "bos_token_id", None)) if bounds else ()
+    stay = [readings[place] for place in kept]
+    exact, labels, plain, _ = zip(*stay, strict=True)
     return Prompt(
         text="".join(plain) if text is None else text,
-        ids=tuple(ids[place] for place in kept),
-        tokens=tuple(exact),
-        labels=tuple(readings[place].label for place in kept),
-        special=tuple(special),
-        plain=tuple(plain),
-        turns=tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turn_ranges([turns[i] for i in kept])),
+        ids=tuple([ids[place] for place in kept]),
+        tokens=exact,
+        labels=labels,
+        special=tuple([pieces[place].special for place in kept]),
+        plain=plain,
+        turns=turns,
         removed=len(ids) - len(kept),
-        characters=tuple(characters[place] for place in kept) if text else (),
+        characters=tuple([characters[place] for place in kept]) if text else (),
     )
+
+
+def _turns(characters: Characters, bounds: Bounds, kept: Sequence[int], begins: bool) -> tuple[Span, ...]:
+    """The turns of a chat among the tokens that stay; begins: the first token is no one's."""
+    turns = token_turns(characters, bounds)
+    if begins:
+        turns[0] = None
+    return tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turn_ranges([turns[i] for i in kept]))
 
 
 def _held(readings: Sequence[Reading], text: str) -> Characters:
