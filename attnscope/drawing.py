@@ -37,7 +37,7 @@ from attnscope.panels import (
     with_rows,
 )
 from attnscope.shown import visible
-from attnscope.stacks import DECODER, DIFFERENCE, ENCODER
+from attnscope.stacks import DECODER, DIFFERENCE, ENCODER, GLOBAL, POOLING
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
@@ -222,7 +222,9 @@ def about(seen: Observation) -> About:
     room = LONGEST_TEXT if len(texts) == 1 else LONGEST_TEXT // 2
     said = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
-    line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), f"{len(seen.queries)} tokens")))
+    of_text = seen.keys if seen.kind == POOLING else seen.queries
+    counted = f"{len(of_text)} {'patches' if seen.kind == GLOBAL else 'tokens'}"
+    line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), counted)))
     return About(visible(line), visible(model), seen.queries.sha256)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnscope.stacks import DECODER, GLOBAL, LOCAL, PATCHER
+
 
 @dataclass(frozen=True)
 class Family:
@@ -52,6 +54,8 @@ class Family:
     # (config, heads, kind of layer) -> kv heads, where the usual attributes are missing or mean something else; None
     # where they are right after all.
     kv_heads: Callable[[Any, int, str], int | None] | None = None
+    # {stack: the config's attribute with the config of that part}, of a model that is made of several decoders.
+    parts: Mapping[str, str] = field(default_factory=dict)
     # It has a window in its config and builds a plain causal mask.
     window_unread: bool = False
     # How many N x N float tensors per head are alive at once in its eager attention: measured by counting storages.
@@ -202,6 +206,9 @@ FAMILIES: Mapping[str, Family] = {
     # Decoders that ask the interface.
     **dict.fromkeys(("diffllama", "doge", "flint", "gpt_oss", "hy_v4", "inkling_text"), Family(matrices_alive=3)),
     **dict.fromkeys(("deepseek_v4", "inkling2_text"), Family(matrices_alive=4)),
+    "blt": Family(
+        parts={PATCHER: "patcher_config", LOCAL: "encoder_config", GLOBAL: "global_config", DECODER: "decoder_config"}
+    ),
     "dbrx": Family(kv_heads=_nested),
     "gpt_bigcode": Family(kv_heads=_multi_query),
     "hrm_text": Family(by_order=True, layers=_in_cycles),  # numbered as its cache and its `attentions` are

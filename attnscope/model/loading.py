@@ -24,7 +24,7 @@ from attnscope.model.libraries import needed, uncollected
 from attnscope.model.sources import DEMO, DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
-from attnscope.stacks import DECODER, ENCODER, NAMES
+from attnscope.stacks import DECODER, ENCODER, LOCAL, NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -103,8 +103,16 @@ class LoadedModel:
                 "copy the model's own tokenizer into its folder",
             )
 
-    def check_task(self, what: str, *tasks: str) -> None:
-        """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for."""
+    def check_task(self, what: str, *tasks: str, patches: bool = False) -> None:
+        """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for.
+
+        patches: whether it is for a model too whose layers are over bytes and patches of them.
+        """
+        if LOCAL in self.geometry.beside and not patches:
+            raise ModelError(
+                f"{what} is for a model whose layers all read tokens, and {self.name} reads bytes and patches of them",
+                "choose another",
+            )
         if self.geometry.task not in (tasks or (DECODER,)):
             meant = " or ".join(NAMES[task] for task in tasks or (DECODER,))
             half = self.geometry.task == "seq2seq" and ENCODER in tasks
