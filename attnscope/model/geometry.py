@@ -6,7 +6,7 @@ Pure Python: no weights, and torch only to count the parameters.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any
@@ -67,7 +67,7 @@ class LayerGeometry:
     patch) for softmax attention; anything else has none over the text: `ssm` (a state space model: Mamba, RWKV),
     `linear` (linear or gated delta attention), `conv`, `mlp`, `moe`, `cross` to a picture. It says what the layer is;
     the stack that it stands in is another thing, see `stacks.py`. `window` is the sliding window or the chunk, in
-    tokens.
+    tokens. `beside`: what a layer with attention computes of the text too, `ssm` of Falcon-H1's.
     """
 
     index: int
@@ -77,6 +77,7 @@ class LayerGeometry:
     head_dim: int
     value_dim: int
     window: int | None
+    beside: str = ""
 
     @property
     def attention(self) -> bool:
@@ -369,6 +370,8 @@ def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
     there = [layer for layer in layers if layer.attention]
     kinds = Counter(layer.kind for layer in layers if not layer.attention)
     without = "".join(f", {count} {kind}" for kind, count in kinds.items())
+    both = Counter(layer.beside for layer in there if layer.beside)
+    without += "".join(f", {kind} beside {count}" for kind, count in both.items())
     heads, kv_heads = (_range([getattr(layer, name) for layer in there]) for name in ("heads", "kv_heads"))
     return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
 
@@ -384,7 +387,9 @@ def _entry_bytes(model_type: str, dtype_bytes: int) -> int:
 
 
 def _layers(text: Any, stack: str) -> tuple[LayerGeometry, ...]:
-    return tuple(_layer(text, index, kind, stack) for index, kind in enumerate(_kinds(text, stack)))
+    kinds = _kinds(text, stack)
+    found = (_layer(text, index, kind, stack) for index, kind in enumerate(kinds))
+    return tuple(replace(one, beside=what) for one, what in zip(found, _beside(text, len(kinds)), strict=True))
 
 
 def _in_parts(config: Any) -> dict[str, tuple[LayerGeometry, ...]]:
@@ -433,14 +438,29 @@ def _kinds(text: Any, stack: str) -> list[str]:
     known = family(text.model_type)
     if kind := known.without_softmax or (known.kind and known.kind(text, stack)):
         return [kind] * count
-    names = _first(text, "layer_types", "layers_block_type", "attention_layers")
-    if not isinstance(names, list | tuple) or len(names) != count:
-        names = [_only_kind(text)] * count
-    kinds = [KINDS.get(name, name) for name in names]
-    if any(name.startswith(("mamba", "n_mamba")) for name in vars(text)):
+    kinds = [KINDS.get(name, name) for name in _named(text) or [_only_kind(text)] * count]
+    if _has_mamba(text):
         kinds = ["ssm" if kind == "linear" else kind for kind in kinds]
     cross = _first(text, "cross_attention_layers") or ()
     return ["cross" if index in cross else kind for index, kind in enumerate(kinds)]
+
+
+def _named(text: Any) -> Sequence[str]:
+    """What the config calls each layer; nothing where it has no list of them."""
+    names = _first(text, "layer_types", "layers_block_type", "attention_layers")
+    return names if isinstance(names, list | tuple) and len(names) == _count(text, DECODER) else ()
+
+
+def _has_mamba(text: Any) -> bool:
+    return any(name.startswith(("mamba", "n_mamba")) for name in vars(text))
+
+
+def _beside(text: Any, count: int) -> list[str]:
+    """What each layer computes beside its attention: with a Mamba in the config and no list of the layers that are one,
+    all have it; with such a list those that it calls hybrid.
+    """
+    names = _named(text) or ["hybrid"] * count
+    return ["ssm" if _has_mamba(text) and name == "hybrid" else "" for name in names]
 
 
 def _only_kind(text: Any) -> str:

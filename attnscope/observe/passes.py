@@ -246,6 +246,7 @@ def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, r
 def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:
     """What a manifest says of the model and of who computed its attention."""
     layers = loaded.geometry.layers
+    both = {str(layer.index): layer.beside for layer in layers if layer.attention and layer.beside}
     return {
         "model": {
             "name": loaded.name,
@@ -253,6 +254,7 @@ def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> d
             "type": loaded.geometry.model_type,
             "layers": len(layers),
             "layers_without_attention": {str(layer.index): layer.kind for layer in layers if not layer.attention},
+            **({"beside_attention": both} if both else {}),
         },
         "device": loaded.device,
         "dtype": loaded.dtype,
