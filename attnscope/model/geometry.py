@@ -98,6 +98,7 @@ class Geometry:
     tower that is to be read. max_positions: the most tokens that a stack reads, None where nothing limits them, as with
     dynamic rotary positions. views: layers of `layers` that have maps of their own, by their kind: `difference`, `csa`.
     rates: the tokens that each summary among their keys adds; of `pooling` the vectors that a patch is made into.
+    least_tokens: of a text, fewer of which its code cannot read.
     """
 
     model_type: str
@@ -110,6 +111,7 @@ class Geometry:
     beside: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     views: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     rates: Mapping[str, int] = field(default_factory=dict)
+    least_tokens: int = 1
 
     @property
     def kind(self) -> str:
@@ -190,6 +192,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
             beside=beside,
             views=_views(text, layers),
             rates=rates,
+            least_tokens=least(config) if (least := family(config.model_type).least_tokens) else 1,
             layers=layers,
             hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
             vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.apart import without_stderr
-from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, is_panic
+from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, ModelError, UsageError, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import adapters, checkpoint, hub, sources
 from attnscope.model.families import family
@@ -95,12 +95,26 @@ class LoadedModel:
         return next((i for i, token in enumerate(ids) if token < 0 or (most is not None and token >= most)), None)
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Raise ModelError for a token that the model has no embedding of: its tokenizer is another model's."""
+        """Raise ModelError for a token that the model has no embedding of: its tokenizer is another model's.
+
+        Raises InputError for a text that is too short, see `check_length`.
+        """
+        self.check_length(len(ids))
         place = self.unknown_id(ids)
         if place is not None:
             raise ModelError(
                 f"{self.name} has {self.embeddings} embeddings, and its tokenizer gives the token {ids[place]}",
                 "copy the model's own tokenizer into its folder",
+            )
+
+    def check_length(self, tokens: int) -> None:
+        """Raise InputError for a text that is too short for the model's own code."""
+        least = self.geometry.least_tokens
+        if tokens < least:
+            raise InputError(
+                f"{self.name} ({self.geometry.model_type}) reads texts of at least {least} tokens, and this one has "
+                f"{tokens}: there is nothing left for its last block",
+                "give a longer text",
             )
 
     def check_task(self, what: str, *tasks: str, patches: bool = False) -> None:
