@@ -22,7 +22,7 @@ from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Part, PatchSheet, Style
 from attnscope.figures.beside import Beside, begun
 from attnscope.figures.pool import worker_count
-from attnscope.figures.style import Quantity, head_title, printed
+from attnscope.figures.style import Quantity, head_title, layer_name, printed
 from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
@@ -37,7 +37,7 @@ from attnscope.panels import (
     with_rows,
 )
 from attnscope.shown import visible
-from attnscope.stacks import DECODER, DIFFERENCE, ENCODER
+from attnscope.stacks import DECODER, DIFFERENCE, ENCODER, GLOBAL, POOLING
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
@@ -80,7 +80,8 @@ class Drawing:
 
     layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of. mass: panels
     of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer. without:
-    {layer: what it is} of layers without attention, whose rows are grey. over: what is drawn over each picture that
+    {layer: what it is} of layers without attention, whose rows are grey. within: what layers with attention compute
+    beside it. over: what is drawn over each picture that
     stands beside the text.
     """
 
@@ -92,6 +93,7 @@ class Drawing:
     mass: tuple[tuple[Panel, ...], str] = ((), "")
     sheet: Maps | None = None
     without: Mapping[int, str] = field(default_factory=dict)
+    within: Mapping[int, str] = field(default_factory=dict)
     over: tuple[PatchSheet, ...] = ()
 
     @classmethod
@@ -114,7 +116,7 @@ class Drawing:
         sheet, without = head_sheet(seen, maps, sort, top), seen.others
         of_mass, over = (with_rows(layers, mass, without)[1], note), patch_sheets(seen, names)
         rows = with_rows(layers, panels, without)
-        return cls(maps, tuple(names), *rows, about(seen), of_mass, sheet, dict(without), over)
+        return cls(maps, tuple(names), *rows, about(seen), of_mass, sheet, dict(without), dict(seen.within), over)
 
     def draw(
         self,
@@ -148,7 +150,7 @@ class Drawing:
         jobs = self._jobs(folder, kinds, style)
         if jobs:
             yield from figures.head_maps(jobs, style, workers=workers)
-        labels = [f"L{layer}" for layer in self.layers]
+        labels = [f"L{layer_name(layer, self.within.get(layer, ''))}" for layer in self.layers]
         if "metrics" in kinds and self.panels:
             yield figures.save_metrics(folder / f"metrics.{style.image}", self.panels, style, layer_labels=labels)
         if "mass" in kinds and self.mass[0]:
@@ -225,7 +227,9 @@ def about(seen: Observation) -> About:
     room = LONGEST_TEXT if len(texts) == 1 else LONGEST_TEXT // 2
     said = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
-    line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), f"{len(seen.queries)} tokens")))
+    of_text = seen.keys if seen.kind == POOLING else seen.queries
+    counted = f"{len(of_text)} {'patches' if seen.kind == GLOBAL else 'tokens'}"
+    line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), counted)))
     return About(visible(line), visible(model), seen.queries.sha256)
 
 
@@ -254,6 +258,7 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
         sinks=tuple(one.sinks[index] for one, index in chosen if one.sinks),
         roles=tuple(head.role for head in heads),
         window="",
+        beside="",
         titles=tuple(stack + _caption(head, name) for head in heads),
         name=f"First {len(heads)} of {len(seen.heads)} heads" + (f" by {KNOWN[name].title}" if name in KNOWN else ""),
     )
@@ -313,6 +318,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             numbered=(seen.queries.step is None, seen.keys.step is None),
             window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",
             ahead=key.kind == ENCODER,
+            beside=seen.within.get(key.layer, ""),
         )
         for key, values in found.values.items()
     ]
@@ -322,7 +328,9 @@ def rows_of(layers: Sequence[Maps], without: Mapping[int, str]) -> list[Maps]:
     """The rows of an overview: the layers with attention, and in their places those without, as maps of no heads."""
     if not layers:
         return []
-    none = replace(layers[0], heads=(), values_HQK=layers[0].values_HQK[:0], kv_heads=(), key0=(), sinks=(), roles=())
+    none = replace(
+        layers[0], heads=(), values_HQK=layers[0].values_HQK[:0], kv_heads=(), key0=(), sinks=(), roles=(), beside=""
+    )
     others = [replace(none, layer=layer, name=what) for layer, what in without.items()]
     return sorted([*layers, *others], key=lambda maps: maps.layer)
 

@@ -31,7 +31,7 @@ AROUND = frozenset(
 )
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
-    r"|((encoder|decoder|cross|vision|csa|hca|difference)/)?"
+    rf"|(({'|'.join(KINDS)})/)?"
     r"(overview|metrics|mass|top|rollout|picture\d*|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )

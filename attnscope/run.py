@@ -291,6 +291,7 @@ def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
     """Raise UsageError for what is no token id, InputError for one that the model has no embedding of."""
     if not all(isinstance(token, SupportsIndex) for token in ids):
         raise UsageError("expected a text, a Prompt or token ids as whole numbers", "give one text at a time")
+    loaded.check_length(len(ids))
     place = loaded.unknown_id(ids)
     if place is not None:
         raise InputError(

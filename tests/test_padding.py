@@ -22,8 +22,9 @@ from helpers.parity_models import DECODERS, TYPES, as_loaded, roused_model
 
 SHORT, LONG = 9, 20  # tokens; both longer than the tiny windows of 8
 MISSING = LONG - SHORT
-UNREAD = {"cpmant", "xlnet", "blt"}  # no command reads them: docs/families.md says why
-FAMILIES = [family for family in TYPES if family not in UNREAD | set(DECODERS)]
+UNREAD = {"cpmant", "xlnet"}  # no command reads them: docs/families.md says why
+OF_BYTES = {"blt"}  # its patches are those of one text: tests/test_bytes_and_patches.py
+FAMILIES = [family for family in TYPES if family not in UNREAD | OF_BYTES | set(DECODERS)]
 # Some of each kind, and the ways besides padding on the right in which transformers reads their texts as if alone.
 QUICK = {
     "llama": {"padded_left", "packed", "packed_by_mask"},

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.apart import without_stderr
-from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, is_panic
+from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, ModelError, UsageError, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import adapters, checkpoint, hub, sources
 from attnscope.model.families import family
@@ -24,7 +24,7 @@ from attnscope.model.libraries import needed, uncollected
 from attnscope.model.sources import DEMO, DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
-from attnscope.stacks import DECODER, ENCODER, NAMES
+from attnscope.stacks import DECODER, ENCODER, LOCAL, NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -95,7 +95,11 @@ class LoadedModel:
         return next((i for i, token in enumerate(ids) if token < 0 or (most is not None and token >= most)), None)
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Raise ModelError for a token that the model has no embedding of: its tokenizer is another model's."""
+        """Raise ModelError for a token that the model has no embedding of: its tokenizer is another model's.
+
+        Raises InputError for a text that is too short, see `check_length`.
+        """
+        self.check_length(len(ids))
         place = self.unknown_id(ids)
         if place is not None:
             raise ModelError(
@@ -103,8 +107,26 @@ class LoadedModel:
                 "copy the model's own tokenizer into its folder",
             )
 
-    def check_task(self, what: str, *tasks: str) -> None:
-        """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for."""
+    def check_length(self, tokens: int) -> None:
+        """Raise InputError for a text that is too short for the model's own code."""
+        least = self.geometry.least_tokens
+        if tokens < least:
+            raise InputError(
+                f"{self.name} ({self.geometry.model_type}) reads texts of at least {least} tokens, and this one has "
+                f"{tokens}: there is nothing left for its last block",
+                "give a longer text",
+            )
+
+    def check_task(self, what: str, *tasks: str, patches: bool = False) -> None:
+        """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for.
+
+        patches: whether it is for a model too whose layers are over bytes and patches of them.
+        """
+        if LOCAL in self.geometry.beside and not patches:
+            raise ModelError(
+                f"{what} is for a model whose layers all read tokens, and {self.name} reads bytes and patches of them",
+                "choose another",
+            )
         if self.geometry.task not in (tasks or (DECODER,)):
             meant = " or ".join(NAMES[task] for task in tasks or (DECODER,))
             half = self.geometry.task == "seq2seq" and ENCODER in tasks

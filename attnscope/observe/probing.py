@@ -32,7 +32,7 @@ from attnscope.measure.texts import Texts
 from attnscope.observe.request import Asked, Request
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.projection import gram_root
-from attnscope.stacks import DECODER
+from attnscope.stacks import CAUSAL
 from attnscope.text.tokens import Found
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def texts_of(asked: Sequence[Asked], device: str, kind: str) -> Texts:
     query_BT = _marked([one.chosen.query for one in asked], longest, default=True)
     most_keys = max(len(one.looked_at) for one in asked)
     key_BT = _marked([one.chosen.key for one in asked], most_keys, default=False)
-    answers = _answers(prompts) if kind == DECODER else None
+    answers = _answers(prompts) if kind in CAUSAL else None
     return Texts(ids_BT, lengths, query_BT, key_BT, answers, kind).to(torch.device(device))
 
 

@@ -34,7 +34,7 @@ from attnscope.seam.engines import Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything, select_stacks
-from attnscope.stacks import CROSS, DECODER, KINDS, VISION
+from attnscope.stacks import CROSS, CROSSING, DECODER, KINDS, VISION
 from attnscope.text.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def check_parity(
             "give the encoder's as source" if source is None else "leave out source",
         )
     comparison = Comparison(loaded, heads, atol, level)
+    for kind in CROSSING:
+        comparison.lower(kind, "which bytes a patch has, its entropy model says")
     given, reads = _given(loaded, prompt if source is None else source)
     if source is not None:
         reads |= {"decoder_input_ids": ids_BT}

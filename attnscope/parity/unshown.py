@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.model.task import stack_config
 from attnscope.parity.verdicts import ParityReport
 from attnscope.reference.given import setting
-from attnscope.stacks import CROSS, ENCODER
+from attnscope.stacks import CAUSAL, CROSS, ENCODER
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -24,11 +24,11 @@ def not_shown(loaded: LoadedModel, report: ParityReport) -> tuple[str, ...]:
     ()
     """
     compared = {kind: {one.layer for one in report.layers if one.kind == kind} for kind in report.levels}
-    alone = set(loaded.geometry.stacks) == {report.plain}
+    alone, of_text = set(loaded.geometry.stacks) == {report.plain}, {report.plain, *CAUSAL}
     return tuple(
         what if alone else f"{kind}: {what}"
         for kind, layers in compared.items()
-        for what in _of_stack(loaded, kind, layers, report.tokens if kind == report.plain else report.source_tokens)
+        for what in _of_stack(loaded, kind, layers, report.tokens if kind in of_text else report.source_tokens)
     )
 
 

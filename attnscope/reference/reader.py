@@ -29,7 +29,7 @@ from attnscope.reference.rotary import apply_rotary, cos_sin
 from attnscope.reference.rules import ALIBI, FACTORS, GATES, NORM_ON, QUERY_FACTORS, SCALES, turns
 from attnscope.reference.splits import SPLITS
 
-DECODER = "decoder"  # the stack whose queries see only what came before them
+CAUSAL = ("decoder", "patcher", "local", "global")  # the stacks whose queries see only what came before them
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def position_bias(given: Given) -> Tensor | None:
         position_T,
         position_T,
         max_distance=given.config.relative_attention_max_distance,
-        both_ways=given.kind != DECODER,
+        both_ways=given.kind not in CAUSAL,
     )
 
 
@@ -192,7 +192,7 @@ def visible(given: Given) -> Tensor:
     >>> visible(given).sum(-1)
     tensor([1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
-    position_T, layer, causal = given.position_T, given.layer, given.kind == DECODER
+    position_T, layer, causal = given.position_T, given.layer, given.kind in CAUSAL
     if given.source_BSE is not None:
         return position_T.new_ones(len(position_T), given.source_BSE.shape[1], dtype=torch.bool)
     mask_QK = causal_mask(position_T, position_T)
