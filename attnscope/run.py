@@ -33,6 +33,7 @@ from attnscope.text import answer as answers
 from attnscope.text import target as targets
 from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
 from attnscope.text.tokens import Chosen
+from attnscope.text.virtual import with_virtual
 
 Text = str | Prompt | Sequence[int] | Sound
 
@@ -166,6 +167,7 @@ def prepare(
     if picture is None:
         prompt = _prompt(loaded, text, chat, truncate, follows)
     else:
+        loaded.check_bare("a text beside pictures")
         prompt = _seen_beside(loaded, text, all_opened(picture), chat, truncate, follows)
     if prompt.tower and not request.asks:
         loaded = replace(loaded, geometry=with_tower(loaded.geometry, loaded.model.config))
@@ -267,7 +269,11 @@ def _prompt(
         return heard(loaded, text, truncate)
     if isinstance(text, Prompt) and text.step is not None:
         return text
+    if answer is not None:
+        loaded.check_bare("an answer")
     most = loaded.geometry.max_positions if answer is None else None
+    if most is not None and loaded.virtual:
+        most -= len(loaded.virtual)
     if isinstance(text, str):
         if not text.strip():
             raise InputError("the text is empty", "give a text with at least one word")
@@ -276,9 +282,13 @@ def _prompt(
         with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat)) as read:
             prompt = read(text, chat, most, truncate, answer)
         loaded.check_ids(prompt.ids)
-        return prompt
+        return with_virtual(prompt, loaded.virtual)
     check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
-    prompt = text if isinstance(text, Prompt) else from_ids(loaded.tokenizer, text, max_tokens=most, truncate=truncate)
+    if isinstance(text, Prompt):
+        prompt = with_virtual(text, loaded.virtual)
+    else:
+        ids = text[len(loaded.virtual) * (list(text[: len(loaded.virtual)]) == list(loaded.virtual)) :]
+        prompt = with_virtual(from_ids(loaded.tokenizer, ids, max_tokens=most, truncate=truncate), loaded.virtual)
     if not answer:
         return prompt if answer is None else replace(prompt, answer=len(prompt))
     if isinstance(answer, str):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -292,9 +292,11 @@ def test_what_is_not_a_change_of_weights_is_refused(tmp_path: Path, changes: dic
     assert "this" not in sys.modules
 
 
-def test_tokens_of_its_own_are_refused(tmp_path: Path) -> None:
-    adapter = an_adapter(tmp_path / "a", config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    assert "(PROMPT_TUNING) is more than a change of weights" in refusal(ModelError, model=str(adapter))
+def test_keys_without_queries_are_refused(tmp_path: Path) -> None:
+    adapter = an_adapter(tmp_path / "a", config=PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    assert "(PREFIX_TUNING) gives every layer keys and values that no token has made" in refusal(
+        ModelError, model=str(adapter)
+    )
 
 
 def test_an_adapter_without_peft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "panels": "figures measure shown",
     "drawing": "errors figures files measure panels shown stacks",
     "manifest": "errors files text stacks",
-    "export": "drawing errors figures files manifest model tables",
+    "export": "drawing errors figures files manifest model stacks tables",
     "looks": "errors measure tables stacks",
     "viewer": "_version errors files manifest measure selection shown stacks text",
     "observation": "drawing errors export looks measure selection tables viewer text stacks",

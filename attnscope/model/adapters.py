@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError
 from attnscope.model import checkpoint
+from attnscope.model.task import task_of
+from attnscope.stacks import DECODER, NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 SAFETENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 BY_TOKEN = ("XLORA", "POLY")  # other weights for each token or task
+VIRTUAL = ("PROMPT_TUNING", "P_TUNING")  # embeddings before the text, and nothing else
+PROMPT = "prompt_embeddings"  # where PEFT saves them
 
 
 def is_adapter(folder: Path) -> bool:
@@ -85,13 +89,15 @@ def check_package() -> None:
 
 
 def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedModel:
-    """The model with an adapter: in its weights where merged, else in layers beside its own.
+    """The model with an adapter: in its weights where merged, else in layers beside its own; or tokens before a text.
 
-    Raises ModelError for an adapter that is no change of weights, or not of this model.
+    Raises ModelError for an adapter that is neither a change of weights nor such tokens, or not of this model.
     """
     from peft import PeftConfig
 
     config = PeftConfig.from_pretrained(str(folder))
+    if config.peft_type.value in VIRTUAL:
+        return _with_tokens(model, config, folder)
     _check_kind(config, folder)
     _grow(model, folder / SAFETENSORS)
     adapted = _with_weights(model, config, folder)
@@ -121,7 +127,35 @@ def bare(model: Any) -> Any:
     return getattr(model.get_base_model(), "_orig_mod", model.get_base_model())
 
 
+def _with_tokens(model: PreTrainedModel, config: Any, folder: Path) -> PreTrainedModel:
+    """The model that knows the virtual tokens of prompt tuning. Raises ModelError for those of another model."""
+    from peft.utils.save_and_load import load_peft_weights
+
+    from attnscope.model.virtual import put_before
+
+    if task_of(model.config) != DECODER:
+        raise ModelError(
+            f"the adapter in {folder} ({config.peft_type.value}) puts tokens before the text of "
+            f"{NAMES[task_of(model.config)]}, and only a causal model is read with such",
+            "choose another adapter",
+        )
+    found = load_peft_weights(str(folder), device="cpu").get(PROMPT)
+    width = model.get_input_embeddings().weight.shape[1]
+    if found is None or found.ndim != 2 or found.shape[1] != width or not len(found):
+        raise ModelError(
+            f"the adapter in {folder} does not fit its base: embeddings of {width} numbers were expected",
+            "name the model that it was trained on: {base=FOLDER}",
+        )
+    return put_before(model, found)
+
+
 def _check_kind(config: Any, where: object) -> None:
+    if config.peft_type.value == "PREFIX_TUNING":
+        raise ModelError(
+            f"the adapter in {where} (PREFIX_TUNING) gives every layer keys and values that no token has made: they "
+            "have no queries",
+            "choose one of prompt tuning or P-tuning, whose tokens stand before the text",
+        )
     told = ("is_prompt_learning", "is_adaption_prompt", "alora_invocation_tokens", "megatron_config")
     if config.peft_type.value in BY_TOKEN or any(getattr(config, name, None) for name in told):
         raise ModelError(

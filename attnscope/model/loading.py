@@ -89,6 +89,23 @@ class LoadedModel:
             return getattr(self.model.get_input_embeddings(), "num_embeddings", None)
         return None
 
+    @property
+    def virtual(self) -> Sequence[int]:
+        """The ids of the tokens that an adapter puts before every text."""
+        with suppress(NotImplementedError):
+            embeddings = self.model.get_input_embeddings()
+            count = getattr(embeddings, "virtual", 0)
+            return range(embeddings.num_embeddings - count, embeddings.num_embeddings) if count else ()
+        return ()
+
+    def check_bare(self, what: str) -> None:
+        """Raise ModelError where `what` reads texts alone, and an adapter puts tokens before them."""
+        if self.virtual:
+            raise ModelError(
+                f"{what} reads texts as they are, and {self.name} puts {len(self.virtual)} virtual tokens before them",
+                "read one text at a time, with attnscope heads",
+            )
+
     def unknown_id(self, ids: Sequence[int]) -> int | None:
         """The place of the first id that the model has no embedding of; None where it has them all."""
         most = self.embeddings

@@ -40,29 +40,33 @@ class StackedSide(Side):
 
     @cached_property
     def end(self) -> list[np.ndarray | None]:
-        """Behind the last key that each query sees, (T,): 0 for the queries of the other text."""
-        token_T = np.arange(len(self.seen.queries), dtype="<i4")
-        of_source_T = token_T < self.source
-        ends: dict[str, tuple[Any, Any]] = {
-            ENCODER: (self.source, 0),
-            DECODER: (0, token_T + 1),
-            CROSS: (0, self.source),
-        }
-        return [np.where(of_source_T, *ends[key.kind]).astype("<i4") for key in self.at]
+        return [end_of(key.kind, self.source, len(self.seen.queries)) for key in self.at]
 
     def _first(self, key: LayerKey) -> np.ndarray | None:
-        if key.kind != DECODER:
-            return None
-        token_T = np.arange(len(self.seen.queries), dtype="<i4")
-        windowed_T = first_key(self.seen.visible[key], token_T)
-        first_T = np.maximum(self.source, 0 if windowed_T is None else windowed_T)
-        return np.where(token_T < self.source, 0, first_T).astype("<i4")
+        return first_of(key.kind, self.source, len(self.seen.queries), self.seen.visible[key])
+
+
+def first_of(kind: str, source: int, count: int, visible: str = "") -> np.ndarray | None:
+    """The first key that each query of a stack sees, (T,), of so many tokens of the text and of both."""
+    if kind != DECODER:
+        return None
+    token_T = np.arange(count, dtype="<i4")
+    windowed_T = first_key(visible, token_T)
+    first_T = np.maximum(source, 0 if windowed_T is None else windowed_T)
+    return np.where(token_T < source, 0, first_T).astype("<i4")
+
+
+def end_of(kind: str, source: int, count: int) -> np.ndarray:
+    """Behind the last key that each query of a stack sees, (T,): 0 for the queries of the other text."""
+    token_T = np.arange(count, dtype="<i4")
+    ends: dict[str, tuple[Any, Any]] = {ENCODER: (source, 0), DECODER: (0, token_T + 1), CROSS: (0, source)}
+    return np.where(token_T < source, *ends[kind]).astype("<i4")
 
 
 def joined(seen: Observation) -> Observation:
     """The kept heads of all stacks as those of one, over the text and the target, one behind the other."""
     source, target = seen.of(ENCODER).queries, seen.of(DECODER).queries
-    prompt, columns = _behind(source, target), _kept(seen.every, len(source))
+    prompt, columns = behind(source, target), _kept(seen.every, len(source))
     keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.kind.tolist(), strict=True))
 
     def merged(name: str) -> dict[LayerKey, Any]:
@@ -89,7 +93,7 @@ def joined(seen: Observation) -> Observation:
     )
 
 
-def _behind(source: Prompt, target: Prompt) -> Prompt:
+def behind(source: Prompt, target: Prompt) -> Prompt:
     """Both texts as one, with what they are as its turns."""
     moved, plain = len(source.text), list(target.plain)
     if False in target.special:  # so that neither the page's text nor its title runs from one into the other

@@ -1,0 +1,30 @@
+"""Tokens that no text has: those that an adapter puts before it, named by their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attnscope.text.prompt import Prompt, Span
+
+
+def with_virtual(prompt: Prompt, ids: Sequence[int]) -> Prompt:
+    """The tokens with virtual ones before them, key 0 the first of these; as it is where they stand there already.
+
+    >>> with_virtual(prompt, [2000, 2001]).tokens[:2]
+    ('virtual 0', 'virtual 1')
+    """
+    count = len(ids)
+    if not ids or prompt.ids[:count] == tuple(ids):
+        return prompt
+    names = tuple(f"virtual {number}" for number in range(count))
+    return replace(
+        prompt,
+        ids=(*ids, *prompt.ids),
+        tokens=(*names, *prompt.tokens),
+        labels=(*names, *prompt.labels),
+        special=(*(True,) * count, *prompt.special),
+        plain=(*(f"{name.replace(' ', '_')} " for name in names), *prompt.plain),  # a word each, to align texts by
+        turns=tuple(Span(turn.start + count, turn.stop + count, turn.name) for turn in prompt.turns),
+        characters=(*((0, 0),) * count, *prompt.characters),
+    )
