@@ -26,7 +26,6 @@ from helpers.command_line import Result, call
 from helpers.picture_models import FAMILIES, picture, saved
 
 TEXT = "What is on the river bank?"
-WITH_TOWER = [name for name in FAMILIES if name != "qwen2_5_vl"]  # whose tower attends in windows
 BOTH_WAYS = ("gemma3", "paligemma")  # whose image tokens see each other
 
 
@@ -115,8 +114,11 @@ def test_qwens_tower_reads_patches_in_blocks(models: dict[str, LoadedModel], fie
     assert seen.of(VISION).queries.tokens == tuple(f"img {row},{column}" for row, column in positions.tolist())
 
 
-def test_a_tower_of_windows_is_left_out_in_a_line(models: dict[str, LoadedModel], field: str) -> None:
-    seen = attnscope.capture(models["qwen2_5_vl"], TEXT, picture=field)
+def test_a_tower_of_windows_of_unknown_size_is_left_out_in_a_line(
+    models: dict[str, LoadedModel], field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnscope.model.geometry.window_side", lambda tower: 0)
+    seen = attnscope.capture(attnscope.load(str(models["qwen2_5_vl"].source_folder)), TEXT, picture=field)
     assert list(seen.stacks) == [DECODER]
     assert len(seen.heads) == 8
     assert any("vision tower" in line and "windows" in line for line in seen.unmeasured)
@@ -207,11 +209,11 @@ def test_image_tokens_are_no_repeated_text(models: dict[str, LoadedModel], field
 def test_parity_holds(family: str, models: dict[str, LoadedModel], field: str) -> None:
     run = prepare(models[family], TEXT, picture=field, engine="eager")
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
-    full = family in ("llava", "idefics3")
-    tower = {VISION: "scores"} if family in WITH_TOWER else {}
     assert report.holds
-    assert report.levels == {DECODER: "full" if full else "scores"} | tower
-    assert ("see each other" in report.layers[0].why) == (family in BOTH_WAYS)
+    assert report.levels == {DECODER: "full", VISION: "full"}
+    assert {(layer.kind, layer.layer, layer.why) for layer in report.layers} == {
+        (kind, layer, "") for kind, layers in ((DECODER, 2), (VISION, 3)) for layer in range(layers)
+    }
     assert not check_parity(run.loaded, run.prompt, engine=run.engine, atol=0.0).holds
 
 
@@ -406,7 +408,7 @@ def test_other_commands_read_pictures(models: dict[str, LoadedModel], field: str
     assert tokens[1]["token"] == "img 0,0"
     parity = rows(asked(models, "parity", field, family="gemma3"))
     assert {(row["kind"], row["level"], row["holds"]) for row in parity} == {
-        (kind, "scores", "True") for kind in (DECODER, VISION)
+        (kind, "full", "True") for kind in (DECODER, VISION)
     }
 
 
