@@ -444,7 +444,7 @@ def test_heads_draws_over_a_picture_where_it_is_asked_to(
         (("heads", "--chat", "--text", "hi", "--picture", "no.png"), 4, "no.png does not exist"),
         (("heatmap", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),
         (("heads", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),
-        (("view", "--text", "hi", "--picture", "a.png", "--out", "-"), 2, "a page shows text alone"),
+        (("view", "--text", "hi", "--picture", "no.png", "--out", "no.html"), 4, "no.png does not exist"),
     ],
 )
 def test_bad_inputs(
@@ -483,3 +483,22 @@ def test_patches_of_two_sizes_are_added_up(tmp_path: Path) -> None:
     for image in ("png", "svg"):
         written = save_patches(tmp_path / f"one.{image}", sheet, Style(image=image, width="column"))  # type: ignore[arg-type]
         assert written.stat().st_size > 1000
+
+
+def test_smolvlm_without_num2words_is_a_line_that_names_it(
+    place: Path, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.smolvlm import processing_smolvlm
+
+    monkeypatch.setattr(processing_smolvlm, "num2words", None)  # as where it is not installed
+    config, words, images, own = FAMILIES["idefics3"][0]()
+    parts = {name: getattr(config, name).to_dict() for name in ("vision_config", "text_config")}
+    parts["vision_config"].pop("model_type")
+    smaller = hf.SmolVLMConfig(**parts, image_token_id=config.image_token_id, scale_factor=2, pad_token_id=1)
+    pixels = hf.SmolVLMImageProcessorPil(size=dict(images.size), max_image_size=dict(images.max_image_size))
+    monkeypatch.setitem(FAMILIES, "smolvlm", (lambda: (smaller, words, pixels, own), "SmolVLM"))
+    result = call("heads", "-m", saved("smolvlm", place), "--text", TEXT, "--picture", field)
+    assert result.code == 3
+    assert "Traceback" not in result.err
+    [line] = [line for line in result.err.splitlines() if "num2words" in line]
+    assert "needs a package" in line
