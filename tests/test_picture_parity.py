@@ -53,6 +53,10 @@ def models(place: Path) -> dict[str, LoadedModel]:
     return Loaded()
 
 
+def and_slowly(quick: str, *slow: str) -> list[Any]:
+    return [quick, *(pytest.param(family, marks=pytest.mark.slow) for family in slow)]
+
+
 def parity(loaded: LoadedModel, pictures: Any, **how: Any) -> ParityReport:
     run = prepare(loaded, SAID, picture=pictures, engine="eager")
     return check_parity(run.loaded, run.prompt, engine=run.engine, **how)
@@ -68,12 +72,12 @@ def assert_full(report: ParityReport) -> None:
         assert max(layer.implementation.weights, layer.implementation.output_relative or 0) <= ATOL
 
 
-@pytest.mark.parametrize("family", ["gemma3", "paligemma", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", and_slowly("qwen2_5_vl", "gemma3", "paligemma", "idefics3", "qwen2_vl", "qwen3_vl"))
 def test_several_pictures(family: str, models: dict[str, LoadedModel], field: str, place: Path) -> None:
     assert_full(parity(models[family], [field, picture(place / "tall.png", (84, 200))]))
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", and_slowly("qwen2_5_vl", "gemma3", "qwen3_vl"))
 def test_half_precision(family: str, models: dict[str, LoadedModel], field: str) -> None:
     loaded = attnscope.load(str(models[family].source_folder), dtype="bfloat16")
     report = parity(loaded, field)
@@ -111,10 +115,10 @@ def test_paligemma_2_sees_its_whole_prompt_beyond_the_window(
     assert_full(parity(loaded, field))
 
 
-def test_an_answer_follows_the_prompt(models: dict[str, LoadedModel], field: str) -> None:
-    for family in ("paligemma", "gemma3", "qwen3_vl"):
-        run = prepare(models[family], SAID, picture=field, engine="eager", answer=" A house and the sun.")
-        assert_full(check_parity(run.loaded, run.prompt, engine=run.engine))
+@pytest.mark.parametrize("family", and_slowly("paligemma", "gemma3", "qwen3_vl"))
+def test_an_answer_follows_the_prompt(family: str, models: dict[str, LoadedModel], field: str) -> None:
+    run = prepare(models[family], SAID, picture=field, engine="eager", answer=" A house and the sun.")
+    assert_full(check_parity(run.loaded, run.prompt, engine=run.engine))
 
 
 def test_what_is_not_known_is_said(models: dict[str, LoadedModel], field: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +154,11 @@ def failing(loaded: LoadedModel, field: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("family", "rule", "where"),
-    [("qwen2_vl", "sections", DECODER), ("qwen3_vl", "interleaved", DECODER), ("qwen2_vl", "halves", VISION)],
+    [
+        ("qwen3_vl", "interleaved", DECODER),
+        ("qwen3_vl", "halves", VISION),
+        pytest.param("qwen2_vl", "sections", DECODER, marks=pytest.mark.slow),
+    ],
 )
 def test_a_wrong_axis_is_caught(
     family: str,
@@ -164,6 +172,7 @@ def test_a_wrong_axis_is_caught(
     assert failing(models[family], field) == {where}
 
 
+@pytest.mark.slow
 def test_sections_are_not_interleaved(
     models: dict[str, LoadedModel], field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +180,7 @@ def test_sections_are_not_interleaved(
     assert failing(models["qwen3_vl"], field) == {DECODER}
 
 
-@pytest.mark.parametrize("family", ["gemma3", "paligemma"])
+@pytest.mark.parametrize("family", and_slowly("paligemma", "gemma3"))
 def test_a_causal_oracle_is_caught(
     family: str, models: dict[str, LoadedModel], field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +217,7 @@ def test_a_corrupted_layer_fails_and_is_named(models: dict[str, LoadedModel], fi
 # The parts that the oracle is made of, against transformers' own and against index arithmetic.
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", and_slowly("qwen3_vl", "qwen2_vl"))
 def test_positions_are_those_of_transformers(
     family: str, models: dict[str, LoadedModel], field: str, place: Path
 ) -> None:
