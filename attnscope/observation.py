@@ -543,7 +543,8 @@ class Observation:
 
         select: heads whose maps stay whole where a page of `max_mb` has no room for all, as "27.3,last". precision:
         bits per weight. Of an encoder-decoder it has the kept heads of all stacks, over the text and behind it the
-        target. Raises UsageError for logits, and for means over kv heads.
+        target; of a text with pictures those of decoder and vision tower, over the text and behind it the patches.
+        Raises UsageError for logits, and for means over kv heads.
 
             >>> seen.page().save("bank.html")
         """
@@ -551,11 +552,11 @@ class Observation:
         from attnscope.viewer.page import about, page_of
         from attnscope.viewer.plan import Plan
         from attnscope.viewer.side import Side
-        from attnscope.viewer.stacks import StackedSide
+        from attnscope.viewer.stacks import StackedSide, stacked
 
-        if ENCODER in self.beside:
-            stacked = StackedSide(self)
-            return page_of([stacked], Plan(max_mb, precision), about(stacked.seen, {}))
+        if stacked(self):
+            of_all = StackedSide(self)
+            return page_of([of_all], Plan(max_mb, precision), about(of_all.seen, {}))
         side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
         named = self.atlas.by_role() if self.atlas else None
         whole = selected(select, there, named) if select is not None else {}

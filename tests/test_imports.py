@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "files": "errors",
     "tables": "files",
     "text": "apart errors shown stacks",
-    "media": "apart errors text",
+    "media": "apart errors model text",
     "model": "_version apart errors memory shown stacks",
     "attention": "errors memory",
     "seam": "errors memory attention model text stacks",

@@ -52,7 +52,7 @@ KINDS = {
     "linear_attention": "linear",
     "mamba": "ssm",
 }
-ATTENTION_KINDS = ("full", "sliding", "chunked", "sparse", "compressed", "patch")
+ATTENTION_KINDS = ("full", "sliding", "chunked", "windowed", "sparse", "compressed", "patch")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
 SORTED_TILES = 5  # alive at once where rows are sorted: logits, weights, sorted, their places (of 8 bytes)
 MOST_LAYERS, MOST_NUMBER = 1000, 2**40  # a config that says more is no model's
@@ -63,11 +63,12 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "
 class LayerGeometry:
     """One layer of a stack.
 
-    `kind` is `full`, `sliding`, `chunked`, `sparse`, `compressed` or `patch` (a patch sees its own bytes, a byte its
-    patch) for softmax attention; anything else has none over the text: `ssm` (a state space model: Mamba, RWKV),
-    `linear` (linear or gated delta attention), `conv`, `mlp`, `moe`, `cross` to a picture. It says what the layer is;
-    the stack that it stands in is another thing, see `stacks.py`. `window` is the sliding window or the chunk, in
-    tokens. `beside`: what a layer with attention computes of the text too, `ssm` of Falcon-H1's.
+    `kind` is `full`, `sliding`, `chunked`, `windowed` (of patches), `sparse`, `compressed` or `patch` (a patch sees its
+    own bytes, a byte its patch) for softmax attention; anything else has none over the text: `ssm` (a state space
+    model: Mamba, RWKV), `linear` (linear or gated delta attention), `conv`, `mlp`, `moe`, `cross` to a picture. It says
+    what the layer is; the stack that it stands in is another thing, see `stacks.py`. `window` is the sliding window,
+    the chunk or the window of patches, in tokens. `beside`: what a layer with attention computes of the text too, `ssm`
+    of Falcon-H1's.
     """
 
     index: int
@@ -85,8 +86,9 @@ class LayerGeometry:
 
     @property
     def in_words(self) -> str:
-        """Which keys a query sees: `full`, `window 16`, `chunk 8192`, `sparse`."""
-        kind = {"sliding": "window", "chunked": "chunk"}.get(self.kind, self.kind)
+        """Which keys a query sees: `full`, `window 16`, `chunk 8192`, `in windows of 64`, `sparse`."""
+        names = {"sliding": "window", "chunked": "chunk", "windowed": "in windows of"}
+        kind = names.get(self.kind, self.kind)
         return f"{kind} {self.window}" if self.window else kind
 
 
@@ -205,19 +207,38 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
 def vision_layers(config: Any) -> tuple[LayerGeometry, ...]:
     """The layers of the vision tower that a language model reads pictures with; none where its config has none.
 
-    None either of a tower that attends in windows: its tokens stand in an order of their own.
+    None either of a tower that attends in windows of a size that its config does not say.
 
     Example:
         vision_layers(AutoConfig.from_pretrained("llava-hf/llava-1.5-7b-hf"))[0].heads  # 16
     """
     tower = getattr(config, "vision_config", None)
     heads = _first(tower, "num_attention_heads", "num_heads") or 0
-    if not isinstance(heads, int) or getattr(tower, "fullatt_block_indexes", None) is not None:
+    full, side = getattr(tower, "fullatt_block_indexes", None), window_side(tower)
+    if not isinstance(heads, int) or (full is not None and not side):
         return ()
     width = _first(tower, "embed_dim", "hidden_size") or 0
     size = _first(tower, "head_dim") or (width // heads if heads else 0)
     count = _first(tower, "num_hidden_layers", "depth") or 0
-    return tuple(LayerGeometry(index, "full", heads, heads, size, size, None) for index in range(count if heads else 0))
+    return tuple(
+        LayerGeometry(index, "full", heads, heads, size, size, None)
+        if full is None or index in full
+        else LayerGeometry(index, "windowed", heads, heads, size, size, side**2)
+        for index in range(count if heads else 0)
+    )
+
+
+def window_side(tower: Any) -> int:
+    """The side of the windows of patches that most layers of a vision tower attend in, in patches; 0 without windows.
+
+    Example:
+        window_side(AutoConfig.from_pretrained("Qwen/Qwen2.5-VL-3B-Instruct").vision_config)  # 8
+    """
+    sizes = [_first(tower, name) for name in ("window_size", "patch_size", "spatial_merge_size")]
+    if getattr(tower, "fullatt_block_indexes", None) is None or not all(isinstance(size, int) for size in sizes):
+        return 0
+    pixels, patch, merge = sizes
+    return int(pixels // merge // patch * merge)
 
 
 def with_tower(geometry: Geometry, config: Any) -> Geometry:

@@ -60,7 +60,8 @@ class Prompt:
     picture's `pixel_values`; under the name of its first argument, in their stead: sound's `input_features`. `media` is
     the hash of what they were made of. `step`: seconds from one token to the next, where they are frames of a sound.
     `patches` are the tokens that stand for parts of pictures, and `tower` is how a vision tower reads these: a prompt
-    for each text of its batch, whose tokens are patches. `images` are the pictures themselves, to be drawn on.
+    for each text of its batch, whose tokens are patches; `windows` are those of such a prompt, in the order in which
+    the tower reads them: the tokens of each. `images` are the pictures themselves, to be drawn on.
     """
 
     text: str
@@ -78,6 +79,7 @@ class Prompt:
     step: float | None = None
     patches: Mapping[int, Patch] = field(default_factory=dict, repr=False, compare=False)
     tower: tuple["Prompt", ...] = field(default=(), repr=False, compare=False)
+    windows: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
     images: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:

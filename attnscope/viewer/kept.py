@@ -23,7 +23,7 @@ from attnscope.measure.metrics import KNOWN
 from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
 from attnscope.viewer.side import Wanted, metrics_of, rounded, said_of
-from attnscope.viewer.stacks import behind, end_of, first_of, starts
+from attnscope.viewer.stacks import behind, end_of, first_of, starts, with_target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ class KeptSide:
         self.manifest = read_manifest(folder / NAME)
         self.prompt = self.source = prompt_of(self.manifest, folder / NAME)
         if TARGET in self.manifest:
-            self.prompt = behind(self.source, prompt_of(self.manifest, folder / NAME, TARGET))
+            self.prompt = behind(with_target(self.source, prompt_of(self.manifest, folder / NAME, TARGET)))
         if self._said("options").get("by"):
             raise UsageError(f"{folder} is of means over kv heads", "leave out --from-tables")
         self.heads, self.relations = self._table("heads.csv"), self._table("relations.csv")
@@ -157,8 +157,9 @@ class KeptSide:
         """The first key that each query of a stack sees, and what is behind the last; see `Side`."""
         if kind == DECODER and TARGET not in self.manifest:
             return None, None
-        sizes = len(self.source), len(self.prompt)
-        return first_of(kind, *sizes), end_of(kind, *sizes)
+        query, key = self._axes(kind)
+        causal_Q = np.arange(1, len(query) + 1) if kind == DECODER else None
+        return first_of(query, key, len(self.prompt)), end_of(query, key, len(self.prompt), causal_Q)
 
     @cached_property
     def _layers(self) -> list[Layer]:
