@@ -1,7 +1,9 @@
 """What all tests share."""
 
+import gc
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,17 @@ from helpers.pretrained import ELSEWHERE, SHARED, pretrained
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("COLUMNS", None)  # xdist sets it, and tables in a pipe are as wide as it says
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more, and other tests may be running
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What collecting imports stays to the end: without this, every look for garbage goes over millions of objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

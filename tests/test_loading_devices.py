@@ -51,13 +51,10 @@ def host_peak() -> Iterator[list[int]]:
         return made
 
     gc.collect()
-    gc.freeze()  # what was there before is not looked at
-    try:
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Pretended, "__new__", watched)
-            yield peak
-    finally:
-        gc.unfreeze()
+    gc.freeze()  # what was there before is not looked at, and stays frozen as conftest has it
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Pretended, "__new__", watched)
+        yield peak
 
 
 @pytest.fixture

@@ -177,6 +177,9 @@ class Writing:
 @contextmanager
 def _loaded_once() -> Iterator[None]:
     """Keep the garbage collector off the libraries' million objects: they are there to stay."""
+    if gc.get_freeze_count():  # by whoever called: to thaw ours would thaw theirs
+        yield
+        return
     gc.freeze()
     try:
         yield

@@ -1,5 +1,6 @@
 """What runs beside the model: items made ahead of it, windows written behind it, and their errors."""
 
+import gc
 import sys
 import threading
 from contextlib import closing
@@ -9,7 +10,7 @@ import pytest
 
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
-from attnscope.batch.pipeline import Writing, ahead, run_shards
+from attnscope.batch.pipeline import Writing, _loaded_once, ahead, run_shards
 from attnscope.batch.replicas import Replicas
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
@@ -173,3 +174,18 @@ def test_while_shards_run_no_thread_holds_the_interpreter_for_long(tiny):
     run_shards(Worker(Job(), tiny), [shard], lambda shard: Recorder(shard, []), [].append, stop)
     assert max(seen) < before
     assert sys.getswitchinterval() == before
+
+
+def test_what_the_caller_froze_stays_frozen():
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with _loaded_once():
+        pass
+    assert gc.get_freeze_count() == frozen > 0
+    gc.unfreeze()
+    try:
+        with _loaded_once():
+            assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()  # as conftest has it

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
+from weakref import WeakKeyDictionary
 
 from attnscope.shown import visible
 
@@ -19,14 +20,18 @@ VIEWS = ("model", "metrics", "head", "matrix", "text", "token", "steps")
 class Visit:
     """One open page. wrong: what it must not have done, in words."""
 
-    def __init__(self, context: Any, path: Path, state: str) -> None:
+    def __init__(self, page: Any, path: Path, state: str) -> None:
         self.wrong: list[str] = []
-        self.page = context.new_page()
+        self.page = page
         self.page.set_default_timeout(PATIENCE)
-        self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
-        self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
-        self.page.on("dialog", self._dialog)
-        self.page.on("websocket", lambda socket: self.wrong.append(f"socket: {socket.url}"))
+        self._heard = {
+            "console": lambda message: self.wrong.append(f"console: {message.text}"),
+            "pageerror": lambda error: self.wrong.append(f"error: {error}"),
+            "dialog": self._dialog,
+            "websocket": lambda socket: self.wrong.append(f"socket: {socket.url}"),
+        }
+        for event, hear in self._heard.items():
+            self.page.on(event, hear)
         self.page.route("**/*", self._request)
         self.file = path.resolve().as_uri()
         self.page.goto(f"{self.file}#{state}")
@@ -41,6 +46,14 @@ class Visit:
     def _dialog(self, dialog: Any) -> None:
         self.wrong.append(f"dialog: {dialog.message}")
         dialog.dismiss()
+
+    def leave(self) -> None:
+        """What is opened next in this tab finds nothing of this page: no document, no listener, no pointer over it."""
+        self.page.unroute_all()
+        for event, hear in self._heard.items():
+            self.page.remove_listener(event, hear)
+        self.page.mouse.move(-1, -1)
+        self.page.goto("about:blank")
 
     @property
     def state(self) -> dict[str, str]:
@@ -118,14 +131,22 @@ def spelled(text: str) -> str:
     return "".join(char if char in "\n\t" else visible(char) for char in text)
 
 
+_tabs: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # of a browser: another takes Chromium a second of work
+
+
 @contextmanager
 def visiting(browser: Any, path: Path, state: str = "", size: Sight = DESKTOP, theme: str = "light") -> Iterator[Visit]:
     """A page at a state, in a browser without a network; AssertionError at the end for anything that it did wrong."""
+    page = _tabs.pop(browser, None) or browser.new_context(offline=True).new_page()
     width, height = size
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme, offline=True)
+    page.set_viewport_size({"width": width, "height": height})
+    page.emulate_media(color_scheme=theme)
     try:
-        visit = Visit(context, path, state)
+        visit = Visit(page, path, state)
         yield visit
         assert not visit.wrong, visit.wrong
-    finally:
-        context.close()
+        visit.leave()
+    except BaseException:
+        page.context.close()  # nobody gets a tab in which something went wrong
+        raise
+    _tabs[browser] = page
