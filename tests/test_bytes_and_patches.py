@@ -10,6 +10,7 @@ import torch
 from transformers.models.blt import modeling_blt
 
 import attnscope
+from attnscope.drawing import about
 from attnscope.errors import ModelError
 from attnscope.explain.traced import explain_head
 from attnscope.model.geometry import geometry_of
@@ -215,6 +216,21 @@ def test_commands_name_the_maps(blt, tmp_path):
     held = call("parity", "-m", folder, SENTENCE)
     assert held.code == 0
     assert "unpooling 4 at level scores, decoder 4 at level full" in held.err
+
+
+@pytest.mark.slow
+def test_pictures_of_every_map_are_drawn(blt, tmp_path):
+    folder = str(tmp_path / "blt")
+    blt.model.save_pretrained(folder)
+    blt.tokenizer.save_pretrained(folder)
     drawn = call("heatmap", "-m", folder, "the bank", "--select", "pooling.0.1", "--out", str(tmp_path / "maps"), "-q")
     assert drawn.code == 0, drawn.err
     assert (tmp_path / "maps" / "pooling" / "heads" / "L00H01.png").exists()
+    assert all((tmp_path / "maps" / kind / "overview.png").exists() for kind in PART_OF.values())
+
+
+def test_pictures_say_of_how_many_tokens_or_patches_they_are(blt, seen):
+    tokens, patches = len(seen.queries), len(patches_of(blt))
+    for kind, one in seen.stacks.items():
+        counted = f"{patches} patches" if kind == "global" else f"{tokens} tokens"
+        assert about(one).line.endswith(counted)

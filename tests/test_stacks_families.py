@@ -267,12 +267,17 @@ def test_short_texts(family: str, tokens: int) -> None:
 POOLED = [
     {},
     {"block_sizes": [1] * 3},
-    {"block_sizes": [1] * 4},
     {"block_sizes": [1] * 3, "separate_cls": False},
-    {"block_sizes": [1] * 2, "truncate_seq": False},
-    {"block_sizes": [1] * 4, "truncate_seq": False},
     {"block_sizes": [1] * 3, "attention_type": "factorized"},
-    {"block_sizes": [3]},
+    *(
+        pytest.param(one, marks=pytest.mark.slow)
+        for one in (
+            {"block_sizes": [1] * 4},
+            {"block_sizes": [1] * 2, "truncate_seq": False},
+            {"block_sizes": [1] * 4, "truncate_seq": False},
+            {"block_sizes": [3]},
+        )
+    ),
 ]
 
 

@@ -462,17 +462,17 @@ def _kinds(text: Any, stack: str) -> list[str]:
     known = family(text.model_type)
     if kind := known.without_softmax or (known.kind and known.kind(text, stack)):
         return [kind] * count
-    kinds = [KINDS.get(name, name) for name in _named(text) or [_only_kind(text)] * count]
+    kinds = [KINDS.get(name, name) for name in _named(text, count) or [_only_kind(text)] * count]
     if _has_mamba(text):
         kinds = ["ssm" if kind == "linear" else kind for kind in kinds]
     cross = _first(text, "cross_attention_layers") or ()
     return ["cross" if index in cross else kind for index, kind in enumerate(kinds)]
 
 
-def _named(text: Any) -> Sequence[str]:
+def _named(text: Any, count: int) -> Sequence[str]:
     """What the config calls each layer; nothing where it has no list of them."""
     names = _first(text, "layer_types", "layers_block_type", "attention_layers")
-    return names if isinstance(names, list | tuple) and len(names) == _count(text, DECODER) else ()
+    return names if isinstance(names, list | tuple) and len(names) == count else ()
 
 
 def _has_mamba(text: Any) -> bool:
@@ -483,7 +483,7 @@ def _beside(text: Any, count: int) -> list[str]:
     """What each layer computes beside its attention: with a Mamba in the config and no list of the layers that are one,
     all have it; with such a list those that it calls hybrid.
     """
-    names = _named(text) or ["hybrid"] * count
+    names = _named(text, count) or ["hybrid"] * count
     return ["ssm" if _has_mamba(text) and name == "hybrid" else "" for name in names]
 
 
