@@ -129,6 +129,9 @@ def test_what_is_not_known_is_said(models: dict[str, LoadedModel], field: str, m
     padded = {"pixel_attention_mask": torch.tensor([[[[1, 0]]]])}
     config = models["idefics3"].model.config
     assert "padding" in arrangements_of(config, [], padded)[VISION].unknown
+    qwen, one = models["qwen3_vl"].model.config, {"image_grid_thw": torch.tensor([[1, 4, 4]])}
+    twice = [qwen.image_token_id, 5, qwen.image_token_id]
+    assert "do not fit" in arrangements_of(qwen, twice, one)[DECODER].unknown
 
 
 def test_what_a_small_picture_cannot_show(models: dict[str, LoadedModel], place: Path, field: str) -> None:

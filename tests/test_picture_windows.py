@@ -104,7 +104,7 @@ def own_weights(model: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch) -> lis
     return layers
 
 
-@pytest.mark.parametrize("size", [(160, 80), (84, 200)])
+@pytest.mark.parametrize("size", [pytest.param((160, 80), marks=pytest.mark.slow), (84, 200)])
 def test_weights_are_the_towers_own_at_true_places(
     size: tuple[int, int], loaded: LoadedModel, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +144,7 @@ def test_fused_is_eager(loaded: LoadedModel, field: str) -> None:
     assert {check.queries for check in eager.report.calls} == {40}
 
 
+@pytest.mark.slow
 def test_of_several_pictures_the_first_is_read(loaded: LoadedModel, field: str) -> None:
     one, two = (attnscope.capture(loaded, TEXT, picture=given) for given in (field, [field, field]))
     for layer, weights in two.of(VISION).weights.items():

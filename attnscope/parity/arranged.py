@@ -6,7 +6,7 @@ Shapes: T token, A axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -28,7 +28,7 @@ class Arrangement:
 
     axes_AT: Tensor | None = None
     block_T: Tensor | None = None
-    window_T: Tensor | None = field(default=None)
+    window_T: Tensor | None = None
     unknown: str = ""
 
     def blocks(self, layer: Any) -> Tensor | None:
@@ -47,17 +47,24 @@ def arrangements_of(config: Any, ids: Sequence[int], given: Mapping[str, Tensor]
     >>> arrangements_of(model.config, prompt.ids, {"image_grid_thw": torch.tensor([[1, 4, 6]])})["vision"].axes_AT.shape
     torch.Size([2, 24])
     """
-    grids = [tuple(grid) for grid in given["image_grid_thw"].tolist()] if "image_grid_thw" in given else []
-    merge = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
     found = dict.fromkeys(CROSSING, Arrangement(unknown="which bytes a patch has, its entropy model says"))
-    if grids and merge:
-        image_T, sides = [one == config.image_token_id for one in ids], [(h // merge, w // merge) for _, h, w in grids]
-        found |= {DECODER: Arrangement(mixed_positions(image_T, sides)), VISION: _tower(config.vision_config, grids)}
+    if "image_grid_thw" in given:
+        try:
+            found |= _on_grids(config, ids, [tuple(grid) for grid in given["image_grid_thw"].tolist()])
+        except (RuntimeError, ValueError, TypeError, AttributeError):  # a family that means something else by them
+            found |= dict.fromkeys((DECODER, VISION), Arrangement(unknown="its pictures' sizes do not fit its tokens"))
     if "token_type_ids" in given:
         found[DECODER] = _blocks(config, given["token_type_ids"][0])
     if not given.get("pixel_attention_mask", torch.ones(1)).all():
         found[VISION] = Arrangement(unknown="its tiles have padding, which the oracle takes from the model's mask")
     return found
+
+
+def _on_grids(config: Any, ids: Sequence[int], grids: Sequence[Any]) -> dict[str, Arrangement]:
+    """By the frames, rows and columns of each picture's patches."""
+    merge, image_T = config.vision_config.spatial_merge_size, [one == config.image_token_id for one in ids]
+    sides = [(rows // merge, columns // merge) for _, rows, columns in grids]
+    return {DECODER: Arrangement(mixed_positions(image_T, sides)), VISION: _tower(config.vision_config, grids)}
 
 
 def _tower(config: Any, grids: Sequence[tuple[int, int, int]]) -> Arrangement:

@@ -7,6 +7,7 @@ import io
 import json
 from base64 import b64decode
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,11 @@ import torch
 from PIL import Image, PngImagePlugin
 
 import attnscope
+from attnscope.measure.layers import LayerKey
+from attnscope.measure.relations import KeptKeys
 from attnscope.stacks import DECODER, VISION
+from attnscope.text.prompt import Patch, Prompt
+from attnscope.viewer.side import ahead
 from helpers.browsing import visiting
 from helpers.command_line import Result, call
 from helpers.pages import Read, read
@@ -75,7 +80,7 @@ def own(folder: str, seen: Any) -> dict[tuple[str, int], torch.Tensor]:
     return found | {(VISION, layer): one[0] for layer, one in enumerate(tower.attentions)}
 
 
-@pytest.mark.parametrize("family", ["llava", "gemma3"])
+@pytest.mark.parametrize("family", ["llava", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_decoder_and_tower_are_on_one_axis(family: str, place: Path, llava: str, field: str, page: Path) -> None:
     folder = llava if family == "llava" else saved(family, place)
     seen = attnscope.capture(attnscope.load(folder), TEXT, picture=field)
@@ -127,6 +132,19 @@ def test_pictures_are_encoded_anew_and_patches_lie_where_they_were_cut(page: Pat
         assert number == 0
         assert tuple(box) == pytest.approx(prompt.patches[token].box)
         assert side["tokens"]["label"][token].startswith("img ")
+
+
+def test_who_looks_ahead_is_read_off_weights_and_off_the_strongest_keys() -> None:
+    """Queries 1 and 2 see each other, as tokens of one picture do."""
+    key, weights = LayerKey(0, DECODER), torch.eye(4).expand(2, -1, -1).clone()
+    prompt = Prompt("", (0,) * 4, ("a",) * 4, ("a",) * 4, (True,) * 4, ("",) * 4, (), patches={1: Patch(0, None)})
+    seen = SimpleNamespace(queries=prompt, weights={key: weights}, kept_keys=None)
+    assert ahead(seen, key) is None  # type: ignore[arg-type]
+    weights[1, 1, 2] = 0.5
+    assert ahead(seen, key).tolist() == [1, 3, 3, 4]  # type: ignore[arg-type, union-attr]
+    strongest = KeptKeys([0, 1], *weights.topk(2), query=range(4))
+    kept = SimpleNamespace(queries=prompt, weights={}, kept_keys={key: strongest})
+    assert ahead(kept, key).tolist() == [1, 3, 3, 4]  # type: ignore[arg-type, union-attr]
 
 
 def test_a_large_picture_is_made_smaller(place: Path) -> None:
@@ -188,7 +206,7 @@ def test_a_click_on_the_picture_asks_about_a_patch(browser: Any, page: Path, lla
         canvas.click(position=at)
         visit.settled(query=count + 6)
         panel.locator(".note", has_text="on the picture").wait_for()
-        for view in ("model", "metrics", "head", "matrix", "text", "token"):
+        for view in ("model", "matrix", "text"):
             visit.go(view=view, at=3, head=1, query=count + 6)
             visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
 
