@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ def imports(source, module, is_package=False):
     return found
 
 
+@cache
 def imports_of(module):
     path = SOURCES[module]
     return imports(path.read_text(encoding="utf-8"), module, path.name == "__init__.py")

@@ -45,6 +45,14 @@ def listed(folder: Path) -> set[str]:
 # whose it is
 
 
+@pytest.fixture(scope="module")
+def of_story(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that others are refused beside; nothing writes to it."""
+    out = tmp_path_factory.mktemp("story") / "runs"
+    assert call("heads", "--text", STORY, "--top", "2", "--out", str(out), "-q").code == 0
+    return out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -56,11 +64,10 @@ def listed(folder: Path) -> set[str]:
         (("heads", "--ids", "{ids}", "--top", "2"), "tokens), now '<s>the' (2 tokens)"),
     ],
 )
-def test_another_run_is_refused_before_the_forward_pass(tmp_path, arguments, says, monkeypatch):
-    out, ids = tmp_path / "runs", tmp_path / "ids"
+def test_another_run_is_refused_before_the_forward_pass(tmp_path, of_story, arguments, says, monkeypatch):
+    out, ids = of_story, tmp_path / "ids"
     ids.write_text("0 423")
     arguments = [one.format(ids=ids) for one in arguments]
-    assert call("heads", "--text", STORY, "--top", "2", "--out", str(out), "-q").code == 0
     before = files_of(out)
     monkeypatch.setattr("attnscope.run.observe", None)
     result = call(*arguments, "--out", str(out))
