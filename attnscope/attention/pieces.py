@@ -31,6 +31,7 @@ from attnscope.attention.questions import (
     TopK,
 )
 from attnscope.attention.spec import AttentionSpec
+from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.visibility import Visibility
 
 
@@ -119,6 +120,15 @@ class PieceAttention(AttentionOperator):
         found = torch.empty_like(joined)
         found[:, self.order_T] = joined
         return found[None]
+
+
+class RowsAttention(TiledAttention):
+    """P of many short texts, known by q and k: a block of rows of all of them at once, where tiles go text by text."""
+
+    def together(self, questions: Iterable[Question]) -> Mapping[Question, Any]:
+        found = AttentionOperator.together(self, questions)
+        self.answered_by.update({type(question).__name__: "rows" for question in found})
+        return found
 
 
 def _whole(piece: AttentionOperator, some: Tensor) -> Tensor:

@@ -97,16 +97,12 @@ class Eager(Engine):
 
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
         output, weights = own()
-        call = self.call(place, spec, output, weights)
-        with full_precision(call.P.device):
+        P: AttentionOperator = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
+        call = AttentionCall(place, P, spec, weights, output)
+        with full_precision(P.device):
             check = self.check(call, own)
             on_call(call)
         return output, check
-
-    def call(self, place: Place, spec: AttentionSpec, output: Tensor, weights: Tensor | None) -> AttentionCall:
-        """The call, of which the model's own attention gave output and weights, None where it keeps no matrix."""
-        P: AttentionOperator = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
-        return AttentionCall(place, P, spec, weights, output)
 
     @staticmethod
     def check(call: AttentionCall, own: OwnAttention) -> CallCheck:
@@ -264,11 +260,6 @@ def engine_named(name: str, listen: bool = False) -> Engine:
     if name == Compiled.name and not compiled.installed():
         raise UsageError("the engine numba needs Numba, which is not installed", "pip install 'attnscope[fast]'")
     return BESIDE.get(name, ENGINES[name]) if listen else ENGINES[name]
-
-
-def beside(engine: Engine) -> Eager | None:
-    """The engine that answers as this one does and leaves the outputs to the model; None where it changes them."""
-    return engine if isinstance(engine, Eager) else Beside(engine) if isinstance(engine, Tiled) else None
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

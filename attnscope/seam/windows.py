@@ -14,9 +14,11 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.pieces import RowsAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.seam.call import AttentionCall, CallCheck, Place
-from attnscope.seam.engines import Engine, OnCall, OwnAttention, beside, full_precision
+from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
 from attnscope.seam.pieces import joined, joined_checks
 
 
@@ -39,7 +41,6 @@ class InWindows:
 
     def __init__(self, patches: Sequence[Sequence[int]], engine: Engine, on_call: OnCall) -> None:
         self.patches, self.engine, self.on_call = patches, engine, on_call
-        self.teller = beside(engine)
         self.order_T = torch.tensor(list(chain(*patches)))
         self.groups = of_equal_size(patches)
         self.waiting: dict[nn.Module, list[Heard]] = {}
@@ -48,7 +49,7 @@ class InWindows:
         """A call's output, and how it held; None of one that is told when its module is done."""
         if spec.q_BHQD.shape[2] == len(self.order_T):
             return self.engine.run(place, spec, own, lambda call: self.on_call(joined([call], [self.order_T])))
-        if self.teller is None or not _plain(spec):
+        if self.engine.alters or not _plain(spec):
             return self.engine.run(place, spec, own, self.on_call)
         output, weights = own()
         self.waiting.setdefault(own.module, []).append(Heard(place, spec, own, output, weights))
@@ -66,12 +67,13 @@ class InWindows:
 
     def _told(self, heard: Sequence[Heard]) -> tuple[AttentionCall, CallCheck]:
         """Calls of equal size as those of one batch of texts, and how they held."""
-        assert self.teller is not None
         one = _stacked(heard)
-        call = self.teller.call(one.place, one.spec, one.output_BQHV, one.weights_BHQK)
-        with full_precision(call.P.device):
-            check = self.teller.check(call, one.own)
-        tokens = call.P.batch * call.P.keys
+        weights, spec = one.weights_BHQK, one.spec
+        P = RowsAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
+        call = AttentionCall(one.place, P, spec, weights, one.output_BQHV)
+        with full_precision(P.device):
+            check = Eager.check(call, one.own)
+        tokens = P.batch * P.keys
         return call, replace(check, keys=tokens, queries=tokens)
 
 
