@@ -128,6 +128,7 @@ def _observed(
         engine=engine,
         expected_layers=[(layer, kind) for kind, layers in stacks.items() for layer in layers if kind != VISION],
         windows=loaded.geometry.windows,
+        patches=readings[VISION].prompts[0].windows if VISION in readings else (),
         calls_alone=not ((mixed and padding.to_be_tried(loaded.model, reads.shape[1])) or prompts[0].patches),
         **inputs,
     )

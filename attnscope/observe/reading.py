@@ -6,9 +6,7 @@ Shapes: B text, N heads of all layers, H heads of a layer, Q query, T token, k k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
-from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +33,6 @@ from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
 from attnscope.observe.probing import probes_of, root_of, texts_of
 from attnscope.observe.request import Asked, Request
 from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport
-from attnscope.seam.pieces import joined, joined_checks
 from attnscope.stacks import CSA, HCA, VISION
 
 if TYPE_CHECKING:
@@ -69,8 +66,6 @@ class Reading:
         self.probes = probes_of(asked, request)
         self.kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.probes}
         self.kv_of: dict[LayerKey, tuple[int, int]] = {}
-        self.waiting: dict[int, list[AttentionCall]] = {}  # of layers that attend window by window
-        self.pieces: dict[int, int] = {}  # how many of them were joined
 
     def heard(self, call: AttentionCall | CallCheck) -> bool:
         """Whether a call of the decoder is of these layers, over tokens and their summaries."""
@@ -84,11 +79,6 @@ class Reading:
         """
         if self.check and self._chooses_keys(call):
             raise PaddingError
-        found = self._in_windows(call) if self.prompts[0].windows else call
-        if found is not None:
-            self._read(found)
-
-    def _read(self, call: AttentionCall) -> None:
         if call.call > 0 or (call.P.queries, call.P.keys) != (self.texts.ids_BT.shape[1], self.key_count):
             return
         if self.kind == VISION and call.P.batch != len(self.prompts):  # it is given the picture in other parts
@@ -102,19 +92,6 @@ class Reading:
             if found is not None:
                 self.kept[name][key] = found
         self.advance(1)
-
-    def _in_windows(self, call: AttentionCall) -> AttentionCall | None:
-        """A tower's layer over a picture, its patches in their own order; None until all of its windows were read."""
-        if call.layer in self.pieces:  # of a picture before
-            return None
-        calls, windows = self.waiting.setdefault(call.layer, []), self.prompts[0].windows
-        calls.append(call)
-        whole, counts = tuple(chain(*windows)), [one.P.queries for one in calls]
-        places = next((one for one in ((whole,), windows) if counts == [len(part) for part in one]), None)
-        if places is None:
-            return None
-        self.pieces[call.layer] = len(calls)
-        return joined(self.waiting.pop(call.layer), [torch.tensor(part) for part in places])
 
     def _chooses_keys(self, call: AttentionCall) -> bool:
         """Whether the keys are not the tokens, or the mask hides some that the layer's causal and window rules show."""
@@ -148,7 +125,7 @@ class Reading:
             support=PerLayer({key: counts[min(row, len(counts) - 1)] for key, counts in self.supports.items()}),
             visible=PerLayer({key: self._visible(key) for key in self.kv_of}),
             received=self._received(row)[:keys_count],
-            report=replace(report, calls=self._checks(report.calls)) if self.pieces else report,
+            report=report,
             kv_of=PerLayer(self.kv_of),
             facts=facts,
             maps=self._maps(),
@@ -186,15 +163,6 @@ class Reading:
         chosen = self.request.view_of(self.request.weights).heads
         kept = range(heads) if chosen is None else chosen.get(key.layer, ())
         return sorted({head * kv_heads // heads for head in kept}) if self.request.view.by_kv else list(kept)
-
-    def _checks(self, checks: Sequence[CallCheck]) -> list[CallCheck]:
-        """How the calls held, those over the windows of a picture as one."""
-        found = []
-        for layer, of_layer in groupby(checks, lambda check: check.layer):
-            own = list(of_layer)
-            count = self.pieces.get(layer, 0)
-            found += [joined_checks(own[:count]), *own[count:]] if count else own
-        return found
 
     def _visible(self, key: LayerKey) -> str:
         known = self.layers.get(key.layer)

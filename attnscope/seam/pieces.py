@@ -1,6 +1,6 @@
 """Calls over pieces of a text, such as a vision tower's over its windows, as the one call that they amount to.
 
-Shapes: B text, H head, Q query, K key, D width of a head, N token of a piece.
+Shapes: B text, H head, Q query, K key, D width of a head, W piece of equal size, N token of a piece.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from attnscope.seam.call import AttentionCall, CallCheck
 
 
 def joined(calls: Sequence[AttentionCall], places: Sequence[Tensor]) -> AttentionCall:
-    """One call over the tokens of several, each of which stands at its places (N,) in the whole.
+    """One call over the tokens of several, each of whose texts stand at their places in the whole, (N,) or (W, N).
 
     >>> joined(calls, [torch.tensor([0, 1, 4, 5]), torch.tensor([2, 3, 6, 7])]).P.keys
     8
     """
-    back = torch.cat(list(places)).argsort()
+    back = torch.cat([place.flatten() for place in places]).argsort()
     P = PieceAttention([call.P for call in calls], places, _spec([call.spec for call in calls], back))
-    outputs = [call.output_BQHV for call in calls if call.output_BQHV is not None]
-    output_BQHV = torch.cat(outputs, 1)[:, back.to(P.device)] if len(outputs) == len(calls) else None
+    outputs = [call.output_BQHV.flatten(0, 1) for call in calls if call.output_BQHV is not None]
+    output_BQHV = torch.cat(outputs)[back.to(P.device)][None] if len(outputs) == len(calls) else None
     return AttentionCall(calls[0].place, P, P.spec, None, output_BQHV)
 
 
@@ -45,7 +45,8 @@ def in_one(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
 
 def _whole(call: AttentionCall) -> bool:
     """Whether all of a call's queries see all of its keys, which are the same tokens."""
-    return call.spec is not None and call.visible.mask is None and call.P.queries == call.P.keys
+    one_text = call.spec is not None and call.P.batch == 1
+    return one_text and call.visible.mask is None and call.P.queries == call.P.keys
 
 
 def _spec(specs: Sequence[AttentionSpec | None], back: Tensor) -> AttentionSpec | None:
@@ -54,7 +55,8 @@ def _spec(specs: Sequence[AttentionSpec | None], back: Tensor) -> AttentionSpec 
         return None
     back = back.to(there[0].device)
     q, k, v = (
-        torch.cat([getattr(spec, name) for spec in there], 2)[:, :, back] for name in ("q_BHQD", "k_BGKD", "v_BGKV")
+        torch.cat([getattr(spec, name).transpose(0, 1).flatten(1, 2) for spec in there], 1)[None, :, back]
+        for name in ("q_BHQD", "k_BGKD", "v_BGKV")
     )
     return replace(there[0], q_BHQD=q, k_BGKD=k, v_BGKV=v)
 

@@ -230,14 +230,16 @@ class Side:
     @cached_property
     def first(self) -> list[np.ndarray | None]:
         """For each layer the first key that each query sees, (T,); None where that is key 0."""
-        query_T = np.arange(len(self.seen.prompt), dtype="<i4")
-        return [None if key.kind == ENCODER else first_key(self.seen.visible[key], query_T) for key in self.at]
+        seen, query_T = self.seen, np.arange(len(self.seen.prompt), dtype="<i4")
+        return [
+            both_sides(seen, key)[0] if key.kind == ENCODER else first_key(seen.visible[key], query_T)
+            for key in self.at
+        ]
 
     @property
     def end(self) -> list[np.ndarray | None]:
         """For each layer what is behind the last key that each query sees, (T,); None where that is the query's own."""
-        count = len(self.seen.prompt)
-        return [np.full(count, count, "<i4") if key.kind == ENCODER else ahead(self.seen, key) for key in self.at]
+        return [both_sides(self.seen, key)[1] if key.kind == ENCODER else ahead(self.seen, key) for key in self.at]
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,22 @@ def first_key(visible: str, query_T: np.ndarray) -> np.ndarray | None:
     first_T = query_T - int(size) + 1 if kind == "window" else query_T - query_T % int(size)
     first_T = np.maximum(first_T, 0).astype(query_T.dtype)
     return first_T if first_T.any() else None
+
+
+def both_sides(seen: Observation, key: LayerKey) -> tuple[np.ndarray | None, np.ndarray]:
+    """The first key that each query of an encoder sees, (T,), None where that is key 0, and what is behind the last.
+
+    How far a window goes to either side, families count in ways of their own: it is read off the weights, as far as any
+    query gives one. Where none were kept, every query sees all keys.
+    """
+    count = len(seen.queries)
+    query_T, before, behind = np.arange(count, dtype="<i4"), count, count
+    if seen.visible[key].startswith("window ") and key in seen.weights:
+        some_QK = (seen.weights[key] > 0).any(0).byte()
+        before = int((query_T - some_QK.argmax(-1).numpy()).max())
+        behind = int((count - 1 - some_QK.flip(-1).argmax(-1).numpy() - query_T).max())
+    first_T = np.maximum(query_T - before, 0).astype("<i4")
+    return first_T if first_T.any() else None, np.minimum(query_T + behind + 1, count).astype("<i4")
 
 
 def ahead(seen: Observation, key: LayerKey) -> np.ndarray | None:

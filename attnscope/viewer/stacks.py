@@ -18,7 +18,7 @@ import numpy as np
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 from attnscope.text.prompt import Span
-from attnscope.viewer.side import Side, ahead, first_key
+from attnscope.viewer.side import Side, ahead, both_sides, first_key
 
 if TYPE_CHECKING:
     import torch
@@ -79,11 +79,15 @@ class StackedSide(Side):
         return along(query, of_stack.queries), along(start, of_stack.keys), len(self.seen.queries)
 
     def _first(self, key: LayerKey) -> np.ndarray | None:
+        if key.kind == ENCODER:
+            return both_sides(self.stacks[ENCODER], key)[0]
         query_Q = np.arange(len(self.stacks[key.kind].queries), dtype="<i4")
         return first_key(self.seen.visible[key], query_Q) if key.kind == DECODER else None
 
     def _end(self, key: LayerKey) -> np.ndarray | None:
         of_stack = self.stacks[key.kind]
+        if key.kind == ENCODER:
+            return both_sides(of_stack, key)[1]
         if key.kind != DECODER:
             return None
         ahead_Q = ahead(of_stack, key)

@@ -131,6 +131,24 @@ def test_a_page_of_an_encoder_shows_both_sides(tmp_path: Path) -> None:
     assert all(first is None for first in ends(found, "first"))
 
 
+def test_a_window_to_both_sides_hides_what_the_model_gives_no_weight(tmp_path: Path) -> None:
+    model = tiny("modernbert", vocab_size=2000, local_attention=4)
+    loaded = attnscope.load(str(with_tokenizer(model, tmp_path / "modernbert")), device="cpu")
+    seen = attnscope.capture(loaded, f"{SOURCE} and was old", request=attnscope.Request(weights=True))
+    found, count = Read(seen.page().html), len(seen.queries)
+    weights, windowed = own(model, torch.tensor([seen.queries.ids])), []
+    for layer, first_T, end_T in zip(
+        found.said["sides"][0]["layers"], ends(found, "first"), ends(found, "end"), strict=True
+    ):
+        some_QK = (weights[ENCODER, layer["layer"]][0] > 0).any(0)
+        first_T = np.zeros(count, int) if first_T is None else first_T
+        for query, (first, end) in enumerate(zip(first_T, end_T, strict=True)):
+            assert some_QK[query].nonzero()[:, 0].tolist() == list(range(first, end))
+        windowed.append(not some_QK.all())
+        assert windowed[-1] == layer["visible"].startswith("window")
+    assert set(windowed) == {True, False}
+
+
 @pytest.fixture(scope="module")
 def tables(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that lists every key."""
