@@ -45,7 +45,7 @@ def given_of(
     """
     if len(run.calls) > 1 or run.output_BTE is None:
         raise UnreadableError("its module attends more than once, or outside its own forward")
-    if is_prefix(run.arguments.get("past_key_values")):
+    if any(map(is_prefix, run.arguments.values())):
         raise UnreadableError("its first keys and values are an adapter's, which no hidden states have made")
     parameters = _parameters(run, layout)
     if any(parameter.is_meta for parameter in parameters.values()):

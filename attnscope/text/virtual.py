@@ -19,7 +19,7 @@ def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -
     count = len(ids)
     unasked = count if keys_alone else 0
     if not ids or prompt.ids[:count] == tuple(ids):
-        return replace(prompt, unasked=unasked) if unasked else prompt
+        return prompt if prompt.unasked == unasked else replace(prompt, unasked=unasked)
     names = tuple(f"virtual {number}" for number in range(count))
     return replace(
         prompt,
