@@ -159,6 +159,8 @@ def prepare(
             "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
         )
     _check_reads(loaded, text)
+    if request.rollout or request.operands:
+        loaded.check_queries("a rollout" if request.rollout else "what keeps q and k")
     task = loaded.geometry.task
     _check_task(task, generate, answer, target)
     of_two = task == "seq2seq"
@@ -282,19 +284,23 @@ def _prompt(
         with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat)) as read:
             prompt = read(text, chat, most, truncate, answer)
         loaded.check_ids(prompt.ids)
-        return with_virtual(prompt, loaded.virtual)
+        return _with_virtual(loaded, prompt)
     check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
     if isinstance(text, Prompt):
-        prompt = with_virtual(text, loaded.virtual)
+        prompt = _with_virtual(loaded, text)
     else:
         ids = text[len(loaded.virtual) * (list(text[: len(loaded.virtual)]) == list(loaded.virtual)) :]
-        prompt = with_virtual(from_ids(loaded.tokenizer, ids, max_tokens=most, truncate=truncate), loaded.virtual)
+        prompt = _with_virtual(loaded, from_ids(loaded.tokenizer, ids, max_tokens=most, truncate=truncate))
     if not answer:
         return prompt if answer is None else replace(prompt, answer=len(prompt))
     if isinstance(answer, str):
         raise UsageError("the text is token ids, and its answer is not", "give both as text, or both as token ids")
     check_ids(loaded, answer)
     return answers.continued(loaded.tokenizer, prompt, answer)
+
+
+def _with_virtual(loaded: LoadedModel, prompt: Prompt) -> Prompt:
+    return with_virtual(prompt, loaded.virtual, keys_alone=loaded.prefix is not None)
 
 
 def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:

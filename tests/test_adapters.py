@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import (
+    IA3Config,
+    LoraConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptLearningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -292,13 +300,6 @@ def test_what_is_not_a_change_of_weights_is_refused(tmp_path: Path, changes: dic
     assert "this" not in sys.modules
 
 
-def test_keys_without_queries_are_refused(tmp_path: Path) -> None:
-    adapter = an_adapter(tmp_path / "a", config=PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    assert "(PREFIX_TUNING) gives every layer keys and values that no token has made" in refusal(
-        ModelError, model=str(adapter)
-    )
-
-
 def test_an_adapter_without_peft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     assert refusal(ModelError, model=str(folder)) == 'reading an adapter needs peft; pip install "attnscope[peft]"'
@@ -322,9 +323,10 @@ def test_a_wrapped_model_is_read_inside_its_wrapper(
     torch.testing.assert_close(weights(wrap(model, demo.tokenizer)), weights(expected), rtol=0, atol=0)
 
 
-def test_a_wrapper_that_adds_tokens_is_refused(demo: LoadedModel) -> None:
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_a_wrapper_that_adds_tokens_is_refused(demo: LoadedModel, kind: type[PromptLearningConfig]) -> None:
     model = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32")
-    prompted = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    prompted = get_peft_model(model, kind(task_type="CAUSAL_LM", num_virtual_tokens=3))
     with pytest.raises(ModelError, match="more than a change of weights"):
         wrap(prompted, demo.tokenizer)
 

@@ -98,6 +98,7 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
     from attnscope.run import prepare
 
     def ready(loaded: LoadedModel, text: Text, request: Request, chat: bool, follows: Answer, **more: Any) -> Run:
+        loaded.check_queries("a page")
         how: dict[str, Any] = more | {"engine": asked.engine, "memory": asked.memory, "listen": asked.listen}
         with answering(follows, pages.quiet) as answer:
             return prepare(loaded, text, request, chat=chat, truncate=asked.truncate, **how, **answer)

@@ -98,6 +98,21 @@ class LoadedModel:
             return range(embeddings.num_embeddings - count, embeddings.num_embeddings) if count else ()
         return ()
 
+    @property
+    def prefix(self) -> Any:
+        """What the model's forward is given as its cache, where virtual tokens are keys and values of its layers."""
+        with suppress(NotImplementedError):
+            return getattr(self.model.get_input_embeddings(), "prefix", None)
+        return None
+
+    def check_queries(self, what: str) -> None:
+        """Raise ModelError where `what` needs every token's query, and an adapter's virtual tokens have keys alone."""
+        if self.prefix is not None:
+            raise ModelError(
+                f"{what} needs the query of every token, and {len(self.virtual)} virtual ones of {self.name} have none",
+                "use attnscope heads, relations, heatmap or text",
+            )
+
     def check_bare(self, what: str) -> None:
         """Raise ModelError where `what` reads texts alone, and an adapter puts tokens before them."""
         if self.virtual:

@@ -80,7 +80,8 @@ def observe(
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance)
 
-    if POOLING in loaded.geometry.beside or any((one.source or one.prompt).inputs for one in asked):
+    alone = any((one.source or one.prompt).inputs or one.prompt.unasked for one in asked)
+    if POOLING in loaded.geometry.beside or alone:
         # whose numbers of parts differ
         return [one_pass([one])[0] for one in asked]
     lengths = {one.lengths for one in asked}

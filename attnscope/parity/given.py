@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnscope.model.placed import weights_of
+from attnscope.model.virtual import is_prefix
 from attnscope.parity.adapted import adapted
 from attnscope.parity.arranged import PLAIN, Arrangement
 from attnscope.reference.given import Given, UnreadableError
@@ -36,14 +37,16 @@ def given_of(
     config: the model's (the text part). layer: index, heads, kv_heads, kind and window of the layer. device: where the
     oracle computes, the module's own device where it is None. arrangement: of the tokens of a text with pictures.
     Raises UnreadableError for a module that attends more than once or outside its own forward, where its weights are
-    offloaded to where nobody finds them, where an adapter changes them in another way than LoRA, and in cross-attention
-    where the encoder's states did not come by a known name.
+    offloaded to where nobody finds them, where an adapter changes them in another way than LoRA or brings keys and
+    values, and in cross-attention where the encoder's states did not come by a known name.
 
     >>> given_of(run, layout, config, layer).hidden_BTE.dtype
     torch.float64
     """
     if len(run.calls) > 1 or run.output_BTE is None:
         raise UnreadableError("its module attends more than once, or outside its own forward")
+    if any(map(is_prefix, run.arguments.values())):
+        raise UnreadableError("its first keys and values are an adapter's, which no hidden states have made")
     parameters = _parameters(run, layout)
     if any(parameter.is_meta for parameter in parameters.values()):
         raise UnreadableError("its weights are offloaded")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.model.placed import hooks_of
+from attnscope.model.virtual import is_prefix
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.listen import listening
 from attnscope.seam.pieces import in_one
@@ -155,7 +156,7 @@ class ModuleRecorder:
         Cosines and sines are asked again of the model's own rotary module, which rounds them to what it is given.
         """
         module = _float32_copy(run.module)
-        kwargs = {name: value for name, value in run.kwargs.items() if name not in CACHES}
+        kwargs = {name: value for name, value in run.kwargs.items() if name not in CACHES or is_prefix(value)}
         again = ModuleRun(module, _mapped(run.args, self._float32), _mapped(kwargs, self._float32))
         again.original, again.first, again.caveat = run, run.first, _caveat(run.module)
         with listening(module, again.calls.append), torch.no_grad():

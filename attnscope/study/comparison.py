@@ -246,6 +246,8 @@ class _Passes:
         self, first: Reading, other: Reading, maps: Mapping[str, Heads], memory: str | None, advance: Advance
     ) -> None:
         check_alike(first.loaded, other.loaded)
+        for one in (first, other):
+            one.loaded.check_queries("a comparison")
         if first.source is None:
             first.loaded.check_task("one text at a time", DECODER, ENCODER)
         self.pair, self.maps = Pair.of(first, other), maps

@@ -61,7 +61,8 @@ class Prompt:
     the hash of what they were made of. `step`: seconds from one token to the next, where they are frames of a sound.
     `patches` are the tokens that stand for parts of pictures, and `tower` is how a vision tower reads these: a prompt
     for each text of its batch, whose tokens are patches; `windows` are those of such a prompt, in the order in which
-    the tower reads them: the tokens of each. `images` are the pictures themselves, to be drawn on.
+    the tower reads them: the tokens of each. `images` are the pictures themselves, to be drawn on. The first `unasked`
+    tokens are keys and no queries: those of prefix tuning.
     """
 
     text: str
@@ -81,6 +82,7 @@ class Prompt:
     tower: tuple["Prompt", ...] = field(default=(), repr=False, compare=False)
     windows: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
     images: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    unasked: int = 0
 
     def __post_init__(self) -> None:
         if not self.characters:  # of ids, or of a manifest from before they were written down

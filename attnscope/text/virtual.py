@@ -8,15 +8,18 @@ from dataclasses import replace
 from attnscope.text.prompt import Prompt, Span
 
 
-def with_virtual(prompt: Prompt, ids: Sequence[int]) -> Prompt:
-    """The tokens with virtual ones before them, key 0 the first of these; as it is where they stand there already.
+def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -> Prompt:
+    """The tokens with virtual ones before them, key 0 the first of these, unless they stand there already.
+
+    keys_alone: whether they have no queries, as prefix tuning's.
 
     >>> with_virtual(prompt, [2000, 2001]).tokens[:2]
     ('virtual 0', 'virtual 1')
     """
     count = len(ids)
+    unasked = count if keys_alone else 0
     if not ids or prompt.ids[:count] == tuple(ids):
-        return prompt
+        return prompt if prompt.unasked == unasked else replace(prompt, unasked=unasked)
     names = tuple(f"virtual {number}" for number in range(count))
     return replace(
         prompt,
@@ -27,4 +30,5 @@ def with_virtual(prompt: Prompt, ids: Sequence[int]) -> Prompt:
         plain=(*(f"{name.replace(' ', '_')} " for name in names), *prompt.plain),  # a word each, to align texts by
         turns=tuple(Span(turn.start + count, turn.stop + count, turn.name) for turn in prompt.turns),
         characters=(*((0, 0),) * count, *prompt.characters),
+        unasked=unasked,
     )
