@@ -244,8 +244,10 @@ class _Search:
 
     def _text(self, text: str) -> list[Place]:
         """Where the text stands as whole words; where it never does, parts of words. Special tokens by their names."""
-        at = [found.start() for found in re.finditer(f"(?={re.escape(text)})", self.said)]
-        spans = [(start, start + len(text)) for start in at]
+        spans, at = [], self.said.find(text)
+        while at >= 0:  # also where two of them share letters
+            spans.append((at, at + len(text)))
+            at = self.said.find(text, at + 1)
         if not (places := self._touched(spans, self._whole)) and (places := self._touched(spans)):
             self.notes.append(f"{shown.brief(text)} stands in no whole word: parts of words were taken")
         return sorted(places + self._unwritten(text))
