@@ -5,7 +5,7 @@ Shapes: T token, A axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnscope.model.geometry import window_side
+from attnscope.reference.blocks import BLOCKS
 from attnscope.reference.grids import grid_positions, mixed_positions, windows
 from attnscope.stacks import CROSSING, DECODER, VISION
 
@@ -82,19 +83,6 @@ def _tower(config: Any, grids: Sequence[tuple[int, int, int]]) -> Arrangement:
     starts = accumulate((int(window_T.max()) + 1 for window_T in in_windows), initial=0)
     apart = [start + window_T for start, window_T in zip(starts, in_windows, strict=False)]
     return Arrangement(torch.cat(axes, 1), torch.cat(blocks), torch.cat(apart) if side else None)
-
-
-def _runs(image_T: Tensor) -> Tensor:
-    """Each run of tokens that are a picture's is a block."""
-    begins_T = image_T & ~torch.nn.functional.pad(image_T, (1, 0))[:-1]
-    return torch.where(image_T, begins_T.cumsum(0), -1)
-
-
-# What families say with the types of tokens: which of them see each other.
-BLOCKS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "gemma3": lambda type_T: _runs(type_T == 1),  # the tokens of each picture
-    "paligemma": lambda type_T: torch.where(type_T == 0, 0, -1),  # all of the prompt, and none of the answer
-}
 
 
 def _blocks(config: Any, type_T: Tensor) -> Arrangement:

@@ -29,7 +29,7 @@ from attnscope.seam.call import CaptureReport
 from attnscope.seam.choice import read_size
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
-from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS, NAMES
+from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS, NAMES, TASKS
 from attnscope.study.statistics import Effects, paired
 from attnscope.text.align import Units, units
 from attnscope.text.tokens import Chosen
@@ -218,7 +218,12 @@ def compare(
 
 
 def check_alike(first: LoadedModel, other: LoadedModel) -> None:
-    """Raise UsageError where heads have no counterpart: other stacks, layers, or numbers of heads."""
+    """Raise UsageError where heads have no counterpart: other stacks, layers, or numbers of heads.
+
+    Raises ModelError for a model whose layers do not all read tokens.
+    """
+    for loaded in (first, other):
+        loaded.check_task("a comparison", *TASKS)
     one, two = first.geometry, other.geometry
     if one.task != two.task:
         raise UsageError(
