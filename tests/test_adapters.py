@@ -26,7 +26,7 @@ from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, ident
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
 from attnscope.seam.projection import output_projections, projection
-from helpers.brought import an_adapter
+from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call
 from helpers.folders import saved
 
@@ -55,13 +55,6 @@ def weights(loaded: LoadedModel) -> torch.Tensor:
     return torch.stack(list(attnscope.capture(loaded, TEXT).weights.values()))
 
 
-def in_peft(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    """What PEFT's own model gives as its attentions."""
-    base = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32", attn_implementation="eager")
-    with torch.no_grad():
-        return torch.cat(PeftModel.from_pretrained(base, str(folder))(ids, output_attentions=True).attentions)
-
-
 def refusal(error: type[AttnscopeError], **options: object) -> str:
     with pytest.raises(error) as caught:
         load(LoadOptions(**options))
@@ -74,7 +67,7 @@ def refusal(error: type[AttnscopeError], **options: object) -> str:
 
 
 def test_weights_are_those_of_peft(folder: Path, merged: LoadedModel, beside: LoadedModel, demo: LoadedModel) -> None:
-    ids = torch.tensor([attnscope.capture(beside, TEXT).prompt.ids])
+    ids = attnscope.capture(beside, TEXT).prompt.ids
     expected = in_peft(folder, ids)
     torch.testing.assert_close(weights(beside), expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(weights(merged), weights(beside), rtol=0, atol=1e-5)

@@ -27,7 +27,7 @@ from attnscope.reference.rules import AXES
 from attnscope.run import prepare
 from attnscope.stacks import DECODER, VISION
 from helpers import picture_models
-from helpers.picture_models import TEXT, picture, saved
+from helpers.picture_models import TEXT, Models, picture, saved
 
 SAID = "What is on the river bank?"
 FULL = {DECODER: "full", VISION: "full"}
@@ -45,12 +45,7 @@ def field(place: Path) -> str:
 
 @pytest.fixture(scope="module")
 def models(place: Path) -> dict[str, LoadedModel]:
-    class Loaded(dict[str, LoadedModel]):
-        def __missing__(self, family: str) -> LoadedModel:
-            self[family] = attnscope.load(saved(family, place))
-            return self[family]
-
-    return Loaded()
+    return Models(place)
 
 
 def and_slowly(quick: str, *slow: str) -> list[Any]:

@@ -23,7 +23,7 @@ from attnscope.parity import check_parity
 from attnscope.run import prepare
 from attnscope.stacks import DECODER, VISION
 from helpers.command_line import Result, call
-from helpers.picture_models import FAMILIES, picture, saved
+from helpers.picture_models import FAMILIES, Models, picture, saved
 
 TEXT = "What is on the river bank?"
 BOTH_WAYS = ("gemma3", "paligemma")  # whose image tokens see each other
@@ -41,12 +41,7 @@ def field(place: Path) -> str:
 
 @pytest.fixture(scope="module")
 def models(place: Path) -> dict[str, LoadedModel]:
-    class Loaded(dict[str, LoadedModel]):
-        def __missing__(self, family: str) -> LoadedModel:
-            self[family] = attnscope.load(saved(family, place))
-            return self[family]
-
-    return Loaded()
+    return Models(place)
 
 
 def own(model: Any, ids: tuple[int, ...], inputs: Any) -> Any:

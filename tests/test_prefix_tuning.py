@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel, PrefixTuningConfig
+from peft import PrefixTuningConfig
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 import attnscope
 from attnscope.errors import InputError, ModelError
 from attnscope.model import adapters
 from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, load
 from attnscope.parity import check_parity
-from helpers.brought import an_adapter
+from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call
 from helpers.folders import saved
 
@@ -41,15 +40,6 @@ def loaded(folder: Path) -> LoadedModel:
 @pytest.fixture(scope="module")
 def expected(folder: Path, loaded: LoadedModel) -> torch.Tensor:
     return in_peft(folder, loaded.tokenizer(TEXT).input_ids)
-
-
-def in_peft(folder: Path, ids: list[int], base: Path = DEMO_FOLDER) -> torch.Tensor:
-    """What PEFT's own model gives as its attentions, (layers, H, T, v + T): its virtual tokens have no rows."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype="float32", attn_implementation="eager")
-    with torch.no_grad():
-        found = PeftModel.from_pretrained(model, str(folder)).eval()(torch.tensor([ids]), output_attentions=True)
-    assert found.attentions[0].shape[-2:] == (len(ids), COUNT + len(ids))
-    return torch.cat(found.attentions)
 
 
 def weights(seen: attnscope.Observation) -> torch.Tensor:

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel, PromptEncoderConfig, PromptTuningConfig
+from peft import PromptEncoderConfig, PromptTuningConfig
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 import attnscope
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.model import adapters
 from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, load
 from attnscope.parity import check_parity
-from helpers.brought import an_adapter
+from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call
 from helpers.folders import saved
 
@@ -38,14 +37,6 @@ def tuned(folder: Path, kind: str = "prompt", base: Path = DEMO_FOLDER) -> Path:
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> LoadedModel:
     return load(LoadOptions(model=str(folder)))
-
-
-def in_peft(folder: Path, ids: list[int], base: Path = DEMO_FOLDER) -> torch.Tensor:
-    """What PEFT's own model gives as its attentions, (layers, H, v + T, v + T)."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype="float32", attn_implementation="eager")
-    with torch.no_grad():
-        found = PeftModel.from_pretrained(model, str(folder)).eval()(torch.tensor([ids]), output_attentions=True)
-    return torch.cat(found.attentions)
 
 
 @pytest.mark.parametrize(("kind", "engine"), [("prompt", "eager"), ("p", "fused")])
