@@ -22,7 +22,7 @@ from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Part, PatchSheet, Style
 from attnscope.figures.beside import Beside, begun
 from attnscope.figures.pool import worker_count
-from attnscope.figures.style import Quantity, head_title, printed
+from attnscope.figures.style import Quantity, head_title, layer_name, printed
 from attnscope.files import write_whole
 from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
@@ -37,7 +37,7 @@ from attnscope.panels import (
     with_rows,
 )
 from attnscope.shown import visible
-from attnscope.stacks import DECODER, DIFFERENCE, ENCODER
+from attnscope.stacks import DECODER, DIFFERENCE, ENCODER, GLOBAL, POOLING
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
@@ -48,6 +48,7 @@ FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top")
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
 WINDOWS = ("window", "chunk")  # what stands before the number, of layers that see a part of the text
 LONGEST_TEXT = 60  # letters at the foot of a figure
+LARGE = "overview", "layers"  # as much work as all the others
 OVER = "picture"  # where there is one beside the text
 Advance = Callable[[int], None]
 
@@ -79,7 +80,8 @@ class Drawing:
 
     layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of. mass: panels
     of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer. without:
-    {layer: what it is} of layers without attention, whose rows are grey. over: what is drawn over each picture that
+    {layer: what it is} of layers without attention, whose rows are grey. within: what layers with attention compute
+    beside it. over: what is drawn over each picture that
     stands beside the text.
     """
 
@@ -91,6 +93,7 @@ class Drawing:
     mass: tuple[tuple[Panel, ...], str] = ((), "")
     sheet: Maps | None = None
     without: Mapping[int, str] = field(default_factory=dict)
+    within: Mapping[int, str] = field(default_factory=dict)
     over: tuple[PatchSheet, ...] = ()
 
     @classmethod
@@ -113,7 +116,7 @@ class Drawing:
         sheet, without = head_sheet(seen, maps, sort, top), seen.others
         of_mass, over = (with_rows(layers, mass, without)[1], note), patch_sheets(seen, names)
         rows = with_rows(layers, panels, without)
-        return cls(maps, tuple(names), *rows, about(seen), of_mass, sheet, dict(without), over)
+        return cls(maps, tuple(names), *rows, about(seen), of_mass, sheet, dict(without), dict(seen.within), over)
 
     def draw(
         self,
@@ -128,8 +131,8 @@ class Drawing:
         workers: processes that draw heads; None for as many as pay, and for the process that was begun beforehand.
         """
         style = replace(style, about=replace(self.about, command=style.about.command))
-        process, written = begun() if workers is None else None, list[Path]()
-        drawn = self._apart(process, folder, kinds, style) if process else self.drawn(folder, kinds, style, workers)
+        beside, written = begun() if workers is None else None, list[Path]()
+        drawn = self._apart(beside, folder, kinds, style) if beside else self.drawn(folder, kinds, style, workers)
         with closing(drawn):
             for path in drawn:
                 written.append(path)
@@ -147,7 +150,7 @@ class Drawing:
         jobs = self._jobs(folder, kinds, style)
         if jobs:
             yield from figures.head_maps(jobs, style, workers=workers)
-        labels = [f"L{layer}" for layer in self.layers]
+        labels = [f"L{layer_name(layer, self.within.get(layer, ''))}" for layer in self.layers]
         if "metrics" in kinds and self.panels:
             yield figures.save_metrics(folder / f"metrics.{style.image}", self.panels, style, layer_labels=labels)
         if "mass" in kinds and self.mass[0]:
@@ -160,12 +163,14 @@ class Drawing:
             name = f"{OVER}{number + 1 if number else ''}.{style.image}"
             yield figures.save_patches(folder / name, sheet, style)
 
-    def _apart(self, process: Beside, folder: Path, kinds: Sequence[str], style: Style) -> Generator[Path, None, None]:
-        """`drawn` in the process that was begun, but for heads that pay for several."""
+    def _apart(self, beside: Beside, folder: Path, kinds: Sequence[str], style: Style) -> Generator[Path, None, None]:
+        """`drawn` in processes that were begun, but for heads that pay for more of them."""
         jobs = self._jobs(folder, kinds, style)
         several = worker_count([maps.values_HQK[0].size for _, maps, _ in jobs], style) > 1
-        there = [kind for kind in kinds if kind != "heads" or not several]
-        with closing(process.drawn(partial(self.drawn, folder, there, style))) as drawn:
+        large = [kind for kind in kinds if kind in LARGE]
+        others = [kind for kind in kinds if kind not in LARGE and not (several and kind == "heads")]
+        works = [partial(self.drawn, folder, part, style) for part in (large, others) if part]
+        with closing(beside.drawn(*works)) as drawn:
             if several:
                 yield from self.drawn(folder, ["heads"], style, None)
             yield from drawn
@@ -222,7 +227,9 @@ def about(seen: Observation) -> About:
     room = LONGEST_TEXT if len(texts) == 1 else LONGEST_TEXT // 2
     said = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
-    line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), f"{len(seen.queries)} tokens")))
+    of_text = seen.keys if seen.kind == POOLING else seen.queries
+    counted = f"{len(of_text)} {'patches' if seen.kind == GLOBAL else 'tokens'}"
+    line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), counted)))
     return About(visible(line), visible(model), seen.queries.sha256)
 
 
@@ -251,6 +258,7 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
         sinks=tuple(one.sinks[index] for one, index in chosen if one.sinks),
         roles=tuple(head.role for head in heads),
         window="",
+        beside="",
         titles=tuple(stack + _caption(head, name) for head in heads),
         name=f"First {len(heads)} of {len(seen.heads)} heads" + (f" by {KNOWN[name].title}" if name in KNOWN else ""),
     )
@@ -310,6 +318,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             numbered=(seen.queries.step is None, seen.keys.step is None),
             window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",
             ahead=key.kind == ENCODER,
+            beside=seen.within.get(key.layer, ""),
         )
         for key, values in found.values.items()
     ]
@@ -319,7 +328,9 @@ def rows_of(layers: Sequence[Maps], without: Mapping[int, str]) -> list[Maps]:
     """The rows of an overview: the layers with attention, and in their places those without, as maps of no heads."""
     if not layers:
         return []
-    none = replace(layers[0], heads=(), values_HQK=layers[0].values_HQK[:0], kv_heads=(), key0=(), sinks=(), roles=())
+    none = replace(
+        layers[0], heads=(), values_HQK=layers[0].values_HQK[:0], kv_heads=(), key0=(), sinks=(), roles=(), beside=""
+    )
     others = [replace(none, layer=layer, name=what) for layer, what in without.items()]
     return sorted([*layers, *others], key=lambda maps: maps.layer)
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnscope.drawing import FIGURES, Advance, check_kinds, drawings, save_rollout
 from attnscope.figures import Style
 from attnscope.files import jsonable, save_json
-from attnscope.manifest import NAME, about, check, taken
+from attnscope.manifest import NAME, TARGET, about, check, taken, tokens_of
 from attnscope.model.libraries import versions
+from attnscope.stacks import ENCODER
 from attnscope.tables import save
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
         ],
         "answered_by": replace(seen.report, calls=calls).answered_by,
         "prompt": prompt,
+        **({TARGET: tokens_of(seen.queries)} if ENCODER in seen.beside else {}),
     }
 
 

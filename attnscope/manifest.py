@@ -25,13 +25,14 @@ from attnscope.text.prompt import Prompt, Span
 
 SCHEMA = "run/2"  # of a folder; goes up when a file or a column is renamed, or means something else
 NAME, MARK = "manifest.json", "unfinished.json"
+PROMPT, TARGET = "prompt", "target_prompt"  # where a manifest says the tokens of a text, and of its target
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
 AROUND = frozenset(
     {"out", "file", "ids", "audio", "picture", "generate", "offline", "trust_remote_code", "allow_pickle"}
 )
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
-    r"|((encoder|decoder|cross|vision|csa|hca|difference)/)?"
+    rf"|(({'|'.join(KINDS)})/)?"
     r"(overview|metrics|mass|top|rollout|picture\d*|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )
@@ -42,10 +43,16 @@ MOST_SAID, LONGEST_SAID = 4, 40
 def about(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more."""
     text = {"sha256": prompt.sha256, "tokens": len(prompt), "removed_tokens": prompt.removed}
-    left_out: dict[str, Any] = {"inputs": {}, "patches": {}, "tower": (), "images": ()}
-    tokens = {name: value for name, value in asdict(replace(prompt, **left_out)).items() if name not in left_out}
-    said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": tokens})
+    said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": tokens_of(prompt)})
     return {"schema": SCHEMA, **facts, **said}
+
+
+def tokens_of(prompt: Prompt) -> dict[str, Any]:
+    """What a manifest says of a text's tokens, and `prompt_of` makes a Prompt of."""
+    left_out: dict[str, Any] = {"inputs": {}, "patches": {}, "tower": (), "images": ()}
+    found = {name: value for name, value in asdict(replace(prompt, **left_out)).items() if name not in left_out}
+    said: dict[str, Any] = jsonable(found)
+    return said
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -61,11 +68,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return found
 
 
-def prompt_of(said: Mapping[str, Any], path: Path) -> Prompt:
-    """The tokens that the run of a manifest read. Raises UsageError where it does not say them, or not all of them."""
+def prompt_of(said: Mapping[str, Any], path: Path, name: str = PROMPT) -> Prompt:
+    """The tokens that the run of a manifest read. Raises UsageError where it does not say them, or not all of them.
+
+    name: PROMPT, or TARGET of what an encoder-decoder's decoder read.
+    """
     try:
-        columns = {name: value for name, value in said["prompt"].items() if name != "turns"}
-        turns = tuple(Span(**turn) for turn in said["prompt"]["turns"])
+        columns = {name: value for name, value in said[name].items() if name != "turns"}
+        turns = tuple(Span(**turn) for turn in said[name]["turns"])
         prompt = Prompt(**{name: _frozen(value) for name, value in columns.items()}, turns=turns)
         whole = _is_whole(prompt)
         "".join((prompt.text, *prompt.tokens, *prompt.labels, *prompt.plain)).encode()

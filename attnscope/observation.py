@@ -192,7 +192,8 @@ class Observation:
     asked about; scores, supports and what tokens receive are then of the chosen queries, and `columns.scores["mass"]`
     is there where keys were chosen. per_token: what every token has to do with them, where that was asked for. spans:
     {layer: the mass that the spans of `chosen` give each other, (H, S, S)}. atlas: what names the model's heads, where
-    there is one. without: {layer: kind} of its layers without attention: `ssm`, `linear`, `conv`. beside: of an
+    there is one. without: {layer: kind} of its layers without attention: `ssm`, `linear`, `conv`. within: {layer: kind}
+    of what layers with attention compute beside it: `ssm`. beside: of an
     encoder-decoder, whose decoder's this is, the observations of its `encoder`, and of `cross`: the decoder's text as
     queries, the encoder's as keys; tables list them too.
 
@@ -223,6 +224,7 @@ class Observation:
     spans: PerLayer[SpanPairs] = field(default_factory=PerLayer)
     atlas: Atlas | None = None
     without: Mapping[int, str] = field(default_factory=dict)
+    within: Mapping[int, str] = field(default_factory=dict)
     beside: Mapping[str, Observation] = field(default_factory=dict)
 
     @property
@@ -293,7 +295,8 @@ class Observation:
         Where keys were chosen mass and uniform follow, what uniform attention would give them; with an atlas
         atlas_roles, joined by blanks, empty where it names none, null for the mean over a kv head's group. Last kind,
         the stack of the layer. Where no heads were chosen, a layer without attention is a row of nulls with what it is
-        as its kind: at its place in the model's order, else behind the heads.
+        as its kind, and so is what a layer computes beside attention: at its place in the model's order, else behind
+        the heads.
         """
         columns, order = self.every, self._order(sort)
         head, mass, kinds = columns.head[order], columns.scores.get(MASS.id), codes(columns.kind[order])
@@ -317,8 +320,8 @@ class Observation:
         return self._with_others(listed, sort)
 
     def _with_others(self, listed: pa.Table, sort: str | None) -> pa.Table:
-        """A table of heads with a row of nulls for each layer without attention."""
-        found = [(kind, layer, what) for kind, one in self.stacks.items() for layer, what in one.others.items()]
+        """A table of heads with a row of nulls for each layer without attention, and for what is computed beside it."""
+        found = [(kind, *row) for kind, one in self.stacks.items() for row in {**one.others, **one.partners}.items()]
         if not found:
             return listed
         stacks, layers, others = zip(*found, strict=True)
@@ -336,6 +339,11 @@ class Observation:
     def others(self) -> Mapping[int, str]:
         """{layer: kind} of the layers without attention, where no heads were chosen: each has a place of its own."""
         return self.without if self.view.heads is None else {}
+
+    @property
+    def partners(self) -> Mapping[int, str]:
+        """{layer: kind} of what layers with attention compute beside it, where no heads were chosen."""
+        return self.within if self.view.heads is None else {}
 
     def key_table(self) -> pa.Table:
         """A row per token: the mean mass it receives from the kept heads, and which of them rest on it.
@@ -535,7 +543,8 @@ class Observation:
 
         select: heads whose maps stay whole where a page of `max_mb` has no room for all, as "27.3,last". precision:
         bits per weight. Of an encoder-decoder it has the kept heads of all stacks, over the text and behind it the
-        target. Raises UsageError for logits, and for means over kv heads.
+        target; of a text with pictures those of decoder and vision tower, over the text and behind it the patches.
+        Raises UsageError for logits, and for means over kv heads.
 
             >>> seen.page().save("bank.html")
         """
@@ -543,11 +552,11 @@ class Observation:
         from attnscope.viewer.page import about, page_of
         from attnscope.viewer.plan import Plan
         from attnscope.viewer.side import Side
-        from attnscope.viewer.stacks import StackedSide
+        from attnscope.viewer.stacks import StackedSide, stacked
 
-        if ENCODER in self.beside:
-            stacked = StackedSide(self)
-            return page_of([stacked], Plan(max_mb, precision), about(stacked.seen, {}))
+        if stacked(self):
+            of_all = StackedSide(self)
+            return page_of([of_all], Plan(max_mb, precision), about(of_all.seen, {}))
         side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
         named = self.atlas.by_role() if self.atlas else None
         whole = selected(select, there, named) if select is not None else {}

@@ -33,6 +33,7 @@ from attnscope.text import answer as answers
 from attnscope.text import target as targets
 from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
 from attnscope.text.tokens import Chosen
+from attnscope.text.virtual import with_virtual
 
 Text = str | Prompt | Sequence[int] | Sound
 
@@ -158,6 +159,8 @@ def prepare(
             "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
         )
     _check_reads(loaded, text)
+    if request.rollout or request.operands:
+        loaded.check_queries("a rollout" if request.rollout else "what keeps q and k")
     task = loaded.geometry.task
     _check_task(task, generate, answer, target)
     of_two = task == "seq2seq"
@@ -166,6 +169,7 @@ def prepare(
     if picture is None:
         prompt = _prompt(loaded, text, chat, truncate, follows)
     else:
+        loaded.check_bare("a text beside pictures")
         prompt = _seen_beside(loaded, text, all_opened(picture), chat, truncate, follows)
     if prompt.tower and not request.asks:
         loaded = replace(loaded, geometry=with_tower(loaded.geometry, loaded.model.config))
@@ -267,7 +271,11 @@ def _prompt(
         return heard(loaded, text, truncate)
     if isinstance(text, Prompt) and text.step is not None:
         return text
+    if answer is not None:
+        loaded.check_bare("an answer")
     most = loaded.geometry.max_positions if answer is None else None
+    if most is not None and loaded.virtual:
+        most -= len(loaded.virtual)
     if isinstance(text, str):
         if not text.strip():
             raise InputError("the text is empty", "give a text with at least one word")
@@ -276,9 +284,13 @@ def _prompt(
         with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, chat)) as read:
             prompt = read(text, chat, most, truncate, answer)
         loaded.check_ids(prompt.ids)
-        return prompt
+        return _with_virtual(loaded, prompt)
     check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
-    prompt = text if isinstance(text, Prompt) else from_ids(loaded.tokenizer, text, max_tokens=most, truncate=truncate)
+    if isinstance(text, Prompt):
+        prompt = _with_virtual(loaded, text)
+    else:
+        ids = text[len(loaded.virtual) * (list(text[: len(loaded.virtual)]) == list(loaded.virtual)) :]
+        prompt = _with_virtual(loaded, from_ids(loaded.tokenizer, ids, max_tokens=most, truncate=truncate))
     if not answer:
         return prompt if answer is None else replace(prompt, answer=len(prompt))
     if isinstance(answer, str):
@@ -287,10 +299,15 @@ def _prompt(
     return answers.continued(loaded.tokenizer, prompt, answer)
 
 
+def _with_virtual(loaded: LoadedModel, prompt: Prompt) -> Prompt:
+    return with_virtual(prompt, loaded.virtual, keys_alone=loaded.prefix is not None)
+
+
 def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
     """Raise UsageError for what is no token id, InputError for one that the model has no embedding of."""
     if not all(isinstance(token, SupportsIndex) for token in ids):
         raise UsageError("expected a text, a Prompt or token ids as whole numbers", "give one text at a time")
+    loaded.check_length(len(ids))
     place = loaded.unknown_id(ids)
     if place is not None:
         raise InputError(

@@ -11,7 +11,7 @@ from attnscope.stacks import KINDS
 
 _COUNT = r"\*|last|\d{1,18}(?:-\d{1,18})?|(?<=[LH])-\d{1,18}"
 _PART = re.compile(rf"^(?:L?(?P<layers>{_COUNT}))(?:(?:\.H?|H)(?P<heads>{_COUNT})?)?$", re.IGNORECASE)
-_STACKS = "enc|encoder|dec|decoder|cross|vision|csa|hca|diff|difference"
+_STACKS = "|".join(("enc", "dec", "diff", *KINDS))
 _STACK = re.compile(rf"^(?P<stack>{_STACKS})(?:[. ]+(?P<rest>.*))?$", re.IGNORECASE)
 GRAMMAR = (
     "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last` or `L-1`, `*.0`, `@role`, `cross.3.2`, by commas"

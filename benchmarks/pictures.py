@@ -7,6 +7,8 @@ Fresh processes in turn. `--make DIR` writes a checkpoint of Llama-3.2-3B's shap
 """
 
 import argparse
+import ctypes
+import os
 import resource
 import shutil
 import statistics
@@ -15,10 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from results import measured_here
 
+PR_SET_CHILD_SUBREAPER = 36
 TEXT = "the financial bank is located on river bank"
 SCRIPT = """
 import sys, torch
@@ -88,11 +92,20 @@ def make(folder: Path) -> None:
 
 
 def spent(command: Sequence[str]) -> tuple[float, float]:
-    """Wall and processor seconds of a fresh process."""
+    """Wall and processor seconds of a fresh process, with those that it leaves behind to end by themselves."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall = time.perf_counter() - start
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def adopt() -> None:
+    """Become the parent of what a process leaves behind, so that its time is counted too (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def ways(model: str) -> dict[str, Callable[[str], list[str]]]:
@@ -140,6 +153,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="update benchmarks/RESULTS.md")
     options = parser.parse_args()
+    adopt()
     if options.make:
         make(options.model)
     text = table(measured(str(options.model), options.runs))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Seam, oracle and main command on other versions, each in an environment of its own that is deleted after. By hand, not
-# in .ci/run: each takes some minutes. A row of docs/versions.md for each goes to stdout.
+# Seam, oracle, main command, stacks, sound and pictures on other versions, each in an environment of its own that is
+# deleted after. By hand, not in .ci/run: each takes some minutes. A row of docs/versions.md for each goes to stdout.
 #
 #   scripts/versions.sh                                # the oldest and the newest transformers, pinned torch
 #   PYTHON=python3.13 scripts/versions.sh 5.23.0       # another Python
@@ -9,7 +9,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 CHECKS=(tests/test_seam.py tests/test_parity.py tests/test_cli_heads.py tests/test_adapters.py tests/test_brought.py
-  tests/test_their_code.py)
+  tests/test_their_code.py tests/test_virtual_tokens.py tests/test_prefix_tuning.py tests/test_stacks_commands.py
+  tests/test_sound.py tests/test_pictures.py tests/test_bytes_and_patches.py)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import (
+    IA3Config,
+    LoraConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptLearningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -18,7 +26,7 @@ from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, ident
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate
 from attnscope.seam.projection import output_projections, projection
-from helpers.brought import an_adapter
+from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call
 from helpers.folders import saved
 
@@ -47,13 +55,6 @@ def weights(loaded: LoadedModel) -> torch.Tensor:
     return torch.stack(list(attnscope.capture(loaded, TEXT).weights.values()))
 
 
-def in_peft(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    """What PEFT's own model gives as its attentions."""
-    base = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32", attn_implementation="eager")
-    with torch.no_grad():
-        return torch.cat(PeftModel.from_pretrained(base, str(folder))(ids, output_attentions=True).attentions)
-
-
 def refusal(error: type[AttnscopeError], **options: object) -> str:
     with pytest.raises(error) as caught:
         load(LoadOptions(**options))
@@ -66,7 +67,7 @@ def refusal(error: type[AttnscopeError], **options: object) -> str:
 
 
 def test_weights_are_those_of_peft(folder: Path, merged: LoadedModel, beside: LoadedModel, demo: LoadedModel) -> None:
-    ids = torch.tensor([attnscope.capture(beside, TEXT).prompt.ids])
+    ids = attnscope.capture(beside, TEXT).prompt.ids
     expected = in_peft(folder, ids)
     torch.testing.assert_close(weights(beside), expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(weights(merged), weights(beside), rtol=0, atol=1e-5)
@@ -292,11 +293,6 @@ def test_what_is_not_a_change_of_weights_is_refused(tmp_path: Path, changes: dic
     assert "this" not in sys.modules
 
 
-def test_tokens_of_its_own_are_refused(tmp_path: Path) -> None:
-    adapter = an_adapter(tmp_path / "a", config=PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
-    assert "(PROMPT_TUNING) is more than a change of weights" in refusal(ModelError, model=str(adapter))
-
-
 def test_an_adapter_without_peft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     assert refusal(ModelError, model=str(folder)) == 'reading an adapter needs peft; pip install "attnscope[peft]"'
@@ -320,9 +316,10 @@ def test_a_wrapped_model_is_read_inside_its_wrapper(
     torch.testing.assert_close(weights(wrap(model, demo.tokenizer)), weights(expected), rtol=0, atol=0)
 
 
-def test_a_wrapper_that_adds_tokens_is_refused(demo: LoadedModel) -> None:
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_a_wrapper_that_adds_tokens_is_refused(demo: LoadedModel, kind: type[PromptLearningConfig]) -> None:
     model = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32")
-    prompted = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    prompted = get_peft_model(model, kind(task_type="CAUSAL_LM", num_virtual_tokens=3))
     with pytest.raises(ModelError, match="more than a change of weights"):
         wrap(prompted, demo.tokenizer)
 

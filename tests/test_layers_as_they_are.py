@@ -13,6 +13,7 @@ import transformers
 
 import attnscope
 from attnscope.drawing import Drawing, layer_maps, rows_of
+from attnscope.export import manifest
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.heatmap import HeadFigure
 from attnscope.figures.jobs import prepare_heads
@@ -23,11 +24,13 @@ from attnscope.figures.overview import overview_figure
 from attnscope.figures.raster import Boxes
 from attnscope.figures.style import Style, edge_boxes
 from attnscope.figures.writer import drawing
+from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import wrap
 from attnscope.observe import Request
 from helpers.command_line import call
+from helpers.families import tiny_config, tiny_model
 from helpers.folders import saved
-from helpers.parity_models import roused_model
+from helpers.parity_models import DECODERS, NESTED, TYPES, roused_model
 
 TEXT = "the financial bank is located on river bank and Mary saw"
 EVERY = Request(relations=True, top_k=None, maps="all", weights=True)
@@ -148,6 +151,56 @@ def test_the_command_lists_them_and_its_folder_is_shown(tmp_path):
         {"stack": "decoder", "layer": layer, "kind": "conv"} for layer in (0, 2)
     ]
     assert [layer["layer"] for layer in facts["attention_layers"]] == [1, 3]
+
+
+PARALLEL = ("falcon_h1", "zamba", "zamba2")
+
+
+def state_spaces(model):
+    """The layers of a decoder with a state space among their modules: only those have the logarithm of its A."""
+    names = [name for name, _ in model.named_parameters() if name.endswith(".A_log")]
+    return {int(name.split(".layers.")[1].split(".")[0]) for name in names}
+
+
+QUICK = (*PARALLEL, "bamba", "granitemoehybrid")
+OTHERS = [pytest.param(one, marks=pytest.mark.slow) for one in TYPES if one not in (*QUICK, *DECODERS)]
+
+
+@pytest.mark.parametrize("family", [*QUICK, *OTHERS])
+def test_what_a_layer_computes_beside_attention_is_what_its_modules_say(family):
+    model = tiny_model(family, **NESTED.get(family, {}))
+    layers = geometry_of(model.config, count=False).layers
+    found = {layer.index for layer in layers if layer.attention and layer.beside == "ssm"}
+    assert found == state_spaces(model) & {layer.index for layer in layers if layer.attention}
+    assert bool(found) == (family in PARALLEL)
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "zamba2"])
+def test_attention_beside_a_state_space_is_said_in_tables_and_pictures(family, demo, tmp_path):
+    model = roused_model(family, vocab_size=2000).eval()
+    seen = attnscope.capture(wrap(model, demo.tokenizer, family), TEXT, request=EVERY)
+    both, alone = sorted(seen.within), sorted(seen.without)
+    assert set(both) == {head.layer for head in seen.heads}
+    rows = [(row["layer"], row["head"], row["kind"]) for row in seen.table().to_pylist()]
+    heads = {layer: [(layer, head.head, "decoder") for head in seen.heads if head.layer == layer] for layer in both}
+    assert rows == [row for layer in range(4) for row in [*heads.get(layer, []), (layer, None, "ssm")]]
+    assert [row["head"] for row in seen.table("entropy").to_pylist()][-4:] == [None] * 4
+    with drawing(Fonts()):
+        figure = overview_figure(rows_of(layer_maps(seen), seen.others), Style())
+        names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        said = [text.get_text() for text in layer_figure(layer_maps(seen)[0], Style()).texts]
+    assert names == [f"{layer} + ssm" if layer in both else str(layer) for layer in range(4)]
+    assert any("beside the attention: ssm" in text for text in said)
+    told = manifest(seen, {}, {})["model"]
+    assert told["beside_attention"] == {str(layer): "ssm" for layer in both}
+    assert told["layers_without_attention"] == {str(layer): "ssm" for layer in alone}
+
+
+def test_info_says_what_a_layer_computes_beside_attention(tmp_path):
+    tiny_config("falcon_h1").save_pretrained(tmp_path)
+    facts = json.loads(call("info", str(tmp_path), "--format", "json").out)
+    assert [layer["beside"] for layer in facts["attention_layers"]] == ["ssm"] * 4
+    assert "full + ssm" in call("info", str(tmp_path), columns=120).out.decode()
 
 
 def test_info_lists_the_layers_of_every_stack(tmp_path):

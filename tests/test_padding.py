@@ -22,8 +22,9 @@ from helpers.parity_models import DECODERS, TYPES, as_loaded, roused_model
 
 SHORT, LONG = 9, 20  # tokens; both longer than the tiny windows of 8
 MISSING = LONG - SHORT
-UNREAD = {"cpmant", "xlnet", "blt"}  # no command reads them: docs/families.md says why
-FAMILIES = [family for family in TYPES if family not in UNREAD | set(DECODERS)]
+UNREAD = {"cpmant", "xlnet"}  # no command reads them: docs/families.md says why
+OF_BYTES = {"blt"}  # its patches are those of one text: tests/test_bytes_and_patches.py
+FAMILIES = [family for family in TYPES if family not in UNREAD | OF_BYTES | set(DECODERS)]
 # Some of each kind, and the ways besides padding on the right in which transformers reads their texts as if alone.
 QUICK = {
     "llama": {"padded_left", "packed", "packed_by_mask"},
@@ -42,7 +43,7 @@ generator = torch.Generator().manual_seed(3)
 SHORT_T, LONG_T = (torch.randint(6, 128, (tokens,), generator=generator) for tokens in (SHORT, LONG))  # none begins
 Inputs = dict[str, Tensor]
 Part = tuple[Tensor, int, slice]  # a text alone; the row that it stands in, and where
-Heard = dict[tuple[str, int], Tensor]  # weights (B, H, Q, K) of each module's calls over the tokens
+Heard = dict[tuple[str, int, int], Tensor]  # weights (B, H, Q, K) of each module, layer (one per pass of HRM) and call
 
 
 def padded_right() -> tuple[Tensor, Inputs, list[Part]]:
@@ -86,7 +87,7 @@ def heard(model: Any, ids_BT: Tensor, engine: str = "eager", **inputs: Tensor) -
 
     def hear(call: Any) -> None:
         if call.P.keys == ids_BT.shape[1]:
-            found[call.path, call.call] = call.P.dense()
+            found[call.path, call.layer, call.call] = call.P.dense()
 
     listen(model, ids_BT, hear, engine=ENGINES[engine], **inputs)
     return found
@@ -147,7 +148,7 @@ def test_a_corpus_of_texts_of_any_length_has_the_weights_that_they_have_alone(fa
     for engine in engines(model):
         seen = observe(as_loaded(model), [prompt(text_T) for text_T in texts], WEIGHTS, engine=ENGINES[engine])
         for one, alone in zip(seen, own, strict=True):
-            first = [weights[0] for (_, call), weights in alone.items() if call == 0]  # of a layer that calls again
+            first = [weights[0] for (*_, call), weights in alone.items() if call == 0]  # of a layer that calls again
             assert_close(list(one.weights.values()), first, atol=CLOSE.get(family, 1e-5), rtol=0)
             assert first
 

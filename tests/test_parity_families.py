@@ -14,6 +14,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import attnscope.parity.comparing
+from attnscope.model.families import family as family_of_name
 from attnscope.parity import ATOL, check_parity
 from attnscope.reference import reader
 from attnscope.reference.layouts import FAMILIES, UNREAD, VARIANTS, Layout, layout_of
@@ -119,7 +120,9 @@ def test_the_counts_are_what_was_promised() -> None:
 
 
 def test_no_row_of_the_tables_is_idle() -> None:
-    used = {roused_model(family).config.get_text_config(decoder=True).model_type for family in TYPES}
+    configs = [roused_model(family).config for family in TYPES]
+    parts = [getattr(config, part) for config in configs for part in family_of_name(config.model_type).parts.values()]
+    used = {config.model_type for config in [*(one.get_text_config(decoder=True) for one in configs), *parts]}
     assert set(FAMILIES) | set(UNREAD) <= used
     assert not set(FAMILIES) & set(UNREAD)
     assert set(VARIANTS) <= set(FAMILIES)

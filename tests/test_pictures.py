@@ -23,10 +23,9 @@ from attnscope.parity import check_parity
 from attnscope.run import prepare
 from attnscope.stacks import DECODER, VISION
 from helpers.command_line import Result, call
-from helpers.picture_models import FAMILIES, picture, saved
+from helpers.picture_models import FAMILIES, Models, picture, saved
 
 TEXT = "What is on the river bank?"
-WITH_TOWER = [name for name in FAMILIES if name != "qwen2_5_vl"]  # whose tower attends in windows
 BOTH_WAYS = ("gemma3", "paligemma")  # whose image tokens see each other
 
 
@@ -42,12 +41,7 @@ def field(place: Path) -> str:
 
 @pytest.fixture(scope="module")
 def models(place: Path) -> dict[str, LoadedModel]:
-    class Loaded(dict[str, LoadedModel]):
-        def __missing__(self, family: str) -> LoadedModel:
-            self[family] = attnscope.load(saved(family, place))
-            return self[family]
-
-    return Loaded()
+    return Models(place)
 
 
 def own(model: Any, ids: tuple[int, ...], inputs: Any) -> Any:
@@ -115,8 +109,11 @@ def test_qwens_tower_reads_patches_in_blocks(models: dict[str, LoadedModel], fie
     assert seen.of(VISION).queries.tokens == tuple(f"img {row},{column}" for row, column in positions.tolist())
 
 
-def test_a_tower_of_windows_is_left_out_in_a_line(models: dict[str, LoadedModel], field: str) -> None:
-    seen = attnscope.capture(models["qwen2_5_vl"], TEXT, picture=field)
+def test_a_tower_of_windows_of_unknown_size_is_left_out_in_a_line(
+    models: dict[str, LoadedModel], field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnscope.model.geometry.window_side", lambda tower: 0)
+    seen = attnscope.capture(attnscope.load(str(models["qwen2_5_vl"].source_folder)), TEXT, picture=field)
     assert list(seen.stacks) == [DECODER]
     assert len(seen.heads) == 8
     assert any("vision tower" in line and "windows" in line for line in seen.unmeasured)
@@ -207,11 +204,11 @@ def test_image_tokens_are_no_repeated_text(models: dict[str, LoadedModel], field
 def test_parity_holds(family: str, models: dict[str, LoadedModel], field: str) -> None:
     run = prepare(models[family], TEXT, picture=field, engine="eager")
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
-    full = family in ("llava", "idefics3")
-    tower = {VISION: "scores"} if family in WITH_TOWER else {}
     assert report.holds
-    assert report.levels == {DECODER: "full" if full else "scores"} | tower
-    assert ("see each other" in report.layers[0].why) == (family in BOTH_WAYS)
+    assert report.levels == {DECODER: "full", VISION: "full"}
+    assert {(layer.kind, layer.layer, layer.why) for layer in report.layers} == {
+        (kind, layer, "") for kind, layers in ((DECODER, 2), (VISION, 3)) for layer in range(layers)
+    }
     assert not check_parity(run.loaded, run.prompt, engine=run.engine, atol=0.0).holds
 
 
@@ -406,7 +403,7 @@ def test_other_commands_read_pictures(models: dict[str, LoadedModel], field: str
     assert tokens[1]["token"] == "img 0,0"
     parity = rows(asked(models, "parity", field, family="gemma3"))
     assert {(row["kind"], row["level"], row["holds"]) for row in parity} == {
-        (kind, "scores", "True") for kind in (DECODER, VISION)
+        (kind, "full", "True") for kind in (DECODER, VISION)
     }
 
 
@@ -442,7 +439,7 @@ def test_heads_draws_over_a_picture_where_it_is_asked_to(
         (("heads", "--chat", "--text", "hi", "--picture", "no.png"), 4, "no.png does not exist"),
         (("heatmap", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),
         (("heads", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),
-        (("view", "--text", "hi", "--picture", "a.png", "--out", "-"), 2, "a page shows text alone"),
+        (("view", "--text", "hi", "--picture", "no.png", "--out", "no.html"), 4, "no.png does not exist"),
     ],
 )
 def test_bad_inputs(
@@ -481,3 +478,22 @@ def test_patches_of_two_sizes_are_added_up(tmp_path: Path) -> None:
     for image in ("png", "svg"):
         written = save_patches(tmp_path / f"one.{image}", sheet, Style(image=image, width="column"))  # type: ignore[arg-type]
         assert written.stat().st_size > 1000
+
+
+def test_smolvlm_without_num2words_is_a_line_that_names_it(
+    place: Path, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.smolvlm import processing_smolvlm
+
+    monkeypatch.setattr(processing_smolvlm, "num2words", None)  # as where it is not installed
+    config, words, images, own = FAMILIES["idefics3"][0]()
+    parts = {name: getattr(config, name).to_dict() for name in ("vision_config", "text_config")}
+    parts["vision_config"].pop("model_type")
+    smaller = hf.SmolVLMConfig(**parts, image_token_id=config.image_token_id, scale_factor=2, pad_token_id=1)
+    pixels = hf.SmolVLMImageProcessorPil(size=dict(images.size), max_image_size=dict(images.max_image_size))
+    monkeypatch.setitem(FAMILIES, "smolvlm", (lambda: (smaller, words, pixels, own), "SmolVLM"))
+    result = call("heads", "-m", saved("smolvlm", place), "--text", TEXT, "--picture", field)
+    assert result.code == 3
+    assert "Traceback" not in result.err
+    [line] = [line for line in result.err.splitlines() if "num2words" in line]
+    assert "needs a package" in line

@@ -20,7 +20,7 @@ from attnscope.observe import Request
 from attnscope.run import prepare
 from attnscope.seam.listen import listen
 from attnscope.selection import select_stacks
-from attnscope.stacks import KINDS
+from attnscope.stacks import CAUSAL, KINDS
 from helpers.command_line import call
 from helpers.folders import TOKENIZER_FILES
 
@@ -122,7 +122,7 @@ def test_metrics_are_null_where_they_say_nothing(seen):
                 assert value != value, (head.name, name)
     cross = [head for head in seen.heads if head.kind == "cross"]
     assert all(head.score["entropy"] == head.score["entropy"] for head in cross)
-    assert {"induction", "local_mass_32"} <= {name for name, one in KNOWN.items() if one.kinds == ("decoder",)}
+    assert {"induction", "local_mass_32"} <= {name for name, one in KNOWN.items() if one.kinds == CAUSAL}
 
 
 def test_entropy_of_cross_attention_by_hand(seen):

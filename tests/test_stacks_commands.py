@@ -145,6 +145,20 @@ def test_layers_whose_queries_or_keys_are_pooled_are_not_measured_and_said_so(tm
     assert "layers [2, 3] attend to keys that are not tokens" in result.err
 
 
+def test_a_text_too_short_for_the_models_own_code_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = str(with_tokenizer(tiny("funnel", vocab_size=2000), tmp_path / "funnel"))
+    texts = tmp_path / "texts.txt"
+    texts.write_text(f"{SENTENCE}\nthe\n")
+    for given, piped in ((["--ids", "-"], b"[5, 6]"), (["the"], b"")):
+        result = call("heads", "-m", folder, *given, "-q", stdin=piped)
+        assert result.code == 4
+        assert "at least 3 tokens, and this one has 2" in result.err
+        assert len(result.err.strip().splitlines()) == 1
+    assert call("batch", str(texts), "-m", folder, "--out", str(tmp_path / "out"), "-q").code == 1
+    [line] = (tmp_path / "out" / "failures.jsonl").read_text().splitlines()
+    assert "at least 3 tokens" in json.loads(line)["reason"]
+
+
 def test_fused_says_what_eager_says(folders: dict[str, str]) -> None:
     eager, fused = (table("heads", folders["t5"], "--target", TARGET, "--engine", one) for one in ("eager", "fused"))
     for one, other in zip(eager, fused, strict=True):

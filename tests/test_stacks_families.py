@@ -264,6 +264,39 @@ def test_short_texts(family: str, tokens: int) -> None:
     }
 
 
+POOLED = [
+    {},
+    {"block_sizes": [1] * 3},
+    {"block_sizes": [1] * 3, "separate_cls": False},
+    {"block_sizes": [1] * 3, "attention_type": "factorized"},
+    *(
+        pytest.param(one, marks=pytest.mark.slow)
+        for one in (
+            {"block_sizes": [1] * 4},
+            {"block_sizes": [1] * 2, "truncate_seq": False},
+            {"block_sizes": [1] * 4, "truncate_seq": False},
+            {"block_sizes": [3]},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("config", POOLED)
+def test_the_shortest_text_that_funnel_reads_is_known_from_its_config(config: dict[str, Any]) -> None:
+    model = tiny("funnel", **config, block_repeats=[1] * len(config.get("block_sizes", "ab")))
+    least = geometry_of(model.config, count=False).least_tokens
+    for tokens in range(least, 3 * least):
+        model(ids(tokens))
+    if least > 1:
+        with pytest.raises(RuntimeError):
+            model(ids(least - 1))
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "longformer"])
+def test_other_families_read_a_text_of_one_token(family: str) -> None:
+    assert geometry_of(tiny(family).config, count=False).least_tokens == 1
+
+
 LONG = 1024  # tokens, beside which the hidden states of a tiny model are small
 FIXED = ("encoder-decoder",)  # its parts have positions of their own configs
 

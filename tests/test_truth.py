@@ -318,9 +318,8 @@ def test_what_cannot_be_checked_is_not_said_to_fail(command: tuple[str, ...], tm
 
 
 def test_a_family_whose_layers_are_not_found_is_not_said_to_have_none(tmp_path: Path) -> None:
-    """blt attends, over bytes and patches of its own; docs/families.md says that no command reads it."""
-    done = call("parity", "--model", folder_of(roused_model("blt"), tmp_path), "--text", text(9))
-    assert "attnscope does not find the layers of blt in its config" in done.err
+    done = call("parity", "--model", folder_of(roused_model("llama", num_hidden_layers=0), tmp_path), "--text", text(9))
+    assert "attnscope does not find the layers of llama in its config" in done.err
     assert "softmax" not in done.err
     assert done.code == 3
 

@@ -125,9 +125,9 @@ class UniformAttention(AttentionOperator):
 
     @cached_property
     def _run_Q2(self) -> Tensor | None:
-        """The first visible key of each query and the one after its last; None where a mask decides."""
+        """The first visible key of each query and the one after its last; None where it may be in pieces."""
         visible = self.visible
-        if visible.mask is not None:
+        if not visible.by_position:
             return None
         past_Q = visible.position_Q + 1 if visible.causal else torch.full_like(visible.position_Q, self.keys)
         first_Q = torch.zeros_like(past_Q)

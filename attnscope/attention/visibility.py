@@ -38,6 +38,11 @@ class Visibility:
             sizes = self.queries if rows == 1 else rows, self.keys if keys == 1 else keys
             self.mask = self.mask.expand(*self.mask.shape[:-2], *sizes)
 
+    @property
+    def by_position(self) -> bool:
+        """Whether each query sees one stretch of keys, which `causal` and `window` say."""
+        return self.mask is None
+
     def rows(self, start: int, stop: int) -> Tensor:
         """Boolean (B or 1, H or 1, stop - start, K): True where the query may look."""
         if self.mask is not None:

@@ -169,6 +169,7 @@ def _waits_for(ray: Any, cluster: Cluster) -> str:
 
 def _commit(rows: Iterable[Mapping[str, Any]], run: Run, tally: Tally) -> None:
     for row in rows:
+        run.stop()  # from here on there is something to commit, which a signal lets be done
         record: Record = pickle.loads(row["record"]).get()
         if record.first not in run.journal.records:
             run.journal.append(record)

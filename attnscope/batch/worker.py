@@ -84,6 +84,7 @@ class Worker:
         self.job = job
         keep_freed_memory()
         self.loaded = loaded or load(job.load)
+        self.loaded.check_bare("a corpus run")
         self.of_two = self.loaded.geometry.task == "seq2seq"
         check_fields(job, self.loaded)
         self._check_targets()

@@ -20,7 +20,7 @@ from attnscope.cli.options import (
     Look,
     ManyTexts,
     Memory,
-    ModelText,
+    ModelTexts,
     Results,
     Selected,
     Top,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from attnscope.figures import Style
     from attnscope.model.loading import LoadedModel
     from attnscope.run import Run, Text
-    from attnscope.study.comparison import Comparison, Reading
+    from attnscope.study.comparison import Comparison, Reading, Shared
 
 EXAMPLES = (
     'attnscope compare --text "Mary gave John a book" --compare-text "John gave Mary a book" --out runs/swapped',
@@ -42,7 +42,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sides(ModelText, Beside, ManyTexts):
+class Sides(ModelTexts, Beside, ManyTexts):
     """One side, and what is compared with it."""
 
     compare_text: Annotated[str | None, Option(help="The other text.", metavar="TEXT"), FIRST, UNRECORDED] = None
@@ -60,6 +60,12 @@ class Sides(ModelText, Beside, ManyTexts):
         self.check_beside()
         if self.texts is not None and (self.has_text or self.compare_text is not None):
             raise UsageError("--texts is for two models, in the place of a text", "give it with --compare-model alone")
+        if self.texts is not None and self.target is not None:
+            raise UsageError("--target is of one text", "leave it out: a target is generated of each text")
+        if self.audio is not None and self.compare_text is not None:
+            raise UsageError("--audio stands in the text's stead", "give --compare-model beside it")
+        if self.picture:
+            raise UsageError("--picture is of one text, which stands beside none", "draw it with attnscope heatmap")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +99,12 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
 
     Tokens are aligned by characters. Per head: the Jensen-Shannon divergence in bits over the keys that both have,
     averaged over the shared queries, beside the mass that is lost to the others, and every metric's difference. Over
-    at least 32 texts with intervals. In a pipe all heads are printed as csv.
+    at least 32 texts with intervals. Of an encoder-decoder each stack has its own tokens. In a pipe all heads are
+    printed as csv.
     """
     format = output.wanted_format(printing.format)
 
     from attnscope.manifest import AROUND
-    from attnscope.selection import select
 
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 
@@ -108,18 +114,19 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     from attnscope.study.differences import about, check_folder, heads_table
 
     check_alike(*loaded)
-    heads = select(selected.select or "*", loaded[0].geometry.heads_by_layer)
+    heads = heads_of(loaded[0], selected)
     groups = (asked, room, selected, look)
     options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
-    said = about(loaded, [str(part) for one in texts for part in one[1:]], options)
+    said = about(loaded, [getattr(part, "sha256", str(part)) for one in texts for part in one[1:]], options)
     if printing.out is not None:
         check_folder(printing.out, said, printing.force)
     maps = heads if printing.out is not None and len(texts) == 1 else None
-    steps = 2 * len(texts) * len(loaded[0].geometry.attention_layers)
+    steps = 2 * len(texts) * sum(map(len, loaded[0].geometry.stacks.values()))
     with output.progress("forward passes", steps, printing.quiet) as advance:
         pairs = readings(texts, loaded, asked, room, printing.quiet)
         found = compared(pairs, maps=maps, memory=room.memory, advance=advance)
-    places = [place for place in found.order if found.heads[place][1] in heads.get(found.heads[place][0], ())]
+    chosen = {(kind, layer, head) for kind, of in heads.items() for layer, here in of.items() for head in here}
+    places = [place for place in found.order if (found.kinds[place], *found.heads[place]) in chosen]
     if printing.out is not None:
         write(found, places, said, look.style(spelled("compare", *groups)), printing)
     table = heads_table(found, places)
@@ -127,12 +134,24 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     return report(found, printing.quiet)
 
 
+def heads_of(loaded: LoadedModel, selected: Selected) -> dict[str, dict[int, tuple[int, ...]]]:
+    """The heads that are listed and drawn, by stack: those that --select names, or all."""
+    from attnscope.run import atlas_of
+    from attnscope.selection import everything, select_stacks
+    from attnscope.study.comparison import heads_of as compared
+
+    heads, atlas = compared(loaded), atlas_of(loaded, selected.atlas)
+    if selected.select is None:
+        return {kind: everything(of_stack) for kind, of_stack in heads.items()}
+    return select_stacks(selected.select, heads, loaded.geometry.kind, atlas.by_role() if atlas else None)
+
+
 def texts_of(asked: Sides, printing: Differences) -> list[Named]:
     """The texts of both sides. Raises UsageError or InputError for what cannot be read."""
-    from attnscope.cli.single import read_text
+    from attnscope.cli.single import read_given
 
     if asked.texts is None:
-        text = read_text(asked, printing)
+        text = read_given(asked, printing)
         return [Named("the text", text, text if asked.compare_text is None else asked.compare_text)]
 
     from attnscope.batch.corpus import Corpus, find_files
@@ -164,18 +183,22 @@ def readings(
     texts: Sequence[Named], loaded: Sequence[LoadedModel], asked: Sides, room: Room, quiet: bool
 ) -> Iterator[tuple[Reading, Reading]]:
     """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
-    from attnscope.cli.single import header
+    from attnscope.cli.single import header, tell_sound, tell_target
+    from attnscope.media.sound import Sound
     from attnscope.run import prepare
     from attnscope.study.comparison import Reading
 
     def ready(model: LoadedModel, text: Text, chat: bool) -> Run:
-        return prepare(model, text, engine=room.engine, chat=chat, truncate=asked.truncate, memory=room.memory)
+        how: dict[str, Any] = {"engine": room.engine, "truncate": asked.truncate, "memory": room.memory}
+        return prepare(model, text, chat=chat, target=asked.target, **how)
 
+    if len(texts) > 1 and loaded[0].geometry.task == "seq2seq":
+        output.talk("the targets are generated greedily, each by the model that reads it", quiet)
     for name, first, other in texts:
         try:
             runs = [ready(loaded[0], first, asked.chat)]
-            written = isinstance(other, str)  # tokens are of one model: the other reads what they say
-            runs.append(ready(loaded[1], other if written else runs[0].prompt.text, asked.chat and written))
+            written = isinstance(other, str | Sound)  # tokens are of one model: the other reads what they say
+            runs.append(ready(loaded[1], other if written else runs[0].text.text, asked.chat and written))
         except InputError as error:
             if len(texts) == 1:
                 raise
@@ -183,7 +206,9 @@ def readings(
             continue
         for run in runs if len(texts) == 1 else ():
             output.talk(header(run), quiet)
-        one, two = (Reading(run.loaded, run.prompt, run.engine) for run in runs)
+            tell_sound(run, quiet)
+            tell_target(run, quiet)
+        one, two = (Reading(run.loaded, run.prompt, run.engine, run.source) for run in runs)
         yield one, two
 
 
@@ -194,7 +219,8 @@ def write(
     from attnscope.study.differences import save
 
     assert printing.out is not None
-    pictures = 1 + len(found.pair.drawn.values if found.pair and found.pair.drawn else ())
+    drawn = found.pair.drawn.values() if found.pair else ()
+    pictures = len(found.stacks) + sum(len(one.values) for one in drawn)
     with unwinding(), output.progress("drawing", pictures, printing.quiet) as advance:
         how: dict[str, Any] = {"places": places, "spreadsheet": printing.spreadsheet, "advance": advance}
         written = save(found, printing.out, said, style, **how)
@@ -204,25 +230,39 @@ def write(
 def report(found: Comparison, quiet: bool) -> int:
     """Say what stands beside the table and what did not hold; the exit code that follows."""
     if found.pair:
-        from attnscope.text.tokens import Found, described
-
-        output.talk(f"{found.pair.shared.size} shared tokens, aligned by characters", quiet)
-        for name, reading, alone in zip(
-            ("the first text", "the other"), found.pair[:2], found.pair.shared.alone, strict=True
-        ):
-            if alone:
-                said = described(reading.prompt, Found("", tuple(alone)))
-                output.talk(f"only in {name}: {said}", quiet)
+        for text in found.pair.texts:
+            tell_shared(text, quiet)
     else:
         from attnscope.study.statistics import FEWEST
 
         output.talk(f"{found.texts} texts" + ", too few for intervals" * (found.texts < FEWEST), quiet)
-    layers = sorted({layer for layer, _ in found.heads})
-    differing = [layer for (layer, _), js in zip(found.heads, found.js.effect, strict=True) if js > 0]
-    if not differing:
+    if not (found.js.effect > 0).any():
         output.talk("no head differs", quiet)
-    elif min(differing) > layers[0]:
-        output.talk(f"no head differs before layer {min(differing)}", quiet)
+    else:
+        tell_first(found, quiet)
     for line in found.failures:
         output.talk(f"does not hold: {line}", quiet=False)
     return 1 if found.failures else 0
+
+
+def tell_shared(text: Shared, quiet: bool) -> None:
+    """Say how many tokens a text has on both sides, and which have no partner."""
+    from attnscope.text.tokens import Found, described
+
+    output.talk(f"{text.name + ': ' if text.name else ''}{text.units.size} shared tokens, aligned by characters", quiet)
+    sides = zip((f"the first {text.name or 'text'}", "the other"), text[2:4], text.units.alone, strict=True)
+    for name, prompt, alone in sides:
+        if alone:
+            output.talk(f"only in {name}: {described(prompt, Found('', tuple(alone)))}", quiet)
+
+
+def tell_first(found: Comparison, quiet: bool) -> None:
+    """Say which layer of each stack is the first to differ, where it is not the first."""
+    for kind, places in found.stacks.items():
+        name, js = found.stack_name(kind), found.js.effect[places]
+        layers = [found.heads[place][0] for place in places]
+        differing = [layer for layer, bits in zip(layers, js, strict=True) if bits > 0]
+        if not differing:
+            output.talk(f"no {name}head differs", quiet)
+        elif min(differing) > min(layers):
+            output.talk(f"no {name}head differs before layer {min(differing)}", quiet)

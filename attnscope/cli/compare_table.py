@@ -23,7 +23,7 @@ SHOWN = ("previous_token", "induction", "sink", "entropy")  # metrics whose diff
 def rendered(found: Comparison, places: Sequence[int]) -> RichTable:
     """The heads by divergence: as much of lost mass and of some metrics' differences as the terminal has room for."""
     sheet, columns = output.sheet(), _columns(found, places)
-    heads = Column("head", [f"L{layer}H{head}" for layer, head in (found.heads[place] for place in places)])
+    heads = Column("head", [found.name(place) for place in places])
     used = accumulate(column.width for column in (heads, *columns))
     shown = [column for column, width in zip((heads, *columns), used, strict=True) if width <= output.width()]
     for column in shown:
@@ -41,7 +41,8 @@ def _columns(found: Comparison, places: Sequence[int]) -> list[Column]:
     columns = [Column("JS bits" + " [95 %]" * interval, said)]
     if found.lost_SN.any() or found.other_lost_SN.any():
         for title, lost_SN in (("lost", found.lost_SN), ("lost, other", found.other_lost_SN)):
-            columns.append(Column(title, [f"{lost_SN[:, place].mean():.2f}" for place in places]))
+            lost = [lost_SN[:, place].mean() for place in places]
+            columns.append(Column(title, ["-" if math.isnan(one) else f"{one:.2f}" for one in lost]))
     for name in SHOWN:
         difference = found.metric(name).effect
         columns.append(Column(f"Δ {METRICS[name].short}", [_signed(difference[place]) for place in places]))

@@ -90,12 +90,14 @@ def legend(shown: Sequence[Head], atlas: bool = False) -> str:
 
 
 def without_attention(seen: Observation) -> list[str]:
-    """Which layers have no attention, and what they are: `layers 0,2 have no attention: ssm`."""
+    """Which layers have no attention, or not it alone: `layers 0,2 have no attention: ssm`."""
     places: dict[tuple[str, str], list[int]] = {}
     for kind, one in seen.stacks.items():
-        for layer, what in one.others.items():
+        said = [(layer, f"have no attention: {what}") for layer, what in one.others.items()]
+        said += [(layer, f"have {what} beside their attention") for layer, what in one.partners.items()]
+        for layer, what in said:
             places.setdefault((f"{kind} " * (kind in seen.beside), what), []).append(layer)
-    return [f"{stack}layers {spelled(layers)} have no attention: {what}" for (stack, what), layers in places.items()]
+    return [f"{stack}layers {spelled(layers)} {what}" for (stack, what), layers in places.items()]
 
 
 def missing_support(seen: Observation) -> list[str]:

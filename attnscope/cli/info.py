@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,6 +118,7 @@ def describe(name: str, geometry: Any, lengths: list[int], where: tuple[str, str
                 "head_dim": layer.head_dim,
                 "value_dim": layer.value_dim,
                 "window": layer.window,
+                "beside": layer.beside or None,
             }
             for stack, layer in attention
         ],
@@ -183,7 +185,7 @@ def _different(costs: list[dict[str, Any]]) -> list[str]:
 def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
     """Layers of one shape in a row, together: ("decoder", "0-3", (kind, heads, ...))."""
     shapes = [
-        (layer["stack"], layer["layer"], (layer["kind"], *(layer[key] for key in SIZES)))
+        (layer["stack"], layer["layer"], (_in_words(layer), *(layer[key] for key in SIZES)))
         for layer in facts["attention_layers"]
     ]
     shapes += [
@@ -198,6 +200,11 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
         else:
             runs.append((stack, [layer], shape))
     return [(stack, spelled(run), shape) for stack, run, shape in runs]
+
+
+def _in_words(layer: Mapping[str, Any]) -> str:
+    """`full`, or `full + ssm` of a layer that computes both."""
+    return " + ".join(filter(None, (layer["kind"], layer["beside"])))
 
 
 def _bytes(count: float) -> str:

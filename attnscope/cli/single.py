@@ -202,7 +202,8 @@ def tell_chosen(queries: Prompt, keys: Prompt, chosen: Chosen, quiet: bool, stac
 
 def tell_asked(run: Run, quiet: bool) -> None:
     """Say which tokens were meant; of an encoder-decoder, stack by stack."""
-    for kind, one in run.asked.items():
+    for kind in run.asked if run.source is not None else [run.loaded.geometry.kind]:
+        one = run.asked[kind]
         tell_chosen(one.prompt, one.looked_at, one.chosen, quiet, f"{kind}: " * (run.source is not None))
 
 

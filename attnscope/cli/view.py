@@ -17,9 +17,10 @@ from attnscope.cli.options import FIRST, Answer, Beside, Config, Question, Selec
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
-from attnscope.stacks import ENCODER
+from attnscope.stacks import VISION
 
 if TYPE_CHECKING:
+    from attnscope.model.geometry import LayerGeometry
     from attnscope.model.loading import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run, Text
@@ -66,7 +67,8 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
 
     It needs no network. Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The
     folder of a run in place of TEXT reads that run's tokens again, with the model that its manifest names. Of an
-    encoder-decoder all stacks are on one page, or those of --select: the text, and behind it the target.
+    encoder-decoder all stacks are on one page, or those of --select: the text, and behind it the target. With --picture
+    so are decoder and vision tower, and where a token looks in the picture.
     """
     command = spelled("view", asked, selected, question, pages)
     if pages.from_tables:
@@ -75,13 +77,14 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     from attnscope.cli.single import report_checks
     from attnscope.viewer.page import about, page_of
     from attnscope.viewer.side import Side
-    from attnscope.viewer.stacks import StackedSide, first_asked
+    from attnscope.viewer.stacks import StackedSide, first_asked, stacked
 
     runs = runs_of(asked, selected, question, pages)
     plan = plan_of(pages, selected, runs[0])
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
-    sides = [StackedSide(one) if ENCODER in one.beside else Side(one) for one in seen]
-    chosen = first_asked({kind: one.chosen for kind, one in runs[0].asked.items()}, len(runs[0].source or ()))
+    sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
+    asked_of = {kind: one.chosen for kind, one in runs[0].asked.items()}
+    chosen = runs[0].chosen if runs[0].source is None else first_asked(asked_of, len(runs[0].source))
     said = about(replace(sides[0].seen, chosen=chosen), plan.whole, command, groups_of(sides[0].seen, question))
     write(page_of(sides, plan, said), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
@@ -95,18 +98,21 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
     from attnscope.run import prepare
 
     def ready(loaded: LoadedModel, text: Text, request: Request, chat: bool, follows: Answer, **more: Any) -> Run:
+        loaded.check_queries("a page")
         how: dict[str, Any] = more | {"engine": asked.engine, "memory": asked.memory, "listen": asked.listen}
         with answering(follows, pages.quiet) as answer:
             return prepare(loaded, text, request, chat=chat, truncate=asked.truncate, **how, **answer)
 
-    if asked.picture:
-        raise UsageError("a page shows text alone", "draw it with attnscope heatmap --picture FILE")
+    if asked.picture and (pages.compare_text or pages.compare_model):
+        raise UsageError("a page with a picture has no room for another text or model", "make a page of each")
     text, loaded = read_run(asked, pages), load_model(asked, pages)
     of_two = loaded.geometry.task == "seq2seq"
     if of_two and (pages.compare_text or pages.compare_model):
         raise UsageError("an encoder-decoder reads two texts, and its page has no room for more", "make a page of each")
-    how = {"target": asked.target} | ({"select": selected.select} if of_two else {})
-    runs = [ready(loaded, text, Request(**question.asks()), asked.chat, asked, atlas=selected.atlas, **how)]
+    request, how = Request(**question.asks()), {"target": asked.target, "picture": asked.picture or None}
+    if of_two or (asked.picture and not request.asks):  # of whose several stacks those are shown that are named
+        how["select"] = selected.select
+    runs = [ready(loaded, text, request, asked.chat, asked, atlas=selected.atlas, **how)]
     if pages.compare_text is not None:
         runs.append(ready(loaded, pages.compare_text, Request(), asked.chat, asked))
     if pages.compare_model is not None:
@@ -125,8 +131,40 @@ def plan_of(pages: Pages, selected: Selected, run: Run) -> Plan:
     from attnscope.viewer.plan import Plan
 
     heads = run.loaded.geometry.heads_by_layer
-    whole = {} if selected.select is None or run.source is not None else select(selected.select, heads, run.named)
+    whole = {} if selected.select is None or several(run) else select(selected.select, heads, run.named)
     return Plan(pages.max_mb, 16 if pages.precision == 16 else 8, whole)
+
+
+def several(run: Run) -> bool:
+    """Whether several stacks are on one page, over texts of their own."""
+    return run.source is not None or VISION in run.loaded.geometry.stacks
+
+
+def kept_layers(run: Run) -> list[LayerGeometry]:
+    """The layers of all stacks with as many heads as the page is to have of each."""
+    found = []
+    for kind, layers in run.loaded.geometry.stacks.items():
+        chosen = None if run.request.stacks is None else run.request.stacks.get(kind, {})
+        for layer in layers.values():
+            found.append(layer if chosen is None else replace(layer, heads=len(chosen.get(layer.index, ()))))
+    return [layer for layer in found if layer.heads]
+
+
+def kept_of(run: Run, plan: Plan) -> dict[str, Any]:
+    """What to keep of a pass, over all texts of the page, as fields of `Request`."""
+    beside = run.source or (run.prompt.tower[-1] if run.prompt.tower else ())
+    return plan.request(kept_layers(run), len(run.prompt) + len(beside) * several(run))
+
+
+def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
+    """The same; of a page that has no room for all maps of decoder and vision tower the decoder alone, and a line."""
+    geometry = run.loaded.geometry
+    if VISION not in geometry.stacks or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
+        return run
+    output.talk("the page has no room for the vision tower: name heads, as in --select vision.3.2,last", quiet)
+    others = {kind: layers for kind, layers in geometry.beside.items() if kind != VISION}
+    loaded = replace(run.loaded, geometry=replace(geometry, beside=others))
+    return replace(run, loaded=loaded, prompt=replace(run.prompt, tower=()))
 
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
@@ -134,9 +172,9 @@ def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     from attnscope.cli.single import header, tell_answer, tell_asked, tell_sound
     from attnscope.text.tokens import Chosen
 
-    layers = [layer for of_stack in run.loaded.geometry.stacks.values() for layer in of_stack.values()]
-    kept = plan.request(layers, len(run.prompt) + len(run.source or ()))
-    if run.source is not None:  # stacks of different texts share no bins, and no steps
+    run = without_tower(run, plan, quiet)
+    layers, kept = kept_layers(run), kept_of(run, plan)
+    if several(run):  # stacks of different texts share no bins, and no steps
         kept |= {"operands": False, "maps": None, "weights": kept["weights"] is True}
     run = run.asking(replace(run.request, **kept))
     output.talk(header(run), quiet)

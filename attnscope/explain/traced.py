@@ -60,6 +60,7 @@ def explain_head(loaded: LoadedModel, prompt: Prompt, layer: int, head: int, que
     """
     query = check_query(query, len(prompt))
     loaded.check_task("an explanation", DECODER, ENCODER)
+    loaded.check_queries("an explanation")
     shape = loaded.geometry.layers[layer]
     if not shape.attention or head not in range(shape.heads):
         raise UsageError(

@@ -63,9 +63,15 @@ def load_beside() -> None:
 
 def load() -> None:
     """Load what draws a text."""
-    for module in sorted({_HOME[name] for name in ("save_head_maps", "save_layers", "save_metrics", "save_overview")}):
+    for module in modules():
         with suppress(ImportError):  # told where it is needed
-            import_module(f"{__name__}.{module}")
+            import_module(module)
+
+
+def modules() -> list[str]:
+    """The modules that draw a text."""
+    drawn = {_HOME[name] for name in ("save_head_maps", "save_layers", "save_metrics", "save_overview")}
+    return [f"{__name__}.{module}" for module in sorted(drawn)]
 
 
 def __getattr__(name: str) -> Any:

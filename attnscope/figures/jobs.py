@@ -19,6 +19,7 @@ from attnscope.figures.style import (
     Quantity,
     Style,
     alone,
+    beside_note,
     bin_note,
     edge_boxes,
     head_title,
@@ -122,7 +123,7 @@ def _axis_sink(maps: Maps) -> Axis:
 
 
 def _note(maps: Maps, taken: str) -> str:
-    return "; ".join(filter(None, (maps.window, bin_note(maps), taken)))
+    return "; ".join(filter(None, (maps.window, beside_note(maps), bin_note(maps), taken)))
 
 
 def _taken_note(maps: Maps, index: int, sink_Q: np.ndarray | None, values_QK: np.ndarray) -> str:

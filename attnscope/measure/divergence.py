@@ -3,7 +3,7 @@
 Rows and columns are units (`text/align.py`): a token, or the tokens that stand for the same where tokenizers cut
 differently. Mass is summed over a unit's keys and averaged over its queries.
 
-Shapes: H head, T token, U unit, r units of a block, q queries, C cell of a map.
+Shapes: H head, T token, U unit, r units of a block, q queries, Q, K cell of a map.
 """
 
 from __future__ import annotations
@@ -25,20 +25,26 @@ COPIES = 16  # fp32 entries that a block's arithmetic takes per entry of its row
 
 
 class Side(NamedTuple):
-    """A layer's attention for one text, and the unit of each token, (T,), -1 for none."""
+    """A layer's attention for one text, and the unit of each token as a query and as a key, (T,), -1 for none."""
 
     P: AttentionOperator
-    unit_T: Tensor
+    query_T: Tensor
+    key_T: Tensor
+
+    @classmethod
+    def of(cls, P: AttentionOperator, queries: Sequence[int], keys: Sequence[int]) -> Side:
+        """The same of units as they come from `text/align.py`."""
+        return cls(P, torch.tensor(queries, device=P.device), torch.tensor(keys, device=P.device))
 
     def mass(self, read: Callable[[int, int], Tensor], start: int, stop: int, units: int) -> Tensor:
         """Units [start, stop) as queries on all units, and last on tokens of none: fp64 (H, r, U + 1).
 
-        read: the rows of a range of queries, (1, H, q, T).
+        read: the rows of a range of queries, (1, H, q, T). units: of keys.
         """
-        query_q = ((self.unit_T >= start) & (self.unit_T < stop)).nonzero().flatten()
+        query_q = ((self.query_T >= start) & (self.query_T < stop)).nonzero().flatten()
         first, last = int(query_q[0]), int(query_q[-1])
         rows_HqT = read(first, last + 1)[0][:, query_q - first].double()
-        column_T, row_q = self.unit_T.where(self.unit_T >= 0, units), self.unit_T[query_q] - start
+        column_T, row_q = self.key_T.where(self.key_T >= 0, units), self.query_T[query_q] - start
         mass_HqU = rows_HqT.new_zeros(*rows_HqT.shape[:2], units + 1).index_add_(-1, column_T, rows_HqT)
         sums_HrU = mass_HqU.new_zeros(len(mass_HqU), stop - start, units + 1).index_add_(1, row_q, mass_HqU)
         return sums_HrU / row_q.bincount(minlength=stop - start)[:, None]
@@ -49,7 +55,7 @@ class Divergence(NamedTuple):
 
     js: the Jensen-Shannon divergence in bits of the mass on shared units, renormalised, as a mean over the shared rows
     that have some on both sides; NaN without. rows: how many those are. lost, other_lost: the mean mass that either
-    side gives to tokens that the other lacks. map: the other side's mass minus the first's of some heads, (h, C, C)
+    side gives to tokens that the other lacks. map: the other side's mass minus the first's of some heads, (h, Q, K)
     float32, NaN where a query does not see the key on both sides.
     """
 
@@ -65,26 +71,26 @@ def readable(P: AttentionOperator) -> AttentionOperator:
     return P if P.spec is None else TiledAttention(P.spec)
 
 
-def diverge(first: Side, second: Side, units: int, cells: Cells | None = None, heads: Sequence[int] = ()) -> Divergence:
-    """Compare two sides block by block of their rows; cells, heads: of the map that is wanted.
+def diverge(first: Side, second: Side, cells: tuple[Cells, Cells], heads: Sequence[int] = ()) -> Divergence:
+    """Compare two sides block by block of their rows; cells: of the units as queries and as keys, heads: to be mapped.
 
-    >>> diverge(Side(P, unit_T), Side(P, unit_T), 9).js    # all 0
+    >>> diverge(Side(P, unit_T, unit_T), Side(P, unit_T, unit_T), (cells, cells)).js    # all 0
     """
-    count, device = first.P.heads, first.P.device
+    count, device, (rows, columns) = first.P.heads, first.P.device, (len(one.tokens) for one in cells)
     js_H, rows_H, lost_H, other_H = (torch.zeros(count, dtype=torch.float64, device=device) for _ in range(4))
-    drawn = None if cells is None or not heads else _Map(cells, heads, device)
-    for start, stop in row_blocks(units, COPIES * count * max(first.P.keys, second.P.keys)):
-        p_HrU, q_HrU = (side.mass(side.P.rows, start, stop, units).to(device) for side in (first, second))
+    drawn = _Map(cells, heads, device) if heads and rows and columns else None
+    for start, stop in row_blocks(rows, COPIES * count * max(first.P.keys, second.P.keys)):
+        p_HrU, q_HrU = (side.mass(side.P.rows, start, stop, columns).to(device) for side in (first, second))
         of_row_Hr = js_bits(p_HrU[..., :-1], q_HrU[..., :-1])
         js_H += of_row_Hr.nansum(-1)
         rows_H += of_row_Hr.isfinite().sum(-1)
         lost_H += p_HrU[..., -1].sum(-1)
         other_H += q_HrU[..., -1].sum(-1)
         if drawn is not None:
-            both = [side.mass(side.P.visible.rows, start, stop, units).to(device) > 0 for side in (first, second)]
+            both = [side.mass(side.P.visible.rows, start, stop, columns).to(device) > 0 for side in (first, second)]
             drawn.add((q_HrU - p_HrU)[..., :-1], (both[0] & both[1])[..., :-1], start)
-    js, rows, lost, other = (one.cpu().numpy() for one in (js_H / rows_H, rows_H, lost_H / units, other_H / units))
-    return Divergence(js, rows, lost, other, None if drawn is None else drawn.values())
+    js, seen, lost, other = (one.cpu().numpy() for one in (js_H / rows_H, rows_H, lost_H / rows, other_H / rows))
+    return Divergence(js, seen, lost, other, None if drawn is None else drawn.values())
 
 
 def js_bits(p: Tensor, q: Tensor) -> Tensor:
@@ -95,27 +101,28 @@ def js_bits(p: Tensor, q: Tensor) -> Tensor:
     p, q = (rows / rows.sum(-1, keepdim=True) for rows in (p, q))
     mean = ((p + q) / 2).clamp_min(TINY)
     parts = [torch.special.xlogy(rows, rows / mean) for rows in (p, q)]
-    return ((parts[0] + parts[1]).sum(-1) / (2 * np.log(2))).clamp(0.0, 1.0)
+    found = ((parts[0] + parts[1]).sum(-1) / (2 * np.log(2))).clamp(0.0, 1.0)
+    return found if p.shape[-1] else found.fill_(torch.nan)
 
 
 class _Map:
     """The difference of some heads, put together into cells as the blocks come."""
 
-    def __init__(self, cells: Cells, heads: Sequence[int], device: torch.device) -> None:
-        self.heads, side = list(heads), len(cells.sizes)
-        self.cell_U = cells.groups(len(cells.tokens)).to(device)
-        self.size_C = torch.tensor(cells.sizes, device=device)
-        self.sum_hCC = torch.zeros(len(self.heads), side, side, dtype=torch.float64, device=device)
-        self.seen_hCC = torch.zeros_like(self.sum_hCC)
+    def __init__(self, cells: tuple[Cells, Cells], heads: Sequence[int], device: torch.device) -> None:
+        self.heads, sides = list(heads), [len(one.sizes) for one in cells]
+        self.row_U, self.column_U = (one.groups(len(one.tokens)).to(device) for one in cells)
+        self.size_Q = torch.tensor(cells[0].sizes, device=device)
+        self.sum_hQK = torch.zeros(len(self.heads), *sides, dtype=torch.float64, device=device)
+        self.seen_hQK = torch.zeros_like(self.sum_hQK)
 
     def add(self, difference_HrU: Tensor, seen_HrU: Tensor, start: int) -> None:
         seen_hrU = seen_HrU if len(seen_HrU) == 1 else seen_HrU[self.heads]  # one mask for all heads
         difference_hrU = difference_HrU[self.heads].masked_fill(~seen_hrU, 0.0)
-        row_r = self.cell_U[start : start + difference_hrU.shape[1]]
-        for into, values in ((self.sum_hCC, difference_hrU), (self.seen_hCC, seen_hrU.double())):
-            columns = values.new_zeros(*values.shape[:2], into.shape[-1]).index_add_(-1, self.cell_U, values)
+        row_r = self.row_U[start : start + difference_hrU.shape[1]]
+        for into, values in ((self.sum_hQK, difference_hrU), (self.seen_hQK, seen_hrU.double())):
+            columns = values.new_zeros(*values.shape[:2], into.shape[-1]).index_add_(-1, self.column_U, values)
             into.index_add_(1, row_r, columns.expand(len(into), -1, -1))
 
     def values(self) -> np.ndarray:
-        mean_hCC = self.sum_hCC / self.size_C[:, None]
-        return mean_hCC.masked_fill(self.seen_hCC == 0, torch.nan).float().cpu().numpy()
+        mean_hQK = self.sum_hQK / self.size_Q[:, None]
+        return mean_hQK.masked_fill(self.seen_hQK == 0, torch.nan).float().cpu().numpy()

@@ -30,18 +30,15 @@ from attnscope.attention.questions import (
 from attnscope.errors import UsageError
 from attnscope.measure.definition import ROWS, Metric, visible_keys
 from attnscope.measure.texts import Texts
-from attnscope.stacks import DECODER, ENCODER, VISION
+from attnscope.stacks import CAUSAL, ENCODER, GLOBAL, VISION
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.attention.operator import AttentionOperator
 
-CAUSAL, OF_TEXT, ITSELF = (
-    (DECODER,),
-    (DECODER, ENCODER),
-    (DECODER, ENCODER, VISION),
-)  # stacks of whose layers they speak
+OF_TEXT = (*CAUSAL, ENCODER)  # stacks of whose layers they speak
+ITSELF = (*OF_TEXT, VISION, GLOBAL)
 
 
 def _focus(P: AttentionOperator, entropy_without_key0: Tensor, key0: Tensor) -> Tensor:
@@ -191,7 +188,7 @@ METRICS: Mapping[str, Metric] = {
             reading="how far back the head looks on average; in an encoder how far to either side",
             rows="two_keys",
             kinds=OF_TEXT,
-            asks=lambda texts: (Distance() if texts.kind == DECODER else AbsoluteDistance(),),
+            asks=lambda texts: (Distance() if texts.kind in CAUSAL else AbsoluteDistance(),),
         ),
         Metric(
             id="local_mass_32",

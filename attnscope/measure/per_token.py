@@ -23,7 +23,7 @@ HIDDEN = 1e-12  # below what uniform attention gives any token that is seen: 1 /
 class TokenWeights(NamedTuple):
     """Of a layer's kept heads (H numbers) every token's weight, and what uniform attention gives it, (B, H, T) each.
 
-    NaN where the mask hides all that is asked about from it, or it from them.
+    NaN where the mask hides all that is asked about from it, or it from them, and where it has no query to ask with.
     """
 
     heads: list[int]
@@ -55,6 +55,8 @@ class PerToken:
             weight_BHT, uniform_BHT = layer.per_kv_head(weight_BHT), layer.per_kv_head(uniform_BHT)
         weight_BHT, uniform_BHT = weight_BHT[:, heads], uniform_BHT[:, heads]
         hidden_BHT = uniform_BHT < HIDDEN
+        if isinstance(self.question, Features) and layer.texts.unasked:
+            hidden_BHT |= ~layer.texts.has_query_T
         return TokenWeights(heads, *(one.masked_fill(hidden_BHT, torch.nan) for one in (weight_BHT, uniform_BHT)))
 
     def _answer(self, found: Tensor) -> Tensor:

@@ -243,7 +243,7 @@ class TopKey:
 
 @dataclass(frozen=True)
 class Weights:
-    """The whole matrices, for those who ask: (B, H, Q, K) fp32 on the CPU."""
+    """The whole matrices, for those who ask: (B, H, Q, K) fp32 on the CPU; 0 in rows of tokens without a query."""
 
     view: View = View()
 
@@ -253,7 +253,10 @@ class Weights:
     def keep(self, layer: Layer, answers: Answers) -> Tensor | None:
         heads = self.view.kept(layer)
         blocks = [self.view.rows(layer, heads, a, b).cpu() for a, b in layer.P.blocks()] if heads else []
-        return torch.cat(blocks, 2) if len(blocks) > 1 else blocks[0] if blocks else None
+        if not blocks:
+            return None
+        found = torch.cat(blocks, 2) if len(blocks) > 1 else blocks[0]
+        return found.masked_fill(~layer.texts.has_query_T.cpu()[:, None], 0) if layer.texts.unasked else found
 
 
 def on_host(kept: Any) -> Any:

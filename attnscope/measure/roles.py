@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.stacks import DECODER, ENCODER, KINDS
+from attnscope.stacks import CAUSAL, DECODER, ENCODER, KINDS
 
 NEEDED_ROWS = 16
 RESTS = 0.3  # mean mass above which a head rests on a key
@@ -32,7 +32,7 @@ class Role:
     needed: int
     source: str
     holds: Rule
-    kinds: tuple[str, ...] = (DECODER, ENCODER)
+    kinds: tuple[str, ...] = (*CAUSAL, ENCODER)
 
 
 def _above_uniform(metric: str, least: float) -> Rule:
@@ -47,7 +47,7 @@ ROLES = (  # the first rule that holds names the head
         NEEDED_ROWS,
         "Olsson et al. 2022",
         _above_uniform("induction", 0.4),
-        (DECODER,),
+        CAUSAL,
     ),
     Role(
         "previous-token",
@@ -89,7 +89,7 @@ ROLES = (  # the first rule that holds names the head
         NEEDED_ROWS,
         "attnscope; see also Xiao et al. 2024 (DuoAttention)",
         lambda score, uniform: (score["local_mass_32"] >= 0.8) & _above_uniform("local_mass_32", 0.2)(score, uniform),
-        (DECODER,),
+        CAUSAL,
     ),
 )
 

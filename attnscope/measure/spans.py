@@ -56,7 +56,10 @@ class SpanMass:
         if not heads:
             return None
         uniform_BHQS = self._null(layer)
-        found = (self._means(one, uniform_BHQS > 0) for one in (answers[self._here(layer)], uniform_BHQS))
+        sees_BHQS = uniform_BHQS > 0
+        if layer.texts.unasked:
+            sees_BHQS = sees_BHQS & layer.texts.has_query_T[:, None]
+        found = (self._means(one, sees_BHQS) for one in (answers[self._here(layer)], uniform_BHQS))
         pairs = (one.expand(layer.P.batch, layer.P.heads, -1, -1) for one in found)
         if self.view.by_kv:
             pairs = (layer.per_kv_head(one.contiguous()) for one in pairs)

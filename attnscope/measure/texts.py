@@ -28,6 +28,7 @@ class Texts:
     query_BT, key_BT: True on the queries that metrics are means over, and on the keys that `mass` is of; None for all
     queries, and where no keys were named. answer_B: where the answer to a prompt begins, the length of a text that is
     none; None where no text is. kind: the stack that reads them; in cross-attention the keys are another text's.
+    unasked: the first so many tokens are keys and no queries, and come before no token of the text.
     """
 
     ids_BT: Tensor
@@ -36,6 +37,7 @@ class Texts:
     key_BT: Tensor | None = None
     answer_B: Tensor | None = None
     kind: str = DECODER
+    unasked: int = 0
     _seen: WeakKeyDictionary[Visibility, dict[Features, Tensor]] = field(
         default_factory=WeakKeyDictionary, compare=False, repr=False
     )
@@ -49,8 +51,15 @@ class Texts:
 
     @cached_property
     def asked_BT(self) -> Tensor:
-        """True where a token is text and, where queries were named, one of them."""
-        return self.real_BT if self.query_BT is None else self.real_BT & self.query_BT
+        """True where a token of the text has a query and, where queries were named, is one of them."""
+        has_BT = self.real_BT & self.has_query_T if self.unasked else self.real_BT
+        return has_BT if self.query_BT is None else has_BT & self.query_BT
+
+    @cached_property
+    def has_query_T(self) -> Tensor:
+        import torch
+
+        return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) >= self.unasked
 
     @cached_property
     def mean_BT(self) -> Tensor:
@@ -120,10 +129,10 @@ class Texts:
 
     @cached_property
     def previous_BT(self) -> Tensor:
-        """The id of the token before each position; -1 before the first."""
+        """The id of the token before each position; -1 before the first that has a query."""
         import torch
 
-        return torch.nn.functional.pad(self.ids_BT[:, :-1], (1, 0), value=-1)
+        return torch.nn.functional.pad(self.ids_BT[:, self.unasked : -1], (self.unasked + 1, 0), value=-1)
 
     def to(self, device: torch.device) -> Texts:
         """The same texts on another device."""
@@ -131,4 +140,5 @@ class Texts:
             return self
         asked = (self.query_BT, self.key_BT, self.answer_B)
         query_BT, key_BT, answer_B = (None if part is None else part.to(device) for part in asked)
-        return Texts(self.ids_BT.to(device), self.length_B.to(device), query_BT, key_BT, answer_B, self.kind)
+        ids_BT, length_B = self.ids_BT.to(device), self.length_B.to(device)
+        return Texts(ids_BT, length_B, query_BT, key_BT, answer_B, self.kind, self.unasked)

@@ -15,9 +15,10 @@ import numpy as np
 
 from attnscope.apart import Apart
 from attnscope.errors import InputError
-from attnscope.media.patches import WHOLE, Box, Sight, cells, patches_of
+from attnscope.media.patches import WHOLE, Box, Sight, cells, patches_of, windows
 from attnscope.media.picture import Picture
 from attnscope.media.processor import line, processor_of, rendered, with_places
+from attnscope.model.geometry import window_side
 from attnscope.text.characters import located
 from attnscope.text.chat import Bounds, Message, read_messages, token_turns, turn_ranges
 from attnscope.text.prompt import Patch, Prompt, Span, from_ids, place
@@ -176,7 +177,8 @@ def _tower(loaded: LoadedModel, inputs: Mapping[str, Any], sight: Sight, prompt:
     merge = getattr(vision, "spatial_merge_size", None)
     if grids is not None and merge:
         _, rows, columns = grids[0].tolist()
-        yield _of_patches(cells(0, (rows, columns), sight.boxes[0], merge=merge), [])
+        prompt, window = _of_patches(cells(0, (rows, columns), sight.boxes[0], merge=merge), []), window_side(vision)
+        yield replace(prompt, windows=windows((rows, columns), merge, window) if window else ())
     elif pixels is not None and pixels.ndim >= 4 and isinstance(side, int):
         grid, before = (pixels.shape[-2] // side, pixels.shape[-1] // side), list(_before(loaded.model))
         for picture, box in _parts(sight, prompt, pixels.shape[:-3].numel()):

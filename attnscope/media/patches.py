@@ -67,11 +67,27 @@ def cells(
     >>> [label for label, _ in cells(1, (1, 2), WHOLE)]
     ['img2 0,0', 'img2 0,1']
     """
-    blocks = product(range(0, grid[0], merge), range(0, grid[1], merge), range(merge), range(merge))
-    for top, left, down, across in blocks:
-        row, column = top + down, left + across
+    for row, column in _walk(grid, merge):
         label = f"{name or picture_name(picture)} {first[0] + row},{first[1] + column}"
         yield label, Patch(picture, part(box, grid, row, column))
+
+
+def windows(grid: Grid, merge: int, side: int) -> tuple[tuple[int, ...], ...]:
+    """The places of such cells in each window of side x side, in the order of a tower that reads window by window.
+
+    >>> windows((1, 3), 1, 2)
+    ((0, 1), (2,))
+    """
+    found: dict[Grid, list[int]] = {}
+    for place, (row, column) in enumerate(_walk(grid, merge)):
+        found.setdefault((row // side, column // side), []).append(place)
+    return tuple(tuple(found[window]) for window in sorted(found))
+
+
+def _walk(grid: Grid, merge: int) -> Iterator[Grid]:
+    """Row and column of every cell, block by block."""
+    blocks = product(range(0, grid[0], merge), range(0, grid[1], merge), range(merge), range(merge))
+    return ((top + down, left + across) for top, left, down, across in blocks)
 
 
 def part(box: Box, grid: Grid, row: int, column: int) -> Box:

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib.util import find_spec
+from inspect import signature
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import ModelError
 from attnscope.model import checkpoint
+from attnscope.model.geometry import geometry_of
+from attnscope.model.task import task_of
+from attnscope.stacks import DECODER, NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,6 +25,9 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 SAFETENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 BY_TOKEN = ("XLORA", "POLY")  # other weights for each token or task
+VIRTUAL = ("PROMPT_TUNING", "P_TUNING")  # embeddings before the text, and nothing else
+PREFIX = "PREFIX_TUNING"  # keys and values of each layer
+PROMPT = "prompt_embeddings"  # where PEFT saves them
 
 
 def is_adapter(folder: Path) -> bool:
@@ -85,13 +93,15 @@ def check_package() -> None:
 
 
 def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedModel:
-    """The model with an adapter: in its weights where merged, else in layers beside its own.
+    """The model with an adapter: in its weights where merged, else in layers beside its own; or tokens before a text.
 
-    Raises ModelError for an adapter that is no change of weights, or not of this model.
+    Raises ModelError for an adapter that is neither a change of weights nor such tokens, or not of this model.
     """
     from peft import PeftConfig
 
     config = PeftConfig.from_pretrained(str(folder))
+    if config.peft_type.value in (*VIRTUAL, PREFIX):
+        return _with_tokens(model, config, folder)
     _check_kind(config, folder)
     _grow(model, folder / SAFETENSORS)
     adapted = _with_weights(model, config, folder)
@@ -119,6 +129,52 @@ def bare(model: Any) -> Any:
     config = model.peft_config[model.active_adapter] if isinstance(model.active_adapter, str) else None
     _check_kind(config, getattr(config, "base_model_name_or_path", None) or type(model).__name__)
     return getattr(model.get_base_model(), "_orig_mod", model.get_base_model())
+
+
+def _with_tokens(model: PreTrainedModel, config: Any, folder: Path) -> PreTrainedModel:
+    """The model that knows the virtual tokens of prompt or prefix tuning. Raises ModelError for another model's."""
+    from peft.utils.save_and_load import load_peft_weights
+
+    from attnscope.model.virtual import put_before, put_in_layers
+
+    if task_of(model.config) != DECODER:
+        raise ModelError(
+            f"the adapter in {folder} ({config.peft_type.value}) puts tokens before the text of "
+            f"{NAMES[task_of(model.config)]}, and only a causal model is read with such",
+            "choose another adapter",
+        )
+    found = load_peft_weights(str(folder), device="cpu").get(PROMPT)
+    in_layers = config.peft_type.value == PREFIX
+    shape = _of_layers(model, folder) if in_layers else (model.get_input_embeddings().weight.shape[1],)
+    width = prod(shape)
+    if found is None or found.ndim != 2 or found.shape[1] != width or not len(found):
+        raise ModelError(
+            f"the adapter in {folder} does not fit its base: {'keys and values' if in_layers else 'embeddings'} of "
+            f"{width} numbers were expected",
+            "name the model that it was trained on: {base=FOLDER}",
+        )
+    if in_layers:
+        return put_in_layers(model, found.unflatten(1, shape).permute(1, 2, 3, 0, 4))
+    return put_before(model, found)
+
+
+def _of_layers(model: PreTrainedModel, folder: Path) -> tuple[int, int, int, int]:
+    """(layers, 2, kv heads, head dim): the numbers of a virtual token's keys and values.
+
+    Raises ModelError where not every layer attends, with keys and values of one size, from a cache that it is given.
+    """
+    geometry = geometry_of(model.config, count=False)
+    shapes = {(one.kv_heads, one.head_dim, one.value_dim) for one in geometry.layers}
+    alike = len(shapes) == 1 and {one.kind for one in geometry.layers} <= {"full", "sliding"} and not geometry.beside
+    kv_heads, head_dim, value_dim = next(iter(shapes))
+    takes_cache = "past_key_values" in signature(model.base_model.forward).parameters
+    if not alike or head_dim != value_dim or not takes_cache:
+        raise ModelError(
+            f"the adapter in {folder} ({PREFIX}) puts keys and values into the layers of {geometry.model_type}, which "
+            "do not all attend to tokens with keys and values of one size",
+            "choose one of prompt tuning or P-tuning",
+        )
+    return len(geometry.layers), 2, kv_heads, head_dim
 
 
 def _check_kind(config: Any, where: object) -> None:

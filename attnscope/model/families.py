@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnscope.stacks import DECODER, GLOBAL, LOCAL, PATCHER
+
 
 @dataclass(frozen=True)
 class Family:
@@ -52,6 +54,10 @@ class Family:
     # (config, heads, kind of layer) -> kv heads, where the usual attributes are missing or mean something else; None
     # where they are right after all.
     kv_heads: Callable[[Any, int, str], int | None] | None = None
+    # (config) -> the tokens that its code needs, where that fails on fewer; None for any number.
+    least_tokens: Callable[[Any], int] | None = None
+    # {stack: the config's attribute with the config of that part}, of a model that is made of several decoders.
+    parts: Mapping[str, str] = field(default_factory=dict)
     # It has a window in its config and builds a plain causal mask.
     window_unread: bool = False
     # How many N x N float tensors per head are alive at once in its eager attention: measured by counting storages.
@@ -82,6 +88,15 @@ def _repeated(config: Any) -> int:
 def _in_blocks(config: Any) -> int:
     sizes, repeats = config.block_sizes, config.block_repeats
     return sum(size * repeat for size, repeat in zip(sizes, repeats, strict=True)) + config.num_decoder_layers
+
+
+def _left_to_the_last_block(config: Any) -> int:
+    """Each block has half of the tokens before it, and the relative shift needs two that are not the begin token."""
+    blocks, apart = config.num_blocks, config.separate_cls
+    if blocks == 1 or config.attention_type == "factorized":
+        return 1
+    rounded_up = apart and not config.truncate_seq and blocks > 2
+    return 1 + 2 ** (blocks - 2 + apart) + 2 ** (blocks - 2) * rounded_up
 
 
 def _in_cycles(config: Any) -> int:
@@ -160,7 +175,13 @@ FAMILIES: Mapping[str, Family] = {
         ("flaubert", "fsmt", "ibert", "luke", "tapas", "visual_bert"), Family(returns_weights_when_asked=True)
     ),
     **dict.fromkeys(("deberta", "deberta-v2", "mpnet"), Family(returns_weights_when_asked=True, matrices_alive=3)),
-    "funnel": Family(returns_weights_when_asked=True, by_order=True, layers=_in_blocks, matrices_alive=7),
+    "funnel": Family(
+        returns_weights_when_asked=True,
+        by_order=True,
+        layers=_in_blocks,
+        matrices_alive=7,
+        least_tokens=_left_to_the_last_block,
+    ),
     **dict.fromkeys(("led", "longformer"), Family(returns_weights_when_asked=True, layout="band")),
     "longt5": Family(returns_weights_when_asked=True, layout="blocks", kind=_blocks_with_summaries),
     "pegasus_x": Family(kind=_blocks_with_summaries, matrices_alive=3),
@@ -202,6 +223,9 @@ FAMILIES: Mapping[str, Family] = {
     # Decoders that ask the interface.
     **dict.fromkeys(("diffllama", "doge", "flint", "gpt_oss", "hy_v4", "inkling_text"), Family(matrices_alive=3)),
     **dict.fromkeys(("deepseek_v4", "inkling2_text"), Family(matrices_alive=4)),
+    "blt": Family(
+        parts={PATCHER: "patcher_config", LOCAL: "encoder_config", GLOBAL: "global_config", DECODER: "decoder_config"}
+    ),
     "dbrx": Family(kv_heads=_nested),
     "gpt_bigcode": Family(kv_heads=_multi_query),
     "hrm_text": Family(by_order=True, layers=_in_cycles),  # numbered as its cache and its `attentions` are

@@ -6,7 +6,7 @@ Pure Python: no weights, and torch only to count the parameters.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Any
@@ -16,7 +16,23 @@ from attnscope.memory import DTYPE_BYTES, TILE_BYTES, free_memory, human_bytes
 from attnscope.model.families import family
 from attnscope.model.task import model_class, stack_config, task_of
 from attnscope.shown import brief
-from attnscope.stacks import CROSS, CSA, DECODER, DIFFERENCE, ENCODER, HCA, VISION, plain
+from attnscope.stacks import (
+    CROSS,
+    CROSSING,
+    CSA,
+    DECODER,
+    DIFFERENCE,
+    ENCODER,
+    HCA,
+    LOCAL,
+    PATCHER,
+    POOLING,
+    VISION,
+    plain,
+)
+from attnscope.stacks import (
+    KINDS as STACKS,
+)
 
 # What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
 # "compressed" layers are a window of tokens and summaries of what came before it.
@@ -36,7 +52,7 @@ KINDS = {
     "linear_attention": "linear",
     "mamba": "ssm",
 }
-ATTENTION_KINDS = ("full", "sliding", "chunked", "sparse", "compressed")
+ATTENTION_KINDS = ("full", "sliding", "chunked", "windowed", "sparse", "compressed", "patch")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
 SORTED_TILES = 5  # alive at once where rows are sorted: logits, weights, sorted, their places (of 8 bytes)
 MOST_LAYERS, MOST_NUMBER = 1000, 2**40  # a config that says more is no model's
@@ -47,10 +63,12 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "
 class LayerGeometry:
     """One layer of a stack.
 
-    `kind` is `full`, `sliding`, `chunked`, `sparse` or `compressed` for softmax attention; anything else has none over
-    the text: `ssm` (a state space model: Mamba, RWKV), `linear` (linear or gated delta attention), `conv`, `mlp`,
-    `moe`, `cross` to a picture. It says what the layer is; the stack that it stands in is another thing, see
-    `stacks.py`. `window` is the sliding window or the chunk, in tokens.
+    `kind` is `full`, `sliding`, `chunked`, `windowed` (of patches), `sparse`, `compressed` or `patch` (a patch sees its
+    own bytes, a byte its patch) for softmax attention; anything else has none over the text: `ssm` (a state space
+    model: Mamba, RWKV), `linear` (linear or gated delta attention), `conv`, `mlp`, `moe`, `cross` to a picture. It says
+    what the layer is; the stack that it stands in is another thing, see `stacks.py`. `window` is the sliding window,
+    the chunk or the window of patches, in tokens. `beside`: what a layer with attention computes of the text too, `ssm`
+    of Falcon-H1's.
     """
 
     index: int
@@ -60,6 +78,7 @@ class LayerGeometry:
     head_dim: int
     value_dim: int
     window: int | None
+    beside: str = ""
 
     @property
     def attention(self) -> bool:
@@ -67,8 +86,9 @@ class LayerGeometry:
 
     @property
     def in_words(self) -> str:
-        """Which keys a query sees: `full`, `window 16`, `chunk 8192`, `sparse`."""
-        kind = {"sliding": "window", "chunked": "chunk"}.get(self.kind, self.kind)
+        """Which keys a query sees: `full`, `window 16`, `chunk 8192`, `in windows of 64`, `sparse`."""
+        names = {"sliding": "window", "chunked": "chunk", "windowed": "in windows of"}
+        kind = names.get(self.kind, self.kind)
         return f"{kind} {self.window}" if self.window else kind
 
 
@@ -76,10 +96,11 @@ class LayerGeometry:
 class Geometry:
     """The shape of a model: its layers and the sizes around them.
 
-    layers: of its stack; of an encoder-decoder the decoder's, and `beside` has those of the others, and of a vision
+    layers: of its stack; of a model of several the decoder's, and `beside` has those of the others, and of a vision
     tower that is to be read. max_positions: the most tokens that a stack reads, None where nothing limits them, as with
     dynamic rotary positions. views: layers of `layers` that have maps of their own, by their kind: `difference`, `csa`.
-    rates: the tokens that each summary among their keys adds.
+    rates: the tokens that each summary among their keys adds; of `pooling` the vectors that a patch is made into.
+    least_tokens: of a text, fewer of which its code cannot read.
     """
 
     model_type: str
@@ -92,6 +113,7 @@ class Geometry:
     beside: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     views: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     rates: Mapping[str, int] = field(default_factory=dict)
+    least_tokens: int = 1
 
     @property
     def kind(self) -> str:
@@ -101,9 +123,8 @@ class Geometry:
     @property
     def every(self) -> dict[str, tuple[LayerGeometry, ...]]:
         """{stack: all its layers}, in the order of a forward pass."""
-        found = {ENCODER: self.beside.get(ENCODER, ()), self.kind: self.layers}
-        found |= {kind: self.beside.get(kind, ()) for kind in (CROSS, VISION)}
-        return {kind: layers for kind, layers in found.items() if layers}
+        found = {**self.beside, self.kind: self.layers}
+        return {kind: found[kind] for kind in STACKS if found.get(kind)}
 
     @property
     def stacks(self) -> dict[str, dict[int, LayerGeometry]]:
@@ -123,10 +144,11 @@ class Geometry:
     def in_words(self) -> str:
         """`4 layers x 6 heads (3 kv)`, with ranges where layers differ, and `, 12 ssm` of layers without attention.
 
-        Of an encoder-decoder `encoder 6 layers x 8 heads (8 kv), decoder 6 layers x 8 heads (8 kv)`.
+        Of several stacks `encoder 6 layers x 8 heads (8 kv), decoder 6 layers x 8 heads (8 kv)`.
         """
-        if ENCODER in self.beside:
-            return f"encoder {_in_words(self.beside[ENCODER])}, decoder {_in_words(self.layers)}"
+        if ENCODER in self.beside or LOCAL in self.beside:
+            apart = (kind for kind in self.every if kind not in (CROSS, VISION, *CROSSING))
+            return ", ".join(f"{kind} {_in_words(self.every[kind])}" for kind in apart)
         tower = self.beside.get(VISION)
         return _in_words(self.layers) + (f", vision {_in_words(tower)}" if tower else "")
 
@@ -161,13 +183,18 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
         beside = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
     layers = _layers(text, plain(task))
+    rates = {kind: rate for kind, (_, rate) in _compressed(text).items()}
+    if family(config.model_type).parts:
+        beside, rates = _in_parts(config), {POOLING: config.cross_attn_k}
+        layers = beside.pop(DECODER)
     return _sound(
         Geometry(
             model_type=config.model_type,
             task=task,
             beside=beside,
             views=_views(text, layers),
-            rates={kind: rate for kind, (_, rate) in _compressed(text).items()},
+            rates=rates,
+            least_tokens=least(config) if (least := family(config.model_type).least_tokens) else 1,
             layers=layers,
             hidden_size=_first(text, "hidden_size", "d_model", "n_embd") or 0,
             vocab_size=_first(text, "decoder_vocab_size", "vocab_size") or 0,
@@ -180,19 +207,38 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
 def vision_layers(config: Any) -> tuple[LayerGeometry, ...]:
     """The layers of the vision tower that a language model reads pictures with; none where its config has none.
 
-    None either of a tower that attends in windows: its tokens stand in an order of their own.
+    None either of a tower that attends in windows of a size that its config does not say.
 
     Example:
         vision_layers(AutoConfig.from_pretrained("llava-hf/llava-1.5-7b-hf"))[0].heads  # 16
     """
     tower = getattr(config, "vision_config", None)
     heads = _first(tower, "num_attention_heads", "num_heads") or 0
-    if not isinstance(heads, int) or getattr(tower, "fullatt_block_indexes", None) is not None:
+    full, side = getattr(tower, "fullatt_block_indexes", None), window_side(tower)
+    if not isinstance(heads, int) or (full is not None and not side):
         return ()
     width = _first(tower, "embed_dim", "hidden_size") or 0
     size = _first(tower, "head_dim") or (width // heads if heads else 0)
     count = _first(tower, "num_hidden_layers", "depth") or 0
-    return tuple(LayerGeometry(index, "full", heads, heads, size, size, None) for index in range(count if heads else 0))
+    return tuple(
+        LayerGeometry(index, "full", heads, heads, size, size, None)
+        if full is None or index in full
+        else LayerGeometry(index, "windowed", heads, heads, size, size, side**2)
+        for index in range(count if heads else 0)
+    )
+
+
+def window_side(tower: Any) -> int:
+    """The side of the windows of patches that most layers of a vision tower attend in, in patches; 0 without windows.
+
+    Example:
+        window_side(AutoConfig.from_pretrained("Qwen/Qwen2.5-VL-3B-Instruct").vision_config)  # 8
+    """
+    sizes = [_first(tower, name) for name in ("window_size", "patch_size", "spatial_merge_size")]
+    if getattr(tower, "fullatt_block_indexes", None) is None or not all(isinstance(size, int) for size in sizes):
+        return 0
+    pixels, patch, merge = sizes
+    return int(pixels // merge // patch * merge)
 
 
 def with_tower(geometry: Geometry, config: Any) -> Geometry:
@@ -348,6 +394,8 @@ def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
     there = [layer for layer in layers if layer.attention]
     kinds = Counter(layer.kind for layer in layers if not layer.attention)
     without = "".join(f", {count} {kind}" for kind, count in kinds.items())
+    both = Counter(layer.beside for layer in there if layer.beside)
+    without += "".join(f", {kind} beside {count}" for kind, count in both.items())
     heads, kv_heads = (_range([getattr(layer, name) for layer in there]) for name in ("heads", "kv_heads"))
     return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
 
@@ -363,7 +411,22 @@ def _entry_bytes(model_type: str, dtype_bytes: int) -> int:
 
 
 def _layers(text: Any, stack: str) -> tuple[LayerGeometry, ...]:
-    return tuple(_layer(text, index, kind, stack) for index, kind in enumerate(_kinds(text, stack)))
+    kinds = _kinds(text, stack)
+    found = (_layer(text, index, kind, stack) for index, kind in enumerate(kinds))
+    return tuple(replace(one, beside=what) for one, what in zip(found, _beside(text, len(kinds)), strict=True))
+
+
+def _in_parts(config: Any) -> dict[str, tuple[LayerGeometry, ...]]:
+    """The layers of every part of a model that reads bytes and patches of them, by stack."""
+    found = {kind: _layers(stack_config(config, kind), kind) for kind in family(config.model_type).parts}
+    if not config.patch_in_forward or config.patching_mode != "entropy":  # then it is not asked where patches begin
+        del found[PATCHER]
+    local = found[LOCAL][0]  # whose mask the decoder is given too
+    found[DECODER] = tuple(replace(one, kind=local.kind, window=local.window) for one in found[DECODER])
+    for kind, part in CROSSING.items():
+        count = len(found[part]) if stack_config(config, kind).cross_attn_all_layers else 1
+        found[kind] = tuple(replace(one, kind="patch", window=None) for one in found[part][:count])
+    return found
 
 
 def _views(text: Any, layers: tuple[LayerGeometry, ...]) -> dict[str, tuple[LayerGeometry, ...]]:
@@ -399,14 +462,29 @@ def _kinds(text: Any, stack: str) -> list[str]:
     known = family(text.model_type)
     if kind := known.without_softmax or (known.kind and known.kind(text, stack)):
         return [kind] * count
-    names = _first(text, "layer_types", "layers_block_type", "attention_layers")
-    if not isinstance(names, list | tuple) or len(names) != count:
-        names = [_only_kind(text)] * count
-    kinds = [KINDS.get(name, name) for name in names]
-    if any(name.startswith(("mamba", "n_mamba")) for name in vars(text)):
+    kinds = [KINDS.get(name, name) for name in _named(text, count) or [_only_kind(text)] * count]
+    if _has_mamba(text):
         kinds = ["ssm" if kind == "linear" else kind for kind in kinds]
     cross = _first(text, "cross_attention_layers") or ()
     return ["cross" if index in cross else kind for index, kind in enumerate(kinds)]
+
+
+def _named(text: Any, count: int) -> Sequence[str]:
+    """What the config calls each layer; nothing where it has no list of them."""
+    names = _first(text, "layer_types", "layers_block_type", "attention_layers")
+    return names if isinstance(names, list | tuple) and len(names) == count else ()
+
+
+def _has_mamba(text: Any) -> bool:
+    return any(name.startswith(("mamba", "n_mamba")) for name in vars(text))
+
+
+def _beside(text: Any, count: int) -> list[str]:
+    """What each layer computes beside its attention: with a Mamba in the config and no list of the layers that are one,
+    all have it; with such a list those that it calls hybrid.
+    """
+    names = _named(text, count) or ["hybrid"] * count
+    return ["ssm" if _has_mamba(text) and name == "hybrid" else "" for name in names]
 
 
 def _only_kind(text: Any) -> str:

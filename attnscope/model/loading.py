@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.apart import without_stderr
-from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError, is_panic
+from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, ModelError, UsageError, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 from attnscope.model import adapters, checkpoint, hub, sources
 from attnscope.model.families import family
@@ -24,7 +24,7 @@ from attnscope.model.libraries import needed, uncollected
 from attnscope.model.sources import DEMO, DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
-from attnscope.stacks import DECODER, ENCODER, NAMES
+from attnscope.stacks import DECODER, ENCODER, LOCAL, NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -89,13 +89,49 @@ class LoadedModel:
             return getattr(self.model.get_input_embeddings(), "num_embeddings", None)
         return None
 
+    @property
+    def virtual(self) -> Sequence[int]:
+        """The ids of the tokens that an adapter puts before every text."""
+        with suppress(NotImplementedError):
+            embeddings = self.model.get_input_embeddings()
+            count = getattr(embeddings, "virtual", 0)
+            return range(embeddings.num_embeddings - count, embeddings.num_embeddings) if count else ()
+        return ()
+
+    @property
+    def prefix(self) -> Any:
+        """What the model's forward is given as its cache, where virtual tokens are keys and values of its layers."""
+        with suppress(NotImplementedError):
+            return getattr(self.model.get_input_embeddings(), "prefix", None)
+        return None
+
+    def check_queries(self, what: str) -> None:
+        """Raise ModelError where `what` needs every token's query, and an adapter's virtual tokens have keys alone."""
+        if self.prefix is not None:
+            raise ModelError(
+                f"{what} needs the query of every token, and {len(self.virtual)} virtual ones of {self.name} have none",
+                "use attnscope heads, relations, heatmap or text",
+            )
+
+    def check_bare(self, what: str) -> None:
+        """Raise ModelError where `what` reads texts alone, and an adapter puts tokens before them."""
+        if self.virtual:
+            raise ModelError(
+                f"{what} reads texts as they are, and {self.name} puts {len(self.virtual)} virtual tokens before them",
+                "read one text at a time, with attnscope heads",
+            )
+
     def unknown_id(self, ids: Sequence[int]) -> int | None:
         """The place of the first id that the model has no embedding of; None where it has them all."""
         most = self.embeddings
         return next((i for i, token in enumerate(ids) if token < 0 or (most is not None and token >= most)), None)
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Raise ModelError for a token that the model has no embedding of: its tokenizer is another model's."""
+        """Raise ModelError for a token that the model has no embedding of: its tokenizer is another model's.
+
+        Raises InputError for a text that is too short, see `check_length`.
+        """
+        self.check_length(len(ids))
         place = self.unknown_id(ids)
         if place is not None:
             raise ModelError(
@@ -103,8 +139,26 @@ class LoadedModel:
                 "copy the model's own tokenizer into its folder",
             )
 
-    def check_task(self, what: str, *tasks: str) -> None:
-        """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for."""
+    def check_length(self, tokens: int) -> None:
+        """Raise InputError for a text that is too short for the model's own code."""
+        least = self.geometry.least_tokens
+        if tokens < least:
+            raise InputError(
+                f"{self.name} ({self.geometry.model_type}) reads texts of at least {least} tokens, and this one has "
+                f"{tokens}: there is nothing left for its last block",
+                "give a longer text",
+            )
+
+    def check_task(self, what: str, *tasks: str, patches: bool = False) -> None:
+        """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for.
+
+        patches: whether it is for a model too whose layers are over bytes and patches of them.
+        """
+        if LOCAL in self.geometry.beside and not patches:
+            raise ModelError(
+                f"{what} is for a model whose layers all read tokens, and {self.name} reads bytes and patches of them",
+                "choose another",
+            )
         if self.geometry.task not in (tasks or (DECODER,)):
             meant = " or ".join(NAMES[task] for task in tasks or (DECODER,))
             half = self.geometry.task == "seq2seq" and ENCODER in tasks

@@ -8,7 +8,7 @@ from typing import Any
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family
 from attnscope.model.libraries import needed
-from attnscope.stacks import DECODER, ENCODER, NAMES, TASKS, VISION
+from attnscope.stacks import CROSSING, DECODER, ENCODER, NAMES, TASKS, VISION
 
 
 def task_of(config: Any) -> str:
@@ -57,11 +57,14 @@ def _causal_part(config: Any) -> bool:
 def stack_config(config: Any, stack: str) -> Any:
     """The part of a config that speaks of a stack: of an encoder-decoder a config inside it, or the whole.
 
-    A vision tower's is a part of its own. For others `get_text_config` of transformers would do, were it not for the
-    defaults that it leaves behind in older families.
+    A vision tower's is a part of its own, as is that of each decoder of a model that is made of several. For others
+    `get_text_config` of transformers would do, were it not for the defaults that it leaves behind in older families.
     """
     if stack == VISION:
         return config.vision_config
+    part = family(config.model_type).parts.get(CROSSING.get(stack, stack))
+    if part is not None:
+        return getattr(config, part)
     if not getattr(config, "is_encoder_decoder", False):
         return config.get_text_config(decoder=True) if stack == DECODER else config
     inner: Any = getattr(config, stack, None)

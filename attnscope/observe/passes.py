@@ -28,13 +28,26 @@ from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.inputs import given, given_of
 from attnscope.seam.listen import listen
 from attnscope.seam.projection import output_projections
-from attnscope.stacks import CSA, DECODER, DIFFERENCE, ENCODER, VISION
-from attnscope.text.summaries import with_summaries
+from attnscope.stacks import (
+    CSA,
+    DECODER,
+    DIFFERENCE,
+    ENCODER,
+    GLOBAL,
+    OVER_PATCHES,
+    POOLING,
+    UNPOOLING,
+    VISION,
+)
+from attnscope.text.summaries import of_patches, with_summaries
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
+    from attnscope.model.geometry import Geometry
     from attnscope.model.loading import LoadedModel
     from attnscope.text.prompt import Prompt
+
+Made = Callable[[str, Sequence[Asked]], Reading]  # the kind of a stack and its texts -> what reads it
 
 
 def observe(
@@ -59,7 +72,7 @@ def observe(
     Raises ModelError where a layer that should attend was not heard, InputError where none attends to the tokens.
     """
     if sources is None:
-        loaded.check_task("one text at a time", DECODER, ENCODER)
+        loaded.check_task("one text at a time", DECODER, ENCODER, patches=True)
     texts = list(zip(prompts, [None] * len(prompts) if sources is None else sources, strict=True))
     chosen = [request.chosen(*pair) for pair in texts] if chosen is None else chosen
     asked = [Asked(prompt, tokens, source) for (prompt, source), tokens in zip(texts, chosen, strict=True)]
@@ -67,7 +80,9 @@ def observe(
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance)
 
-    if any((one.source or one.prompt).inputs for one in asked):  # whose numbers of parts differ
+    alone = any((one.source or one.prompt).inputs or one.prompt.unasked for one in asked)
+    if POOLING in loaded.geometry.beside or alone:
+        # whose numbers of parts differ
         return [one_pass([one])[0] for one in asked]
     lengths = {one.lengths for one in asked}
     if len(lengths) == 1 or padding.pads(loaded.model):
@@ -92,15 +107,18 @@ def _observed(
     mixed = len({len(prompt) for prompt in prompts}) > 1
     check = mixed and padding.to_be_found(loaded.model)
     plain, stacks = loaded.geometry.kind, loaded.geometry.stacks
-    readings, views = _readings(loaded, asked, request, check, advance)
+    made = _maker(loaded, asked, request, check, advance)
+    readings, views = _readings(made, loaded.geometry, asked, request)
     factors: dict[str, float | None] = {}
 
     def on_call(call: AttentionCall) -> None:
         kind = next((kind for kind, one in views.items() if one.heard(call)), call.kind)
+        if kind == POOLING and not readings.keys() & OVER_PATCHES and not _of_tokens_alone(request, asked):
+            readings.update(_over_patches(made, asked[0].prompt, call, loaded.geometry.rates[POOLING]))
         if kind in readings:
             readings[kind].on_call(call)
-        if DIFFERENCE in views and (made := differences(call)):
-            views[DIFFERENCE].on_call(made)
+        if DIFFERENCE in views and (difference := differences(call)):
+            views[DIFFERENCE].on_call(difference)
             factors[str(call.layer)] = strength(call.module)
 
     reads, inputs = _fed(loaded, asked, readings)
@@ -111,6 +129,7 @@ def _observed(
         engine=engine,
         expected_layers=[(layer, kind) for kind, layers in stacks.items() for layer in layers if kind != VISION],
         windows=loaded.geometry.windows,
+        patches=readings[VISION].prompts[0].windows if VISION in readings else (),
         calls_alone=not ((mixed and padding.to_be_tried(loaded.model, reads.shape[1])) or prompts[0].patches),
         **inputs,
     )
@@ -136,25 +155,40 @@ def _observed(
     ]
 
 
-def _readings(
+def _maker(
     loaded: LoadedModel, asked: Sequence[Asked], request: Request, check: bool, advance: Callable[[int], object]
-) -> tuple[dict[str, Reading], dict[str, Reading]]:
-    """What reads each stack, and those of it that read maps of a layer's own, by kind."""
-    geometry = loaded.geometry
-
-    def reading(kind: str, texts: Sequence[Asked]) -> Reading:
-        return Reading(loaded, texts, request.of(kind, geometry.kind), check, advance, kind)
-
-    of_stacks = {kind: [text for one in asked for text in one.of(kind)] for kind in geometry.stacks}
-    of_views = {kind: _view_of(kind, asked, request, geometry.rates.get(kind)) for kind in geometry.views}
-    views = {kind: reading(kind, texts) for kind, texts in of_views.items() if texts}
-    readings = {kind: reading(kind, texts) for kind, texts in of_stacks.items() if texts} | views
+) -> Made:
+    """What makes the reading of a stack over some texts."""
+    out = None
     if request.view.weights == "value":
         beginning, more = given_of(loaded, asked[0].prompt, asked[0].source, most=4)
         out = output_projections(loaded, beginning, **more)
-        for one in readings.values():
-            one.out = out
-    return readings, views
+
+    def made(kind: str, texts: Sequence[Asked]) -> Reading:
+        found = Reading(loaded, texts, request.of(kind, loaded.geometry.kind), check, advance, kind)
+        found.out = out
+        return found
+
+    return made
+
+
+def _readings(
+    made: Made, geometry: Geometry, asked: Sequence[Asked], request: Request
+) -> tuple[dict[str, Reading], dict[str, Reading]]:
+    """What reads each stack, and those of it that read maps of a layer's own, by kind."""
+    of_stacks = {kind: [text for one in asked for text in one.of(kind)] for kind in geometry.stacks}
+    of_views = {kind: _view_of(kind, asked, request, geometry.rates.get(kind)) for kind in geometry.views}
+    views = {kind: made(kind, texts) for kind, texts in of_views.items() if texts}
+    return {kind: made(kind, texts) for kind, texts in of_stacks.items() if texts} | views, views
+
+
+def _over_patches(made: Made, prompt: Prompt, call: AttentionCall, parts: int) -> dict[str, Reading]:
+    """What reads the maps over patches, of which the first call over them says where they are."""
+    seen_QK = call.visible.rows(0, call.P.queries)[0, 0]
+    patches = [one.nonzero()[:, 0].tolist() for one in seen_QK[::parts]]
+    whole, apart = of_patches(prompt, patches), of_patches(prompt, patches, parts)
+    texts = {POOLING: (apart, prompt), GLOBAL: (whole, None), UNPOOLING: (prompt, apart)}
+    return {kind: made(kind, [Asked(queries, Chosen(), keys=keys)]) for kind, (queries, keys) in texts.items()}
 
 
 def _fed(
@@ -185,12 +219,17 @@ def _first_read(loaded: LoadedModel, readings: Mapping[str, Reading], kinds: Seq
 
 def _view_of(kind: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:
     """What is read of layers with maps of their own; nothing where something is asked of tokens alone."""
-    of_tokens = (request.group, request.rollout, request.per_token, request.spans, request.operands)
-    if any(of_tokens) or any(one.chosen != Chosen() for one in asked):
+    if _of_tokens_alone(request, asked):
         return []
     if rate is None:  # a difference has no logits and no values
         return list(asked) if request.view.weights == "softmax" else []
     return [one._replace(keys=with_summaries(one.prompt, rate, overlap=kind == CSA)) for one in asked]
+
+
+def _of_tokens_alone(request: Request, asked: Sequence[Asked]) -> bool:
+    """Whether something is asked that keys which are not tokens have no answer to."""
+    of_tokens = (request.group, request.rollout, request.per_token, request.spans, request.operands)
+    return any(of_tokens) or any(one.chosen != Chosen() for one in asked)
 
 
 def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, report: CaptureReport) -> None:
@@ -209,6 +248,7 @@ def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, r
 def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:
     """What a manifest says of the model and of who computed its attention."""
     layers = loaded.geometry.layers
+    both = {str(layer.index): layer.beside for layer in layers if layer.attention and layer.beside}
     return {
         "model": {
             "name": loaded.name,
@@ -216,6 +256,7 @@ def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> d
             "type": loaded.geometry.model_type,
             "layers": len(layers),
             "layers_without_attention": {str(layer.index): layer.kind for layer in layers if not layer.attention},
+            **({"beside_attention": both} if both else {}),
         },
         "device": loaded.device,
         "dtype": loaded.dtype,

@@ -32,7 +32,7 @@ from attnscope.measure.texts import Texts
 from attnscope.observe.request import Asked, Request
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.projection import gram_root
-from attnscope.stacks import DECODER
+from attnscope.stacks import CAUSAL
 from attnscope.text.tokens import Found
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def texts_of(asked: Sequence[Asked], device: str, kind: str) -> Texts:
     query_BT = _marked([one.chosen.query for one in asked], longest, default=True)
     most_keys = max(len(one.looked_at) for one in asked)
     key_BT = _marked([one.chosen.key for one in asked], most_keys, default=False)
-    answers = _answers(prompts) if kind == DECODER else None
-    return Texts(ids_BT, lengths, query_BT, key_BT, answers, kind).to(torch.device(device))
+    answers = _answers(prompts) if kind in CAUSAL else None
+    return Texts(ids_BT, lengths, query_BT, key_BT, answers, kind, prompts[0].unasked).to(torch.device(device))
 
 
 def _answers(prompts: Sequence[Prompt]) -> torch.Tensor | None:
@@ -91,7 +91,7 @@ def probes_of(asked: Sequence[Asked], request: Request) -> dict[str, Probe]:
             request.bin_rule,
             request.split_sink,
             request.map_side,
-            chosen.query.positions if chosen.query else None,
+            _queries(asked[0]) if chosen.query or prompts[0].unasked else None,
             chosen.key.positions if chosen.key else None,
             len(asked[0].looked_at),
         )
@@ -116,18 +116,26 @@ def _keys_probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKey
         of_queries = _groups([one.prompt for one in asked], request.group)
         others = asked[0].keys is not None
         groups = of_queries, _groups([one.looked_at for one in asked], request.group) if others else of_queries
-    if not any(one.chosen.query or one.chosen.key for one in asked):
+    if not any(one.chosen.query or one.chosen.key or one.prompt.unasked for one in asked):
         return TopKeys(request.top_k, request.view, groups)
 
     def units(side: int, text: int) -> Sequence[int]:
         """The tokens that are asked about as queries, or as keys, or the groups that they stand in."""
         one = asked[text]
-        prompt, found = (one.looked_at, one.chosen.key) if side else (one.prompt, one.chosen.query)
-        places: Sequence[int] = found.positions if found else range(len(prompt))
+        places = _keys(one) if side else _queries(one)
         return places if groups is None else tuple(groups[side][text, list(places)].unique().tolist())
 
     query, key = (tuple(units(side, text) for text in range(len(asked))) for side in (0, 1))
     return ChosenKeys(request.top_k, query, key, request.view, groups)
+
+
+def _queries(one: Asked) -> Sequence[int]:
+    """The queries that are asked about: those that were named, or all that there are."""
+    return one.chosen.query.positions if one.chosen.query else range(one.prompt.unasked, len(one.prompt))
+
+
+def _keys(one: Asked) -> Sequence[int]:
+    return one.chosen.key.positions if one.chosen.key else range(len(one.looked_at))
 
 
 def _towards(asked: Sequence[Asked]) -> Received | Features:
@@ -136,8 +144,7 @@ def _towards(asked: Sequence[Asked]) -> Received | Features:
     texts = [one.looked_at if on_keys else one.prompt for one in asked]
     share_BT = torch.zeros(len(asked), max(map(len, texts)))
     for row, one in enumerate(asked):
-        found = one.chosen.key if on_keys else one.chosen.query
-        positions = list(range(len(texts[row])) if found is None else found.positions)
+        positions = list(_keys(one) if on_keys else _queries(one))
         share_BT[row, positions] = 1.0 if on_keys else 1 / max(1, len(positions))
     return Features(share_BT[..., None]) if on_keys else Received(share_BT)
 

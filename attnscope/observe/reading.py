@@ -143,6 +143,7 @@ class Reading:
             chosen=self.chosen[row],
             spans=PerLayer({key: self._pairs(kept, row) for key, kept in self.kept.get("spans", {}).items()}),
             without={layer.index: layer.kind for layer in self.every if not layer.attention},
+            within={layer.index: layer.beside for layer in self.every if layer.attention and layer.beside},
         )
 
     @staticmethod

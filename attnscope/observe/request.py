@@ -10,7 +10,7 @@ from attnscope.errors import UsageError
 from attnscope.measure.maps import MAP_SIDE
 from attnscope.measure.metrics import METRICS
 from attnscope.measure.probes import View
-from attnscope.stacks import CROSS, CSA, DECODER, HCA, VISION
+from attnscope.stacks import CROSS, CSA, DECODER, HCA, OVER_PATCHES, VISION
 from attnscope.text.tokens import Chosen, choose, choose_of_two
 
 if TYPE_CHECKING:
@@ -110,9 +110,14 @@ class Asked(NamedTuple):
         return len(self.prompt), len(self.source or ())
 
     def of(self, kind: str) -> list[Asked]:
-        """What one stack reads: of a vision tower one text for each picture, or part of one, that it is given."""
+        """What one stack reads: of a vision tower one text for each picture, or part of one, that it is given.
+
+        Nothing of one over patches: only the pass will say where in the text they are.
+        """
         if kind == VISION:
             return [Asked(part, Chosen()) for part in self.prompt.tower]
+        if kind in OVER_PATCHES:
+            return []
         return [self._of_two(kind)]
 
     def _of_two(self, kind: str) -> Asked:

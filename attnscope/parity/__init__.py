@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import UsageError
+from attnscope.parity.arranged import arrangements_of
 from attnscope.parity.comparing import Comparison
 from attnscope.parity.given import is_quantised
 from attnscope.parity.unshown import not_shown
@@ -34,7 +35,7 @@ from attnscope.seam.engines import Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything, select_stacks
-from attnscope.stacks import CROSS, DECODER, KINDS, VISION
+from attnscope.stacks import CROSS, KINDS, VISION
 from attnscope.text.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ATOL", "TEXT", "Difference", "LayerParity", "Level", "ParityReport", "check_parity", "is_quantised"]
 
-LOOKS_AHEAD = "token_type_ids"  # says which tokens of a decoder see each other
 TEXT = (
     "The financial bank is located on the river bank, and the river runs past the old mill; when the mill wheel turns, "
     "the people at the bank hear the river, and the financial bank is quiet again."
@@ -79,12 +79,12 @@ def check_parity(
             "an encoder-decoder reads two texts, other models one",
             "give the encoder's as source" if source is None else "leave out source",
         )
-    comparison = Comparison(loaded, heads, atol, level)
     given, reads = _given(loaded, prompt if source is None else source)
+    pictures = reads if getattr(prompt, "patches", None) else {}
+    arrangements = arrangements_of(loaded.model.config, ids_BT[0].tolist(), pictures)
+    comparison = Comparison(loaded, heads, atol, level, arrangements)
     if source is not None:
         reads |= {"decoder_input_ids": ids_BT}
-    if LOOKS_AHEAD in reads:
-        comparison.lower(DECODER, "its image tokens see each other, which the oracle takes from the model's own mask")
     with ModuleRecorder(loaded.model, comparison.judge) as recorder:
         listen(
             loaded.model,
@@ -96,8 +96,9 @@ def check_parity(
             **reads,
         )
     layers = tuple(sorted(comparison.found, key=lambda one: (KINDS.index(one.kind), one.layer, one.call)))
-    plain, tokens, source_tokens = loaded.geometry.kind, ids_BT.shape[-1], comparison.keys.get(CROSS, 0)
-    report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, tokens, select, (), plain, source_tokens)
+    read_beside = comparison.keys.get(CROSS, 0), comparison.keys.get(VISION, 0)
+    of_text = ids_BT.shape[-1], select, (), loaded.geometry.kind
+    report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, *of_text, *read_beside)
     return replace(report, not_shown=not_shown(loaded, report))
 
 

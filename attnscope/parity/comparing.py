@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.model.task import stack_config
+from attnscope.parity.arranged import PLAIN, Arrangement
 from attnscope.parity.differences import Tolerance, difference, judged, largest, of_heads, output_difference
 from attnscope.parity.expected import Expected, dtype_of, from_call, from_weights
 from attnscope.parity.given import is_quantised
@@ -71,20 +72,21 @@ class Comparison:
     """Compares each run of an attention module with the oracle, and keeps what was found."""
 
     def __init__(
-        self, loaded: LoadedModel, heads: Mapping[str, Mapping[int, tuple[int, ...]]], atol: float, level: Level
+        self,
+        loaded: LoadedModel,
+        heads: Mapping[str, Mapping[int, tuple[int, ...]]],
+        atol: float,
+        level: Level,
+        arrangements: Mapping[str, Arrangement],
     ) -> None:
         geometry = loaded.geometry
         stacks = {**geometry.beside, geometry.kind: geometry.layers}
         self.stacks = {kind: Stack(loaded.model.config, kind, layers) for kind, layers in stacks.items()}
         self.heads, self.atol, self.highest = heads, atol, level
         self.quantised = is_quantised(loaded.model)
-        self.lowered: dict[str, str] = {}
+        self.arrangements = arrangements
         self.found: list[LayerParity] = []
         self.keys: dict[str, int] = {}
-
-    def lower(self, kind: str, why: str) -> None:
-        """Compare a stack from its q, k, v and mask alone."""
-        self.lowered[kind] = why
 
     def judge(self, run: ModuleRun, recorder: ModuleRecorder) -> None:
         """Compare one run of an attention module, call by call."""
@@ -151,12 +153,13 @@ class Comparison:
 
     def _oracle(self, subject: Subject, run: ModuleRun, call: AttentionCall) -> tuple[Level, str, Expected | None]:
         """The highest level that works, why not a higher one, and what the oracle expects there."""
-        why = self.lowered.get(call.kind, "") if self.highest == "full" else f"asked for {self.highest}"
+        why = "" if self.highest == "full" else f"asked for {self.highest}"
         why = subject.why if isinstance(subject, NotJudged) else why
         stack = self.stacks[call.kind]
         if not why:
             try:
-                expected = from_weights(run, stack.layout, stack.config, stack.layers.get(call.layer))
+                arrangement = self.arrangements.get(call.kind, PLAIN)
+                expected = from_weights(run, stack.layout, stack.config, stack.layers.get(call.layer), arrangement)
                 return "full", self._caveats(run, call), expected
             except UnreadableError as error:
                 why = str(error)

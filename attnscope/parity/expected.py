@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.parity.arranged import PLAIN, Arrangement
 from attnscope.parity.given import given_of, mask_of, precise
 from attnscope.reference.attention import apply_mask, attention_logits, attention_output, logit_terms, softmax
 from attnscope.reference.given import UnreadableError
@@ -39,7 +40,9 @@ class Expected:
     terms: Callable[[], Tensor]
 
 
-def from_weights(run: ModuleRun, layout: Layout | None, config: Any, layer: Any) -> Expected:
+def from_weights(
+    run: ModuleRun, layout: Layout | None, config: Any, layer: Any, arrangement: Arrangement = PLAIN
+) -> Expected:
     """Weights and the module's output, from the hidden states that entered the module and its raw weights.
 
     Raises UnreadableError where the layer cannot be read so, or comes out in another shape than the model's.
@@ -47,7 +50,9 @@ def from_weights(run: ModuleRun, layout: Layout | None, config: Any, layer: Any)
     if layout is None or layer is None:
         known = {**UNREAD, **UNREAD_ENCODERS}
         raise UnreadableError(known.get(config.model_type, f"no layout is known for {config.model_type}"))
-    reading = read(given_of(run, layout, config, layer))
+    if arrangement.unknown:
+        raise UnreadableError(arrangement.unknown)
+    reading = read(given_of(run, layout, config, layer, arrangement=arrangement))
     _same_shape("weights", reading.weights_BHQK, run.calls[0].weights_BHQK)
     _same_shape("output", reading.output_BTE, run.output_BTE)
     assert run.output_BTE is not None

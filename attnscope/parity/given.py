@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from attnscope.model.placed import weights_of
+from attnscope.model.virtual import is_prefix
 from attnscope.parity.adapted import adapted
+from attnscope.parity.arranged import PLAIN, Arrangement
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layout import Layout
 from attnscope.seam.call import AttentionCall
@@ -22,20 +24,29 @@ from attnscope.seam.modules import ModuleRun
 from attnscope.stacks import CROSS
 
 
-def given_of(run: ModuleRun, layout: Layout, config: Any, layer: Any, device: str | None = None) -> Given:
+def given_of(
+    run: ModuleRun,
+    layout: Layout,
+    config: Any,
+    layer: Any,
+    device: str | None = None,
+    arrangement: Arrangement = PLAIN,
+) -> Given:
     """A run's raw parameters, and what entered its module, in the oracle's precision.
 
     config: the model's (the text part). layer: index, heads, kv_heads, kind and window of the layer. device: where the
-    oracle computes, the module's own device where it is None.
+    oracle computes, the module's own device where it is None. arrangement: of the tokens of a text with pictures.
     Raises UnreadableError for a module that attends more than once or outside its own forward, where its weights are
-    offloaded to where nobody finds them, where an adapter changes them in another way than LoRA, and in cross-attention
-    where the encoder's states did not come by a known name.
+    offloaded to where nobody finds them, where an adapter changes them in another way than LoRA or brings keys and
+    values, and in cross-attention where the encoder's states did not come by a known name.
 
     >>> given_of(run, layout, config, layer).hidden_BTE.dtype
     torch.float64
     """
     if len(run.calls) > 1 or run.output_BTE is None:
         raise UnreadableError("its module attends more than once, or outside its own forward")
+    if any(map(is_prefix, run.arguments.values())):
+        raise UnreadableError("its first keys and values are an adapter's, which no hidden states have made")
     parameters = _parameters(run, layout)
     if any(parameter.is_meta for parameter in parameters.values()):
         raise UnreadableError("its weights are offloaded")
@@ -59,7 +70,17 @@ def given_of(run: ModuleRun, layout: Layout, config: Any, layer: Any, device: st
         model_dtype=run.model_dtype,
         kind=run.kind,
         source_BSE=None if source_BSE is None else precise(source_BSE, device),
+        axes_AT=_to(hidden_BTE, arrangement.axes_AT),
+        block_T=_to(hidden_BTE, arrangement.blocks(layer)),
     )
+
+
+def _to(hidden_BTE: Tensor, of_tokens: Tensor | None) -> Tensor | None:
+    """Numbers of tokens where the hidden states are. Raises UnreadableError for another number of tokens."""
+    if of_tokens is not None and of_tokens.shape[-1] != hidden_BTE.shape[1]:
+        what = f"{of_tokens.shape[-1]} tokens by the pictures' sizes, {hidden_BTE.shape[1]} in its module"
+        raise UnreadableError(f"its tokens are not arranged as expected: {what}")
+    return None if of_tokens is None else of_tokens.to(hidden_BTE.device)
 
 
 def _parameters(run: ModuleRun, layout: Layout) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.model.task import stack_config
 from attnscope.parity.verdicts import ParityReport
 from attnscope.reference.given import setting
-from attnscope.stacks import CROSS, ENCODER
+from attnscope.stacks import CAUSAL, CROSS, ENCODER, VISION
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -25,10 +25,11 @@ def not_shown(loaded: LoadedModel, report: ParityReport) -> tuple[str, ...]:
     """
     compared = {kind: {one.layer for one in report.layers if one.kind == kind} for kind in report.levels}
     alone = set(loaded.geometry.stacks) == {report.plain}
+    tokens = {**dict.fromkeys([report.plain, *CAUSAL], report.tokens), VISION: report.patches}
     return tuple(
         what if alone else f"{kind}: {what}"
         for kind, layers in compared.items()
-        for what in _of_stack(loaded, kind, layers, report.tokens if kind == report.plain else report.source_tokens)
+        for what in _of_stack(loaded, kind, layers, tokens.get(kind, report.source_tokens))
     )
 
 
@@ -41,7 +42,7 @@ def _of_stack(loaded: LoadedModel, kind: str, compared: set[int], tokens: int) -
     geometry, lengths = loaded.geometry, set(_stretched(stack_config(loaded.model.config, kind)))
     for layer in {**geometry.beside, geometry.kind: geometry.layers}[kind]:
         if layer.index in compared and layer.window:
-            name = "chunk" if layer.kind == "chunked" else "window"
+            name = {"chunked": "chunk", "windowed": "windows"}.get(layer.kind, "window")
             lengths.add((layer.window + (kind == ENCODER), f"the {name} of {layer.window}"))
     yield from (what for length, what in sorted(lengths) if tokens <= length)
 

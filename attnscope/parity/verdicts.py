@@ -69,7 +69,8 @@ class ParityReport:
     """A model against the oracle on one text, layer by layer in the model's order.
 
     not_shown: what would come out the same on this text if it were wrong, in words. plain: the stack that a layer's
-    number alone means. source_tokens: what an encoder-decoder's encoder read, 0 for other models.
+    number alone means. source_tokens: what an encoder-decoder's encoder read, 0 for other models. patches:
+    what a vision tower read, 0 without one.
     """
 
     layers: tuple[LayerParity, ...]
@@ -81,6 +82,7 @@ class ParityReport:
     not_shown: tuple[str, ...] = ()
     plain: str = DECODER
     source_tokens: int = 0
+    patches: int = 0
 
     def name(self, layer: LayerParity) -> str:
         """`layer 3`, or `cross layer 3` of a stack beside the plain one."""

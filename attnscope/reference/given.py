@@ -1,6 +1,6 @@
 """What the oracle works from: one layer's parameters and hidden states, its layout, and what the config says.
 
-Shapes: B text, T token, S token of the encoder's text, E model width, G kv head, D width of k, V width of v.
+Shapes: B text, T token, A axis, S token of the encoder's text, E model width, G kv head, D width of k, V width of v.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Given:
     which only the layout's residual is read. shared: k (B, G, T, D) and v (B, G, T, V) of an earlier layer, where this
     one reads those instead of its own (Gemma 3n). model_dtype: what the model runs in, which some families round to.
     kind: the layer's stack; only a "decoder" looks back alone. source_BSE: in cross-attention what the encoder gave,
-    which keys and values are made of.
+    which keys and values are made of. axes_AT: positions on several axes, where tokens have them. block_T: the block
+    that each token is of, -1 for none: in a decoder the tokens of a block see each other also ahead, in other stacks
+    they see nothing else.
 
     >>> given.hidden_BTE.shape, given.layer.heads, given.rope["rope_theta"]
     (torch.Size([1, 9, 8]), 2, 10000.0)
@@ -52,6 +54,8 @@ class Given:
     model_dtype: torch.dtype = torch.float32
     kind: str = "decoder"
     source_BSE: Tensor | None = None
+    axes_AT: Tensor | None = None
+    block_T: Tensor | None = None
 
     @property
     def keyed_BSE(self) -> Tensor:
@@ -62,7 +66,8 @@ class Given:
     def rope(self) -> Mapping[str, Any] | None:
         """The config's rope parameters for this layer, None where it has none."""
         if self.layout.base is not None:
-            return {"rope_type": "default", "rope_theta": self.layout.base}
+            theta = setting(self.config, "rope_parameters.rope_theta", self.layout.base)
+            return {"rope_type": "default", "rope_theta": theta}
         rope = setting(self.config, "rope_parameters")
         kinds = setting(self.config, "layer_types")
         if rope is not None and kinds is not None and kinds[self.layer.index] in rope:

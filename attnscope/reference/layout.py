@@ -22,13 +22,15 @@ class Layout:
     (`rules.NORM_ON`); offset is added to the weight; eps: a number, or the config's name for it.
 
     rotary: "half", "interleaved", "deinterleaved" or "" (none); part: which dims turn; reverse: the other way;
-    rotary_on: which layers turn (`rules.ROTARY_ON`); base: the rotary base of families whose config has none.
+    rotary_on: which layers turn (`rules.ROTARY_ON`); base: the rotary base of families whose config has none. axes:
+    which pair turns by which axis, where tokens have positions on several (`rules.AXES`).
     alibi: "" or a rule of `rules.ALIBI`. table: the parameter with a bias for every bucket of distances, of the stack's
     first layer where a layer has none of its own.
 
     scale, query_factor, key_factor, value_factor: rules of `rules.SCALES`, `rules.QUERY_FACTORS`, `rules.FACTORS`.
     softcap: the config's name for it. sinks: the parameter's name; sinks_in_weights: whether the model's weights are
-    after the sink took its share. window: whether the layer's kind limits the keys.
+    after the sink took its share. window: whether the layer's kind limits the keys; block_in_window: whether also those
+    of a block whose tokens see each other.
     gate: what is done to the heads before the output projection (`rules.GATES`). residual: the argument that the module
     adds to its output; out_norm: the layer norm of that sum. caveat: where transformers is known to compute something
     else than this.
@@ -59,6 +61,7 @@ class Layout:
     reverse: bool = False
     rotary_on: str = "all"
     base: float | None = None
+    axes: str = ""
     alibi: str = ""
     table: str = ""
     scale: str = "head_dim"
@@ -69,6 +72,7 @@ class Layout:
     sinks: str = ""
     sinks_in_weights: bool = True
     window: bool = True
+    block_in_window: bool = False
     gate: str = ""
     residual: str = ""
     out_norm: str = ""
@@ -82,6 +86,7 @@ class Layout:
             f"{self.norm} norm {NORM_AT[self.norm_at]}" if self.norm else "",
             "norm of v" if self.v_norm else "",
             f"rotary {self.rotary}" if self.rotary else "",
+            f"by {self.axes}" if self.axes else "",
             "reversed" if self.reverse else "",
             f"on some layers ({self.rotary_on})" if self.rotary and self.rotary_on != "all" else "",
             "ALiBi" if self.alibi else "",

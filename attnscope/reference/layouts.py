@@ -54,9 +54,10 @@ _LISTS: tuple[tuple[Layout, str], ...] = (
     (LATENT, "axk1 deepseek_v3 glm4_moe_lite youtu"),
     (GATED, "qwen3_next qwen3_5_moe_text qwen3_5_text"),
     (replace(SEPARATE, rotary="interleaved"), "ernie4_5 ernie4_5_moe glm glm4"),
+    (replace(SEPARATE, rotary="interleaved"), "blt_patcher blt_local_encoder blt_global_transformer blt_local_decoder"),
     (replace(SEPARATE, scale="attention_multiplier"), "granite granitemoe granitemoeshared hyperclovax"),
     (replace(SEPARATE, scale="query_pre_attn_scalar", softcap="attn_logit_softcapping"), "gemma2 vaultgemma"),
-    (replace(HEAD_NORM, offset=1.0, scale="query_pre_attn_scalar"), "gemma3_text"),
+    (replace(HEAD_NORM, offset=1.0, scale="query_pre_attn_scalar", block_in_window=True), "gemma3_text"),
     (
         replace(HEAD_NORM, scale="one", v_norm="*"),
         "gemma3n_text gemma4_text gemma4_unified_text",
@@ -155,13 +156,21 @@ ENCODERS: Mapping[str, Layout] = {
     "t5_gemma_module": replace(SEPARATE, scale="query_pre_attn_scalar", softcap="attn_logit_softcapping"),
 }
 
+# Decoders that read pictures beside text, and the vision towers that read these for them.
+_TOWER = replace(CONCAT, fused="qkv", out="proj", base=10000.0, axes="halves")
+SEEING: Mapping[str, Layout] = {
+    **dict.fromkeys(["qwen2_vl_text", "qwen2_5_vl_text"], replace(SEPARATE, axes="sections")),
+    "qwen3_vl_text": replace(HEAD_NORM, axes="interleaved"),
+    **dict.fromkeys(["clip_vision_model", "idefics3_vision", "siglip_vision_model", "smolvlm_vision"], FAIRSEQ),
+    **dict.fromkeys(["qwen2_vl_vision", "qwen2_5_vl_vision", "qwen3_vl_vision"], _TOWER),
+}
+
 # Families whose attention no layout here describes, and why.
 UNREAD: Mapping[str, str] = {
     **dict.fromkeys(
         ["axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4", "minimax_m3_vl_text", "qwen4_exp_text"],
         "an indexer of its own chooses the keys of each query",
     ),
-    "blt": "its patches attend to bytes, and its keys are not the text's tokens",
     "cpmant": "it attends outside the attention interface and adds a learned bias of segments",
     "deepseek_v4": "its keys are a window of tokens and compressed summaries of those before",
     "diffllama": "its weights are the difference of two softmaxes",
@@ -187,8 +196,9 @@ def layout_of(config: Any) -> Layout | None:
     >>> layout_of(config).name  # a Llama's
     'separate'
     """
-    layout = FAMILIES.get(config.model_type) or ENCODERS.get(config.model_type)
-    variant = VARIANTS.get(config.model_type)
+    kind = config.model_type
+    layout = FAMILIES.get(kind) or ENCODERS.get(kind) or SEEING.get(kind)
+    variant = VARIANTS.get(kind)
     return replace(layout, **variant(config)) if layout and variant else layout
 
 

@@ -65,6 +65,17 @@ def chunked_mask(query_Q: Tensor, key_K: Tensor, chunk: int) -> Tensor:
     return _same(query_Q // chunk, key_K // chunk)
 
 
+def block_mask(block_T: Tensor) -> Tensor:
+    """Tokens of the same block, (T, T), whichever comes first; -1 is no block. (T,) numbers, as of a picture's patches.
+
+    >>> block_mask(torch.tensor([-1, 0, 0])).long()
+    tensor([[0, 0, 0],
+            [0, 1, 1],
+            [0, 1, 1]])
+    """
+    return _same(block_T, block_T) & (block_T >= 0)
+
+
 def packed_mask(sequence_BT: Tensor) -> Tensor:
     """Tokens of the same sequence, for texts packed in one row: sequence numbers (B, T) -> (B, 1, T, T).
 

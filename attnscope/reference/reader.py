@@ -22,14 +22,14 @@ from torch import Tensor
 from attnscope.reference.attention import attention_output, attention_weights, logit_terms
 from attnscope.reference.frequencies import inverse_frequencies
 from attnscope.reference.given import Given, UnreadableError, setting
-from attnscope.reference.masks import causal_mask, chunked_mask, sliding_window_mask
+from attnscope.reference.masks import block_mask, causal_mask, chunked_mask, sliding_window_mask
 from attnscope.reference.norms import layer_norm, rms_norm
 from attnscope.reference.relative import relative_bias
-from attnscope.reference.rotary import apply_rotary, cos_sin
-from attnscope.reference.rules import ALIBI, FACTORS, GATES, NORM_ON, QUERY_FACTORS, SCALES, turns
+from attnscope.reference.rotary import apply_rotary, axial_cos_sin, cos_sin
+from attnscope.reference.rules import ALIBI, AXES, FACTORS, GATES, NORM_ON, QUERY_FACTORS, SCALES, turns
 from attnscope.reference.splits import SPLITS
 
-DECODER = "decoder"  # the stack whose queries see only what came before them
+CAUSAL = ("decoder", "patcher", "local", "global")  # the stacks whose queries see only what came before them
 
 
 @dataclass(frozen=True)
@@ -139,15 +139,21 @@ def angles(given: Given, head_dim: int) -> tuple[Tensor, Tensor]:
     >>> cos_TM.shape
     torch.Size([9, 2])
     """
-    rope = given.rope
+    rope, axes, device = given.rope, given.layout.axes, given.position_T.device
     assert rope is not None
+    positions = given.position_T if given.axes_AT is None else given.axes_AT
+    dims = rotary_dims(given, rope, head_dim)
     inv_freq_M, scaling = inverse_frequencies(
         rope,
-        rotary_dims(given, rope, head_dim),
+        dims // 2 if axes == "halves" else dims,
         max_position=setting(given.config, "max_position_embeddings"),
-        seq_len=int(given.position_T.max()) + 1,
+        seq_len=int(positions.max()) + 1,
     )
-    cos_TM, sin_TM = cos_sin(given.position_T, inv_freq_M.to(given.position_T.device), scaling)
+    inv_freq_M = inv_freq_M.to(device).repeat(2 if axes == "halves" else 1)
+    if given.axes_AT is None or not axes:
+        cos_TM, sin_TM = cos_sin(given.position_T, inv_freq_M, scaling)
+    else:
+        cos_TM, sin_TM = axial_cos_sin(given.axes_AT, AXES[axes](given, dims // 2).to(device), inv_freq_M, scaling)
     return cos_TM.to(given.hidden_BTE), sin_TM.to(given.hidden_BTE)
 
 
@@ -182,17 +188,17 @@ def position_bias(given: Given) -> Tensor | None:
         position_T,
         position_T,
         max_distance=given.config.relative_attention_max_distance,
-        both_ways=given.kind != DECODER,
+        both_ways=given.kind not in CAUSAL,
     )
 
 
 def visible(given: Given) -> Tensor:
-    """Which keys each query may see, (Q, K) boolean, from the config: the layer's window or chunk, a decoder's past.
+    """Which keys each query may see, (Q, K) boolean: the layer's window or chunk, a decoder's past, blocks of tokens.
 
     >>> visible(given).sum(-1)
     tensor([1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
-    position_T, layer, causal = given.position_T, given.layer, given.kind == DECODER
+    position_T, layer, causal = given.position_T, given.layer, given.kind in CAUSAL
     if given.source_BSE is not None:
         return position_T.new_ones(len(position_T), given.source_BSE.shape[1], dtype=torch.bool)
     mask_QK = causal_mask(position_T, position_T)
@@ -202,7 +208,14 @@ def visible(given: Given) -> Tensor:
         mask_QK = mask_QK & sliding_window_mask(position_T, position_T, layer.window + (not causal))
     if given.layout.window and layer.window and layer.kind == "chunked":
         mask_QK = mask_QK & chunked_mask(position_T, position_T, layer.window)
-    return mask_QK
+    if given.block_T is None:
+        return mask_QK
+    together_QK = block_mask(given.block_T)
+    if not causal:
+        return mask_QK & together_QK
+    if given.layout.block_in_window and layer.window:  # Gemma 3's ends behind the query alone
+        together_QK = together_QK & (position_T[:, None] - position_T < layer.window)
+    return mask_QK | together_QK
 
 
 def _clipped(given: Given, x: Tensor) -> Tensor:

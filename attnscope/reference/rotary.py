@@ -6,7 +6,7 @@
 One pair of dims per frequency; `frequencies.py` says how fast each turns. Families differ in which dims make a pair,
 and in how many dims turn at all.
 
-Shapes: T token, D width of q or k, M pairs that turn (2 M <= D).
+Shapes: T token, A axis, D width of q or k, M pairs that turn (2 M <= D).
 """
 
 import torch
@@ -25,6 +25,18 @@ def cos_sin(positions_T: Tensor, inv_freq_M: Tensor, scaling: float = 1.0) -> tu
             [-1.]])
     """
     angle_TM = positions_T[..., None].to(inv_freq_M.dtype) * inv_freq_M
+    return angle_TM.cos() * scaling, angle_TM.sin() * scaling
+
+
+def axial_cos_sin(
+    positions_AT: Tensor, axis_M: Tensor, inv_freq_M: Tensor, scaling: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The same where tokens have positions on several axes, and pair m turns by axis_M[m]; two tensors (T, M).
+
+    >>> axial_cos_sin(torch.tensor([[0], [1]]), torch.tensor([0, 1]), torch.tensor([torch.pi, torch.pi]))[0]
+    tensor([[ 1., -1.]])
+    """
+    angle_TM = positions_AT[axis_M].T.to(inv_freq_M.dtype) * inv_freq_M
     return angle_TM.cos() * scaling, angle_TM.sin() * scaling
 
 

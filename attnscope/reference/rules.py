@@ -5,7 +5,7 @@ Shapes: B text, T token, H head, D width of q and k, V width of v, Q query, K ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +91,24 @@ ROTARY_ON: Mapping[str, Callable[[Given], bool]] = {
     ),
     "position_embedding_type": lambda given: given.config.position_embedding_type == "rope",
     "use_mem_rope": lambda given: bool(given.config.use_mem_rope),
+}
+
+
+def _sections(section: Sequence[int]) -> Tensor:
+    """One stretch of pairs per axis (Wang et al. 2024, "Qwen2-VL", section 2.1)."""
+    return torch.arange(len(section)).repeat_interleave(torch.tensor(section)) % 3
+
+
+def _interleaved(section: Sequence[int]) -> Tensor:
+    """Time, row, column, time, ... as far as rows and columns have pairs; time has the others (Qwen3-VL, 2025)."""
+    axis_M = torch.arange(sum(section)) % 3
+    return axis_M * (torch.arange(sum(section)) < 3 * torch.tensor(section)[axis_M])
+
+
+AXES: Mapping[str, Callable[[Given, int], Tensor]] = {
+    "sections": lambda given, pairs: _sections(setting(given.rope, "mrope_section")),
+    "interleaved": lambda given, pairs: _interleaved(setting(given.rope, "mrope_section")),
+    "halves": lambda given, pairs: torch.arange(2).repeat_interleave(pairs // 2),  # rows, then columns
 }
 
 

@@ -100,12 +100,18 @@ class Eager(Engine):
         P: AttentionOperator = self.operator(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
         call = AttentionCall(place, P, spec, weights, output)
         with full_precision(P.device):
-            check = check_call(call, "interface")
-            check.answered_by = P.answered_by if isinstance(P, TiledAttention) else {}
-            if weights is None and getattr(own.attend, "__name__", "").startswith("sdpa"):
-                check.kernel = sdpa_kernel(spec)
+            check = self.check(call, own)
             on_call(call)
         return output, check
+
+    @staticmethod
+    def check(call: AttentionCall, own: OwnAttention) -> CallCheck:
+        """How it held."""
+        check = check_call(call, "interface")
+        check.answered_by = call.P.answered_by if isinstance(call.P, TiledAttention) else {}
+        if call.weights_BHQK is None and call.spec and getattr(own.attend, "__name__", "").startswith("sdpa"):
+            check.kernel = sdpa_kernel(call.spec)
+        return check
 
 
 class Tiled(Engine):

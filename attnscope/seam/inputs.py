@@ -24,7 +24,8 @@ def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: Tensor) -> tup
     names = dict.fromkeys(name for prompt in prompts for name in prompt.inputs)
     inputs = {name: torch.cat([prompt.inputs[name] for prompt in prompts]).to(loaded.device) for name in names}
     inputs = {name: one.to(loaded.model.dtype) if one.is_floating_point() else one for name, one in inputs.items()}
-    return inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT), inputs
+    reads = inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT)
+    return reads, inputs | ({"past_key_values": loaded.prefix} if prompts[0].unasked else {})
 
 
 def given_of(

@@ -39,7 +39,8 @@ from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_pre
 from attnscope.seam.hooked import near, weights_in, whole, without
 from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.seam.windows import InWindows
+from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 
 
 def listen(
@@ -50,6 +51,7 @@ def listen(
     engine: Engine | None = None,
     expected_layers: Sequence[int | tuple[int, str]] | None = None,
     windows: Mapping[int, int | None] | None = None,
+    patches: Sequence[Sequence[int]] = (),
     logits_at: Sequence[int] | None = None,
     gradients: bool = False,
     calls_alone: bool = False,
@@ -60,11 +62,12 @@ def listen(
     ids_BT: (texts, tokens) integer ids; texts of different length are padded on the right, without a mask. engine: who
     computes the layers' attention, under the implementation that it asks for, put back after the pass; without one the
     model runs as it is. expected_layers: layers that must call, with their stack where they have several; ModelError
-    names those that did not. windows: of layers whose family builds its mask where nobody sees it. logits_at: positions
-    whose logits are wanted, from the end where negative; the whole model runs then, and makes no others where its
-    family can leave them out. gradients: keep what a backward pass needs. calls_alone: nobody wants the output; the
-    pass ends with the last call, once a whole pass of the model has shown which that is. inputs: further arguments of
-    the model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
+    names those that did not. windows: of layers whose family builds its mask where nobody sees it. patches: of each
+    window of a picture, in the order in which a vision tower reads them: its calls are handed on as one per layer.
+    logits_at: positions whose logits are wanted, from the end where negative; the whole model runs then, and makes no
+    others where its family can leave them out. gradients: keep what a backward pass needs. calls_alone: nobody wants
+    the output; the pass ends with the last call, once a whole pass of the model has shown which that is. inputs:
+    further arguments of the model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
     Returns the report, with the backbone's output; no logits are computed unless asked for.
     Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
     there.
@@ -75,7 +78,7 @@ def listen(
     """
     with (
         running(model, engine.implementation if engine else None) as attention,
-        listening(model, on_call, engine=engine, windows=windows, ends=calls_alone) as report,
+        listening(model, on_call, engine=engine, windows=windows, patches=patches, ends=calls_alone) as report,
         torch.set_grad_enabled(gradients),
         suppress(_LastCallError),
     ):
@@ -128,6 +131,7 @@ def listening(
     *,
     engine: Engine | None = None,
     windows: Mapping[int, int | None] | None = None,
+    patches: Sequence[Sequence[int]] = (),
     ends: bool = False,
 ) -> Iterator[CaptureReport]:
     """While open, every attention call that this thread makes in `model` is handed to `on_call`.
@@ -136,6 +140,7 @@ def listening(
     `ends` the last call of a pass, where it is known, ends it.
     """
     listener, thread = _Listener(_bare(model), on_call, engine or Eager(), windows or {}), threading.get_ident()
+    listener.tower = InWindows(patches, listener.engine, on_call) if patches else None
     listener.last = _calls_of_pass.get(_bare(model), 0) if ends else 0
     _install(thread, listener)
     handles = listener.hook_modules()
@@ -245,6 +250,7 @@ class _Listener:
         self.paths = {module: name for name, module in model.named_modules()}
         self.on_call, self.engine, self.windows = on_call, engine, windows
         self.report = CaptureReport()
+        self.tower: InWindows | None = None  # that attends window by window
         self.last = 0  # how many calls end the pass, 0 for none
         self.stacks = Stacks(model, _config(model))
         self._calls: dict[tuple[str, int], int] = {}
@@ -264,7 +270,14 @@ class _Listener:
         if self._family(own.module).merges_cross:
             return own()
         self._by_interface.update(self._around(own.module))
-        output, check = self.engine.run(self._place(own.module), self._spec(own), own, self.on_call)
+        place, spec = self._place(own.module), self._spec(own)
+        if self.tower and place.kind == VISION:
+            output, told = self.tower.run(place, spec, own)
+            if told is None:
+                return output, None
+            check = told
+        else:
+            output, check = self.engine.run(place, spec, own, self.on_call)
         asked = (own.given["query"], own.given["key"])
         check.repeats = all(before() is now for before, now in zip(self._asked, asked, strict=True))
         self._asked = tuple(map(weakref.ref, asked))
@@ -307,6 +320,8 @@ class _Listener:
         )
 
     def _from_hook(self, module: nn.Module, args: Any, output: Any) -> Any:
+        for check in self.tower.done(module) if self.tower else ():
+            self._read(check)
         known = self._family(module)
         found = [] if module in self._by_interface else weights_in(output, known)
         if not found or (self._layer(module), self.stacks.of(module)) in self._without_attention:

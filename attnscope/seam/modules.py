@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.model.placed import hooks_of
+from attnscope.model.virtual import is_prefix
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.listen import listening
+from attnscope.seam.pieces import in_one
 from attnscope.seam.stacks import FROM_ENCODER
-from attnscope.stacks import CROSS
+from attnscope.stacks import CROSS, VISION
 
 ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
@@ -35,9 +37,10 @@ Asked = tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]
 class ModuleRun:
     """One run of one attention module: what came in, the attention calls made inside, what came out.
 
-    hidden_BTE: what the projections read. arguments: every argument by the name that the module gives it.
-    model_dtype: what the model runs in, float32 where no tensor came in. caveat: what a repetition in float32 kept.
-    original: the run that this one repeats. first: the same module of the stack's first layer.
+    hidden_BTE: what the projections read; of a vision tower whose pictures are one row of patches a batch of one.
+    arguments: every argument by the name that the module gives it. model_dtype: what the model runs in, float32 where
+    no tensor came in. caveat: what a repetition in float32 kept. original: the run that this one repeats. first: the
+    same module of the stack's first layer.
     """
 
     module: nn.Module
@@ -69,7 +72,13 @@ class ModuleRun:
 
     @property
     def hidden_BTE(self) -> Tensor:
-        return next(value for value in self._candidates() if isinstance(value, Tensor))
+        return _batched(next(value for value in self._candidates() if isinstance(value, Tensor)))
+
+    def left(self, output: Any) -> Self:
+        """The run with what came out; the calls of a vision tower, over windows or pictures, are one call."""
+        self.output_BTE = _batched(output[0] if isinstance(output, tuple | list) else output)
+        self.calls = in_one(self.calls) if self.kind == VISION else self.calls
+        return self
 
     @property
     def model_dtype(self) -> torch.dtype:
@@ -80,6 +89,10 @@ class ModuleRun:
 
     def _candidates(self) -> list[Any]:
         return [self.kwargs.get("hidden_states"), *self.args, *self.kwargs.values()]
+
+
+def _batched(x: Tensor) -> Tensor:
+    return x[None] if x.ndim == 2 else x
 
 
 class ModuleRecorder:
@@ -129,9 +142,8 @@ class ModuleRecorder:
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         run = self._running.pop()
-        run.output_BTE = output[0] if isinstance(output, tuple | list) else output
         if run.calls:
-            self.on_run(run, self)
+            self.on_run(run.left(output), self)
 
     def _positions(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         for index, part in enumerate(output if isinstance(output, tuple | list) else [output]):
@@ -144,13 +156,12 @@ class ModuleRecorder:
         Cosines and sines are asked again of the model's own rotary module, which rounds them to what it is given.
         """
         module = _float32_copy(run.module)
-        kwargs = {name: value for name, value in run.kwargs.items() if name not in CACHES}
+        kwargs = {name: value for name, value in run.kwargs.items() if name not in CACHES or is_prefix(value)}
         again = ModuleRun(module, _mapped(run.args, self._float32), _mapped(kwargs, self._float32))
         again.original, again.first, again.caveat = run, run.first, _caveat(run.module)
         with listening(module, again.calls.append), torch.no_grad():
             output = module(*again.args, **again.kwargs)
-        again.output_BTE = output[0] if isinstance(output, tuple | list) else output
-        return again
+        return again.left(output)
 
     def _float32(self, x: Tensor) -> Tensor:
         asked = self._rotary.get(id(x)) or self._moved(x)

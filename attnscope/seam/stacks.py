@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attnscope.model.families import family
 from attnscope.model.task import task_of
-from attnscope.stacks import CROSS, DECODER, ENCODER, VISION, plain
+from attnscope.stacks import CROSS, CROSSING, DECODER, ENCODER, VISION, plain
 
 FROM_ENCODER = ("key_value_states", "encoder_hidden_states")  # what most modules call the states of an encoder
 
@@ -33,14 +34,16 @@ class Stacks:
         self._states: set[int] = set()  # where the encoder's output lies
         self.encoder = _encoder(model) if getattr(config, "is_encoder_decoder", False) else None
         self._mark(self.encoder, ENCODER)
-        vision = getattr(config, "vision_config", None)
-        for module in model.modules() if vision is not None else ():
-            if getattr(module, "config", None) is vision:
-                self._mark(module, VISION)
+        parts = {VISION: "vision_config"} | dict(family(getattr(config, "model_type", None)).parts)
+        kinds = {id(getattr(config, name)): kind for kind, name in parts.items() if getattr(config, name, None)}
+        for module in model.modules() if kinds else ():
+            if kind := kinds.get(id(getattr(module, "config", None))):
+                self._mark(module, kind)
 
     def _mark(self, part: nn.Module | None, kind: str) -> None:
+        crossing = next((one for one, of in CROSSING.items() if of == kind), kind)
         for module in part.modules() if part is not None else ():
-            self._of.setdefault(module, kind)
+            self._of.setdefault(module, crossing if "Cross" in type(module).__name__ else kind)
 
     def of(self, module: nn.Module) -> str:
         """The stack of a module that attends now."""

@@ -4,30 +4,35 @@
     found.js.effect          # (N,) bits, per head
 
 Of the first pass q, k and v of every layer are kept, never a matrix; the second is compared while it runs, in blocks of
-rows. Shapes: S text, N head of all layers, C cell of a map.
+rows. Shapes: S text, N head of all layers, Q, K cell of a map.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.measure.divergence import Divergence, Side, diverge, readable
+from attnscope.measure.layers import LayerKey
 from attnscope.measure.maps import MAP_SIDE, Cells
-from attnscope.measure.metrics import METRICS, Texts, measure
+from attnscope.measure.metrics import METRICS, measure, of_kind
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes
+from attnscope.observe.probing import texts_of
+from attnscope.observe.request import Asked
 from attnscope.seam.call import CaptureReport
 from attnscope.seam.choice import read_size
+from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
-from attnscope.stacks import DECODER, ENCODER
+from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS, NAMES, TASKS
 from attnscope.study.statistics import Effects, paired
 from attnscope.text.align import Units, units
+from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
     from attnscope.attention.operator import AttentionOperator
@@ -38,43 +43,91 @@ if TYPE_CHECKING:
 
 Advance = Callable[[int], object]
 Heads = Mapping[int, Sequence[int]]
-OfLayers = dict[int, Mapping[str, torch.Tensor]]  # of each layer {metric: (1, H)}
+OfLayers = dict[LayerKey, Mapping[str, torch.Tensor]]  # of each layer {metric: (1, H)}
 
 
 class Reading(NamedTuple):
-    """One text that a model is about to read."""
+    """One text that a model is about to read; source: what an encoder-decoder's encoder reads beside it."""
 
     loaded: LoadedModel
     prompt: Prompt
     engine: Engine
+    source: Prompt | None = None
+
+    @property
+    def asked(self) -> dict[str, Asked]:
+        """What every stack reads."""
+        both = Asked(self.prompt, Chosen(), self.source)
+        return {kind: both.of(kind)[0] for kind in self.loaded.geometry.stacks}
+
+
+class Shared(NamedTuple):
+    """A text on both sides: its name where there are two, the stack that reads it, its tokens and their units."""
+
+    name: str
+    stack: str
+    first: Prompt
+    other: Prompt
+    units: Units
 
 
 class Drawn(NamedTuple):
-    """What can be drawn of two texts: the heads of each layer, their maps (h, C, C), the units that cells stand for."""
+    """What can be drawn of a stack: the heads of each layer, their maps (h, Q, K), the units that cells stand for."""
 
     heads: Heads
     values: Mapping[int, np.ndarray]
-    cells: Cells
+    cells: tuple[Cells, Cells]
 
 
 class Pair(NamedTuple):
-    """Two texts, what they share, and what can be drawn of them where maps were asked for."""
+    """Two texts, what they share, and what can be drawn of each stack where maps were asked for.
+
+    sources: what two encoders' texts share, where `shared` is of their decoders'.
+    """
 
     first: Reading
     other: Reading
     shared: Units
-    drawn: Drawn | None
+    sources: Units | None = None
+    drawn: Mapping[str, Drawn] = {}
+
+    @classmethod
+    def of(cls, first: Reading, other: Reading) -> Pair:
+        """Two readings, their tokens aligned. Raises InputError where they share none."""
+        shared, sources = units(first.prompt.plain, other.prompt.plain), None
+        if first.source is not None and other.source is not None:
+            sources = units(first.source.plain, other.source.plain)
+        if not (shared.size or (sources and sources.size)):
+            raise InputError("the two texts share no word", "compare texts that have some in common")
+        return cls(first, other, shared, sources)
+
+    @property
+    def texts(self) -> list[Shared]:
+        """Each text that both sides read: of encoder-decoders the encoder's `text`, then the decoder's `target`."""
+        first, other, kind = self.first, self.other, self.first.loaded.geometry.kind
+        if self.sources is None or first.source is None or other.source is None:
+            return [Shared("", kind, first.prompt, other.prompt, self.shared)]
+        return [
+            Shared("text", ENCODER, first.source, other.source, self.sources),
+            Shared("target", kind, first.prompt, other.prompt, self.shared),
+        ]
+
+    def axes(self, kind: str) -> tuple[Shared, Shared]:
+        """What the queries and the keys of a stack are of."""
+        text, target = self.texts[0], self.texts[-1]
+        return (text if kind == ENCODER else target), (target if kind == DECODER else text)
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What two sides differ in: heads as (layer, head), and per text and head (S, N) arrays of `Divergence`'s numbers.
 
-    metrics: {id: (first, other)}, NaN for null. failures: what did not hold in a pass, in words. pair: where there is
-    but one.
+    kinds: the stack of each head, those of one stack side by side. metrics: {id: (first, other)}, NaN for null.
+    failures: what did not hold in a pass, in words. pair: where there is but one.
     """
 
     heads: tuple[tuple[int, int], ...]
+    kinds: tuple[str, ...]
     js_SN: np.ndarray
     rows_SN: np.ndarray
     lost_SN: np.ndarray
@@ -87,10 +140,24 @@ class Comparison:
     def texts(self) -> int:
         return len(self.js_SN)
 
+    @property
+    def stacks(self) -> dict[str, list[int]]:
+        """The places of every stack's heads."""
+        return {kind: [at for at, one in enumerate(self.kinds) if one == kind] for kind in dict.fromkeys(self.kinds)}
+
+    def stack_name(self, kind: str) -> str:
+        """`cross `, as it stands before a layer; nothing where a number alone means one of this stack."""
+        return f"{kind} " * (len(self.stacks) > 1 and kind != DECODER)
+
+    def name(self, place: int) -> str:
+        """`L3H2`, `cross L3H2` of the head at a place."""
+        layer, head = self.heads[place]
+        return f"{self.stack_name(self.kinds[place])}L{layer}H{head}"
+
     @cached_property
     def js(self) -> Effects:
         """The mean divergence of each head, with an interval over the texts."""
-        return paired(self.js_SN, np.zeros_like(self.js_SN), flips=0)
+        return self._paired(self.js_SN, np.zeros_like(self.js_SN))
 
     def metric(self, name: str) -> Effects:
         """The other side's metric minus the first's, over the texts in which it can show on both."""
@@ -98,12 +165,18 @@ class Comparison:
 
     @cached_property
     def _metrics(self) -> dict[str, Effects]:
-        found = {}
-        for name, (first_SN, other_SN) in self.metrics.items():
-            there_S = np.isfinite(other_SN - first_SN).any(1)
+        return {name: self._paired(other_SN, first_SN) for name, (first_SN, other_SN) in self.metrics.items()}
+
+    def _paired(self, score_SN: np.ndarray, null_SN: np.ndarray) -> Effects:
+        """The difference of each stack over the texts in which one of its heads has one."""
+        found = []
+        for places in self.stacks.values():
+            score_Sn, null_Sn = score_SN[:, places], null_SN[:, places]
+            there_S = np.isfinite(score_Sn - null_Sn).any(1)
             there_S |= not there_S.any()
-            found[name] = paired(other_SN[there_S], first_SN[there_S], flips=0)
-        return found
+            found.append(paired(score_Sn[there_S], null_Sn[there_S], flips=0))
+        names = [one.name for one in fields(Effects)]
+        return Effects(**{name: np.concatenate([getattr(one, name) for one in found]) for name in names})
 
     @property
     def order(self) -> list[int]:
@@ -114,16 +187,16 @@ class Comparison:
 def compare(
     pairs: Iterable[tuple[Reading, Reading]],
     *,
-    maps: Heads | None = None,
+    maps: Mapping[str, Heads] | None = None,
     memory: str | None = None,
     advance: Advance = lambda layers: None,
 ) -> Comparison:
-    """Read both sides of every pair and compare each head with the one of the same place.
+    """Read both sides of every pair and compare each head with the one of the same place, stack by stack.
 
-    maps: the heads whose difference is kept to be drawn, binned to at most MAP_SIDE cells a side; of one pair alone.
-    memory: what may be kept of the first side, such as "4GB"; what is free without it. advance: called with 1 whenever
-    a layer was read. Raises UsageError for models of other layers or heads, InputError for texts that share nothing,
-    MemoryLimitError for one that is too long.
+    maps: the heads of each stack whose difference is kept to be drawn, binned to at most MAP_SIDE cells a side; of one
+    pair alone. memory: what may be kept of the first side, such as "4GB"; what is free without it. advance: called with
+    1 whenever a layer was read. Raises UsageError for models of other layers or heads, InputError for texts that share
+    nothing, MemoryLimitError for one that is too long.
     """
     found = [_Passes(first, other, maps or {}, memory, advance) for first, other in pairs]
     if not found:
@@ -132,122 +205,159 @@ def compare(
     if any(one.heads != heads for one in found):
         raise InputError("not all texts are attended to by the same layers", "give texts of about one length")
     return Comparison(
-        heads=heads,
+        heads=tuple((key.layer, head) for key, head in heads),
+        kinds=tuple(key.kind for key, _ in heads),
         **{f"{name}_SN": np.stack([one.column(name) for one in found]) for name in Divergence._fields[:4]},
         metrics={
             name: (np.stack([one.scores(0, name) for one in found]), np.stack([one.scores(1, name) for one in found]))
             for name in METRICS
         },
         failures=list(dict.fromkeys(line for one in found for line in one.failures)),
-        pair=found[0].pair if len(found) == 1 else None,
+        pair=found[0].pair._replace(drawn=found[0].drawn) if len(found) == 1 else None,
     )
 
 
 def check_alike(first: LoadedModel, other: LoadedModel) -> None:
-    """Raise UsageError where heads have no counterpart: other layers, or other numbers of heads."""
+    """Raise UsageError where heads have no counterpart: other stacks, layers, or numbers of heads.
+
+    Raises ModelError for a model whose layers do not all read tokens.
+    """
     for loaded in (first, other):
-        loaded.check_task("a comparison", DECODER, ENCODER)
-    if first.geometry.heads_by_layer != other.geometry.heads_by_layer:
+        loaded.check_task("a comparison", *TASKS)
+    one, two = first.geometry, other.geometry
+    if one.task != two.task:
         raise UsageError(
-            f"{first.name} has {first.geometry.in_words}, {other.name} {other.geometry.in_words}: their heads have no "
+            f"{first.name} is read as {NAMES[one.task]}, {other.name} as {NAMES[two.task]}: their heads have no "
             "counterparts",
+            "compare models of one kind; {task=encoder} reads the encoder of an encoder-decoder",
+        )
+    if heads_of(first) != heads_of(other):
+        raise UsageError(
+            f"{first.name} has {one.in_words}, {other.name} {two.in_words}: their heads have no counterparts",
             "compare models with the same layers and heads",
         )
+
+
+def heads_of(loaded: LoadedModel) -> dict[str, dict[int, int]]:
+    """{stack: {layer index: number of heads}} of what is compared."""
+    stacks = loaded.geometry.stacks
+    return {kind: {one.index: one.heads for one in layers.values()} for kind, layers in stacks.items()}
 
 
 class _Passes:
     """Two passes: the first keeps every layer, the second compares with it."""
 
-    def __init__(self, first: Reading, other: Reading, maps: Heads, memory: str | None, advance: Advance) -> None:
+    def __init__(
+        self, first: Reading, other: Reading, maps: Mapping[str, Heads], memory: str | None, advance: Advance
+    ) -> None:
         check_alike(first.loaded, other.loaded)
-        self.readings, self.shared = (first, other), units(first.prompt.plain, other.prompt.plain)
-        if not self.shared.size:
-            raise InputError("the two texts share no word", "compare texts that have some in common")
+        for one in (first, other):
+            one.loaded.check_queries("a comparison")
+        if first.source is None:
+            first.loaded.check_task("one text at a time", DECODER, ENCODER)
+        self.pair, self.maps = Pair.of(first, other), maps
         _check_room(first, memory)
-        self.cells, self.maps = Cells.of(range(self.shared.size), MAP_SIDE), maps
-        self.kept: dict[int, AttentionOperator] = {}
-        self.found: dict[int, Divergence] = {}
+        self.units = {kind: tuple(one.units for one in self.pair.axes(kind)) for kind in first.asked}
+        self.kept: dict[LayerKey, AttentionOperator] = {}
+        self.found: dict[LayerKey, Divergence] = {}
         self.values: tuple[OfLayers, OfLayers] = ({}, {})
         reports = [_read(first, self.keep, advance), _read(other, self.hold_against, advance)]
         if not self.found:
             raise InputError("no layer attends to the tokens of both texts themselves", "take shorter texts")
+        self.found = {key: self.found[key] for key in sorted(self.found, key=lambda key: KINDS.index(key.kind))}
         self.failures = [
             line
-            for reading, report in zip(self.readings, reports, strict=True)
+            for reading, report in zip(self.pair[:2], reports, strict=True)
             for check in report.calls
             for line in check.failures(reading.loaded.model.dtype)
         ]
 
-    def keep(self, index: int, P: AttentionOperator, values: Mapping[str, torch.Tensor]) -> None:
-        self.kept[index], self.values[0][index] = readable(P), values
+    def keep(self, key: LayerKey, P: AttentionOperator, values: Mapping[str, torch.Tensor]) -> None:
+        self.kept[key], self.values[0][key] = readable(P), values
 
-    def hold_against(self, index: int, P: AttentionOperator, values: Mapping[str, torch.Tensor]) -> None:
-        before, self.values[1][index] = self.kept.pop(index, None), values
+    def hold_against(self, key: LayerKey, P: AttentionOperator, values: Mapping[str, torch.Tensor]) -> None:
+        before, self.values[1][key] = self.kept.pop(key, None), values
         if before is None:
             return
-        first, other = (
-            Side(one, torch.tensor(unit_T, device=one.device))
-            for one, unit_T in ((before, self.shared.of_a), (readable(P), self.shared.of_b))
-        )
-        self.found[index] = diverge(first, other, self.shared.size, self.cells, self.maps.get(index, ()))
+        of_a, of_b = ([getattr(one, name) for one in self.units[key.kind]] for name in ("of_a", "of_b"))
+        first, other = Side.of(before, *of_a), Side.of(readable(P), *of_b)
+        self.found[key] = diverge(first, other, self.cells(key.kind), self.maps.get(key.kind, {}).get(key.layer, ()))
+
+    def cells(self, kind: str) -> tuple[Cells, Cells]:
+        """The rows and columns of a stack's maps."""
+        queries, keys = (Cells.of(range(one.size), MAP_SIDE) for one in self.units[kind])
+        return queries, keys
 
     @property
-    def heads(self) -> tuple[tuple[int, int], ...]:
-        return tuple((layer, head) for layer, found in self.found.items() for head in range(len(found.js)))
+    def heads(self) -> tuple[tuple[LayerKey, int], ...]:
+        return tuple((key, head) for key, found in self.found.items() for head in range(len(found.js)))
 
     def column(self, name: str) -> np.ndarray:
         """One number of every head, (N,)."""
         return np.concatenate([getattr(found, name) for found in self.found.values()])
 
     def scores(self, side: int, name: str) -> np.ndarray:
-        """A metric of every head on one side, (N,)."""
-        values = self.values[side]
+        """A metric of every head on one side, (N,); NaN where it says nothing of a stack."""
+        nothing, values = torch.full((1, 1), torch.nan), self.values[side]
         return np.concatenate(
-            [values[at][name].expand(1, len(one.js))[0].cpu().numpy() for at, one in self.found.items()]
+            [values[at].get(name, nothing).expand(1, len(one.js))[0].cpu().numpy() for at, one in self.found.items()]
         )
 
     @property
-    def pair(self) -> Pair:
-        values = {index: one.map for index, one in self.found.items() if one.map is not None}
-        return Pair(*self.readings, self.shared, Drawn(self.maps, values, self.cells) if values else None)
+    def drawn(self) -> dict[str, Drawn]:
+        """What can be drawn of every stack that maps were kept of."""
+        found: dict[str, dict[int, np.ndarray]] = {}
+        for (layer, kind), one in self.found.items():
+            if one.map is not None:
+                found.setdefault(kind, {})[layer] = one.map
+        return {kind: Drawn(self.maps[kind], values, self.cells(kind)) for kind, values in found.items()}
 
 
 def _read(
-    reading: Reading, keep: Callable[[int, AttentionOperator, Mapping[str, torch.Tensor]], None], advance: Advance
+    reading: Reading, keep: Callable[[LayerKey, AttentionOperator, Mapping[str, torch.Tensor]], None], advance: Advance
 ) -> CaptureReport:
     """One forward pass over one text; each layer that attends to its tokens is kept once, with its heads' metrics."""
-    loaded, tokens = reading.loaded, len(reading.prompt)
-    ids_BT = torch.tensor([reading.prompt.ids], device=loaded.device)
-    texts = Texts(ids_BT, torch.tensor([tokens], device=loaded.device))
-    layers, windows = tuple(loaded.geometry.heads_by_layer), loaded.geometry.windows
+    loaded, asked, stacks = reading.loaded, reading.asked, reading.loaded.geometry.stacks
+    texts = {kind: texts_of([one], loaded.device, kind) for kind, one in asked.items()}
+    reads, inputs = given_of(loaded, reading.prompt, reading.source)
 
     def on_call(call: AttentionCall) -> None:
-        if call.call == 0 and call.P.keys == tokens:
-            keep(call.layer, call.P, measure(call.P, texts, tuple(METRICS)))
+        one = asked[call.kind]
+        if call.call == 0 and (call.P.queries, call.P.keys) == (len(one.prompt), len(one.looked_at)):
+            names = of_kind(tuple(METRICS), call.kind)
+            keep(LayerKey(call.layer, call.kind), call.P, measure(call.P, texts[call.kind], names))
             advance(1)
 
-    return listen(loaded.model, ids_BT, on_call, engine=reading.engine, expected_layers=layers, windows=windows)
+    layers = [(layer, kind) for kind, of_stack in stacks.items() for layer in of_stack]
+    how: dict[str, Any] = {"engine": reading.engine, "expected_layers": layers, "windows": loaded.geometry.windows}
+    return listen(loaded.model, reads, on_call, **how, **inputs)
 
 
 def _check_room(reading: Reading, memory: str | None) -> None:
     """Refuse a text whose first pass leaves more than there is room for."""
-    loaded, tokens = reading.loaded, len(reading.prompt)
-    needed, room = kept_bytes(loaded, tokens), free_memory(loaded.device) if memory is None else read_size(memory)
+    loaded, tokens, source = reading.loaded, len(reading.prompt), len(reading.source or ())
+    needed, room = (
+        kept_bytes(loaded, tokens, source),
+        free_memory(loaded.device) if memory is None else read_size(memory),
+    )
     if needed > room:
         raise MemoryLimitError(
-            f"what is kept of {tokens} tokens while the other side is read takes {human_bytes(needed)}, and "
+            f"what is kept of {tokens + source} tokens while the other side is read takes {human_bytes(needed)}, and "
             f"{human_bytes(room)} are free for it",
             "shorten the text, or take a smaller model or dtype",
         )
 
 
-def kept_bytes(loaded: LoadedModel, tokens: int) -> int:
-    """What the first pass leaves: q, k and v of every layer; of a family that shows none, its matrices."""
-    layers = loaded.geometry.attention_layers
-    numbers = sum(
-        layer.heads * layer.head_dim + layer.kv_heads * (layer.head_dim + layer.value_dim)
-        if calls_interface(loaded.model)
-        else layer.heads * tokens
-        for layer in layers
-    )
-    return tokens * numbers * DTYPE_BYTES[loaded.dtype]
+def kept_bytes(loaded: LoadedModel, tokens: int, source: int = 0) -> int:
+    """What the first pass leaves: q, k and v of every layer; of a family that shows none, its matrices.
+
+    source: the tokens that an encoder-decoder's encoder reads.
+    """
+    shows, numbers = calls_interface(loaded.model), 0
+    for kind, layers in loaded.geometry.stacks.items():
+        queries, keys = {ENCODER: (source or tokens,) * 2, CROSS: (tokens, source)}.get(kind, (tokens, tokens))
+        for layer in layers.values():
+            of_keys = keys * layer.kv_heads * (layer.head_dim + layer.value_dim)
+            of_head = queries * (layer.head_dim if shows else keys)
+            numbers += layer.heads * of_head + of_keys * shows
+    return numbers * DTYPE_BYTES[loaded.dtype]

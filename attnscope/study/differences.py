@@ -3,7 +3,7 @@
     heads_table(found)                                  # a row per head, largest divergence first
     save(found, Path("runs/swapped"), Style(), {...})   # tables, pictures, compare.json
 
-Shapes: N head of all layers, L layer, H head, C cell of a map.
+Shapes: N head of all layers, L layer, H head, Q, K cell of a map.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ import pyarrow as pa
 from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
 from attnscope.files import jsonable, save_json
-from attnscope.measure.metrics import METRICS, Metric
+from attnscope.measure.metrics import METRICS, Metric, of_kind
 from attnscope.model.libraries import versions
 from attnscope.shown import visible
+from attnscope.stacks import SOFTMAX
 from attnscope.tables import as_table, numbers, words
 from attnscope.tables import save as save_table
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
-    from attnscope.study.comparison import Comparison, Pair
+    from attnscope.study.comparison import Comparison, Pair, Shared
 
 SCHEMA, NAME = "compare/1", "compare.json"
-LAYER = re.compile(r"layers/L[0-9]+\.(png|svg|pdf)")
+STACK = f"(?:(?:{'|'.join(SOFTMAX)})/)?"
+OF_STACKS = re.compile(rf"{STACK}(?:layers/L[0-9]+|differences)\.(?:png|svg|pdf)")
 LONGEST_TEXT = 40  # letters at the foot of a picture
 Places = Sequence[int] | None
 
@@ -54,6 +56,7 @@ def heads_table(found: Comparison, places: Places = None) -> pa.Table:
             "rows": found.rows_SN.sum(0)[order].astype(np.int64),
             "texts": np.full(len(order), found.texts, np.int32),
             **{f"{name}_difference": numbers(found.metric(name).effect[order]) for name in METRICS},
+            "kind": _kinds(found, order),
         }
     )
 
@@ -73,59 +76,84 @@ def metrics_table(found: Comparison, places: Places = None) -> pa.Table:
     which = {name: np.tile(values, len(METRICS)) for name, values in _which(found, order).items()}
     metric = words([name for name in METRICS for _ in order])
     values = {name: numbers(column(part)) for name, part in SIDES.items()}
-    return as_table({**which, "metric": metric.dictionary_encode(), **values, "texts": column("n").astype(np.int32)})
+    texts, kind = column("n").astype(np.int32), _kinds(found, order * len(METRICS))
+    return as_table({**which, "metric": metric.dictionary_encode(), **values, "texts": texts, "kind": kind})
 
 
 def tokens_table(pair: Pair) -> pa.Table:
-    """A row per unit that two texts share, then one per token without a partner; `unit` is null for those."""
-    nobody, (first, other) = list[int](), pair.shared.alone
-    rows = list(zip(*pair.shared.members, strict=True))
+    """A row per unit that two texts share, then one per token without a partner; `unit` is null for those.
+
+    read_by: the stack that reads the text, `encoder` and `decoder` of an encoder-decoder.
+    """
+    return pa.concat_tables([_tokens_of(one) for one in pair.texts])
+
+
+def _tokens_of(text: Shared) -> pa.Table:
+    nobody, (first, other) = list[int](), text.units.alone
+    rows = list(zip(*text.units.members, strict=True))
     rows += [*(([token], nobody) for token in first), *((nobody, [token]) for token in other)]
     number = np.arange(len(rows), dtype=np.int32)
-    columns: dict[str, Any] = {"unit": numbers(number, number >= pair.shared.size)}
-    for side, (name, prompt) in enumerate((("first", pair.first.prompt), ("other", pair.other.prompt))):
+    columns: dict[str, Any] = {"unit": numbers(number, number >= text.units.size)}
+    for side, (name, prompt) in enumerate((("first", text.first), ("other", text.other))):
         columns[f"{name}_position"] = words([",".join(map(str, row[side])) or None for row in rows])
         columns[f"{name}_text"] = words(["".join(prompt.tokens[at] for at in row[side]) or None for row in rows])
-    return as_table(columns)
+    return as_table({**columns, "read_by": words([text.stack] * len(rows))})
 
 
-def panels(found: Comparison) -> tuple[tuple[int, ...], list[Panel]]:
-    """The layers, and a layers x heads panel of the divergence and of each metric's difference, centred on 0."""
-    layers = tuple(dict.fromkeys(layer for layer, _ in found.heads))
-    row, head = np.array([(layers.index(layer), head) for layer, head in found.heads]).T
+def panels(found: Comparison, kind: str | None = None) -> tuple[tuple[int, ...], list[Panel]]:
+    """The layers, and a layers x heads panel of the divergence and of each metric's difference, centred on 0.
+
+    kind: of which stack; the first without it.
+    """
+    kind = kind or found.kinds[0]
+    places = found.stacks[kind]
+    layers = tuple(dict.fromkeys(found.heads[place][0] for place in places))
+    row, head = np.array([(layers.index(layer), head) for layer, head in (found.heads[at] for at in places)]).T
 
     def placed(values: np.ndarray) -> np.ndarray:
         values_LH = np.full((len(layers), head.max() + 1), np.nan)
-        values_LH[row, head] = values
+        values_LH[row, head] = values[places]
         return values_LH
 
     js_LH = placed(found.js.effect)
     divergence = Panel("Jensen-Shannon divergence", js_LH, 0.0, _largest(js_LH) or 1.0, "bits")
-    return layers, [divergence, *(_signed(metric, placed(found.metric(id).effect)) for id, metric in METRICS.items())]
+    signed = [
+        _signed(METRICS[id], placed(found.metric(id).effect)) for id in of_kind(list(METRICS), found.kinds[places[0]])
+    ]
+    return layers, [divergence, *signed]
 
 
-def signed_maps(pair: Pair) -> list[Maps]:
-    """The other side minus the first, a layer each, between the units that the texts share."""
-    drawn, members = pair.drawn, pair.shared.members
-    if drawn is None:
+def signed_maps(pair: Pair, kind: str | None = None, stack: str = "") -> list[Maps]:
+    """The other side minus the first, a layer each, between the units that the texts share.
+
+    kind: of which stack; the first without it. stack: what stands before a layer's number.
+    """
+    kind = kind or next(iter(pair.drawn), "")
+    if kind not in pair.drawn:
         return []
-    labels = tuple(_label(pair, [side[unit] for side in members]) for unit in drawn.cells.starts)
-    starts = tuple(members[0][unit][0] for unit in drawn.cells.starts)
+    drawn, axes = pair.drawn[kind], pair.axes(kind)
+    labels = [tuple(_label(one, unit) for unit in cells.starts) for one, cells in zip(axes, drawn.cells, strict=True)]
+    starts = [
+        tuple(one.units.members[0][unit][0] for unit in cells.starts)
+        for one, cells in zip(axes, drawn.cells, strict=True)
+    ]
+    size = max(cells.size for cells in drawn.cells)
     return [
         Maps(
             layer=layer,
             heads=tuple(drawn.heads[layer]),
-            values_HQK=values_hCC,
-            labels_Q=labels,
-            labels_K=labels,
-            bin_size=drawn.cells.size,
-            bin_rule="sum over keys, mean over queries" if drawn.cells.size > 1 else "",
+            values_HQK=values_hQK,
+            labels_Q=labels[0],
+            labels_K=labels[1],
+            bin_size=size,
+            bin_rule="sum over keys, mean over queries" if size > 1 else "",
             quantity="difference",
-            name=f"Layer {layer}: the other side minus the first",
-            starts_Q=starts,
-            starts_K=starts,
+            name=f"{stack}layer {layer}: the other side minus the first".capitalize(),
+            starts_Q=starts[0],
+            starts_K=starts[1],
+            stack=stack,
         )
-        for layer, values_hCC in drawn.values.items()
+        for layer, values_hQK in drawn.values.items()
     ]
 
 
@@ -193,26 +221,30 @@ def _clear(folder: Path) -> None:
     before = _before(folder) or {}
     (folder / NAME).unlink(missing_ok=True)
     for name in before.get("files", ()):
-        if LAYER.fullmatch(name):
+        if OF_STACKS.fullmatch(name):
             (folder / name).unlink(missing_ok=True)
 
 
 def _pictures(found: Comparison, folder: Path, style: Style) -> Iterator[Path]:
-    layers, drawn = panels(found)
-    style = replace(style, about=replace(style.about, line=_line(found)))
-    title = style.headed(f"Differences of {len(found.heads)} heads in {len(layers)} layers")
-    path, note = folder / f"differences.{style.image}", "metrics: the other side minus the first"
-    yield save_metrics(path, drawn, style, layer_labels=layers, title=title, note=note)
-    if found.pair:
-        maps = signed_maps(found.pair)
-        yield from save_layers([(folder / "layers" / f"L{one.layer:02d}.{style.image}", one) for one in maps], style)
+    """Those of every stack, in a folder of its own where there are several."""
+    style, several = replace(style, about=replace(style.about, line=_line(found))), len(found.stacks) > 1
+    for kind, places in found.stacks.items():
+        into, (layers, drawn) = folder / (kind if several else ""), panels(found, kind)
+        title = style.headed(f"Differences of {len(places)} {f'{kind} ' * several}heads in {len(layers)} layers")
+        path, note = into / f"differences.{style.image}", "metrics: the other side minus the first"
+        yield save_metrics(path, drawn, style, layer_labels=layers, title=title, note=note)
+        if found.pair:
+            maps = signed_maps(found.pair, kind, found.stack_name(kind))
+            yield from save_layers([(into / "layers" / f"L{one.layer:02d}.{style.image}", one) for one in maps], style)
 
 
 def _line(found: Comparison) -> str:
     """What stands at the foot of a picture: of one pair the models and texts, else how many texts."""
     if found.pair is None:
         return f"{found.texts} texts"
-    said = [f"{one.loaded.name}, “{shorten(one.prompt.text, LONGEST_TEXT)}”" for one in found.pair[:2]]
+    texts = [[f"“{shorten(one.text, LONGEST_TEXT)}”" for one in text[2:4]] for text in reversed(found.pair.texts)]
+    sides = zip(found.pair[:2], zip(*texts, strict=True), strict=True)
+    said = [f"{one.loaded.name}, {' ← '.join(quoted)}" for one, quoted in sides]
     return visible(" beside ".join(dict.fromkeys(said)))
 
 
@@ -221,9 +253,14 @@ def _which(found: Comparison, order: Sequence[int]) -> dict[str, np.ndarray]:
     return {"layer": layer, "head": head}
 
 
-def _label(pair: Pair, tokens: Sequence[Sequence[int]]) -> str:
-    """`·the`, or `·Mary/·Anna` where a word stands for another; tokens: of a unit, on either side."""
-    labels = ["".join(one.prompt.labels[at] for at in places) for one, places in zip(pair[:2], tokens, strict=True)]
+def _kinds(found: Comparison, order: Sequence[int]) -> Any:
+    return words([found.kinds[place] for place in order]).dictionary_encode()
+
+
+def _label(text: Shared, unit: int) -> str:
+    """`·the`, or `·Mary/·Anna` where a word stands for another."""
+    sides = zip((text.first, text.other), text.units.members, strict=True)
+    labels = ["".join(prompt.labels[at] for at in members[unit]) for prompt, members in sides]
     return labels[0] if labels[0].lstrip("·") == labels[1].lstrip("·") else "/".join(labels)
 
 

@@ -154,22 +154,41 @@ def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[Reading]:
     readings: list[Reading] = []
     reached = 0
     for start, stop in _runs(pieces):
-        run = pieces[start:stop]
-        ends = [piece.span for piece in run if piece.span and piece.span[0] < piece.span[1]]
-        if len(ends) == 1:
-            first, last = ends[0]
+        piece = pieces[start]
+        if stop - start == 1 and piece.span and piece.span[0] < piece.span[1] and not piece.special:
+            reading = _read_alone(piece, text, reached)
+            reached = max(reached, piece.span[1])
+            readings.append(reading)
         else:
-            first, last = (min(a for a, _ in ends), max(b for _, b in ends)) if ends else (reached, reached)
-        read = _read_run(run, text, text[first:last])
-        space = first > reached and any(map(str.isspace, text[reached:first]))
-        for place, (piece, (exact, plain, part)) in enumerate(zip(run, read, strict=True)):
-            gap = (piece.gap or (space and place == 0)) and not plain[:1].isspace()
-            span = (first + part[0], first + part[1]) if piece.span and part else piece.span
-            readings.append(Reading(exact, _label(piece, exact), " " + plain if gap else plain, span))
-            if piece.span and piece.span[1] > last:  # an empty span says where it is: behind the space trimmed from it
-                last = piece.span[1]
-        reached = max(reached, last)
+            reached = _read_together(pieces[start:stop], text, reached, readings)
     return readings
+
+
+def _read_alone(piece: Piece, text: str, reached: int) -> Reading:
+    """What a token with characters of its own stands for: nearly every one, and so without what a run needs."""
+    shown = _with_lead(piece, text)
+    gap = (piece.gap or _space_between(text, reached, piece.span)) and not shown[:1].isspace()
+    return Reading(shown, _label(piece, shown), " " + shown if gap else shown, piece.span)
+
+
+def _read_together(run: Sequence[Piece], text: str, reached: int, readings: list[Reading]) -> int:
+    """Add what the tokens of a run stand for; the characters of the text that are reached then."""
+    ends = [piece.span for piece in run if piece.span and piece.span[0] < piece.span[1]]
+    first, last = (min(a for a, _ in ends), max(b for _, b in ends)) if ends else (reached, reached)
+    read = _read_run(run, text[first:last])
+    space = _space_between(text, reached, (first, last))
+    for place, (piece, (exact, plain, part)) in enumerate(zip(run, read, strict=True)):
+        gap = (piece.gap or (space and place == 0)) and not plain[:1].isspace()
+        span = (first + part[0], first + part[1]) if piece.span and part else piece.span
+        readings.append(Reading(exact, _label(piece, exact), " " + plain if gap else plain, span))
+        if piece.span and piece.span[1] > last:  # an empty span says where it is: behind the space trimmed from it
+            last = piece.span[1]
+    return max(reached, last)
+
+
+def _space_between(text: str, reached: int, span: tuple[int, int] | None) -> bool:
+    """Whether white space stands between what is reached and a span."""
+    return span is not None and span[0] > reached and any(map(str.isspace, text[reached : span[0]]))
 
 
 def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
@@ -189,13 +208,10 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
     return pairwise([*cuts, len(pieces)]) if pieces else iter(())
 
 
-def _read_run(run: Sequence[Piece], text: str, source: str) -> list[Said]:
+def _read_run(run: Sequence[Piece], source: str) -> list[Said]:
     """What each token of a run says; `source` is the part of the text that the run covers."""
     if run[0].special:
         return [(run[0].name, run[0].name, None)]
-    if len(run) == 1 and source:
-        shown = _with_lead(run[0], text)
-        return [(shown, shown, None)]
     return _read_bytes([piece.data for piece in run], source)
 
 
@@ -205,13 +221,18 @@ def _with_lead(piece: Piece, text: str) -> str:
     SentencePiece puts a space before the text that isn't there; RoBERTa trims spaces from its spans.
     """
     start, stop = piece.span or (0, 0)
-    shown = text[start:stop]
-    said = piece.data.decode("utf-8", "ignore")
-    lead = said[: len(said) - len(said.lstrip())]
+    shown, lead = text[start:stop], _lead(piece.data)
     if not lead or shown[:1].isspace() or shown.startswith("▁"):
         return shown
     before = text[max(0, start - len(lead)) : start]
     return (before if before.isspace() else lead) + shown
+
+
+@lru_cache(maxsize=1 << 16)
+def _lead(data: bytes) -> str:
+    """The white space that a piece begins with."""
+    said = data.decode("utf-8", "ignore")
+    return said[: len(said) - len(said.lstrip())]
 
 
 def _read_bytes(datas: Sequence[bytes], source: str) -> list[Said]:

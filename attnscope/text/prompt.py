@@ -60,7 +60,9 @@ class Prompt:
     picture's `pixel_values`; under the name of its first argument, in their stead: sound's `input_features`. `media` is
     the hash of what they were made of. `step`: seconds from one token to the next, where they are frames of a sound.
     `patches` are the tokens that stand for parts of pictures, and `tower` is how a vision tower reads these: a prompt
-    for each text of its batch, whose tokens are patches. `images` are the pictures themselves, to be drawn on.
+    for each text of its batch, whose tokens are patches; `windows` are those of such a prompt, in the order in which
+    the tower reads them: the tokens of each. `images` are the pictures themselves, to be drawn on. The first `unasked`
+    tokens are keys and no queries: those of prefix tuning.
     """
 
     text: str
@@ -78,7 +80,9 @@ class Prompt:
     step: float | None = None
     patches: Mapping[int, Patch] = field(default_factory=dict, repr=False, compare=False)
     tower: tuple["Prompt", ...] = field(default=(), repr=False, compare=False)
+    windows: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
     images: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    unasked: int = 0
 
     def __post_init__(self) -> None:
         if not self.characters:  # of ids, or of a manifest from before they were written down
@@ -300,22 +304,28 @@ def _prompt(
     pieces = _pieces(tokenizer, ids, text or "", offsets)
     readings = read_pieces(pieces, text or "")
     characters = _held(readings, text) if text else ()
-    turns = token_turns(characters, bounds) if bounds else [None] * len(ids)
-    if ids[0] == getattr(tokenizer, "bos_token_id", None):
-        turns[0] = None
-    exact, plain = [readings[place].exact for place in kept], [readings[place].plain for place in kept]
-    special = [pieces[place].special for place in kept]
+    turns = _turns(characters, bounds, kept, ids[0] == getattr(tokenizer, "bos_token_id", None)) if bounds else ()
+    stay = [readings[place] for place in kept]
+    exact, labels, plain, _ = zip(*stay, strict=True)
     return Prompt(
         text="".join(plain) if text is None else text,
-        ids=tuple(ids[place] for place in kept),
-        tokens=tuple(exact),
-        labels=tuple(readings[place].label for place in kept),
-        special=tuple(special),
-        plain=tuple(plain),
-        turns=tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turn_ranges([turns[i] for i in kept])),
+        ids=tuple([ids[place] for place in kept]),
+        tokens=exact,
+        labels=labels,
+        special=tuple([pieces[place].special for place in kept]),
+        plain=plain,
+        turns=turns,
         removed=len(ids) - len(kept),
-        characters=tuple(characters[place] for place in kept) if text else (),
+        characters=tuple([characters[place] for place in kept]) if text else (),
     )
+
+
+def _turns(characters: Characters, bounds: Bounds, kept: Sequence[int], begins: bool) -> tuple[Span, ...]:
+    """The turns of a chat among the tokens that stay; begins: the first token is no one's."""
+    turns = token_turns(characters, bounds)
+    if begins:
+        turns[0] = None
+    return tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turn_ranges([turns[i] for i in kept]))
 
 
 def _held(readings: Sequence[Reading], text: str) -> Characters:

@@ -1,7 +1,8 @@
-"""Keys that are not tokens: a text with the summaries of its tokens behind it, named by what they stand for."""
+"""Keys that are not tokens, named by what they stand for: summaries behind a text's tokens, and patches of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from attnscope.text.prompt import Prompt
@@ -24,3 +25,16 @@ def with_summaries(prompt: Prompt, rate: int, overlap: bool = False) -> Prompt:
         plain=(*prompt.plain, *("",) * len(names)),
         characters=(*prompt.characters, *((0, 0),) * len(names)),
     )
+
+
+def of_patches(prompt: Prompt, patches: Sequence[Sequence[int]], parts: int = 1) -> Prompt:
+    """A text as patches of its tokens, each of them as so many vectors. patches: their tokens, of some none.
+
+    >>> of_patches(prompt, [[0], [1, 2, 3]], parts=2).tokens
+    ('patch 0 1/2', 'patch 0 2/2', 'patch 1-3 1/2', 'patch 1-3 2/2')
+    """
+    tokens = ["-".join(str(at) for at in sorted({*one[:1], *one[-1:]})) or "empty" for one in patches]
+    marks = [f" {part}/{parts}" for part in range(1, parts + 1)] if parts > 1 else [""]
+    names = tuple(f"patch {of}{mark}" for of in tokens for mark in marks)
+    none, count = ("",) * len(names), len(names)
+    return Prompt(prompt.text, (-1,) * count, names, names, (True,) * count, none, (), characters=((0, 0),) * count)

@@ -108,7 +108,20 @@ def choose(
                 raise
             return Found(expression or "", ())
 
-    return Chosen(found(query), found(key), {name: _span(prompt, name, defined) for name in spans})
+    return Chosen(_asking(prompt, found(query)), found(key), {name: _span(prompt, name, defined) for name in spans})
+
+
+def _asking(prompt: Prompt, found: Found | None) -> Found | None:
+    """Those of the tokens that have queries. Raises NotThereError where none has."""
+    if found is None or not prompt.unasked or not found.positions:
+        return found
+    positions = tuple(at for at in found.positions if at >= prompt.unasked)
+    if not positions:
+        raise NotThereError(
+            f"{found.expression} names virtual tokens alone, which are keys and have no queries",
+            f"name tokens from {prompt.unasked} on",
+        )
+    return replace(found, positions=positions)
 
 
 def choose_of_two(target: Prompt, source: Prompt, *asked: Any) -> Chosen:

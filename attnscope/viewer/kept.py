@@ -1,5 +1,7 @@
 """A side of the page from a run's folder, without the model: what heads.csv and relations.csv hold.
 
+Of an encoder-decoder all stacks are on one axis, as in `viewer/stacks.py`.
+
 Tables are what somebody wrote: a cell that is no number, a head, query or key that is not there, is refused.
 
 Shapes: N head, T token, k kept key.
@@ -16,16 +18,19 @@ import numpy as np
 
 from attnscope.errors import UsageError
 from attnscope.files import jsonable
-from attnscope.manifest import NAME, prompt_of, read_manifest
+from attnscope.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.measure.metrics import KNOWN
-from attnscope.stacks import KINDS
+from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
 from attnscope.viewer.side import Wanted, metrics_of, rounded, said_of
+from attnscope.viewer.stacks import behind, end_of, first_of, starts, with_target
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Place = tuple[int, int]  # layer and head
+Layer = tuple[str, int]  # its stack and number
+Place = tuple[Layer, int]  # a layer and a head of it
+STACKS = (ENCODER, DECODER, CROSS)  # whose keys are tokens of the texts
 
 
 class KeptSide:
@@ -34,12 +39,16 @@ class KeptSide:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = read_manifest(folder / NAME)
-        self.prompt = prompt_of(self.manifest, folder / NAME)
+        self.prompt = self.source = prompt_of(self.manifest, folder / NAME)
+        if TARGET in self.manifest:
+            self.prompt = behind(with_target(self.source, prompt_of(self.manifest, folder / NAME, TARGET)))
         if self._said("options").get("by"):
             raise UsageError(f"{folder} is of means over kv heads", "leave out --from-tables")
         self.heads, self.relations = self._table("heads.csv"), self._table("relations.csv")
-        if self.heads is None and self.relations is None:
+        if not self._places:
             raise UsageError(f"{folder} has no table of heads or relations", "leave out --from-tables")
+        if TARGET not in self.manifest and (self._said("target") or CROSS in dict(self._layers)):
+            raise UsageError(f"{folder} does not say which tokens its target has", "leave out --from-tables")
 
     @property
     def plain(self) -> Sequence[str]:
@@ -49,8 +58,7 @@ class KeptSide:
     @cached_property
     def said(self) -> Mapping[str, Any]:
         """What is said in words and numbers."""
-        model, places = self._said("model"), self._places
-        layers = sorted({layer for layer, _ in places})
+        model, places, layers = self._said("model"), self._places, self._layers
         ids = [name for name in KNOWN if self.heads is not None and name in self.heads.column_names]
         heads = [self._head(place, layers.index(place[0]), ids) for place in places]
         return {
@@ -59,54 +67,59 @@ class KeptSide:
             | {"dtype": str(self.manifest.get("dtype"))},
             "engine": str(self.manifest.get("engine")),
             **said_of(self.prompt),
-            "layers": [self._layer(layer, [one for one in heads if layers[one["at"]] == layer]) for layer in layers],
+            "layers": [_said_of(layer, [one for one in heads if one["at"] == at]) for at, layer in enumerate(layers)],
             "metrics": metrics_of(ids, len(self.prompt)),
             "heads": heads,
             "quantity": "weight",
             "received": None,
             "steps": None,
-            "first": [None] * len(layers),
-            "end": [None] * len(layers),
         }
 
     @property
     def open(self) -> str:
         """The head with the largest focus, as the state of the page that shows it."""
-        best = max(self._places, key=lambda place: self._rows.get(place, {}).get("focus") or 0.0)
-        return f"at={sorted({layer for layer, _ in self._places}).index(best[0])}&head={best[1]}"
+        crossed = [place for place in self._places if place[0][0] == CROSS] or self._places
+        best = max(crossed, key=lambda place: self._rows.get(place, {}).get("focus") or 0.0)
+        return f"at={self._layers.index(best[0])}&head={best[1]}"
 
     def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
         """The side as the page's JSON has it: whole maps where every visible key was listed, else the listed ones."""
-        found = self._listed()
+        found, ends = self._listed(), [self._ends(kind) for kind, _ in self._layers]
+        first, end = ([None if one is None else blobs.add(one)[0] for one in of] for of in zip(*ends, strict=True))
+        said = {**self.said, "first": first, "end": end}
         if found is None:
-            return {**self.said, "maps": [], "relations": None}
-        heads = [{"at": one["at"], "head": one["head"]} for one in self.said["heads"]]
+            return {**said, "maps": [], "relations": None}
+        heads = [{"at": one["at"], "head": one["head"]} for one in said["heads"]]
         weight_NTk, key_NTk = found
         if wanted.rows is not None:  # too much for the page: fewer keys
             weight_NTk, key_NTk = weight_NTk[..., : wanted.top_k], key_NTk[..., : wanted.top_k]
-        if np.count_nonzero(~np.isnan(weight_NTk)) == len(heads) * len(self.prompt) * (len(self.prompt) + 1) // 2:
+        if np.count_nonzero(~np.isnan(weight_NTk)) == sum(self._visible(layer[0]) for layer, _ in self._places):
             maps_NTT = np.zeros((len(heads), len(self.prompt), len(self.prompt)), np.float32)
             head, query, nth = np.nonzero(~np.isnan(weight_NTk))
             maps_NTT[head, query, key_NTk[head, query, nth]] = weight_NTk[head, query, nth]
             entries = packed_maps(blobs, maps_NTT, wanted.bits)
-            maps = [{**head, "bin": 1, "windowed": False, **one} for head, one in zip(heads, entries, strict=True)]
-            return {**self.said, "maps": maps, "relations": None}
+            windowed = [{**head, "bin": 1, "windowed": first[head["at"]] is not None} for head in heads]
+            maps = [{**head, **one} for head, one in zip(windowed, entries, strict=True)]
+            return {**said, "maps": maps, "relations": None}
         if not weight_NTk.size:
-            return {**self.said, "maps": [], "relations": None}
+            return {**said, "maps": [], "relations": None}
         keys, numbers, scale = strongest(weight_NTk, key_NTk)
         [place, _] = blobs.add(keys, numbers)
         related = {"k": weight_NTk.shape[-1], "heads": heads, "scale": scale, "bits": 16, **place}
-        return {**self.said, "maps": [], "relations": related}
+        return {**said, "maps": [], "relations": related}
 
     def _listed(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Weights, NaN for none, and keys of every query, as listed, (N, T, k); None where no tokens were listed."""
         if self.relations is None or "weight" not in self.relations.column_names or self._said("export").get("group"):
             return None
         count, number = len(self.prompt), {place: at for at, place in enumerate(self._places)}
-        heads = [number[place] for place in _places_of(self.relations)]
-        query, key = (self.relations[name].to_numpy() for name in ("query", "key"))
-        if len(query) and (min(query.min(), key.min()) < 0 or max(query.max(), key.max()) >= count):
-            raise self._damaged("relations.csv")
+        places = _places_of(self.relations)
+        heads = [number[place] for place in places]
+        axes = [self._axes(kind) for (kind, _), _ in places]
+        query, key = (
+            self._on_axis(self.relations[name].to_numpy(), [one[at] for one in axes])
+            for at, name in enumerate(("query", "key"))
+        )
         row = np.array(heads, np.int64) * count + query
         order = np.argsort(row, kind="stable")
         row, starts = row[order], np.searchsorted(row[order], row[order])
@@ -119,16 +132,50 @@ class KeptSide:
         weights[row, nth], keys[row, nth] = np.where(np.isfinite(weight) & (weight >= 0), weight, np.nan), key[order]
         return weights.reshape(len(number), count, -1), keys.reshape(len(number), count, -1)
 
+    def _on_axis(self, place_N: np.ndarray, axes: Sequence[range]) -> np.ndarray:
+        """Where the tokens of a table stand on the page's axis. Raises UsageError for those that are not there."""
+        start_N, stop_N = (np.array([getattr(one, end) for one in axes], np.int64) for end in ("start", "stop"))
+        found = place_N + start_N
+        if (found < start_N).any() or (found >= stop_N).any():
+            raise self._damaged("relations.csv")
+        return found
+
+    def _axes(self, kind: str) -> tuple[range, range]:
+        """The tokens of the page that are queries and keys of a stack."""
+        if TARGET not in self.manifest:
+            return (range(len(self.prompt)),) * 2
+        source, count = len(self.source), len(self.prompt)
+        query, key = (range(start, count if start else source) for start in starts(source)[kind])
+        return query, key
+
+    def _visible(self, kind: str) -> int:
+        """The pairs of a query and a key that it sees, of one head."""
+        queries, keys = map(len, self._axes(kind))
+        return queries * (queries + 1) // 2 if kind == DECODER else queries * keys
+
+    def _ends(self, kind: str) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The first key that each query of a stack sees, and what is behind the last; see `Side`."""
+        if kind == DECODER and TARGET not in self.manifest:
+            return None, None
+        query, key = self._axes(kind)
+        causal_Q = np.arange(1, len(query) + 1) if kind == DECODER else None
+        return first_of(query, key, len(self.prompt)), end_of(query, key, len(self.prompt), causal_Q)
+
+    @cached_property
+    def _layers(self) -> list[Layer]:
+        """The layers of the tables, in the model's order."""
+        return list(dict.fromkeys(layer for layer, _ in self._places))
+
     @cached_property
     def _places(self) -> list[Place]:
         """The heads of the tables, in the model's order."""
         tables = [table for table in (self.heads, self.relations) if table is not None]
-        return sorted({place for table in tables for place in _places_of(table)})
+        places = {place for table in tables for place in _places_of(table)}
+        return sorted(places, key=lambda place: (KINDS.index(place[0][0]), place))
 
     @cached_property
     def _rows(self) -> Mapping[Place, Mapping[str, Any]]:
-        rows = [] if self.heads is None else self.heads.to_pylist()
-        return {(row["layer"], row["head"]): row for row in rows}
+        return {} if self.heads is None else dict(zip(_places_of(self.heads), self.heads.to_pylist(), strict=True))
 
     @cached_property
     def _kv_heads(self) -> Mapping[Place, int]:
@@ -142,7 +189,8 @@ class KeptSide:
     def _head(self, place: Place, at: int, ids: Sequence[str]) -> dict[str, Any]:
         row = self._rows.get(place, {})
         top_key = row.get("top_key")
-        if top_key is not None and not 0 <= top_key < len(self.prompt):
+        keys = self._axes(place[0][0])[1]
+        if top_key is not None and not 0 <= top_key < len(keys):
             raise self._damaged("heads.csv")
         mass, *scores = rounded(np.array([row.get(name) for name in ("top_key_mass", *ids)], np.float64))
         return {
@@ -151,15 +199,11 @@ class KeptSide:
             "kv_head": self._kv_heads[place],
             "role": str(row.get("role") or "-").removeprefix("'"),  # of --spreadsheet
             "near_uniform": row.get("near_uniform"),
-            "top_key": top_key,
+            "top_key": top_key if top_key is None else top_key + keys.start,
             "top_key_mass": mass,
             "scores": scores,
             "uniform": [None] * len(ids),
         }
-
-    def _layer(self, layer: int, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        most = {name: 1 + max(head[name] for head in heads) for name in ("head", "kv_head")}
-        return {"layer": layer, "kind": "decoder", "heads": most["head"], "kv_heads": most["kv_head"], "visible": "-"}
 
     def _said(self, name: str) -> Mapping[str, Any]:
         found = self.manifest.get(name)
@@ -179,8 +223,10 @@ class KeptSide:
             parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=kinds)
             found = csv.read_csv(path, parse_options=parse, convert_options=convert)
             if {"head", "kind"} <= set(found.column_names):  # a layer without attention has a row, and no head
-                rows = zip(found["head"].to_pylist(), found["kind"].to_pylist(), strict=True)
-                found = found.filter(pa.array([head is not None or kind in KINDS for head, kind in rows], pa.bool_()))
+                rows = list(zip(found["head"].to_pylist(), found["kind"].to_pylist(), strict=True))
+                if any(head is not None and kind not in KINDS for head, kind in rows):
+                    raise self._damaged(name)
+                found = found.filter(pa.array([kind in STACKS for _, kind in rows], pa.bool_()))
             needed = {"layer", "head", "kv_head"} | ({"query", "key"} if name == "relations.csv" else set())
             if not needed <= set(found.column_names) or any(_missing(found[one]) for one in needed):
                 raise self._damaged(name)
@@ -192,10 +238,19 @@ class KeptSide:
         return UsageError(f"{self.folder / name} is damaged, or of another kind", "leave out --from-tables")
 
 
+def _said_of(layer: Layer, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    most = {name: 1 + max(head[name] for head in heads) for name in ("head", "kv_head")}
+    kind, number = layer
+    return {"layer": number, "kind": kind, "heads": most["head"], "kv_heads": most["kv_head"], "visible": "-"}
+
+
 def _missing(column: pa.ChunkedArray) -> bool:
     """Whether a place has no number in a column, or none that counts from 0."""
     return bool(column.null_count) or bool((column.to_numpy() < 0).any())
 
 
 def _places_of(table: pa.Table) -> list[Place]:
-    return list(zip(table["layer"].to_pylist(), table["head"].to_pylist(), strict=True))
+    """The head of each row; of a table from before the column `kind`, the decoder's."""
+    kinds = table["kind"].to_pylist() if "kind" in table.column_names else [DECODER] * len(table)
+    layers = zip(kinds, table["layer"].to_pylist(), strict=True)
+    return list(zip(layers, table["head"].to_pylist(), strict=True))

@@ -23,7 +23,7 @@ from attnscope._version import __version__
 from attnscope.files import write_whole
 from attnscope.selection import pairs
 from attnscope.shown import brief, in_a_line
-from attnscope.stacks import CROSS
+from attnscope.stacks import CROSS, VISION
 from attnscope.text.align import aligned
 from attnscope.viewer.pack import Blobs
 from attnscope.viewer.plan import Plan
@@ -100,11 +100,14 @@ def about(
     """
     query, key = ((one.expression, one.positions) if one else None for one in (seen.chosen.query, seen.chosen.key))
     named = pairs(whole)
-    view = "token" if key else "head" if named or query else "model"
+    of_query = "picture" if seen.prompt.patches and query else "head"
+    view = "token" if key else of_query if named or query else "model"
     at, head = _place(seen, named[0]) if named else _sharpest(seen)
     state: dict[str, Any] = {"view": view, "at": at, "head": head}
     if query:
         state["query"] = query[1][-1]
+    elif VISION in (kinds := {key.kind for key in seen.kv_of}) and len(kinds) > 1:
+        state["query"] = seen.queries.turns[0].stop - 1  # the text's last token: behind it are patches
     if key:
         state |= _span(key[1])
     return About(command, "&".join(f"{name}={value}" for name, value in state.items()), groups or {}, query, key)
@@ -122,11 +125,12 @@ def _place(seen: Observation, named: tuple[int, int]) -> tuple[int, int]:
 
 
 def _sharpest(seen: Observation) -> tuple[int, int]:
-    """The head with the largest focus, where that was measured; of several stacks, in cross-attention."""
+    """The head with the largest focus, where that was measured: of cross-attention, else not of a vision tower."""
     columns = seen.columns
     focus = columns.scores["focus"].value if "focus" in columns.scores else np.zeros(len(columns.layer))
-    crossed = columns.kind == CROSS
-    best = int(np.argmax(np.where(crossed | ~crossed.any(), np.nan_to_num(focus), -1.0)))
+    stacks = columns.kind == CROSS, columns.kind != VISION, columns.layer >= 0
+    stack = next((one for one in stacks if one.any()), columns.layer >= 0)
+    best = int(np.argmax(np.where(stack, np.nan_to_num(focus), -1.0)))
     keys = list(seen.kv_of)
     return keys.index((int(columns.layer[best]), columns.kind[best])), int(columns.head[best])  # type: ignore[arg-type]
 

@@ -20,6 +20,7 @@ from attnscope.errors import UsageError
 from attnscope.measure.metrics import KNOWN, ends
 from attnscope.stacks import ENCODER
 from attnscope.viewer.pack import Bits, Blobs, binned, joined, packed_maps, strongest
+from attnscope.viewer.pictures import pictures_of
 
 if TYPE_CHECKING:
     import torch
@@ -139,6 +140,7 @@ class Side:
             | {"dtype": seen.facts.get("dtype")},
             "engine": seen.facts.get("engine"),
             **said_of(prompt),
+            **pictures_of(prompt),
             "layers": [
                 {"layer": key.layer, "kind": key.kind, "heads": heads, "kv_heads": kv, "visible": seen.visible[key]}
                 for key, (heads, kv) in seen.kv_of.items()
@@ -228,14 +230,16 @@ class Side:
     @cached_property
     def first(self) -> list[np.ndarray | None]:
         """For each layer the first key that each query sees, (T,); None where that is key 0."""
-        query_T = np.arange(len(self.seen.prompt), dtype="<i4")
-        return [None if key.kind == ENCODER else first_key(self.seen.visible[key], query_T) for key in self.at]
+        seen, query_T = self.seen, np.arange(len(self.seen.prompt), dtype="<i4")
+        return [
+            both_sides(seen, key)[0] if key.kind == ENCODER else first_key(seen.visible[key], query_T)
+            for key in self.at
+        ]
 
     @property
     def end(self) -> list[np.ndarray | None]:
         """For each layer what is behind the last key that each query sees, (T,); None where that is the query's own."""
-        count = len(self.seen.prompt)
-        return [np.full(count, count, "<i4") if key.kind == ENCODER else None for key in self.at]
+        return [both_sides(self.seen, key)[1] if key.kind == ENCODER else ahead(self.seen, key) for key in self.at]
 
 
 @dataclass(frozen=True)
@@ -256,6 +260,38 @@ def first_key(visible: str, query_T: np.ndarray) -> np.ndarray | None:
     first_T = query_T - int(size) + 1 if kind == "window" else query_T - query_T % int(size)
     first_T = np.maximum(first_T, 0).astype(query_T.dtype)
     return first_T if first_T.any() else None
+
+
+def both_sides(seen: Observation, key: LayerKey) -> tuple[np.ndarray | None, np.ndarray]:
+    """The first key that each query of an encoder sees, (T,), None where that is key 0, and what is behind the last.
+
+    How far a window goes to either side, families count in ways of their own: it is read off the weights, as far as any
+    query gives one. Where none were kept, every query sees all keys.
+    """
+    count = len(seen.queries)
+    query_T, before, behind = np.arange(count, dtype="<i4"), count, count
+    if seen.visible[key].startswith("window ") and key in seen.weights:
+        some_QK = (seen.weights[key] > 0).any(0).byte()
+        before = int((query_T - some_QK.argmax(-1).numpy()).max())
+        behind = int((count - 1 - some_QK.flip(-1).argmax(-1).numpy() - query_T).max())
+    first_T = np.maximum(query_T - before, 0).astype("<i4")
+    return first_T if first_T.any() else None, np.minimum(query_T + behind + 1, count).astype("<i4")
+
+
+def ahead(seen: Observation, key: LayerKey) -> np.ndarray | None:
+    """What is behind the last key that each query gives a weight, (T,), where tokens of pictures see each other.
+
+    None where no query looks ahead.
+    """
+    token_T = np.arange(len(seen.queries), dtype="<i4")
+    last_T = token_T.copy()
+    if seen.queries.patches and key in seen.weights:
+        some_QK = (seen.weights[key] > 0).any(0).numpy()
+        last_T = np.maximum(last_T, np.where(some_QK, token_T, 0).max(1))
+    elif seen.queries.patches and seen.kept_keys is not None and key in seen.kept_keys:
+        _, weight_HTk, key_HTk = _of_all_queries(seen.kept_keys[key], len(token_T))
+        last_T = np.maximum(last_T, key_HTk.where(weight_HTk > 0, 0).amax((0, 2)).numpy())
+    return None if (last_T == token_T).all() else (last_T + 1).astype("<i4")
 
 
 def rounded(values: np.ndarray) -> list[float | None]:

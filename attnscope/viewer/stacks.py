@@ -1,22 +1,24 @@
-"""The stacks of an encoder-decoder as one side of a page: on one axis its text, and behind it its target.
+"""Several stacks as one side of a page: two texts on one axis, one behind the other.
 
-A layer of the encoder fills the corner of the text, one of the decoder that of the target, and cross-attention the rows
-of the target in the columns of the text; nothing else is visible. Shapes: H head, Q query, K key, T token of both.
+Of an encoder-decoder its text and behind it its target: a layer of the encoder fills the corner of the text, one of the
+decoder that of the target, and cross-attention the rows of the target in the columns of the text. Of a model that was
+given pictures the text, and behind it the patches that its vision tower reads, each in its corner. Nothing else is
+visible. Shapes: H head, Q query, K key, T token of both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.measure.layers import LayerKey, PerLayer
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 from attnscope.text.prompt import Span
-from attnscope.viewer.side import Side, first_key
+from attnscope.viewer.side import Side, ahead, both_sides, first_key
 
 if TYPE_CHECKING:
     import torch
@@ -27,51 +29,108 @@ if TYPE_CHECKING:
     from attnscope.text.tokens import Chosen, Found
 
 
+@dataclass(frozen=True)
+class Axis:
+    """The texts of an observation on one axis; starts: where the queries and the keys of each stack begin."""
+
+    front: Prompt
+    behind: Prompt
+    names: tuple[str, str]
+    starts: Mapping[str, tuple[int, int]]
+
+
+def stacked(seen: Observation) -> bool:
+    """Whether an observation is of several stacks that a page shows."""
+    return ENCODER in seen.beside or VISION in seen.beside
+
+
+def axis_of(seen: Observation) -> Axis:
+    """Where the stacks of an observation stand."""
+    decoder = seen.of(DECODER).queries
+    if ENCODER in seen.beside:
+        return with_target(seen.of(ENCODER).queries, decoder)
+    tower, count = seen.of(VISION).queries, len(decoder)
+    return Axis(decoder, tower, ("text", "vision tower"), {DECODER: (0, 0), VISION: (count, count)})
+
+
+def with_target(source: Prompt, target: Prompt) -> Axis:
+    """The text of an encoder-decoder, and behind it its target."""
+    return Axis(source, target, ("text", "target"), starts(len(source)))
+
+
 class StackedSide(Side):
     """The kept heads of all stacks."""
 
     def __init__(self, seen: Observation) -> None:
-        super().__init__(joined(seen))
-        self.source = len(seen.of(ENCODER).queries)
+        self.axis, self.stacks = axis_of(seen), seen.stacks
+        super().__init__(joined(seen, self.axis))
 
     @cached_property
     def first(self) -> list[np.ndarray | None]:
-        return [self._first(key) for key in self.at]
+        return [first_of(*self._axes(key), self._first(key)) for key in self.at]
 
     @cached_property
     def end(self) -> list[np.ndarray | None]:
-        """Behind the last key that each query sees, (T,): 0 for the queries of the other text."""
-        token_T = np.arange(len(self.seen.queries), dtype="<i4")
-        of_source_T = token_T < self.source
-        ends: dict[str, tuple[Any, Any]] = {
-            ENCODER: (self.source, 0),
-            DECODER: (0, token_T + 1),
-            CROSS: (0, self.source),
-        }
-        return [np.where(of_source_T, *ends[key.kind]).astype("<i4") for key in self.at]
+        return [end_of(*self._axes(key), self._end(key)) for key in self.at]
+
+    def _axes(self, key: LayerKey) -> tuple[range, range, int]:
+        """Where a stack's queries and keys stand on the axis, and how many tokens that has."""
+        of_stack, (query, start) = self.stacks[key.kind], self.axis.starts[key.kind]
+        return along(query, of_stack.queries), along(start, of_stack.keys), len(self.seen.queries)
 
     def _first(self, key: LayerKey) -> np.ndarray | None:
+        if key.kind == ENCODER:
+            return both_sides(self.stacks[ENCODER], key)[0]
+        query_Q = np.arange(len(self.stacks[key.kind].queries), dtype="<i4")
+        return first_key(self.seen.visible[key], query_Q) if key.kind == DECODER else None
+
+    def _end(self, key: LayerKey) -> np.ndarray | None:
+        of_stack = self.stacks[key.kind]
+        if key.kind == ENCODER:
+            return both_sides(of_stack, key)[1]
         if key.kind != DECODER:
             return None
-        token_T = np.arange(len(self.seen.queries), dtype="<i4")
-        windowed_T = first_key(self.seen.visible[key], token_T)
-        first_T = np.maximum(self.source, 0 if windowed_T is None else windowed_T)
-        return np.where(token_T < self.source, 0, first_T).astype("<i4")
+        ahead_Q = ahead(of_stack, key)
+        return np.arange(1, len(of_stack.queries) + 1) if ahead_Q is None else ahead_Q
 
 
-def joined(seen: Observation) -> Observation:
-    """The kept heads of all stacks as those of one, over the text and the target, one behind the other."""
-    source, target = seen.of(ENCODER).queries, seen.of(DECODER).queries
-    prompt, columns = _behind(source, target), _kept(seen.every, len(source))
+def along(start: int, prompt: Prompt) -> range:
+    """Where a text stands that begins there."""
+    return range(start, start + len(prompt))
+
+
+def first_of(query: range, key: range, count: int, first_Q: np.ndarray | None = None) -> np.ndarray | None:
+    """The first key that each of so many tokens sees, (T,); None where that is key 0.
+
+    query, key: where a stack's stand. first_Q: of its keys the first that each query sees, None where that is key 0.
+    """
+    first_T = np.zeros(count, "<i4")
+    first_T[query] = key.start + (0 if first_Q is None else first_Q)
+    return first_T if first_T.any() else None
+
+
+def end_of(query: range, key: range, count: int, end_Q: np.ndarray | None = None) -> np.ndarray:
+    """What is behind the last key that each of so many tokens sees, (T,): 0 for the queries of the other text.
+
+    query, key: where a stack's stand. end_Q: what of its keys is behind the last, None where every query sees all.
+    """
+    end_T = np.zeros(count, "<i4")
+    end_T[query] = key.stop if end_Q is None else key.start + end_Q
+    return end_T
+
+
+def joined(seen: Observation, axis: Axis) -> Observation:
+    """The kept heads of all stacks as those of one, over both texts, one behind the other."""
+    prompt, columns = behind(axis), _kept(seen.every, axis)
     keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.kind.tolist(), strict=True))
 
     def merged(name: str) -> dict[LayerKey, Any]:
         parts = [getattr(one, name) or {} for one in seen.stacks.values()]
         return {key: part[key] for key in keys for part in parts if key in part}
 
-    at = starts(len(source))
-    weights = {key: _placed(one, at[key.kind], len(prompt)) for key, one in merged("weights").items()}
-    related = {key: _moved(one, at[key.kind]) for key, one in merged("kept_keys").items()}
+    weights = {key: _placed(one, axis.starts[key.kind], len(prompt)) for key, one in merged("weights").items()}
+    related = {key: _moved(one, axis.starts[key.kind]) for key, one in merged("kept_keys").items()}
+    asked = {kind: one.chosen for kind, one in seen.stacks.items()}
     return replace(
         seen,
         queries=prompt,
@@ -84,14 +143,15 @@ def joined(seen: Observation) -> Observation:
         kept_keys=PerLayer(related) if related else None,
         operands=PerLayer({}),
         maps=None,
-        chosen=first_asked({kind: one.chosen for kind, one in seen.stacks.items()}, len(source)),
+        chosen=first_asked(asked, len(axis.front)) if ENCODER in asked else seen.chosen,
         beside={},
     )
 
 
-def _behind(source: Prompt, target: Prompt) -> Prompt:
+def behind(axis: Axis) -> Prompt:
     """Both texts as one, with what they are as its turns."""
-    moved, plain = len(source.text), list(target.plain)
+    source, target = axis.front, axis.behind
+    moved, plain, count = len(source.text), list(target.plain), len(source)
     if False in target.special:  # so that neither the page's text nor its title runs from one into the other
         plain[target.special.index(False)] = "\n" + plain[target.special.index(False)]
     return replace(
@@ -102,14 +162,17 @@ def _behind(source: Prompt, target: Prompt) -> Prompt:
         labels=source.labels + target.labels,
         special=source.special + target.special,
         plain=(*source.plain, *plain),
-        turns=(Span(0, len(source), "text"), Span(len(source), len(source) + len(target), "target")),
+        turns=(Span(0, count, axis.names[0]), Span(count, count + len(target), axis.names[1])),
         characters=source.characters + tuple((start + moved, stop + moved) for start, stop in target.characters),
+        patches={**source.patches, **{count + at: patch for at, patch in target.patches.items()}},
     )
 
 
-def _kept(columns: HeadColumns, source: int) -> HeadColumns:
-    """The kept heads, the top keys of the decoder's at their places behind the text."""
-    top_key = np.where(columns.kind == DECODER, columns.top_key + source, columns.top_key)
+def _kept(columns: HeadColumns, axis: Axis) -> HeadColumns:
+    """The kept heads, their top keys at their places on the axis."""
+    top_key = columns.top_key + np.array(
+        [axis.starts[kind][1] for kind in columns.kind.tolist()], columns.top_key.dtype
+    )
     parts = {one.name: getattr(columns, one.name)[columns.kept] for one in fields(columns) if one.name != "scores"}
     scores = {
         name: replace(one, value=one.value[columns.kept], null=one.null[columns.kept])
@@ -141,5 +204,5 @@ def first_asked(asked: Mapping[str, Chosen], source: int) -> Chosen:
 
 
 def starts(source: int) -> dict[str, tuple[int, int]]:
-    """Where the queries and the keys of each stack begin on the axis, behind a text of so many tokens."""
+    """Where the queries and the keys of an encoder-decoder's stacks begin, behind a text of so many tokens."""
     return {ENCODER: (0, 0), DECODER: (source, source), CROSS: (source, 0)}

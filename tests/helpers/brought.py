@@ -1,13 +1,14 @@
 """Models as people bring them: adapters saved by PEFT, GGUF files, folders with code of their own."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
-from peft import LoraConfig, PeftConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from attnscope.model.loading import DEMO_FOLDER
@@ -40,6 +41,14 @@ def an_adapter(folder: Path, base: Path | str = DEMO_FOLDER, config: PeftConfig 
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(base)} | named))
     return folder
+
+
+def in_peft(folder: Path, ids: Sequence[int], base: Path = DEMO_FOLDER) -> torch.Tensor:
+    """The attentions of PEFT's own model, (layers, H, Q, K); virtual tokens that are no queries have no rows."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="float32", attn_implementation="eager")
+    with torch.no_grad():
+        found = PeftModel.from_pretrained(model, str(folder)).eval()(torch.tensor([ids]), output_attentions=True)
+    return torch.cat(found.attentions)
 
 
 def a_gguf(path: Path, model: Any, kind: GGMLQuantizationType | None = None, **tensors: np.ndarray) -> Path:

@@ -58,6 +58,17 @@ def wordpiece() -> PreTrainedTokenizerFast:
     )
 
 
+def single_bytes() -> PreTrainedTokenizerFast:
+    """A token for each byte, behind four special ones, as the Byte Latent Transformer's has."""
+    letters = {byte: letter for letter, byte in BYTES.items()}
+    names = ["<pad>", "<s>", "</s>", "<unk>", *(letters[byte] for byte in range(256))]
+    backend = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+
+
 class SlowBytes(PythonBackend):
     """A tokenizer in Python without offsets: GPT-2's letters, one token a byte."""
 

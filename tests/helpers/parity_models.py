@@ -150,8 +150,7 @@ def measure(model_type: str, level: Level = "full", **overrides: Any) -> Measure
         report = check_parity(loaded, ids_for(model_type), level=level)
     except ModelError as error:
         return Measured(name, "none", False, None, None, error.message)
-    refused = [] if loaded.geometry.attention_layers else ["in Python alone: no command reads it"]
-    why = "; ".join([*dict.fromkeys(layer.why for layer in report.layers if layer.why), *refused])
+    why = "; ".join(dict.fromkeys(layer.why for layer in report.layers if layer.why))
     found = [layer.implementation for layer in report.layers if layer.verdict is not None]
     weights, output = ([getattr(one, name) for one in found] for name in ("weights", "output_relative"))
     return Measured(name, report.level, report.holds, max(weights, default=None), max(output, default=None), why)

@@ -18,7 +18,7 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTe
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig, Qwen2VLVisionConfig
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig, Qwen3VLVisionConfig
 
-from attnscope.model.loading import DEMO_FOLDER
+from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, load
 from helpers.parity_models import rouse
 
 HEADS = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -164,3 +164,15 @@ def saved(family: str, place: Path) -> str:
         part.save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps({"processor_class": f"{name}Processor", **own}))
     return str(folder)
+
+
+class Models(dict[str, LoadedModel]):
+    """The families' models, each saved in a folder of the place and loaded when it is first asked for."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__()
+        self.place = place
+
+    def __missing__(self, family: str) -> LoadedModel:
+        self[family] = load(LoadOptions(model=saved(family, self.place)))
+        return self[family]

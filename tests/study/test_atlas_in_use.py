@@ -137,6 +137,13 @@ def test_a_file_that_changes_is_hashed_again(tmp_path):
 # the table of heads
 
 
+def test_compare_lists_the_heads_that_the_atlas_names(folder):
+    pair = ("compare", "--text", TEXT, "--compare-text", "the " + TEXT, "--select", "@induction")
+    found = rows(call(*pair, "--atlas", str(folder), "-q"))
+    assert {(row["layer"], row["head"]) for row in found} == {("3", "0"), ("3", "1")}
+    assert call(*pair, "-q").code == 2
+
+
 def test_the_table_of_heads_says_what_the_atlas_names(folder, tmp_path):
     found = rows(call("heads", TEXT, "--atlas", str(folder), "-q"))
     named = {(int(row["layer"]), int(row["head"])): row["atlas_roles"] for row in found}

@@ -27,9 +27,9 @@ from attnscope.seam.engines import ENGINES
 from attnscope.study import comparison
 from attnscope.study.comparison import Reading, compare, kept_bytes
 from attnscope.study.differences import heads_table, metrics_table, panels, signed_maps, tokens_table
-from attnscope.text.align import units
 from attnscope.text.prompt import from_ids, from_text
 from helpers.command_line import call
+from helpers.compared import differences
 from helpers.families import tiny_model
 from helpers.folders import saved
 from helpers.made_tokenizers import byte_level
@@ -51,42 +51,18 @@ def attentions(model, prompt):
     return [one[0].double().tolist() for one in layers]
 
 
-def by_loops(weights_TT, members, alone):
-    """(U, U) mass of one head between units, and (U,) on the tokens that the other text lacks."""
-    mass = [
-        [sum(weights_TT[i][j] for i in queries for j in keys) / len(queries) for keys in members] for queries in members
-    ]
-    lost = [sum(weights_TT[i][j] for i in queries for j in alone) / len(queries) for queries in members]
-    return mass, lost
-
-
-def divergence(p, q):
-    """Jensen-Shannon divergence in bits of two rows, each divided by its sum."""
-    p, q = ([one / sum(row) for one in row] for row in (p, q))
-    return sum(one * math.log2(2 * one / (a + b)) / 2 for a, b in zip(p, q, strict=True) for one in (a, b) if one > 0)
-
-
 def expected(first, other):
     """js, lost, other_lost per head, and the signed map, from the matrices of `output_attentions` and loops."""
-    shared = units(first.prompt.plain, other.prompt.plain)
-    sides = zip((first, other), shared.members, shared.alone, strict=True)
-    masses = [
-        [[by_loops(head, members, alone) for head in layer] for layer in attentions(one.loaded.model, one.prompt)]
-        for one, members, alone in sides
-    ]
-    found = []
-    for layer_a, layer_b in zip(*masses, strict=True):
-        for (a, lost_a), (b, lost_b) in zip(layer_a, layer_b, strict=True):
-            rows = [divergence(p, q) for p, q in zip(a, b, strict=True) if sum(p) and sum(q)]
-            found.append((np.mean(rows), np.mean(lost_a), np.mean(lost_b), np.array(b) - np.array(a)))
-    return found
+    prompts = (first.prompt, other.prompt)
+    layers = zip(*(attentions(one.loaded.model, one.prompt) for one in (first, other)), strict=True)
+    return [head for both in layers for head in differences(*both, prompts, prompts)]
 
 
 @pytest.fixture(scope="module")
 def two_texts(demo):
     heads = demo.geometry.heads_by_layer
     pair = reading(demo, FIRST), reading(demo, OTHER)
-    return compare([pair], maps={layer: range(count) for layer, count in heads.items()})
+    return compare([pair], maps={"decoder": {layer: range(count) for layer, count in heads.items()}})
 
 
 def test_two_texts_are_what_loops_over_the_models_own_matrices_say(two_texts):
@@ -203,7 +179,7 @@ def test_no_matrix_is_kept_of_the_first_side(demo, monkeypatch):
     inner = comparison._Passes.hold_against
 
     def watched(self, *layer):
-        held.append({index: P.spec.k_BGKD.shape for index, P in self.kept.items()})
+        held.append({key: P.spec.k_BGKD.shape for key, P in self.kept.items()})
         assert not any(hasattr(P, "weights_BHQK") for P in self.kept.values())
         inner(self, *layer)
 
@@ -226,7 +202,7 @@ def test_a_binned_map_sums_over_keys_and_means_over_queries():
     P, Q = (causal(seed) for seed in range(2))
     unit_T = torch.arange(10)
     cells = Cells.of(range(10), 4)
-    found = diverge(Side(P, unit_T), Side(Q, unit_T), 10, cells, [1]).map[0]
+    found = diverge(Side(P, unit_T, unit_T), Side(Q, unit_T, unit_T), (cells, cells), [1]).map[0]
     difference = (Q.dense() - P.dense())[0, 1].double().numpy()
     runs = [range(start, min(start + 3, 10)) for start in range(0, 10, 3)]
     for row, queries in enumerate(runs):

@@ -52,6 +52,29 @@ const near = (found, wanted) => {
 };
 const range = (count) => [...Array(count).keys()];
 
+test("the edge of a window is left of the first key that each query sees, and between those of two queries", async () => {
+  const first = [0, 0, 0, 1, 1, 3];
+  const page = pageOf({ layers: [{ layer: 0, visible: "window 3" }, { layer: 1, visible: "full" }] });
+  const side = page.sides[0];
+  const grid = await page.filteredMap(0, 1, 0, { ...DEFAULTS });
+  assert.deepEqual(grid.edges(false), []);
+  for (const q of range(TOKENS)) for (const k of range(first[q])) grid.values[q * TOKENS + k] = NaN;
+  const expected = [[3, 1, 4, 1], [3, 0, 3, 1], [4, 1, 5, 1], [5, 3, 6, 3], [5, 1, 5, 3]];
+  assert.deepEqual(grid.edges(false), expected);
+  assert.equal(side.window(0), "window");
+  assert.equal(side.window(1), "");
+});
+
+test("the edge of a window to both sides is right of the last keys too", async () => {
+  const page = pageOf();
+  const grid = await page.filteredMap(0, 1, 0, { ...DEFAULTS });
+  for (const q of range(TOKENS)) for (const k of range(TOKENS)) grid.values[q * TOKENS + k] = Math.abs(q - k) > 1 ? NaN : 1;
+  const sides = range(TOKENS).map((q) => [Math.max(0, q - 1), Math.min(TOKENS, q + 2)]);
+  const down = grid.edges(true).filter(([top, , bottom]) => bottom > top);
+  const expected = sides.flatMap(([left, right], q) => [left, right].filter((at) => at > 0 && at < TOKENS).map((at) => [q, at, q + 1, at]));
+  assert.deepEqual(down.map(String).sort(), expected.map(String).sort());
+});
+
 test("a map is what was stored, in rows, columns and single weights", async () => {
   const map = await pageOf().sides[0].map(1, 0);
   for (const q of range(TOKENS)) {

@@ -7,8 +7,10 @@ import pytest
 
 import attnscope
 from attnscope.explain import explain_head
+from attnscope.model.loading import wrap
 from helpers.browsing import DESKTOP, PHONE, VIEWS, visiting
 from helpers.pages import read
+from helpers.parity_models import roused_model
 
 NUMBER = re.compile(r"\d\.\d{6}")
 ROUNDED = 1e-6  # of a weight that is said with six digits
@@ -139,6 +141,40 @@ def test_the_map_tells_the_csvs_weights(browser, subject):
             visit.settled(query=row["query"], key=row["key"])
             visit.page.mouse.move(*visit.cell(2, 4))
             assert "not visible" in visit.tip("not visible")
+
+
+INK = """(places) => {
+  const [x, y, cell] = document.querySelector('.top-canvas').dataset.cells.split(' ').map(Number);
+  const base = document.querySelector('.plot canvas');
+  const copy = Object.assign(document.createElement('canvas'), { width: base.width, height: base.height });
+  const pen = copy.getContext('2d', { willReadFrequently: true });
+  pen.drawImage(base, 0, 0);
+  const scale = base.width / base.clientWidth;
+  const at = ([row, column]) => [(x + column * cell) * scale, (y + row * cell) * scale].map(Math.floor);
+  return places.map((place) => [...pen.getImageData(...at(place), 1, 1).data.slice(0, 3)]);
+}"""  # the colours of a map at rows and columns
+
+
+@pytest.mark.parametrize(
+    ("family", "window"), [("gemma3_text", "window"), pytest.param("llama4_text", "chunk", marks=pytest.mark.slow)]
+)
+def test_the_map_draws_the_edge_of_a_window(browser, tmp_path, family, window):
+    model, demo = roused_model(family, vocab_size=2000).eval(), attnscope.load("demo")
+    text = "the financial bank is located on river bank and Mary saw"
+    seen = attnscope.capture(wrap(model, demo.tokenizer, family), text, request=attnscope.Request(weights=True))
+    page = seen.page().save(tmp_path / "page.html")
+    full = next(at for at, key in enumerate(seen.kv_of) if seen.visible[key] == "full")
+    with visiting(browser, page, "view=matrix&at=0&head=0") as visit:
+        visit.page.wait_for_selector(".top-canvas[data-cells]")
+        assert f"edge of a {window}" in visit.page.locator(".legend").inner_text()
+        first = {query: query - 7 if window == "window" else 8 for query in range(8, 12)}
+        line = visit.page.evaluate(INK, [[query + 0.5, key] for query, key in first.items()])
+        beside = visit.page.evaluate(INK, [[query + 0.5, key - 0.5] for query, key in first.items()])
+        assert max(map(max, line)) < 60, "a dark line left of the first key"
+        assert min(map(max, beside)) > 180
+    with visiting(browser, page, f"view=matrix&at={full}&head=0") as visit:
+        visit.page.wait_for_selector(".top-canvas[data-cells]")
+        assert "edge of" not in visit.page.locator(".legend").inner_text()
 
 
 def test_the_map_zooms_about_the_pointer(browser, subject):

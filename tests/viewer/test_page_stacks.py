@@ -131,6 +131,118 @@ def test_a_page_of_an_encoder_shows_both_sides(tmp_path: Path) -> None:
     assert all(first is None for first in ends(found, "first"))
 
 
+def test_a_window_to_both_sides_hides_what_the_model_gives_no_weight(tmp_path: Path) -> None:
+    model = tiny("modernbert", vocab_size=2000, local_attention=4)
+    loaded = attnscope.load(str(with_tokenizer(model, tmp_path / "modernbert")), device="cpu")
+    seen = attnscope.capture(loaded, f"{SOURCE} and was old", request=attnscope.Request(weights=True))
+    found, count = Read(seen.page().html), len(seen.queries)
+    weights, windowed = own(model, torch.tensor([seen.queries.ids])), []
+    for layer, first_T, end_T in zip(
+        found.said["sides"][0]["layers"], ends(found, "first"), ends(found, "end"), strict=True
+    ):
+        some_QK = (weights[ENCODER, layer["layer"]][0] > 0).any(0)
+        first_T = np.zeros(count, int) if first_T is None else first_T
+        for query, (first, end) in enumerate(zip(first_T, end_T, strict=True)):
+            assert some_QK[query].nonzero()[:, 0].tolist() == list(range(first, end))
+        windowed.append(not some_QK.all())
+        assert windowed[-1] == layer["visible"].startswith("window")
+    assert set(windowed) == {True, False}
+
+
+@pytest.fixture(scope="module")
+def tables(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that lists every key."""
+    out = tmp_path_factory.mktemp("run") / "t5"
+    return exported(folder, out, relations=True, top_k=None, target=TARGET)
+
+
+def exported(folder: str | Path, out: Path, target: str | None = None, select: str | None = None, **asked: Any) -> Path:
+    loaded = attnscope.load(str(folder), device="cpu")
+    seen = attnscope.capture(loaded, SOURCE, target=target, select=select, request=attnscope.Request(**asked))
+    seen.export(out, figures=())
+    return out
+
+
+def of_tables(run: Path, tmp_path: Path) -> Read:
+    out = tmp_path / "tables.html"
+    result = call("view", str(run), "--from-tables", "--out", str(out))
+    assert result.code == 0, result.err
+    return read(out)
+
+
+def test_tables_make_the_page_that_the_model_makes(
+    tables: Path, page: Path, seen: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All stacks, without the model: its maps are the family's own weights too."""
+    monkeypatch.setattr("attnscope.model.loading.load", None)
+    found, direct = of_tables(tables, tmp_path), read(page)
+    [side], [expected] = found.said["sides"], direct.said["sides"]
+    for name in ("name", "model", "engine", "text", "tokens", "words", "sentences", "turns", "metrics"):
+        assert side[name] == expected[name], name
+    assert [(one["kind"], one["layer"]) for one in side["layers"]] == [
+        (one["kind"], one["layer"]) for one in expected["layers"]
+    ]
+    for one, same in zip(side["heads"], expected["heads"], strict=True):
+        scores = [np.array(which.pop("scores"), float) for which in (one, same)]
+        np.testing.assert_allclose(*scores, rtol=1e-6)
+        assert one.pop("top_key_mass") == pytest.approx(same.pop("top_key_mass"), rel=1e-6)
+        assert {**one, "uniform": None} == {**same, "uniform": None}
+    for name in ("first", "end"):
+        for one, same in zip(ends(found, name), ends(direct, name), strict=True):
+            assert (one is None and same is None) or (one == same).all()
+    own_HQK, steps = blocks(seen), {(one["at"], one["head"]): one["scale"] for one in side["maps"]}
+    maps = found.maps()
+    assert len(maps) == len(own_HQK)
+    for (at, head), map_QK in maps.items():
+        layer = side["layers"][at]
+        expected_QK = own_HQK[layer["kind"], layer["layer"], head]
+        np.testing.assert_allclose(map_QK, expected_QK, atol=steps[at, head] / 2 + 1e-6)
+    assert side["layers"][int(found.said["open"].partition("at=")[2].partition("&")[0])]["kind"] == CROSS
+
+
+def test_tables_of_some_stacks_and_some_keys(folder: str, tmp_path: Path) -> None:
+    some = exported(folder, tmp_path / "run", target=TARGET, select="cross.1.2,enc.0.1", relations=True, top_k=2)
+    found = of_tables(some, tmp_path)
+    side = found.said["sides"][0]
+    assert [(one["kind"], one["layer"]) for one in side["layers"]] == [(ENCODER, 0), (CROSS, 1)]
+    source = len(side["tokens"]["text"]) - 5
+    for (at, _), (keys, _) in found.relations().items():
+        asked = np.flatnonzero((keys >= 0).any(1))
+        assert (keys < source).all()
+        assert set(asked) == set(range(source) if at == 0 else range(source, source + 5))
+
+
+def test_tables_of_an_encoder_show_both_sides(tmp_path: Path) -> None:
+    folder = with_tokenizer(tiny("bert", vocab_size=2000), tmp_path / "bert")
+    found = of_tables(exported(folder, tmp_path / "run", select="0", relations=True, top_k=None), tmp_path)
+    [end] = ends(found, "end")
+    assert (end == len(end)).all()
+    assert all(map_QK.sum(1) == pytest.approx(1, abs=1e-3) for map_QK in found.maps().values())
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("relations.csv", ",cross\n", ",crass\n", "relations.csv is damaged, or of another kind"),
+        ("manifest.json", '"target_prompt"', '"other_prompt"', "does not say which tokens its target has"),
+        ("manifest.json", '"target_prompt": {', '"target_prompt": {"more": 1,', "does not say which tokens were read"),
+    ],
+)
+def test_what_is_missing_of_a_run_is_said(
+    tables: Path, tmp_path: Path, name: str, old: str, new: str, says: str
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for file in ("manifest.json", "heads.csv", "relations.csv"):
+        (run / file).write_bytes((tables / file).read_bytes())
+    text = (run / name).read_text()
+    assert old in text
+    (run / name).write_text(text.replace(old, new))
+    result = call("view", str(run), "--from-tables", "--out", str(tmp_path / "page.html"), "-q")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert says in result.err
+
+
 def test_two_pages_beside_each_other_are_refused(folder: str, tmp_path: Path) -> None:
     result = viewed(folder, tmp_path / "page.html", "--compare-text", "another river")
     assert result.code == 2

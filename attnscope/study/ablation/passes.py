@@ -86,6 +86,7 @@ def prepared(
 
 def _check(loaded: LoadedModel, task: Task, replacement: Replacement) -> None:
     loaded.check_task("an ablation")
+    loaded.check_bare("an ablation")
     if not calls_interface(loaded.model):
         raise ModelError(
             f"{loaded.geometry.model_type} attends outside the attention interface, where no output can be changed",

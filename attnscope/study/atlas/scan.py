@@ -55,6 +55,7 @@ class Plan:
 def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> Plan:
     """The trials that a model's vocabulary and positions allow. Raises as `token_pool`."""
     loaded.check_task("a scan")
+    loaded.check_bare("a scan")
     drawn_from, begin = token_pool(loaded, pool), begins(loaded)
     few = [*begin, *drawn_from[:3]]
     copying, why_no_retrieval = copying_of(loaded, few), unable(loaded, few)

@@ -83,6 +83,7 @@ class _Part(NamedTuple):
 
 def prompts_of(loaded: LoadedModel, texts: Sequence[str]) -> list[Prompt]:
     """The texts as tokens, at most LONGEST of each. Raises InputError where none has two."""
+    loaded.check_bare("a scan")
     most = min(LONGEST, loaded.geometry.max_positions or LONGEST)
     with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, False)) as read:
         prompts = [read(text, False, most, "right") for text in texts]

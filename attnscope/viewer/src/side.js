@@ -43,6 +43,11 @@ export class Side {
     return `${this.stack(at)}L${this.layers[at]?.layer ?? at}H${head}`;
   }
 
+  /** @param {number} at @returns {string} `window` or `chunk` of a layer whose queries see a part of the text, or "" */
+  window(at) {
+    return /^(window|chunk) \d/.exec(this.layers[at]?.visible ?? "")?.[1] ?? "";
+  }
+
   /** @param {number} at @param {number} head */
   headAt(at, head) {
     return this.heads[this.indices.get(`${at}.${head}`) ?? -1];

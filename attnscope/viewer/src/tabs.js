@@ -4,6 +4,7 @@ import { mount as head } from "./views/head.js";
 import { mount as matrix } from "./views/matrix.js";
 import { mount as metrics } from "./views/metrics.js";
 import { mount as model } from "./views/model.js";
+import { mount as picture } from "./views/picture.js";
 import { mount as steps } from "./views/steps.js";
 import { mount as text } from "./views/text.js";
 import { mount as token } from "./views/token.js";
@@ -24,6 +25,7 @@ const TABS = [
   { id: "head", title: "Head", mount: head, shows: weights },
   { id: "matrix", title: "Matrix", mount: matrix, shows: maps },
   { id: "text", title: "Text", mount: text, shows: (side) => weights(side) || side.received !== null },
+  { id: "picture", title: "Picture", mount: picture, shows: (side) => weights(side) && !!side.pictures?.length },
   { id: "token", title: "Token", mount: token, shows: weights },
   { id: "steps", title: "Steps", mount: steps, shows: (side) => side.steps !== null },
   { id: "compare", title: "Compare", mount: compare, shows: (_, sides) => sides > 1 },

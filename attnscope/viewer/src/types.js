@@ -86,6 +86,8 @@
  * @property {Place|null} received
  * @property {{heads: StepsHead[], tokens: number}|null} steps
  * @property {(Place|null)[]} first for each layer, the first key that each query sees; null where that is 0
+ * @property {{src: string}[]} [pictures] beside the text, as data URIs
+ * @property {import("./views/picture.js").Patch[]} [patches] the tokens that stand for a part of a picture, 0 to 1
  * @property {(Place|null)[]} [end] for each layer, what is behind the last; null where that is the query's own
  *
  * @typedef {object} PageData

@@ -168,6 +168,22 @@ export class Strongest {
   }
 }
 
+/**
+ * @param {number[]} at column of each row, NaN where it has none
+ * @param {(...of: number[]) => number} outermost of which nothing is cut off
+ * @returns {[number, number, number, number][]} down along each row that is cut off, and across from row to row
+ */
+function steps(at, outermost) {
+  const out = outermost(...at.filter((column) => !Number.isNaN(column)));
+  /** @type {[number, number, number, number][]} */
+  const lines = [];
+  at.forEach((column, q) => {
+    if (!Number.isNaN(column) && column !== out) lines.push([q, column, q + 1, column]);
+    if (Math.abs(column - at[q - 1]) > 0) lines.push([q, at[q - 1], q, column]);
+  });
+  return lines;
+}
+
 /** A map with the filters applied: rows x columns of units, NaN where no key is visible. */
 export class Grid {
   /** @param {Units} rows @param {Units} columns @param {number} step @param {number} bin */
@@ -202,6 +218,22 @@ export class Grid {
   /** @param {number} k */
   column(k) {
     return Float32Array.from({ length: this.rows }, (_, q) => this.at(q, k));
+  }
+
+  /**
+   * The edge of a window: left of the first key of each row that does not see the first of all, right of the last key
+   * where rows look `ahead`, and between the rows where it moves.
+   *
+   * @param {boolean} ahead
+   * @returns {[row: number, column: number, row: number, column: number][]} lines between corners of cells
+   */
+  edges(ahead) {
+    const rows = Array.from({ length: this.rows }, (_, q) => this.row(q));
+    const seen = (/** @type {number} */ weight) => !Number.isNaN(weight);
+    const first = rows.map((row) => row.findIndex(seen));
+    const behind = rows.map((row) => row.findLastIndex(seen) + 1);
+    const some = (/** @type {number} */ column, /** @type {number} */ q) => (first[q] < 0 ? NaN : column);
+    return [...steps(first.map(some), Math.min), ...(ahead ? steps(behind.map(some), Math.max) : [])];
   }
 }
 

@@ -61,12 +61,19 @@ class MatrixView {
     const share = intensity(grid?.max ?? 1, state.log);
     const ramp = sequential();
     this.note.textContent = grid ? this.#says(grid, strongest?.k ?? 0) : lacking(side, at, head);
-    this.legend.replaceChildren(scaleBar(grid?.max ?? 1), swatch("hatched", "cannot be seen"), this.whole);
+    const edges = grid && side.window(at) ? grid.edges(side.layers[at].kind === "encoder") : [];
+    this.legend.replaceChildren(
+      scaleBar(grid?.max ?? 1),
+      swatch("hatched", "cannot be seen"),
+      ...(edges.length ? [swatch("edge", `edge of a ${side.window(at)}`)] : []),
+      this.whole,
+    );
     this.plot.show(
       grid && {
         grid,
         paint: (weight) => pixel(ramp, share(weight)),
         chosen: this.#chosen(grid),
+        edges,
         over: (context, plot) => this.#tokens(context, plot, (weight) => css(ramp, share(weight))),
       },
     );

@@ -10,6 +10,7 @@
  * @property {Grid} grid
  * @property {(value: number) => number} paint 0xAABBGGRR of a value
  * @property {Cell|null} chosen
+ * @property {[row: number, column: number, row: number, column: number][]} [edges] lines between corners of cells
  * @property {((context: CanvasRenderingContext2D, plot: Plot) => void)} [over] draws more over the cells
  * @property {number} [decimals] how values are written into large cells
  */
@@ -29,6 +30,7 @@ const LEGIBLE = 11; // a row that has a label
 const ROOMY = 29; // a cell that has its value in it
 const FONT = 11;
 const LABEL = 15; // characters of a label
+const EDGE = 2; // CSS pixels of the line at the edge of a window
 const CLICK = 5; // a drag shorter than that is a click
 
 export class Plot {
@@ -201,9 +203,19 @@ export class Plot {
     context.drawImage(image, x, y, image.width * step * cell, image.height * step * cell);
     if (cell >= ROOMY && drawn.grid.bin === 1) this.#numbers(context, rows, columns);
     drawn.over?.(context, this);
+    this.#edges(context, rows);
     context.restore();
     context.strokeStyle = ink("line-strong");
     context.strokeRect(GUTTER.left - 0.5, GUTTER.top - 0.5, width + 1, height + 1);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {[number, number]} rows in sight */
+  #edges(context, rows) {
+    const { edges = [] } = /** @type {Drawn} */ (this.drawn);
+    [context.lineWidth, context.strokeStyle] = [EDGE, ink("ink")];
+    for (const [top, left, bottom, right] of edges)
+      if (bottom >= rows[0] && top <= rows[1]) line(context, this.at(top, left), this.at(bottom, right));
+    context.lineWidth = 1;
   }
 
   /** @param {CanvasRenderingContext2D} context @param {[number, number]} rows @param {[number, number]} columns */

@@ -1,0 +1,79 @@
+"""Calls over pieces of a text, such as a vision tower's over its windows, as the one call that they amount to.
+
+Shapes: B text, H head, Q query, K key, D width of a head, W piece of equal size, N token of a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.pieces import PieceAttention
+from attnscope.attention.spec import AttentionSpec
+from attnscope.seam.call import AttentionCall, CallCheck
+
+
+def joined(calls: Sequence[AttentionCall], places: Sequence[Tensor]) -> AttentionCall:
+    """One call over the tokens of several, each of whose texts stand at their places in the whole, (N,) or (W, N).
+
+    >>> joined(calls, [torch.tensor([0, 1, 4, 5]), torch.tensor([2, 3, 6, 7])]).P.keys
+    8
+    """
+    back = torch.cat([place.flatten() for place in places]).argsort()
+    P = PieceAttention([call.P for call in calls], places, _spec([call.spec for call in calls], back))
+    outputs = [call.output_BQHV.flatten(0, 1) for call in calls if call.output_BQHV is not None]
+    output_BQHV = torch.cat(outputs)[back.to(P.device)][None] if len(outputs) == len(calls) else None
+    return AttentionCall(calls[0].place, P, P.spec, None, output_BQHV)
+
+
+def in_one(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
+    """Calls over one stretch of tokens after the other as one call, its weights in one matrix; others as they are.
+
+    >>> [call.P.keys for call in in_one(calls)]
+    [8]
+    """
+    if len(calls) == 1 or not all(_whole(call) for call in calls):
+        return list(calls)
+    places = torch.arange(sum(call.P.keys for call in calls)).split([call.P.keys for call in calls])
+    made = joined(calls, places)
+    own = all(call.weights_BHQK is not None for call in calls)
+    return [replace(made, weights_BHQK=made.P.dense() if own else None)]
+
+
+def _whole(call: AttentionCall) -> bool:
+    """Whether all of a call's queries see all of its keys, which are the same tokens."""
+    one_text = call.spec is not None and call.P.batch == 1
+    return one_text and call.visible.mask is None and call.P.queries == call.P.keys
+
+
+def _spec(specs: Sequence[AttentionSpec | None], back: Tensor) -> AttentionSpec | None:
+    there = [spec for spec in specs if spec is not None]
+    if len(there) < len(specs):
+        return None
+    back = back.to(there[0].device)
+    q, k, v = (
+        torch.cat([getattr(spec, name).transpose(0, 1).flatten(1, 2) for spec in there], 1)[None, :, back]
+        for name in ("q_BHQD", "k_BGKD", "v_BGKV")
+    )
+    return replace(there[0], q_BHQD=q, k_BGKD=k, v_BGKV=v)
+
+
+def joined_checks(checks: Sequence[CallCheck]) -> CallCheck:
+    """How such calls held, as of one: the largest of what is off; None where one was not measured."""
+
+    def largest(name: str) -> float | None:
+        found = [getattr(check, name) for check in checks]
+        return None if None in found else max(found)
+
+    return replace(
+        checks[0],
+        row_sum_error=largest("row_sum_error"),
+        masked_weight=largest("masked_weight"),
+        value_error=largest("value_error"),
+        keys=sum(check.keys for check in checks),
+        queries=sum(check.queries for check in checks),
+        answered_by={kind: way for check in checks for kind, way in check.answered_by.items()},
+    )

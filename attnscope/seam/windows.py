@@ -1,0 +1,114 @@
+"""A vision tower that attends window by window: its calls of a layer, told as one when the layer is done.
+
+Windows of equal size are the texts of one batch, so that a layer is asked once per size, not once per window.
+
+Shapes: B text, H head, Q query, K key, T patch, W window of equal size, N patch of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.attention.operator import DenseAttention
+from attnscope.attention.pieces import RowsAttention
+from attnscope.attention.spec import AttentionSpec
+from attnscope.seam.call import AttentionCall, CallCheck, Place
+from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
+from attnscope.seam.pieces import joined, joined_checks
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One call that was heard; weights_BHQK: the model's own, None under fused implementations."""
+
+    place: Place
+    spec: AttentionSpec
+    own: OwnAttention
+    output_BQHV: Tensor
+    weights_BHQK: Tensor | None
+
+
+class InWindows:
+    """Keeps a tower's calls until their module is done, and hands those over the first picture on as one.
+
+    patches: of each window of the first picture, in the order in which the tower reads them.
+    """
+
+    def __init__(self, patches: Sequence[Sequence[int]], engine: Engine, on_call: OnCall) -> None:
+        self.patches, self.engine, self.on_call = patches, engine, on_call
+        self.order_T = torch.tensor(list(chain(*patches)))
+        self.groups = of_equal_size(patches)
+        self.waiting: dict[nn.Module, list[Heard]] = {}
+
+    def run(self, place: Place, spec: AttentionSpec, own: OwnAttention) -> tuple[Tensor, CallCheck | None]:
+        """A call's output, and how it held; None of one that is told when its module is done."""
+        if spec.q_BHQD.shape[2] == len(self.order_T):
+            return self.engine.run(place, spec, own, lambda call: self.on_call(joined([call], [self.order_T])))
+        if self.engine.alters or not _plain(spec):
+            return self.engine.run(place, spec, own, self.on_call)
+        output, weights = own()
+        self.waiting.setdefault(own.module, []).append(Heard(place, spec, own, output, weights))
+        return output, None
+
+    def done(self, module: nn.Module) -> list[CallCheck]:
+        """How the calls of a module held, which has made all: of the first picture as one, of others by their size."""
+        heard, counts = self.waiting.pop(module, []), [len(part) for part in self.patches]
+        if [one.spec.q_BHQD.shape[2] for one in heard[: len(counts)]] != counts:
+            return [self._told(group)[1] for group in _groups(heard)]
+        told = [self._told([heard[one] for one in numbers]) for numbers, _ in self.groups]
+        calls, checks = zip(*told, strict=True)
+        self.on_call(joined(calls, [patch_WN for _, patch_WN in self.groups]))
+        return [joined_checks(checks), *(self._told(group)[1] for group in _groups(heard[len(counts) :]))]
+
+    def _told(self, heard: Sequence[Heard]) -> tuple[AttentionCall, CallCheck]:
+        """Calls of equal size as those of one batch of texts, and how they held."""
+        one = _stacked(heard)
+        weights, spec = one.weights_BHQK, one.spec
+        P = RowsAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
+        call = AttentionCall(one.place, P, spec, weights, one.output_BQHV)
+        with full_precision(P.device):
+            check = Eager.check(call, one.own)
+        tokens = P.batch * P.keys
+        return call, replace(check, keys=tokens, queries=tokens)
+
+
+def of_equal_size(patches: Sequence[Sequence[int]]) -> list[tuple[list[int], Tensor]]:
+    """The numbers of the windows of each size and their patches, (W, N); the window of patch 0 stands alone.
+
+    >>> [(numbers, patch_WN.shape) for numbers, patch_WN in of_equal_size([[0, 1], [2, 3], [4, 5], [6]])]
+    [([0], torch.Size([1, 2])), ([1, 2], torch.Size([2, 2])), ([3], torch.Size([1, 1]))]
+    """
+    found: dict[tuple[int, bool], list[int]] = {}
+    for number, part in enumerate(patches):
+        found.setdefault((len(part), 0 in part), []).append(number)
+    return [(numbers, torch.tensor([patches[one] for one in numbers])) for numbers in found.values()]
+
+
+def _groups(heard: Sequence[Heard]) -> list[list[Heard]]:
+    """Calls by their size."""
+    found: dict[int, list[Heard]] = {}
+    for one in heard:
+        found.setdefault(one.spec.q_BHQD.shape[2], []).append(one)
+    return list(found.values())
+
+
+def _stacked(heard: Sequence[Heard]) -> Heard:
+    spec, weights = heard[0].spec, [one.weights_BHQK for one in heard if one.weights_BHQK is not None]
+    q, k, v = (torch.cat([getattr(one.spec, name) for one in heard]) for name in ("q_BHQD", "k_BGKD", "v_BGKV"))
+    return replace(
+        heard[0],
+        spec=replace(spec, q_BHQD=q, k_BGKD=k, v_BGKV=v),
+        output_BQHV=torch.cat([one.output_BQHV for one in heard]),
+        weights_BHQK=torch.cat(weights) if weights else None,
+    )
+
+
+def _plain(spec: AttentionSpec) -> bool:
+    """Whether a call is of one text, all of whose queries see all of its keys, by q and k alone."""
+    seen = spec.visible.mask is None and not spec.visible.causal and spec.q_BHQD.shape[2] == spec.visible.keys
+    return seen and spec.batch == 1 and spec.bias is None and spec.sinks is None

@@ -1,0 +1,34 @@
+"""Tokens that no text has: those that an adapter puts before it, named by their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attnscope.text.prompt import Prompt, Span
+
+
+def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -> Prompt:
+    """The tokens with virtual ones before them, key 0 the first of these, unless they stand there already.
+
+    keys_alone: whether they have no queries, as prefix tuning's.
+
+    >>> with_virtual(prompt, [2000, 2001]).tokens[:2]
+    ('virtual 0', 'virtual 1')
+    """
+    count = len(ids)
+    unasked = count if keys_alone else 0
+    if not ids or prompt.ids[:count] == tuple(ids):
+        return prompt if prompt.unasked == unasked else replace(prompt, unasked=unasked)
+    names = tuple(f"virtual {number}" for number in range(count))
+    return replace(
+        prompt,
+        ids=(*ids, *prompt.ids),
+        tokens=(*names, *prompt.tokens),
+        labels=(*names, *prompt.labels),
+        special=(*(True,) * count, *prompt.special),
+        plain=(*(f"{name.replace(' ', '_')} " for name in names), *prompt.plain),  # a word each, to align texts by
+        turns=tuple(Span(turn.start + count, turn.stop + count, turn.name) for turn in prompt.turns),
+        characters=(*((0, 0),) * count, *prompt.characters),
+        unasked=unasked,
+    )
