@@ -48,7 +48,6 @@ FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top")
 QUANTITIES: Mapping[str, Quantity] = {"softmax": "weight", "scores": "logit", "value": "norm"}  # by what a view reads
 WINDOWS = ("window", "chunk")  # what stands before the number, of layers that see a part of the text
 LONGEST_TEXT = 60  # letters at the foot of a figure
-LARGE = "overview", "layers"  # as much work as all the others
 OVER = "picture"  # where there is one beside the text
 Advance = Callable[[int], None]
 
@@ -131,8 +130,8 @@ class Drawing:
         workers: processes that draw heads; None for as many as pay, and for the process that was begun beforehand.
         """
         style = replace(style, about=replace(self.about, command=style.about.command))
-        beside, written = begun() if workers is None else None, list[Path]()
-        drawn = self._apart(beside, folder, kinds, style) if beside else self.drawn(folder, kinds, style, workers)
+        process, written = begun() if workers is None else None, list[Path]()
+        drawn = self._apart(process, folder, kinds, style) if process else self.drawn(folder, kinds, style, workers)
         with closing(drawn):
             for path in drawn:
                 written.append(path)
@@ -163,14 +162,12 @@ class Drawing:
             name = f"{OVER}{number + 1 if number else ''}.{style.image}"
             yield figures.save_patches(folder / name, sheet, style)
 
-    def _apart(self, beside: Beside, folder: Path, kinds: Sequence[str], style: Style) -> Generator[Path, None, None]:
-        """`drawn` in processes that were begun, but for heads that pay for more of them."""
+    def _apart(self, process: Beside, folder: Path, kinds: Sequence[str], style: Style) -> Generator[Path, None, None]:
+        """`drawn` in the process that was begun, but for heads that pay for several."""
         jobs = self._jobs(folder, kinds, style)
         several = worker_count([maps.values_HQK[0].size for _, maps, _ in jobs], style) > 1
-        large = [kind for kind in kinds if kind in LARGE]
-        others = [kind for kind in kinds if kind not in LARGE and not (several and kind == "heads")]
-        works = [partial(self.drawn, folder, part, style) for part in (large, others) if part]
-        with closing(beside.drawn(*works)) as drawn:
+        there = [kind for kind in kinds if kind != "heads" or not several]
+        with closing(process.drawn(partial(self.drawn, folder, there, style))) as drawn:
             if several:
                 yield from self.drawn(folder, ["heads"], style, None)
             yield from drawn

@@ -63,15 +63,9 @@ def load_beside() -> None:
 
 def load() -> None:
     """Load what draws a text."""
-    for module in modules():
+    for module in sorted({_HOME[name] for name in ("save_head_maps", "save_layers", "save_metrics", "save_overview")}):
         with suppress(ImportError):  # told where it is needed
-            import_module(module)
-
-
-def modules() -> list[str]:
-    """The modules that draw a text."""
-    drawn = {_HOME[name] for name in ("save_head_maps", "save_layers", "save_metrics", "save_overview")}
-    return [f"{__name__}.{module}" for module in sorted(drawn)]
+            import_module(f"{__name__}.{module}")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,21 +1,23 @@
-"""Processes that draw while this one goes on: what they need is loaded while a model is.
+"""A process that draws while this one goes on: begun before a model is loaded, it has what draws loaded by then.
 
     begin("attnscope.drawing")                # on two cores the libraries of the model and of the pictures load at once
-    beside = begun()                          # None where it does not pay
-    for path in beside.drawn(partial(draw, folder), partial(draw_others, folder)): ...
+    process = begun()                         # None where none pays
+    for path in process.drawn(partial(draw, folder)): ...
 
-A server of multiprocessing loads them once, and each process is a fork of it.
+It is forked, which costs a hundredth of a start and needs no script that can be imported again; that is safe while this
+process has one thread and no PyTorch.
 """
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
-import multiprocessing.forkserver
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from attnscope import figures
@@ -28,80 +30,71 @@ _begun: Beside | None = None
 
 
 def begin(*modules: str) -> None:
-    """Load what draws, and these modules, where it pays: on Linux, with a core free and PyTorch still to be loaded."""
+    """Start a process that loads what draws, and these modules, where it pays and is safe.
+
+    That is on Linux, where a core is free and PyTorch is still to be loaded.
+    """
     global _begun
-    if sys.platform == "linux" and cores() > 1 and "torch" not in sys.modules:
+    if sys.platform == "linux" and cores() > 1 and "torch" not in sys.modules and threading.active_count() == 1:
         _begun = Beside(*modules)
 
 
 def begun() -> Beside | None:
-    """What was begun, for one set of pictures; None without."""
+    """The process that was begun, for one piece of work; None without one."""
     global _begun
-    beside, _begun = _begun, None
-    return beside
+    process, _begun = _begun, None
+    return process
 
 
 class Beside:
-    """Processes for pieces of work, each of which may be given while libraries still load; they end with this one."""
+    """A process for one piece of work, which it can be given while it still loads; it ends with this one."""
 
     def __init__(self, *modules: str) -> None:
-        self.context = multiprocessing.get_context("forkserver")
-        self.processes: dict[Connection, BaseProcess] = {}
-        # the script that a process imports again brings the commands
-        self.context.set_forkserver_preload([*figures.modules(), *modules, "attnscope.cli"])
+        context = multiprocessing.get_context("fork")
+        self.connection, there = context.Pipe()
+        self.process = context.Process(target=_serve, args=(there, self.connection, modules), daemon=True)
         with signals_held():
-            multiprocessing.forkserver.ensure_running()
+            self.process.start()
+        there.close()
+        atexit.register(self.process.kill)  # one that was never asked has nothing to end
 
-    def drawn(self, *works: Work) -> Generator[Path, None, None]:
-        """Have each piece of work done by a process of its own, from now on; yields each path that one yields.
+    def drawn(self, work: Work) -> Generator[Path, None, None]:
+        """Have the work done from now on; yields each path that it yields.
 
         Once closed, no further file is begun. An AttnscopeError is raised here as it is, any other error as a
         RuntimeError with its words.
         """
-        for work in works:
-            self._start(work)
+        with suppress(OSError):  # it ended: told where its answer is read
+            self.connection.send(work)
         return self._answers()
 
-    def _start(self, work: Work) -> None:
-        connection, there = self.context.Pipe()
-        process = self.context.Process(target=_serve, args=(there, work), daemon=True)
-        with signals_held():
-            process.start()
-        there.close()
-        self.processes[connection] = process
-
     def _answers(self) -> Generator[Path, None, None]:
-        at_work = list(self.processes)
         try:
-            while at_work:
-                for connection in [one for one in wait(at_work) if isinstance(one, Connection)]:
-                    answer = _answer(connection)
-                    if isinstance(answer, Exception):
-                        raise answer
-                    if answer is None:
-                        at_work.remove(connection)
-                    else:
-                        yield answer
+            while (answer := self._answer()) is not None:
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
         finally:
-            for connection, process in self.processes.items():
-                connection.close()
-                process.terminate()
-            for process in self.processes.values():
-                process.join()
+            self.connection.close()
+            self.process.terminate()
+            self.process.join()
+
+    def _answer(self) -> Path | Exception | None:
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError("the process that draws ended early: it was killed") from error
 
 
-def _answer(connection: Connection) -> Path | Exception | None:
-    try:
-        return connection.recv()
-    except (EOFError, OSError) as error:
-        raise RuntimeError("a process that draws ended early: it was killed") from error
-
-
-def _serve(connection: Connection, work: Work) -> None:
-    """What a process does; a path per file, then None, or an error."""
+def _serve(connection: Connection, other_end: Connection, modules: tuple[str, ...]) -> None:
+    """What the process does; a path per file, then None, or an error."""
     begin_worker()
-    with suppress(OSError), busy:  # nobody who would hear of it
-        connection.send(_done(work, connection))
+    other_end.close()
+    figures.load()
+    for module in modules:
+        import_module(module)
+    with suppress(EOFError, OSError), busy:  # nothing to draw after all, or nobody who would hear of it
+        connection.send(_done(connection.recv(), connection))
 
 
 def _done(work: Work, connection: Connection) -> Exception | None:
