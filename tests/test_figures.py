@@ -349,6 +349,34 @@ def test_workers_end_with_their_parent_and_leave_no_half_file(tmp_path: Path, nu
     assert all(path.suffix == ".png" and Image.open(path).load() for path in out.iterdir())
 
 
+TOLD_AMID = """
+import multiprocessing, os, signal, sys, threading, time
+from attnscope.figures.pool import begin_worker
+
+def work():
+    begin_worker()
+    with getattr(threading, sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+worker = multiprocessing.get_context("fork").Process(target=work)
+worker.start()
+worker.join(20)
+print(worker.exitcode)
+worker.kill()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("lock", ["_active_limbo_lock", "_shutdown_locks_lock"])
+def test_a_worker_told_to_end_while_it_holds_a_lock_of_threads_ends(lock: str) -> None:
+    """As at its own end, where Python counts threads: a handler that starts one would wait for it for ever."""
+    if not hasattr(threading, lock):
+        pytest.skip(f"this Python has no {lock}")
+    done = subprocess.run([sys.executable, "-c", TOLD_AMID, lock], capture_output=True, text=True, env=ENV)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
 def test_a_script_without_a_guard_draws_once_and_starts_nothing(tmp_path: Path) -> None:
     """The default draws here; who asks such a script for workers is told, and it doesn't start itself over and over."""
     path = script(tmp_path / "draw.py", "")

@@ -10,12 +10,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,21 +114,22 @@ def signals_held() -> Iterator[None]:
 def begin_worker() -> None:
     """A worker's start: it ends with its parent, and on SIGTERM, but never halfway through a file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal: the parent decides
-    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=_leave).start())
+    told, tells = socket.socketpair()
+    tells.setblocking(False)
+    signal.set_wakeup_fd(tells.fileno())
+    signal.signal(signal.SIGTERM, lambda *_: None)  # a handler runs amid anything, also where this thread holds a lock
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end, args=(told, tells), daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever, and draw into a folder no longer its own."""
+def _end(told: socket.socket, tells: socket.socket) -> None:
+    """End once a signal tells so, or the parent has ended: a worker would else wait for work for ever.
+
+    tells: where signals write; kept open here.
+    """
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    _leave()
-
-
-def _leave() -> None:
+    wait([told] if parent is None else [told, parent.sentinel])
     leaving.set()
     with busy:
         os._exit(1)
