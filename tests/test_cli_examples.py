@@ -15,7 +15,7 @@ from helpers.commands import COMMANDS
 from helpers.forks import shim
 
 EXAMPLES = [example for _, examples in COMMANDS.values() for example in examples]
-STARTED = COMMANDS["batch"][1][-1]  # the others are forked: nothing else differs
+STARTED = [COMMANDS[name][1][-1] for name in ("batch", "heads")]  # the others are forked: nothing else differs
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -42,7 +42,7 @@ def surroundings(tmp_path):
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs(example, surroundings):
-    first = Path(sys.executable).parent if example == STARTED else shim()
+    first = Path(sys.executable).parent if example in STARTED else shim()
     env = os.environ | {"PATH": f"{first}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", "-c", example]
     done = subprocess.run(command, cwd=surroundings, env=env, capture_output=True, text=True, timeout=HANGS)

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from attnscope.cli import output, signals
-from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, spawn, tree
+from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, start, tree
 from helpers.forks import Forked, shim
 
 ESCAPE = "\x1b"
@@ -36,7 +36,7 @@ def rows(data):
 
 
 def test_a_pipe_gets_csv_and_the_talk_goes_to_stderr():
-    result = spawn("heads", "--text", SENTENCE)
+    result = start("heads", "--text", SENTENCE)
     assert result.code == 0
     header, *body = rows(result.out)
     assert header[:4] == ["layer", "head", "kv_head", "role"]
@@ -111,7 +111,7 @@ def test_a_table_in_a_pipe_for_less_has_the_colours_and_the_width_that_are_asked
 
 
 def test_a_locale_without_arrows_still_gets_its_table():
-    result = spawn("heads", "--text", SENTENCE, "--format", "table", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    result = start("heads", "--text", SENTENCE, "--format", "table", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.code == 0
     assert rb"\u2192" in result.out
 

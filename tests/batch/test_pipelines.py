@@ -42,7 +42,8 @@ def test_shell_block(place: Path, block: str) -> None:
     missing = [name for name in PROGRAMS if re.search(rf"(^|\|\s*|\n){name} ", block) and not shutil.which(name)]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
-    env = os.environ | {"PATH": f"{shim()}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    first = Path(sys.executable).parent if block == blocks("sh")[0] else shim()  # one is started, imports and all
+    env = os.environ | {"PATH": f"{first}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(["bash", "-eo", "pipefail", "-c", block], cwd=place, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -72,6 +72,13 @@ def spawn(*arguments: str, cwd: Path | None = None, **environment: str) -> Resul
     return Result(forked.wait(), out, err.decode())
 
 
+def start(*arguments: str, **environment: str) -> Result:
+    """Run one command in a process that is started, imports and all."""
+    command, env = [*ATTNSCOPE, *arguments], os.environ | environment
+    done = subprocess.run(command, env=env, capture_output=True, timeout=HANGS)
+    return Result(done.returncode, done.stdout, done.stderr.decode())
+
+
 def on_terminal(arguments: Sequence[str], columns: int, fork: bool = True, **environment: str) -> tuple[int, str]:
     """Run one command with a terminal for all its streams; the exit code, and what was sent to it."""
     import fcntl

@@ -108,10 +108,9 @@ def become(command: Command) -> None:
     for number, stream in enumerate(command.streams):
         os.dup2(stream, number)
         os.close(stream)
-    encoding = command.env.get("PYTHONIOENCODING")
-    sys.stdin = sys.__stdin__ = os.fdopen(0, encoding=encoding, closefd=False)
-    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding=encoding, closefd=False)
-    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, encoding, "backslashreplace", closefd=False)
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.chdir(command.cwd)
     os.environ.clear()
     os.environ.update(command.env)
