@@ -80,8 +80,7 @@ class Drawing:
     layers: those of which the view keeps a head, the rows of the panels. about: what every figure is of. mass: panels
     of the mass on named keys, and their note. sheet: the first heads side by side, as those of one layer. without:
     {layer: what it is} of layers without attention, whose rows are grey. within: what layers with attention compute
-    beside it. over: what is drawn over each picture that
-    stands beside the text.
+    beside it. over: what is drawn over each picture that stands beside the text.
     """
 
     maps: tuple[Maps, ...]

@@ -193,9 +193,9 @@ class Observation:
     is there where keys were chosen. per_token: what every token has to do with them, where that was asked for. spans:
     {layer: the mass that the spans of `chosen` give each other, (H, S, S)}. atlas: what names the model's heads, where
     there is one. without: {layer: kind} of its layers without attention: `ssm`, `linear`, `conv`. within: {layer: kind}
-    of what layers with attention compute beside it: `ssm`. beside: of an
-    encoder-decoder, whose decoder's this is, the observations of its `encoder`, and of `cross`: the decoder's text as
-    queries, the encoder's as keys; tables list them too.
+    of what layers with attention compute beside it: `ssm`. beside: of an encoder-decoder, whose decoder's this is, the
+    observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's as keys; tables list
+    them too.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()

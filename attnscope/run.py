@@ -289,7 +289,8 @@ def _prompt(
     if isinstance(text, Prompt):
         prompt = _with_virtual(loaded, text)
     else:
-        ids = text[len(loaded.virtual) * (list(text[: len(loaded.virtual)]) == list(loaded.virtual)) :]
+        virtual = list(loaded.virtual)  # ids of an earlier run begin with them
+        ids = text[len(virtual) :] if list(text[: len(virtual)]) == virtual else text
         prompt = _with_virtual(loaded, from_ids(loaded.tokenizer, ids, max_tokens=most, truncate=truncate))
     if not answer:
         return prompt if answer is None else replace(prompt, answer=len(prompt))

@@ -1,6 +1,8 @@
 """A model whose weights accelerate keeps on the CPU or on the disk between passes gives the numbers of one in place."""
 
 import copy
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,24 @@ import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
 
 import attnscope
+from attnscope.batch.corpus import Corpus
+from attnscope.batch.job import Job
+from attnscope.batch.run import run_folder
 from attnscope.explain import explain_head
 from attnscope.measure.probes import View
 from attnscope.model.loading import LoadedModel, wrap
 from attnscope.model.placed import weights_of
 from attnscope.parity import check_parity
 from attnscope.seam import modules
+from attnscope.study.ablation import tasks
+from attnscope.study.ablation.effects import Asked, ablate
+from attnscope.study.ablation.gradient import screened
+from attnscope.study.ablation.passes import prepared
+from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import copying_of
+from attnscope.study.atlas.scan import plan, scan
+from helpers.corpora import jsonl, rows
 from helpers.parity_models import in_half
 
 TEXT = "the financial bank is located on river bank"
@@ -91,6 +103,48 @@ def test_the_way_to_the_logits_and_copying_are_found(both: tuple[LoadedModel, Lo
     written_BRE = torch.randn(2, 3, both[0].model.config.hidden_size)
     raised = [copying_of(one, [5, 6, 7])._raised(written_BRE, torch.full((2, 3), 7)) for one in both]
     assert torch.equal(*raised)
+
+
+def batch(loaded: LoadedModel, folder: Path) -> Any:
+    folder.mkdir()
+    corpus = jsonl(folder / "corpus.jsonl", [TEXT, "the mill", "the river bank"])
+    run_folder(Job(), Corpus((str(corpus),)), folder / "batch", {}, loaded=loaded)
+    return rows(folder / "batch", "heads") + rows(folder / "batch", "relations")
+
+
+def ablation(loaded: LoadedModel, folder: Path) -> Any:
+    task = tasks.texts(loaded, [TEXT, "the river bank is located on the mill"])
+    asked = Asked.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1)
+    return [ablate(loaded, task, asked, replacement).table().to_pylist() for replacement in ("mean", "zero")]
+
+
+def gradient(loaded: LoadedModel, folder: Path) -> Any:
+    found = screened(prepared(loaded, tasks.texts(loaded, [TEXT]), [], "zero"))
+    return [found.signed_N.tolist(), found.ablated_N.tolist()]
+
+
+def scanned(loaded: LoadedModel, folder: Path) -> Any:
+    return scan(loaded, plan(loaded, sequences=4, pool=range(10, 60))).table().to_pylist()
+
+
+def seen(loaded: LoadedModel, folder: Path) -> Any:
+    request = attnscope.Request(relations=True, rollout="words", per_token=True, query="bank", maps="all")
+    one = attnscope.capture(loaded, TEXT, request=request, engine="fused")
+    return [one.table().to_pylist(), one.relations().to_pylist(), one.rollout.table().to_pylist()]
+
+
+def generated(loaded: LoadedModel, folder: Path) -> Any:
+    return attnscope.capture(loaded, TEXT, generate=3, listen=True, engine="fused").prompt.ids
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:1])
+@pytest.mark.parametrize("command", [batch, ablation, gradient, scanned, seen, generated])
+def test_a_command_gives_the_same(
+    command: Callable[[LoadedModel, Path], Any], both: tuple[LoadedModel, LoadedModel], tmp_path: Path
+) -> None:
+    there, away = (command(one, tmp_path / name) for one, name in zip(both, ("there", "away"), strict=True))
+    assert there
+    assert json.dumps(away) == json.dumps(there)  # as text a number that is none equals itself
 
 
 def test_a_wrong_layer_fails_though_it_is_offloaded(demo: LoadedModel, tmp_path: Path) -> None:

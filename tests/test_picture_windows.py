@@ -12,7 +12,7 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as modeling
 
 import attnscope
 from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.pieces import PieceAttention
+from attnscope.attention.pieces import PieceAttention, RowsAttention
 from attnscope.attention.questions import (
     AbsoluteDistance,
     At,
@@ -162,30 +162,36 @@ def test_windows_that_do_not_fit_are_left_out(loaded: LoadedModel, field: str, m
 # The operator, against a matrix that loops make of its pieces
 
 
-@pytest.fixture(scope="module")
-def pair() -> tuple[PieceAttention, PieceAttention, DenseAttention]:
+LAYOUTS = {
+    "one at a time": [[[0, 1, 5, 6, 7]], [[2, 3, 8]], [[4, 9]]],
+    "equal ones together": [[[0, 1, 5, 6]], [[2, 7], [9, 4], [3, 8]]],
+}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def pair(request: pytest.FixtureRequest) -> tuple[PieceAttention, PieceAttention, DenseAttention]:
     """P of pieces that stand apart, of matrices and of q and k; and the same as one matrix."""
     generator = torch.Generator().manual_seed(0)
-    places = [torch.tensor(part) for part in ([0, 1, 5, 6, 7], [2, 3, 8], [4, 9])]
+    places = [torch.tensor(part) for part in LAYOUTS[request.param]]
     q, k, v = (torch.randn(1, 2, 10, 4, generator=generator) for _ in range(3))
-    whole = torch.zeros(1, 2, 10, 10)
+    whole, mask = torch.zeros(1, 2, 10, 10), torch.zeros(1, 1, 10, 10, dtype=torch.bool)
     dense: list[AttentionOperator] = []
     tiled: list[AttentionOperator] = []
-    for place in places:
-        count = len(place)
+    for place_WN in places:
+        count = place_WN.shape[1]
         visible = Visibility(count, count, causal=False)
-        spec = AttentionSpec(*(x[:, :, place] for x in (q, k, v)), scale=0.5, visible=visible)
+        spec = AttentionSpec(*(x[0, :, place_WN].transpose(0, 1) for x in (q, k, v)), scale=0.5, visible=visible)
         weights = (spec.q_BHQD @ spec.k_BGKD.mT * 0.5).softmax(-1)
         dense.append(DenseAttention(weights, visible, spec))
-        tiled.append(TiledAttention(spec))
-        for row, query in enumerate(place.tolist()):
-            for column, key in enumerate(place.tolist()):
-                whole[:, :, query, key] = weights[:, :, row, column]
+        tiled.append(TiledAttention(spec) if len(place_WN) == 1 else RowsAttention(spec))
+        for number, place in enumerate(place_WN):
+            mask[..., place[:, None], place] = True
+            for row, query in enumerate(place.tolist()):
+                for column, key in enumerate(place.tolist()):
+                    whole[:, :, query, key] = weights[number, :, row, column]
     spec = AttentionSpec(q, k, v, 0.5, Visibility(10, 10, causal=False))
-    of_matrices, of_specs = PieceAttention(dense, places, spec), PieceAttention(tiled, places, spec)
-    mask = torch.zeros(1, 1, 10, 10, dtype=torch.bool)
-    for place in places:
-        mask[..., place[:, None], place] = True
+    given = [place_WN[0] if len(place_WN) == 1 else place_WN for place_WN in places]
+    of_matrices, of_specs = PieceAttention(dense, given, spec), PieceAttention(tiled, given, spec)
     return of_matrices, of_specs, DenseAttention(whole, Visibility(10, 10, mask))
 
 

@@ -507,6 +507,19 @@ def test_no_process_is_left(folder: Path) -> None:
     assert first == attnscope.capture(loaded, "the bank").prompt
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads the list of files from /proc")
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_fork_holds_no_file_of_ours(tmp_path: Path, monkeypatch, listed: bool) -> None:
+    from attnscope.apart import Apart
+
+    listdir = os.listdir
+    if not listed:
+        monkeypatch.setattr(os, "listdir", lambda place: (_ for _ in ()).throw(FileNotFoundError(place)))
+    with (tmp_path / "open").open("w") as ours, Apart(lambda: listdir("/proc/self/fd"), "process") as there:
+        assert ours.fileno() > 3
+        assert sorted(map(int, there())) == [0, 1, 2, 3, 4]  # the last is the list's own
+
+
 @pytest.mark.parametrize("said", ["²", "0", "-1", "x", "9" * 30])
 def test_a_deadline_that_is_none(monkeypatch, said: str) -> None:
     monkeypatch.setenv("ATTNSCOPE_READING_SECONDS", said)

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
@@ -57,7 +58,8 @@ class GracefulStop:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._armed and self.signal is None:
             self.signal = number
-            output.talk("stopping after the batch at hand; once more stops at once", False)
+            with suppress(RuntimeError):  # it came amid a line to stderr, which takes no second
+                output.talk("stopping after the batch at hand; once more stops at once", False)
             return
         before = self._before[number]
         if callable(before):

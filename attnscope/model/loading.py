@@ -27,6 +27,7 @@ from attnscope.shown import visible
 from attnscope.stacks import DECODER, ENCODER, LOCAL, NAMES
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
@@ -85,24 +86,23 @@ class LoadedModel:
     @property
     def embeddings(self) -> int | None:
         """How many token ids the model knows; None for one that does not say where its embeddings are."""
-        with suppress(NotImplementedError):
-            return getattr(self.model.get_input_embeddings(), "num_embeddings", None)
-        return None
+        return getattr(self._embeds, "num_embeddings", None)
 
     @property
     def virtual(self) -> Sequence[int]:
-        """The ids of the tokens that an adapter puts before every text."""
-        with suppress(NotImplementedError):
-            embeddings = self.model.get_input_embeddings()
-            count = getattr(embeddings, "virtual", 0)
-            return range(embeddings.num_embeddings - count, embeddings.num_embeddings) if count else ()
-        return ()
+        """The ids of the tokens that an adapter puts before every text: the model's last."""
+        known, count = self.embeddings or 0, getattr(self._embeds, "virtual", 0)
+        return range(known - count, known)
 
     @property
     def prefix(self) -> Any:
         """What the model's forward is given as its cache, where virtual tokens are keys and values of its layers."""
+        return getattr(self._embeds, "prefix", None)
+
+    @property
+    def _embeds(self) -> torch.nn.Module | None:
         with suppress(NotImplementedError):
-            return getattr(self.model.get_input_embeddings(), "prefix", None)
+            return self.model.get_input_embeddings()
         return None
 
     def check_queries(self, what: str) -> None:

@@ -117,9 +117,7 @@ def panels(found: Comparison, kind: str | None = None) -> tuple[tuple[int, ...],
 
     js_LH = placed(found.js.effect)
     divergence = Panel("Jensen-Shannon divergence", js_LH, 0.0, _largest(js_LH) or 1.0, "bits")
-    signed = [
-        _signed(METRICS[id], placed(found.metric(id).effect)) for id in of_kind(list(METRICS), found.kinds[places[0]])
-    ]
+    signed = [_signed(METRICS[id], placed(found.metric(id).effect)) for id in of_kind(list(METRICS), kind)]
     return layers, [divergence, *signed]
 
 

@@ -128,8 +128,8 @@ def _sharpest(seen: Observation) -> tuple[int, int]:
     """The head with the largest focus, where that was measured: of cross-attention, else not of a vision tower."""
     columns = seen.columns
     focus = columns.scores["focus"].value if "focus" in columns.scores else np.zeros(len(columns.layer))
-    stacks = columns.kind == CROSS, columns.kind != VISION, columns.layer >= 0
-    stack = next((one for one in stacks if one.any()), columns.layer >= 0)
+    stacks = columns.kind == CROSS, columns.kind != VISION
+    stack = next((one for one in stacks if one.any()), True)
     best = int(np.argmax(np.where(stack, np.nan_to_num(focus), -1.0)))
     keys = list(seen.kv_of)
     return keys.index((int(columns.layer[best]), columns.kind[best])), int(columns.head[best])  # type: ignore[arg-type]

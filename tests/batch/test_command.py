@@ -3,18 +3,21 @@
 import gzip
 import json
 import os
+import pickle
 import pty
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
 from attnscope.batch import cluster as on_ray
 from attnscope.batch.cluster import Cluster
+from attnscope.batch.journal import Record
 from attnscope.batch.pipeline import Run, Tally
 from attnscope.cli import run
 from attnscope.cli.app import app, made
@@ -82,6 +85,15 @@ def test_ray_reaches_the_cluster_with_its_address(
     monkeypatch.setattr(on_ray, "run_on_ray", pretend)
     run(["batch", *typed, "--out", "out", "-q"])
     assert asked == [(expected, ("corpus.jsonl",))]
+
+
+def test_on_ray_a_signal_is_heard_before_the_first_record_is_committed() -> None:
+    """`GracefulStop` lets a signal end the run at once until it is first asked."""
+    told: list[str] = []
+    journal = SimpleNamespace(records={}, append=lambda record: told.append("committed"))
+    run = SimpleNamespace(journal=journal, note=lambda tally: None, stop=lambda: told.append("asked"))
+    on_ray._commit([{"record": pickle.dumps(on_ray.Reply(Record(0, 1, 1, 5)))}], cast(Run, run), Tally())
+    assert told == ["asked", "committed", "asked"]
 
 
 def test_help_shows_that_the_address_may_be_left_out() -> None:

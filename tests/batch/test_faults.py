@@ -1,5 +1,6 @@
 """What goes wrong from outside: kills, signals, full disks, closed pipes, a second run."""
 
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from attnscope.batch.run import run_folder
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.batch.writers import MOST_WAITING, ShardWriter
+from attnscope.cli.batch_report import GracefulStop
 from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.figures.pool import drawing_pool
@@ -88,6 +91,32 @@ def test_a_signal_finishes_the_batch_and_the_same_command_goes_on(
     assert [row["item"] for row in rows(tmp_path / "out", "texts")] == list(range(900))
     heads = rows(tmp_path / "out", "heads")
     assert [row["item"] for row in heads] == [item for item in range(900) for _ in range(16)]
+
+
+class Signals(io.RawIOBase):
+    """A stderr during whose first write a signal comes."""
+
+    written = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.written += 1
+        if self.written == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return len(data)
+
+
+def test_a_signal_amid_a_line_to_stderr_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python refuses a second line there (RuntimeError: reentrant call)."""
+    raw = Signals()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(raw), line_buffering=True))
+    with GracefulStop() as stop:
+        assert not stop()
+        sys.stderr.write("a line\n")
+        assert stop()
+    assert raw.written
 
 
 PAINTING = """
