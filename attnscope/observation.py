@@ -562,6 +562,10 @@ class Observation:
         whole = selected(select, there, named) if select is not None else {}
         return page_of([side], Plan(max_mb, precision, whole), about(self, whole))
 
+    def named_by_atlas(self, layer: int, head: int, kind: str = DECODER) -> tuple[str, ...]:
+        """The roles that the atlas gives a head; none without an atlas, and none of another stack than a decoder."""
+        return tuple(self.atlas.roles.get((layer, head), ())) if self.atlas and kind == DECODER else ()
+
     def export(self, folder: str | Path, **how: Any) -> list[Path]:
         """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`.
 
@@ -631,8 +635,8 @@ class Observation:
         )
 
     def _atlas_roles(self, place: int) -> str | None:
-        layer, head = int(self.every.layer[place]), int(self.every.head[place])
-        return " ".join(self.atlas.roles.get((layer, head), ())) if self.atlas and head >= 0 else None
+        layer, head, kind = (part[place] for part in (self.every.layer, self.every.head, self.every.kind))
+        return " ".join(self.named_by_atlas(int(layer), int(head), str(kind))) if self.atlas and head >= 0 else None
 
     def _order(self, sort: str | None) -> np.ndarray:
         """Places of the kept heads, in model order or by score; nulls last, ties in the model's order."""

@@ -612,7 +612,8 @@ def fuzz(tries: int, seed: int, only: tuple[str, ...] = (), seconds: float = flo
             break
         name = kinds[number % len(kinds)]
         with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
-            folder = Path(place)
+            folder = Path(place) / "here"  # what it stands in is a folder of its own, too
+            folder.mkdir()
             one = KINDS[name](random.Random(f"{seed} {name} {number}"), folder)
             ended = fork(one, folder)
             report.codes.setdefault(name, Counter())[ended.code] += 1

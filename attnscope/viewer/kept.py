@@ -203,6 +203,7 @@ class KeptSide:
             "top_key_mass": mass,
             "scores": scores,
             "uniform": [None] * len(ids),
+            **({"atlas": str(row["atlas_roles"] or "").split()} if "atlas_roles" in row else {}),
         }
 
     def _said(self, name: str) -> Mapping[str, Any]:

@@ -156,11 +156,13 @@ class Side:
         values_N, nulls_N = (
             _rows([getattr(score, part) for score in scores], len(columns.layer)) for part in ("value", "null")
         )
-        mass_N = rounded(columns.top_key_mass)
-        for place, layer in enumerate(columns.layer.tolist()):
+        mass_N, named = rounded(columns.top_key_mass), self.seen.named_by_atlas
+        for place, (layer, head, kind) in enumerate(
+            zip(columns.layer.tolist(), columns.head.tolist(), columns.kind.tolist(), strict=True)
+        ):
             yield {
-                "at": self.at[layer, columns.kind[place]],  # type: ignore[index]
-                "head": int(columns.head[place]),
+                "at": self.at[layer, kind],  # type: ignore[index]
+                "head": head,
                 "kv_head": int(columns.kv_head[place]),
                 "role": columns.role[place],
                 "near_uniform": columns.near_uniform[place],
@@ -168,6 +170,7 @@ class Side:
                 "top_key_mass": mass_N[place],
                 "scores": values_N[place],
                 "uniform": nulls_N[place],
+                **({"atlas": named(layer, head, kind)} if self.seen.atlas else {}),
             }
 
     def _kept(self, key: LayerKey) -> list[Matrices]:

@@ -12,6 +12,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.selection import resolved, select
+from attnscope.stacks import VISION
 from attnscope.study.atlas.atlas import atlas_of
 from helpers.atlases import made_atlas
 from helpers.command_line import call
@@ -83,6 +84,13 @@ def test_roles_stand_for_their_heads(expression, found):
 def test_what_cannot_be_meant(expression, named, error, says):
     with pytest.raises(error, match=says):
         select(expression, HEADS, named)
+
+
+def test_an_atlas_names_no_head_of_another_stack(demo):
+    """A vision tower has a layer 3, too."""
+    seen = attnscope.capture(demo, TEXT, atlas=made_atlas(None, ROLES))
+    assert seen.named_by_atlas(3, 0) == ("induction", "sink")
+    assert seen.named_by_atlas(3, 0, VISION) == ()
 
 
 # whose atlas it is

@@ -8,6 +8,7 @@ import pytest
 import attnscope
 from attnscope.explain import explain_head
 from attnscope.model.loading import wrap
+from helpers.atlases import made_atlas
 from helpers.browsing import DESKTOP, PHONE, VIEWS, visiting
 from helpers.pages import read
 from helpers.parity_models import roused_model
@@ -259,6 +260,20 @@ def test_a_head_is_chosen_in_the_overviews(browser, subject):
 
 
 # Filters
+
+
+def test_what_an_atlas_names_is_shown_on_a_phone_too(browser, demo, tmp_path):
+    atlas = made_atlas(None, {(3, 0): ("induction", "previous-token")})
+    path = (
+        attnscope.capture(demo, "the bank", request=attnscope.Request(weights=True), atlas=atlas)
+        .page()
+        .save(tmp_path / "page.html")
+    )
+    with visiting(browser, path, "view=metrics&at=3&head=0", PHONE) as visit:
+        assert visit.page.locator(".chosen-head .role").inner_text().endswith(" · atlas: induction, previous-token")
+        assert visit.view("metrics").locator("td .role", has_text="atlas:").count() == 1
+        box = visit.page.locator(".chosen-head .role").bounding_box()
+        assert box["x"] + box["width"] <= PHONE[0]
 
 
 def test_what_a_filter_takes_out_is_said(browser, subject):

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import attnscope
+from attnscope.model.loading import DEMO_FOLDER
+from helpers.atlases import made_atlas
 from helpers.command_line import HANGS, SENTENCE, call, tree
 from helpers.folders import saved
 from helpers.forks import shim
@@ -83,6 +85,23 @@ def test_the_pages_weights_are_those_of_the_relations(tmp_path, engine):
     assert len(expected) == 24 * 45
     for (layer, head, query, key), weight in expected.items():
         assert maps[layer, head][query, key] == pytest.approx(weight, abs=0.6 / 65535)  # half a step, and rounding
+
+
+def test_what_an_atlas_names_stands_beside_the_role(tmp_path):
+    atlas, run, roles = (
+        tmp_path / "atlas",
+        tmp_path / "run",
+        {(3, 0): ["induction", "sink"], (1, 5): ["previous-token"]},
+    )
+    made_atlas(DEMO_FOLDER, roles).save(atlas)
+    assert call("heads", SENTENCE, "--atlas", str(atlas), "--out", str(run), "-q").code == 0
+    for arguments in ((SENTENCE, "--atlas", str(atlas)), (str(run), "--from-tables")):
+        [side] = viewed(tmp_path, *arguments)[0].said["sides"]
+        named = {(side["layers"][one["at"]]["layer"], one["head"]): one["atlas"] for one in side["heads"]}
+        assert len(named) == 24
+        assert {place: found for place, found in named.items() if found} == roles
+    [side] = viewed(tmp_path, SENTENCE)[0].said["sides"]
+    assert not any("atlas" in one for one in side["heads"])
 
 
 def test_two_texts_beside_each_other(tmp_path):

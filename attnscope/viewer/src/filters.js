@@ -25,7 +25,7 @@ export class Filters {
     this.side = -1;
     this.layer = this.#select("Layer", (value) => ({ at: value }));
     this.head = this.#select("Head", (value) => ({ head: value }));
-    this.role = roleChip("-");
+    this.role = roleChip();
     this.more = make(
       "button",
       { type: "button", class: "more", "aria-expanded": "false", onclick: () => this.#open() },
@@ -126,7 +126,7 @@ export class Filters {
       this.head.select.replaceChildren(...heads.map((head) => option(String(head), String(head))));
     this.layer.select.value = String(state.at);
     this.head.select.value = String(state.head);
-    showRole(this.role, side.headAt(state.at, state.head)?.role ?? "-");
+    showRole(this.role, side.headAt(state.at, state.head));
   }
 }
 

@@ -37,6 +37,7 @@
  * @property {number|null} top_key_mass
  * @property {(number|null)[]} scores one for each metric
  * @property {(number|null)[]} uniform what uniform attention would score
+ * @property {string[]} [atlas] the roles that an atlas gives it
  *
  * @typedef {object} MapEntry
  * @property {number} at

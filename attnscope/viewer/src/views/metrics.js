@@ -2,7 +2,7 @@
 import { make } from "../canvas.js";
 import { css, diverging, inkOn, sequential } from "../colours.js";
 import { HeadGrid, goTo } from "../headgrid.js";
-import { roleChip } from "../roles.js";
+import { roleChip, roleWords } from "../roles.js";
 import { colourScale, digits, fixed } from "../scales.js";
 
 /**
@@ -158,7 +158,7 @@ class MetricsView {
     const one = side.headAt(at, head);
     const { title } = side.metrics[this.place];
     return [
-      [side.name(at, head), one.role === "-" ? "no role" : one.role],
+      [side.name(at, head), roleWords(one)],
       [this.differs ? `${title}, B − A` : title, score(this.#score(one, this.place), 6)],
       ["uniform attention", score(one.uniform[this.place], 6)],
     ];
@@ -234,12 +234,12 @@ class MetricsView {
 
   /** @param {Side} side @param {Head} one */
   #row(side, one) {
-    const { at, head, role, scores } = one;
+    const { at, head, scores } = one;
     const link = make("button", { type: "button", class: "plain" }, side.name(at, head));
     const cells = scores.map((_, place) =>
       make("td", { class: place === this.place ? "chosen" : "" }, score(this.#score(one, place), 3)),
     );
-    const first = [make("td", { class: "words" }, link), make("td", { class: "words" }, roleChip(role))];
+    const first = [make("td", { class: "words" }, link), make("td", { class: "words" }, roleChip(one))];
     return make("tr", { "data-head": `${at}.${head}` }, ...first, ...cells);
   }
 

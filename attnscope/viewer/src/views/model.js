@@ -2,7 +2,7 @@
 import { breathe, fit, make, raster } from "../canvas.js";
 import { intensity, ink, pixel, roleColour, sequential } from "../colours.js";
 import { HeadGrid } from "../headgrid.js";
-import { roleChip } from "../roles.js";
+import { roleChip, roleWords } from "../roles.js";
 import { once } from "../side.js";
 import { thumb } from "../thumbs.js";
 import { digits } from "../scales.js";
@@ -81,7 +81,7 @@ class ModelView {
     const heads = this.grid.side?.heads ?? [];
     const roles = [...new Set(heads.map(({ role }) => role))].filter((role) => roleColour(role));
     const chips = roles.map((role) => {
-      const chip = roleChip(role);
+      const chip = roleChip({ role });
       chip.append(` ${heads.filter((head) => head.role === role).length}`);
       return chip;
     });
@@ -179,7 +179,7 @@ class ModelView {
     const scores = side.metrics.map(({ short }, index) => ({ short, score: one.scores[index] }));
     const place = side.metrics.findIndex(({ id }) => id === this.state?.metric);
     const lines = /** @type {(string|[string, string])[]} */ ([
-      [side.name(at, head), one.role === "-" ? "no role" : one.role],
+      [side.name(at, head), roleWords(one)],
     ]);
     if (place >= 0 && scores[place].score !== null) lines.push([scores[place].short, digits(scores[place].score ?? 0)]);
     if (one.top_key !== null)

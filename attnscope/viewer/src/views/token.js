@@ -3,7 +3,7 @@ import { latest, make } from "../canvas.js";
 import { css, inkOn, sequential } from "../colours.js";
 import { massOn } from "../data.js";
 import { HeadGrid, goTo } from "../headgrid.js";
-import { roleChip } from "../roles.js";
+import { roleChip, roleWords } from "../roles.js";
 import { colourScale, digits } from "../scales.js";
 import { named } from "../status.js";
 import { Strip } from "../strip.js";
@@ -178,7 +178,7 @@ class TokenView {
         make("td", { class: "words wide" }, bar),
         make("td", { class: "chosen" }, (answer.whole ? "" : "≥ ") + answer.mass.toFixed(4)),
         make("td", { class: "muted" }, answer.uniform.toFixed(4)),
-        make("td", { class: "words" }, roleChip(side.headAt(answer.at, answer.head)?.role ?? "-")),
+        make("td", { class: "words" }, roleChip(side.headAt(answer.at, answer.head))),
       ];
       const selected = String(answer.at === at && answer.head === head);
       return make("tr", { "data-head": `${answer.at}.${answer.head}`, "aria-selected": selected }, ...cells);
@@ -200,9 +200,8 @@ class TokenView {
   #about({ at, head }) {
     const side = this.page.side(this.store.state);
     const answer = this.answers.get(`${at}.${head}`);
-    const role = side.headAt(at, head)?.role ?? "-";
     /** @type {(string|[string, string])[]} */
-    const lines = [[side.name(at, head), role === "-" ? "no role" : role]];
+    const lines = [[side.name(at, head), roleWords(side.headAt(at, head))]];
     if (!answer) return [...lines, "the page holds no weights in tokens of this head"];
     const { label } = side.tokens;
     const query = this.page.query(this.store.state);
