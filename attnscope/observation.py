@@ -23,7 +23,7 @@ from attnscope.errors import UsageError
 from attnscope.measure.layers import LayerKey, PerLayer, codes
 from attnscope.measure.metrics import COLUMNS, KNOWN, MASS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
-from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS
+from attnscope.stacks import CROSS, CSA, DECODER, ENCODER, HCA, KINDS
 from attnscope.tables import as_table, flags, numbers, texts_at, words
 from attnscope.text.tokens import Chosen
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 SHOWN_HEADS = 12  # of the table in a notebook
 ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
 Axis = Literal["queries", "keys"]
+OWN = (DECODER, CSA, HCA)  # the kinds of maps of a decoder's own heads, over tokens and over summaries of them
 RELATION = ("layer", "head", "kv_head", "query", "key", "weight", "kind")
 
 
@@ -563,8 +564,8 @@ class Observation:
         return page_of([side], Plan(max_mb, precision, whole), about(self, whole))
 
     def named_by_atlas(self, layer: int, head: int, kind: str = DECODER) -> tuple[str, ...]:
-        """The roles that the atlas gives a head; none without an atlas, and none of another stack than a decoder."""
-        return tuple(self.atlas.roles.get((layer, head), ())) if self.atlas and kind == DECODER else ()
+        """The roles that the atlas gives a head of a decoder; none without an atlas, and none of another stack."""
+        return tuple(self.atlas.roles.get((layer, head), ())) if self.atlas and kind in OWN else ()
 
     def export(self, folder: str | Path, **how: Any) -> list[Path]:
         """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`.

@@ -512,9 +512,12 @@ def test_no_process_is_left(folder: Path) -> None:
 def test_a_fork_holds_no_file_of_ours(tmp_path: Path, monkeypatch, listed: bool) -> None:
     from attnscope.apart import Apart
 
+    def missing(place: str) -> list[str]:
+        raise FileNotFoundError(place)
+
     listdir = os.listdir
     if not listed:
-        monkeypatch.setattr(os, "listdir", lambda place: (_ for _ in ()).throw(FileNotFoundError(place)))
+        monkeypatch.setattr(os, "listdir", missing)
     with (tmp_path / "open").open("w") as ours, Apart(lambda: listdir("/proc/self/fd"), "process") as there:
         assert ours.fileno() > 3
         assert sorted(map(int, there())) == [0, 1, 2, 3, 4]  # the last is the list's own

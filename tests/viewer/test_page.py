@@ -264,11 +264,8 @@ def test_a_head_is_chosen_in_the_overviews(browser, subject):
 
 def test_what_an_atlas_names_is_shown_on_a_phone_too(browser, demo, tmp_path):
     atlas = made_atlas(None, {(3, 0): ("induction", "previous-token")})
-    path = (
-        attnscope.capture(demo, "the bank", request=attnscope.Request(weights=True), atlas=atlas)
-        .page()
-        .save(tmp_path / "page.html")
-    )
+    seen = attnscope.capture(demo, "the bank", request=attnscope.Request(weights=True), atlas=atlas)
+    path = seen.page().save(tmp_path / "page.html")
     with visiting(browser, path, "view=metrics&at=3&head=0", PHONE) as visit:
         assert visit.page.locator(".chosen-head .role").inner_text().endswith(" · atlas: induction, previous-token")
         assert visit.view("metrics").locator("td .role", has_text="atlas:").count() == 1

@@ -88,11 +88,8 @@ def test_the_pages_weights_are_those_of_the_relations(tmp_path, engine):
 
 
 def test_what_an_atlas_names_stands_beside_the_role(tmp_path):
-    atlas, run, roles = (
-        tmp_path / "atlas",
-        tmp_path / "run",
-        {(3, 0): ["induction", "sink"], (1, 5): ["previous-token"]},
-    )
+    atlas, run = tmp_path / "atlas", tmp_path / "run"
+    roles = {(3, 0): ["induction", "sink"], (1, 5): ["previous-token"]}
     made_atlas(DEMO_FOLDER, roles).save(atlas)
     assert call("heads", SENTENCE, "--atlas", str(atlas), "--out", str(run), "-q").code == 0
     for arguments in ((SENTENCE, "--atlas", str(atlas)), (str(run), "--from-tables")):
