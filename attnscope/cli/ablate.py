@@ -201,7 +201,6 @@ def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
 def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[HeadSet]:
     """The sets that were asked for: of a file, a selection and each of its heads, or a set per role of the atlas."""
     from attnscope.study.ablation.sets import of_roles, parts, read_sets, selected
-    from attnscope.study.atlas.roles import RULES
 
     if taken.sets is not None:
         return read_sets(taken.sets, loaded.geometry)
@@ -210,7 +209,7 @@ def _named(loaded: LoadedModel, taken: Taken, atlas: Atlas | None) -> Sequence[H
         each = parts(together, loaded.geometry, taken.by == "kv")
         return [together, *(one for one in each if one.heads != together.heads)]
     assert atlas is not None
-    found = of_roles(atlas.roles, [rule.role for rule in RULES])
+    found = of_roles(atlas.roles, list(atlas.by_role()))
     if not found:
         raise InputError("no head has a role", "name heads with --select or --sets")
     return found

@@ -56,7 +56,7 @@ def rows(result):
 # the grammar
 
 
-NAMED = {"induction": {3: (0, 1)}, "previous-token": {1: (5,), 2: (1,)}, "retrieval": {}}
+NAMED = {"induction": {3: (0, 1)}, "previous-token": {1: (5,), 2: (1,)}, "self": {}}
 HEADS = dict.fromkeys(range(4), 6)
 
 
@@ -77,10 +77,10 @@ def test_roles_stand_for_their_heads(expression, found):
     ("expression", "named", "error", "says"),
     [
         ("@induction", None, UsageError, r"no atlas says .* @induction; make one: attnscope scan MODEL --out DIR"),
-        ("@inducton", NAMED, UsageError, "no role 'inducton'; the roles are induction, previous-token, retrieval"),
+        ("@inducton", NAMED, UsageError, "no role 'inducton'; the roles are induction, previous-token, self"),
         ("last,@", NAMED, UsageError, "no role ''"),
-        ("last,@retrieval", NAMED, InputError, "names no retrieval head; it names @induction, @previous-token"),
-        ("@retrieval", {"retrieval": {}}, InputError, "it names no role at all"),
+        ("last,@self", NAMED, InputError, "names no self head; it names @induction, @previous-token"),
+        ("@self", {"self": {}}, InputError, "it names no role at all"),
     ],
 )
 def test_what_cannot_be_meant(expression, named, error, says):
@@ -96,6 +96,16 @@ def test_an_atlas_names_no_head_of_another_stack(demo):
     assert not any(seen.named_by_atlas(3, 0, kind) for kind in set(KINDS) - named)
     tower = replace(seen, columns=replace(seen.columns, kind=np.full_like(seen.columns.kind, VISION)))
     assert set(tower.table()["atlas_roles"].to_pylist()) == {""}
+
+
+def test_an_atlas_that_was_made_before_a_role_was_renamed_still_reads(demo, tmp_path):
+    """`long-range-copying` was called `retrieval`: a role that no rule has today is a name in the file."""
+    made_atlas(DEMO_FOLDER, {(3, 0): ("induction", "retrieval")}).save(tmp_path)
+    assert atlas_of(demo, tmp_path).by_role()["retrieval"] == {3: (0,)}
+    shown = rows(call("heads", TEXT, "--select", "@retrieval", "--atlas", str(tmp_path), "-q"))
+    assert [(row["layer"], row["head"], row["atlas_roles"]) for row in shown] == [("3", "0", "induction retrieval")]
+    asked = ("ablate", "demo", "--atlas", str(tmp_path), "--sequences", "2", "--random", "0")
+    assert {row["set"] for row in rows(call(*asked, "-q"))} == {"induction", "retrieval"}
 
 
 # whose atlas it is

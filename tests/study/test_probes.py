@@ -169,11 +169,11 @@ def test_hand_built_heads_score_one_and_uniform_heads_score_the_null(built):
     assert found["sink", "uniform"].effect[[1, 3]] == pytest.approx(0, abs=1e-5)
     assert found["strongest key", "uniform"].effect[[1, 3]] == pytest.approx(0, abs=1e-5)
     assert found["copying", "other heads"].score[2] == 1
-    assert found["retrieval", "moved span"].score == pytest.approx([0, 0, 1, 0])
-    assert list(atlas.roles.values()) == [("previous-token",), (), ("induction", "retrieval"), ()]
+    assert found["long-range-copying", "moved span"].score == pytest.approx([0, 0, 1, 0])
+    assert list(atlas.roles.values()) == [("previous-token",), (), ("induction", "long-range-copying"), ()]
     uniform = dict.fromkeys(("L0H1", "L1H0", "L1H1"), 0)  # among distinct tokens the induction head finds none either
     assert atlas.facts["near_uniform"] == pytest.approx(uniform, abs=1e-6)
-    assert atlas.facts["retrieval"] == {"runs": 64, "counted": 64, "recall": {"64": 1.0}}
+    assert atlas.facts["long_range_copying"] == {"runs": 64, "counted": 64, "recall": {"64": 1.0}}
 
 
 def test_a_window_that_hides_the_key_is_null_not_zero(demo):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,11 +21,12 @@ from attnscope.study.atlas.scan import plan, scan
 from helpers.command_line import call
 from helpers.families import tiny_model
 
+PAGE = Path(__file__).parents[2] / "docs" / "atlas.md"
 EXPECTED = {
     "induction": {"L3H0", "L3H1"},
     "previous-token": {"L1H5", "L2H1"},
     "offset-2": {"L1H4"},
-    "retrieval": {"L3H0", "L3H1"},
+    "long-range-copying": {"L3H0", "L3H1"},
 }
 
 
@@ -46,15 +48,19 @@ def test_the_demos_heads_are_named(kept):
     assert heads_of(json.loads((folder / "atlas.json").read_text())["roles"]) == EXPECTED
 
 
-def test_the_demos_induction_heads_retrieve_where_it_finds_the_needle(kept):
+def test_the_demos_induction_heads_copy_from_afar_where_it_finds_the_needle(kept):
+    """And what docs/atlas.md says of that."""
     found, folder = kept
-    [retrieval] = [one.effects for one in found.findings if one.probe == "retrieval"]
-    assert np.flatnonzero(retrieval.score >= 0.8).tolist() == [18, 19]
-    assert (np.delete(retrieval.score, [18, 19]) <= 0.1).all()
-    told = json.loads((folder / "atlas.json").read_text())["retrieval"]
+    [copied] = [one.effects for one in found.findings if one.probe == "long-range-copying"]
+    assert np.flatnonzero(copied.score >= 0.8).tolist() == [18, 19]
+    assert (np.delete(copied.score, [18, 19]) <= 0.1).all()
+    told = json.loads((folder / "atlas.json").read_text())["long_range_copying"]
     assert told["runs"] == 64 + 32 + 16 + 8
-    assert set(retrieval.n) == {told["counted"]}
+    assert set(copied.n) == {told["counted"]}
     assert list(told["recall"]) == ["64", "128", "256", "512"]
+    said = f"on the demo {told['counted']} of {told['runs']}, with recall {told['recall']['64']:.2f} at 64 tokens and "
+    said += f"{told['recall']['512']:.2f} at 512. There L3H0 scores {copied.score[18]:.2f} and L3H1 {copied.score[19]:.2f}"
+    assert said in " ".join(PAGE.read_text(encoding="utf-8").split())
 
 
 def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):
@@ -192,7 +198,7 @@ def test_what_it_would_take_is_said_before_anything_is_read(demo, tmp_path):
     result = call("scan", "demo", "--dry-run", "--out", str(tmp_path / "a"))
     assert result.code == 0
     planned = plan(demo)
-    assert f"retrieval): {planned.tokens} tokens x 4 layers" in result.out.decode()
+    assert f"long-range-copying): {planned.tokens} tokens x 4 layers" in result.out.decode()
     assert not (tmp_path / "a").exists()
 
 

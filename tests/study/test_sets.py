@@ -45,7 +45,7 @@ def test_a_line_that_is_no_set_is_named(demo, tmp_path, line, said):
 
 def test_roles_are_sets_and_a_role_without_heads_is_none():
     roles = {(3, 1): ("induction", "sink"), (3, 0): ("induction",), (0, 0): ()}
-    assert of_roles(roles, ("retrieval", "induction")) == [INDUCTION]
+    assert of_roles(roles, ("long-range-copying", "induction")) == [INDUCTION]
 
 
 def test_heads_that_share_a_kv_head_go_together(demo):

@@ -99,8 +99,9 @@ class Atlas:
         return found
 
     def by_role(self) -> dict[str, dict[int, tuple[int, ...]]]:
-        """{role: {layer: heads}} of every role that there is, as `selection.select` takes it."""
-        return {one.role: self.named(one.role) for one in RULES}
+        """{role: {layer: heads}} of every role that there is, as `selection.select` takes it; last, those of old files."""
+        known, said = (rule.role for rule in RULES), (role for roles in self.roles.values() for role in roles)
+        return {role: self.named(role) for role in dict.fromkeys((*known, *said))}
 
     def fits(self, model: Weights) -> bool | None:
         """Whether this is the atlas of a model's weights; None where neither the commit nor the files tell."""
@@ -138,7 +139,7 @@ def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:
         part = {name: np.array(columns[name][start : start + len(heads)], np.float64) for name in COLUMNS}
         effects = Effects(**{**part, "n": part["n"].astype(np.int64)})
         findings.append(Finding(columns["probe"][start], columns["against"][start], effects))
-    named = {(layer, head): tuple(facts["roles"].get(f"L{layer}H{head}", ())) for layer, head in heads}
+    named = {(layer, head): tuple(map(str, facts["roles"].get(f"L{layer}H{head}", ()))) for layer, head in heads}
     told = {name: value for name, value in facts.items() if name not in ("roles", "rules")}
     _ = told["model"]["name"], told["model"]["revision"]
     return Atlas(heads, findings, named, told)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnscope.study.atlas.findings import Finding
     from attnscope.study.atlas.texts import OnTexts
 
-MORE_COLOURS = {"prefix-matching": "#7fb8da", "offset-2": "#8c6d31", "retrieval": "#7a0177"}
+MORE_COLOURS = {"prefix-matching": "#7fb8da", "offset-2": "#8c6d31", "long-range-copying": "#7a0177"}
 OTHER_ROLE = "#000000"
 HEAD_JS = "head_js.png"
 

@@ -21,7 +21,7 @@ from attnscope.attention.questions import At, Back, Question, Received
 from attnscope.attention.uniform import UniformAttention
 from attnscope.measure.probes import Answers, Layer, Probe
 from attnscope.study.atlas.copying import Copying
-from attnscope.study.atlas.retrieval import VALUES, Recall, Retrieval, lengths, needles
+from attnscope.study.atlas.long_range_copying import VALUES, LongRangeCopying, Recall, lengths, needles
 from attnscope.study.atlas.uniformity import FromUniform
 
 SEQUENCES = 64
@@ -145,15 +145,15 @@ def trials(
     seed: int = 0,
     count: int = SEQUENCES,
     copying: Copying | None = None,
-    retrieval: bool = True,
+    completes: bool = True,
 ) -> list[Trial]:
     """Every trial that a vocabulary and so many positions allow, drawn by a seed; each has a draw of its own.
 
-    copying: what asks whether heads copy, on the period that comes nearest to COPIED_PERIOD. retrieval: whether the
-    model can complete sequences.
+    copying: what asks whether heads copy, on the period that comes nearest to COPIED_PERIOD. completes: whether
+    the model can complete sequences.
 
     >>> [trial.name for trial in trials(range(100, 400), positions=128)]
-    ['repeated p10', 'repeated p25', 'repeated p50', 'offsets', 'sink', 'retrieval']
+    ['repeated p10', 'repeated p25', 'repeated p50', 'offsets', 'sink', 'long-range-copying']
     """
     room = positions or 10**9
     periods = [one for one in PERIODS if 2 * one <= len(pool) and 2 * one + len(begin) <= room]
@@ -167,8 +167,9 @@ def trials(
     length = min(LENGTH, len(pool), room - len(begin))
     made["offsets"] = lambda generator: _offsets(pool, begin, length, count, generator)
     made["sink"] = lambda generator: _sinks(pool, begin, length, count, generator)
-    if retrieval and (runs := lengths(count, room)):
-        made["retrieval"] = lambda generator: _retrieval(needles(pool, begin, runs, generator))
+    if completes and (runs := lengths(count, room)):
+        # the key seeds the draw: the trial's first name, so that a seed still draws what it drew
+        made["retrieval"] = lambda generator: _long_range_copying(needles(pool, begin, runs, generator))
     return [make(np.random.default_rng([seed, *name.encode()])) for name, make in made.items()]
 
 
@@ -249,12 +250,16 @@ def _sinks(pool: Sequence[int], begin: Sequence[int], length: int, count: int, g
     return Trial("sink", arms, contrasts)
 
 
-def _retrieval(ids_ST: np.ndarray) -> Trial:
+def _long_range_copying(ids_ST: np.ndarray) -> Trial:
     """What is hidden in a long text, asked for at its end."""
-    score, null = Measure("needle", "retrieval"), Measure("needle", "moved span")
-    asks: dict[str, Probe] = {score.name: Retrieval(), null.name: Retrieval(moved=True), RECALL.name: Recall()}
-    contrast = Contrast("retrieval", "moved span", score, (null,))
-    return Trial("retrieval", {"needle": Arm(ids_ST, asks, completed=VALUES)}, [contrast])
+    score, null = Measure("needle", "copied"), Measure("needle", "moved span")
+    asks: dict[str, Probe] = {
+        score.name: LongRangeCopying(),
+        null.name: LongRangeCopying(moved=True),
+        RECALL.name: Recall(),
+    }
+    contrast = Contrast("long-range-copying", "moved span", score, (null,))
+    return Trial("long-range-copying", {"needle": Arm(ids_ST, asks, completed=VALUES)}, [contrast])
 
 
 def _distinct(pool: Sequence[int], length: int, count: int, generator: np.random.Generator) -> np.ndarray:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnscope.study.atlas.findings import Finding
-from attnscope.study.atlas.retrieval import RECALLED
+from attnscope.study.atlas.long_range_copying import RECALLED
 from attnscope.study.atlas.uniformity import NEAR
 
 LEAST, COPIES, PERIODS = 0.3, 0.5, 2
@@ -45,9 +45,9 @@ RULES = (
         "Gu et al. 2024, arXiv 2410.10781",
     ),
     Rule(
-        "retrieval",
+        "long-range-copying",
         f"lower bound >= {LEAST} above a moved span, over runs with recall > {RECALLED}",
-        "Wu et al. 2024, arXiv 2404.15574",
+        "counted as by Wu et al. 2024, arXiv 2404.15574, on random tokens",
     ),
 )
 MARK = Rule("near_uniform", f"mean Jensen-Shannon divergence (JS) to uniform attention < {NEAR} bits; a mark, no role")
@@ -79,6 +79,6 @@ def roles_of(findings: Sequence[Finding], heads: int) -> list[tuple[str, ...]]:
         **{role: bound(f"offset {steps}", "best other offset") >= LEAST for steps, role in OFFSETS.items()},
         "duplicate-token": at_periods("duplicate-token"),
         "sink": bound("sink", "uniform") >= LEAST,
-        "retrieval": bound("retrieval", "moved span") >= LEAST,
+        "long-range-copying": bound("long-range-copying", "moved span") >= LEAST,
     }
     return [tuple(rule.role for rule in RULES if holds[rule.role][head]) for head in range(heads)]

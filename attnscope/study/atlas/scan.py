@@ -23,7 +23,7 @@ from attnscope.study.atlas.findings import Finding, Readings, compare, read
 from attnscope.study.atlas.picture import save_probes
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, trials
-from attnscope.study.atlas.retrieval import recalled, unable
+from attnscope.study.atlas.long_range_copying import recalled, unable
 from attnscope.study.atlas.roles import near_uniform, roles_of
 from attnscope.study.claim import claim, with_weights
 
@@ -58,7 +58,7 @@ def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool
     loaded.check_bare("a scan")
     drawn_from, begin = token_pool(loaded, pool), begins(loaded)
     few = [*begin, *drawn_from[:3]]
-    copying, why_no_retrieval = copying_of(loaded, few), unable(loaded, few)
+    copying, why_not = copying_of(loaded, few), unable(loaded, few)
     made = trials(
         drawn_from,
         begin,
@@ -66,9 +66,9 @@ def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool
         seed,
         sequences,
         copying if isinstance(copying, Copying) else None,
-        retrieval=not why_no_retrieval,
+        completes=not why_not,
     )
-    missing = {"copying": copying if isinstance(copying, str) else "", "retrieval": why_no_retrieval}
+    missing = {"copying": copying if isinstance(copying, str) else "", "long-range-copying": why_not}
     ids = hashlib.sha256(b"".join(arm.ids_ST.tobytes() for trial in made for arm in trial.arms.values()))
     facts = {
         "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
@@ -121,7 +121,7 @@ def _beside(trial: Trial, readings: Readings) -> dict[str, Any]:
         marked = near_uniform(readings.values[FROM_UNIFORM])
         said["near_uniform"] = {"L{}H{}".format(*readings.heads[place]): value for place, value in marked.items()}
     if RECALL in readings.values:
-        said["retrieval"] = recalled(trial.arms[RECALL.arm].ids_ST, readings.values[RECALL][:, 0])
+        said["long_range_copying"] = recalled(trial.arms[RECALL.arm].ids_ST, readings.values[RECALL][:, 0])
     return said
 
 

@@ -1,7 +1,9 @@
-"""Retrieval: the head finds what is hidden in a long text, and the model says the token that the head looks at.
+"""Long-range copying: the head finds what is hidden in a long text, and the model says the token that it looks at.
 
-Wu et al. 2024, arXiv 2404.15574, as their code counts (retrieval_head_detection.py): steps of greedy decoding, where
-the paper intersects sets of tokens; runs in which the model did not find the needle do not count.
+Counted as the code of Wu et al. 2024, arXiv 2404.15574 counts (retrieval_head_detection.py): steps of greedy decoding,
+where the paper intersects sets of tokens; runs in which the model did not find the needle do not count. No retrieval
+head is claimed: they ask a question about natural text, and here the key is repeated among random tokens, which an
+induction head answers as well.
 
 Shapes: S sequence, T token, B text of a pass, H head, Q query, V value of the needle.
 """
@@ -79,7 +81,7 @@ def found(ids_BT: Tensor) -> Found:
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class LongRangeCopying:
     """The share of decoding steps whose strongest key is a value of the needle and the token that was made.
 
     NaN where the model did not find the needle, and for heads whose mask hides it. moved: the same of as many keys a

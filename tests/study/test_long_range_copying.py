@@ -1,4 +1,4 @@
-"""Retrieval against a loop that decodes without a cache, and divergence from uniform attention against sums."""
+"""Long-range copying against a loop that decodes without a cache, and divergence from uniform attention against sums."""
 
 import math
 
@@ -11,19 +11,19 @@ from attnscope.model.loading import wrap
 from attnscope.study.atlas.findings import compare, read
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, Arm, Measure, Trial, trials
-from attnscope.study.atlas.retrieval import DEPTHS, Recall, Retrieval, completed, lengths, needles
+from attnscope.study.atlas.long_range_copying import DEPTHS, LongRangeCopying, Recall, completed, lengths, needles
 from attnscope.study.atlas.roles import near_uniform, roles_of
 from attnscope.study.atlas.scan import plan
 from helpers.families import tiny_model
 
-SCORE, MOVED = Measure("needle", "retrieval"), Measure("needle", "moved span")
-ASKS = {"retrieval": Retrieval(), "moved span": Retrieval(moved=True), "recall": Recall()}
+SCORE, MOVED = Measure("needle", "copied"), Measure("needle", "moved span")
+ASKS = {"copied": LongRangeCopying(), "moved span": LongRangeCopying(moved=True), "recall": Recall()}
 
 
 @pytest.fixture(scope="module")
 def trial(demo):
     """Seven runs of the demo, of 64 and 128 tokens."""
-    return {one.name: one for one in trials(token_pool(demo), begins(demo), 255, count=5)}["retrieval"]
+    return {one.name: one for one in trials(token_pool(demo), begins(demo), 255, count=5)}["long-range-copying"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_needle_is_hidden_once_at_every_depth():
         assert len(set(ids[1:-1])) == length - 10 or length == 512  # where the pool is too small for other tokens
 
 
-def test_retrieval_is_counted_as_wu_et_al_count_it(demo, trial, readings):
+def test_long_range_copying_is_counted_as_wu_et_al_count_it(demo, trial, readings):
     """Without a cache, pass by pass: every step's strongest key, the token made, and which runs count."""
     given = trial.arms["needle"].ids_ST
     counted = 0
@@ -171,21 +171,21 @@ def test_a_window_that_hides_the_needle_is_null(demo):
 
 def test_a_model_that_finds_nothing_is_null(demo):
     loaded = wrap(tiny_model("llama"), demo.tokenizer)
-    [trial] = [one for one in trials(range(5, 90), (), 64, count=32) if one.name == "retrieval"]
+    [trial] = [one for one in trials(range(5, 90), (), 64, count=32) if one.name == "long-range-copying"]
     [finding] = compare(trial, read(loaded, trial))
     assert set(finding.effects.n) == {0}
     assert np.isnan(finding.effects.score).all()
     assert roles_of([finding], 16) == [()] * 16
 
 
-def test_why_retrieval_is_not_measured(demo, monkeypatch):
+def test_why_long_range_copying_is_not_measured(demo, monkeypatch):
     short = wrap(tiny_model("gpt2", n_positions=48), demo.tokenizer)
-    assert "reads 48 tokens, and 64 are needed" in plan(short, pool=range(5, 90)).facts["not_measured"]["retrieval"]
+    assert "reads 48 tokens, and 64 are needed" in plan(short, pool=range(5, 90)).facts["not_measured"]["long-range-copying"]
     loaded = wrap(tiny_model("llama"), demo.tokenizer)
     monkeypatch.setattr(loaded.model, "generate", lambda *given, **more: 1 / 0)
     planned = plan(loaded, pool=range(5, 90))
-    assert planned.facts["not_measured"]["retrieval"] == f"{loaded.name} cannot generate: division by zero"
-    assert "retrieval" not in [one.name for one in planned.trials]
+    assert planned.facts["not_measured"]["long-range-copying"] == f"{loaded.name} cannot generate: division by zero"
+    assert "long-range-copying" not in [one.name for one in planned.trials]
 
 
 # near uniform
