@@ -54,7 +54,11 @@ class Taken(Heads):
         Literal["mean", "zero", "resample"],
         Option(help="What stands in: its mean over other sequences; zero; another sequence's, which misinforms."),
     ] = "mean"
-    random: Annotated[int, Option(min=0, help="Random sets beside each, of other heads.", metavar="N")] = 100
+    random: Annotated[int, Option(min=0, help="Random sets of as many heads to hold each against.", metavar="N")] = 100
+    controls: Annotated[
+        Literal["unnamed", "all"],
+        Option(help="Draw random sets from the heads that no set names, or from all heads."),
+    ] = "unnamed"
 
     def __post_init__(self) -> None:
         named = [f"--{name}" for name in ("select", "atlas") if getattr(self, name) is not None]
@@ -140,7 +144,14 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     from attnscope.study.ablation.passes import Passes
     from attnscope.study.ablation.picture import save_ablation
 
-    asked = Asked.of(named, loaded.geometry, by_kv=taken.by == "kv", seed=on.seed, random=taken.random)
+    asked = Asked.of(
+        named,
+        loaded.geometry,
+        by_kv=taken.by == "kv",
+        seed=on.seed,
+        random=taken.random,
+        controls=taken.controls,
+    )
     if taken.each:
         asked = replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)})
     token_layers, operations = cost(loaded, task, asked, taken.replace)

@@ -58,6 +58,7 @@ class Otherwise:
     def check(self, taken: Taken) -> None:
         """Raises UsageError for what only sets can have."""
         wanted = [f"--by {taken.by}"] * (taken.by == "kv") + ["--each"] * taken.each
+        wanted += [f"--controls {taken.controls}"] * (taken.controls == "all")
         asked = next((name for name, asked in self._wishes.items() if asked), None)
         if asked is not None and wanted:
             raise UsageError(f"{wanted[0]} is for sets, and {asked} was given", "leave out one of them")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from attnscope.study.ablation.prune import Step
 
 MANY = 4  # heads of a set up to which each one's numbers are shown
+DRAWN = {
+    "unnamed": "random sets are drawn from the heads that no set names; --controls all: from all",
+    "all": "random sets are drawn from all heads",
+}
 
 
 def notes(found: Ablation) -> list[str]:
@@ -31,6 +35,8 @@ def notes(found: Ablation) -> list[str]:
         told.append(f"the passes were unshared: {facts['unshared']}")
     if facts["spread"] is not None:
         told.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} nats: less is noise")
+    if any(facts["random_sets"].values()):
+        told.append(DRAWN[facts["controls"]])
     few = [f"{name} {count}" for name, count in facts["random_sets"].items() if count < facts["random_asked"]]
     if few:
         told.append(f"fewer random sets than {facts['random_asked']}, for want of other heads: {', '.join(few)}")
@@ -40,7 +46,7 @@ def notes(found: Ablation) -> list[str]:
 def sets_sheet(found: Ablation, top: int | None) -> RichTable:
     """A row per set: each of its heads alone, all together, and where random sets lie."""
     sheet, rows = output.sheet(), found.table().to_pylist()
-    for title in ("set", "heads", "direct", "alone", "together [95 %]", "p", "random sets, 99 %", "above"):
+    for title in ("set", "heads", "direct", "alone", "together [95 %]", "p", "random sets: 99 %", "above"):
         sheet.add_column(title, no_wrap=True, justify="right" if title in ("p", "above") else "left")
     together = [row for row in rows if row["kind"] == "together"]
     for row in together[:top]:
@@ -53,7 +59,7 @@ def sets_sheet(found: Ablation, top: int | None) -> RichTable:
             _each([one["effect"] for one in alone]),
             f"{_short(row['effect'])} [{_nats(row['low'])}, {_nats(row['high'])}]",
             "-" if row["p"] is None else "<.001" if row["p"] < 0.001 else f"{row['p']:.3f}".lstrip("0"),
-            "-" if row["random_low"] is None else f"{_short(row['random_low'])} to {_short(row['random_high'])}",
+            _range_of(row, found.facts["random_sets"][row["set"]]),
             "-" if row["percentile"] is None else f"{row['percentile']:.0f} %",
         )
     return sheet
@@ -123,6 +129,11 @@ def _each(values: list[float | None]) -> str:
     if len(known) <= MANY:
         return " ".join(map(_short, known)) or "-"
     return f"{_short(min(known))} to {_short(max(known))}"
+
+
+def _range_of(row: dict[str, Any], count: int) -> str:
+    """How many random sets there are, and where 99 % of them lie: `6: 0.00 to +0.02`."""
+    return f"{count}: {_short(row['random_low'])} to {_short(row['random_high'])}" if count else "-"
 
 
 def _nats(value: float | None) -> str:

@@ -114,6 +114,22 @@ def test_the_command_prints_a_table_and_writes(tmp_path):
     assert (tmp_path / "a" / "ablation.parquet").exists()
 
 
+def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path):
+    """Layer 3 has C(6, 2) pairs: without the set's own heads C(4, 2), of all heads all but the set itself."""
+    asked = ("ablate", "demo", "--select", "3.0-1", "--sequences", "2", "--format", "table")
+    unnamed = call(*asked, "--out", str(tmp_path), columns=140)
+    assert " 6: " in next(line for line in unnamed.out.decode().splitlines() if line.startswith(" 3.0-1"))
+    assert "drawn from the heads that no set names; --controls all: from all" in unnamed.err
+    refused = call(*asked, "--controls", "all", "--out", str(tmp_path))
+    assert (refused.code, "holds another ablation: controls, random_sets differ" in refused.err) == (2, True)
+    every = call(*asked, "--controls", "all", "--out", str(tmp_path), "--force", columns=140)
+    assert " 14: " in next(line for line in every.out.decode().splitlines() if line.startswith(" 3.0-1"))
+    assert "drawn from all heads" in every.err
+    assert json.loads((tmp_path / "ablation.json").read_text())["controls"] == "all"
+    none = call(*asked, "--random", "0", columns=140)
+    assert (none.code, "random sets are drawn" in none.err) == (0, False)
+
+
 def test_every_head_of_a_selection_is_a_set_too():
     result = call("ablate", "demo", "--select", "3.0-1", *FAST, "-q", "--format", "jsonl")
     rows = [json.loads(line) for line in result.out.splitlines()]

@@ -107,6 +107,7 @@ def test_every_question_says_its_cost_first(question, tmp_path):
         (["--prune", "--method", "gradient"], 2, "--prune and --method gradient were both given"),
         (["--prune", "--by", "kv"], 2, "--by kv is for sets, and --prune was given"),
         (["--pairs", "--each"], 2, "--each is for sets, and --pairs was given"),
+        (["--pairs", "--controls", "all"], 2, "--controls all is for sets, and --pairs was given"),
         (["--pairs", "--select", "3.0"], 4, "a pair takes two heads, and one was named"),
         (["--method", "guess"], 2, "'guess'"),
     ],

@@ -58,9 +58,10 @@ def test_the_demos_induction_heads_copy_from_afar_where_it_finds_the_needle(kept
     assert told["runs"] == 64 + 32 + 16 + 8
     assert set(copied.n) == {told["counted"]}
     assert list(told["recall"]) == ["64", "128", "256", "512"]
-    said = f"on the demo {told['counted']} of {told['runs']}, with recall {told['recall']['64']:.2f} at 64 tokens and "
-    said += f"{told['recall']['512']:.2f} at 512. There L3H0 scores {copied.score[18]:.2f} and L3H1 {copied.score[19]:.2f}"
-    assert said in " ".join(PAGE.read_text(encoding="utf-8").split())
+    recall, page = told["recall"], " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"on the demo {told['counted']} of {told['runs']}, with recall {recall['64']:.2f} at 64 tokens" in page
+    assert f"and {recall['512']:.2f} at 512. There L3H0 scores {copied.score[18]:.2f}" in page
+    assert f"and L3H1 {copied.score[19]:.2f}, and no other" in page
 
 
 def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attnscope.errors import InputError, UsageError
+from attnscope.study.ablation.effects import Asked
 from attnscope.study.ablation.sets import HeadSet, controls_of, of_roles, parts, read_sets, selected, whole_groups
 from attnscope.study.ablation.tasks import copy, targets, texts
 
@@ -70,6 +71,18 @@ def test_controls_have_as_many_heads_per_layer_and_none_that_is_named(demo):
     assert {one.heads for one in groups} == {((1, a), (1, a + 1), (2, b), (2, b + 1)) for a in (0, 2) for b in (2, 4)}
     everything = HeadSet("all", tuple((3, head) for head in range(6)))
     assert controls_of(everything, [everything], demo.geometry) == []
+
+
+def test_controls_of_all_heads_are_every_choice_but_the_set_itself(demo):
+    """Where no head is left out: enumerated, and one fewer asked for than there are, so that they are drawn."""
+    every = {((3, a), (3, b)) for a in range(6) for b in range(a + 1, 6)} - {INDUCTION.heads}
+    assert {one.heads for one in controls_of(INDUCTION, (), demo.geometry)} == every
+    drawn = controls_of(INDUCTION, (), demo.geometry, count=14)
+    assert {one.heads for one in drawn} == every
+    asked = [Asked.of([INDUCTION, PREVIOUS], demo.geometry, random=5, controls=one) for one in ("unnamed", "all")]
+    named = {*INDUCTION.heads, *PREVIOUS.heads}
+    taken = [{head for sets in one.random.values() for other in sets for head in other.heads} for one in asked]
+    assert [bool(heads & named) for heads in taken] == [False, True]
 
 
 def test_copy_counts_what_can_be_read_off_the_first_half(demo):

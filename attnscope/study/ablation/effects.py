@@ -23,7 +23,7 @@ from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
 from attnscope.study.ablation.passes import Passes, prepared
 from attnscope.study.ablation.replacement import Replacement
-from attnscope.study.ablation.sets import CONTROLS, HeadSet, controls_of, parts, whole_groups
+from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, HeadSet, controls_of, parts, whole_groups
 from attnscope.study.ablation.tasks import Task
 from attnscope.study.claim import claim, with_weights
 from attnscope.study.statistics import paired
@@ -42,26 +42,39 @@ Heads = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Asked:
-    """Sets by name, what of each goes alone, and the random sets that each is held against, at most so many."""
+    """Sets by name, what of each goes alone, and the random sets that each is held against, at most so many.
+
+    controls: the heads that random sets are drawn from.
+    """
 
     named: tuple[HeadSet, ...]
     alone: Mapping[str, Sequence[HeadSet]]
     random: Mapping[str, Sequence[HeadSet]]
     most: int = CONTROLS
     seed: int = 0
+    controls: DrawnFrom = "unnamed"
 
     @classmethod
     def of(
-        cls, named: Sequence[HeadSet], geometry: Geometry, *, by_kv: bool = False, seed: int = 0, random: int = CONTROLS
+        cls,
+        named: Sequence[HeadSet],
+        geometry: Geometry,
+        *,
+        by_kv: bool = False,
+        seed: int = 0,
+        random: int = CONTROLS,
+        controls: DrawnFrom = "unnamed",
     ) -> Asked:
         """The sets, cut to whole kv groups with by_kv, with up to so many random ones each."""
         whole = tuple(whole_groups(one, geometry) if by_kv else one for one in named)
+        left_out = whole if controls == "unnamed" else ()
         return cls(
             whole,
             {one.name: parts(one, geometry, by_kv) for one in whole},
-            {one.name: controls_of(one, whole, geometry, by_kv=by_kv, seed=seed, count=random) for one in whole},
+            {one.name: controls_of(one, left_out, geometry, by_kv=by_kv, seed=seed, count=random) for one in whole},
             random,
             seed,
+            controls,
         )
 
     @property
@@ -208,6 +221,7 @@ def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replaceme
         **task_facts(loaded, task, replacement),
         "sets": {one.name: str(one).split() for one in asked.named},
         "seed": asked.seed,
+        "controls": asked.controls,
         "random_asked": asked.most,
         "random_sets": {name: len(sets) for name, sets in asked.random.items()},
     }

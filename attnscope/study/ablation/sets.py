@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from attnscope.selection import Named, pairs, select
 from attnscope.text.reading import read_text
 
 CONTROLS = 100
+DrawnFrom = Literal["unnamed", "all"]  # the heads that random sets are drawn from: those that no set names, or all
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def controls_of(
     seed: int = 0,
     count: int = CONTROLS,
 ) -> list[HeadSet]:
-    """So many random sets with as many heads in each layer as `one`, of heads that no named set has; each once.
+    """So many random sets with as many heads in each layer as `one`, of heads that no named set has; each once, and
+    none is `one` itself.
 
     by_kv: of whole kv groups. All combinations where there are no more; none where a layer has too few other heads.
     """
@@ -122,14 +125,12 @@ def controls_of(
     wanted = {layer: heads // shared[layer] for layer, heads in one.per_layer.items()}
     if math.prod(math.comb(len(free[layer]), units) for layer, units in wanted.items()) <= count:
         chosen = itertools.product(*(itertools.combinations(free[layer], units) for layer, units in wanted.items()))
-        drawn = [tuple(itertools.chain(*choice)) for choice in chosen]
+        drawn = (tuple(itertools.chain(*choice)) for choice in chosen)
     else:
-        generator = np.random.default_rng([seed, *one.name.encode()])
-        drawn = list(itertools.islice(_draws(free, wanted, generator), count))
-    return [
-        HeadSet(f"{one.name}, random {number}", tuple(sorted(itertools.chain(*units))))
-        for number, units in enumerate(drawn)
-    ]
+        drawn = _draws(free, wanted, np.random.default_rng([seed, *one.name.encode()]))
+    heads = (tuple(sorted(itertools.chain(*units))) for units in drawn)
+    others = itertools.islice((found for found in heads if found != one.heads), count)
+    return [HeadSet(f"{one.name}, random {number}", found) for number, found in enumerate(others)]
 
 
 Unit = tuple[tuple[int, int], ...]
