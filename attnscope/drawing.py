@@ -429,7 +429,7 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
         quantity="share",
         starts_Q=starts[::step],
         starts_K=starts[::step],
-        axes=(name, "came from"),
+        axes=(name, "attributed to"),
     )
     title = (
         f"Rollout of {len(rolled.layers)} {f'{seen.kind} ' * (seen.kind != DECODER)}layers"

@@ -2,8 +2,10 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
 from attnscope.measure.metrics import METRICS
 from helpers.command_line import SENTENCE, call
@@ -45,6 +47,22 @@ def long_words(tmp_path_factory, windowed):
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
     return str(folder)
+
+
+def test_what_the_strongest_relation_is_ranked_by_is_said(demo):
+    """L1H1 has a larger weight early in the text, where the query sees few keys."""
+    story = Path(__file__).parents[1] / "examples" / "story.txt"
+    lines, talk = lines_of("heads", "--file", str(story), "--top", "all", columns=120)
+    assert any("strongest relation: the largest weight less 1 / keys that the query sees" in line for line in talk)
+    [row] = [line for line in heads_in(lines) if "L1H1" in line]
+    assert re.search(r"the\(67\) → \.\(60\) +0\.99", row)
+    ids = demo.tokenizer(story.read_text(encoding="utf-8"), return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        weights_QK = demo.model(ids, output_attentions=True).attentions[1][0, 1].clone()
+    weights_QK[:, 0], weights_QK[0] = 0, 0
+    assert weights_QK.argmax() != 67 * len(weights_QK) + 60
+    uniform_Q1 = 1 / torch.arange(1, len(weights_QK) + 1)[:, None]
+    assert (weights_QK - uniform_Q1).argmax() == 67 * len(weights_QK) + 60
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 120, 200])

@@ -269,7 +269,7 @@ def test_rollout_of_sentences_numbers_them(tmp_path: Path) -> None:
     arguments = ("rollout", "--text", text, "--group", "sentences", "--image", "svg", "--out", str(tmp_path))
     assert call(*arguments).code == 0
     drawn = (tmp_path / "rollout.svg").read_text()
-    for label in ("S1 Lily was ver…", "S2 She loved th…", "sentence", "came from"):
+    for label in ("S1 Lily was ver…", "S2 She loved th…", "sentence", "attributed to"):
         assert f">{label}</text>" in drawn, label
     assert ">query</text>" not in drawn
 

@@ -95,7 +95,7 @@ def test_it_is_the_product_of_the_layers(loaded_as, demo, name: str, engine: str
     np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
     assert seen.rollout.row_sum_error < 1e-6
-    assert np.abs(np.triu(found, 1)).max() == 0  # nothing came from later tokens
+    assert np.abs(np.triu(found, 1)).max() == 0  # nothing is attributed to later tokens
     assert len(set(np.diag(found).round(4).tolist())) > 5  # and not from everywhere alike
 
 

@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "text": (TEXT, "The text itself, coloured by where chosen tokens look."),
     "heatmap": (TEXT, "The attention of a text, drawn: overview, layers, heads."),
     "view": (TEXT, "A text's attention as a page to hover over, in one HTML file."),
-    "rollout": (TEXT, "Attention rolled out: which tokens each token came from."),
+    "rollout": (TEXT, "Attention rolled out: which tokens each token is attributed to."),
     "explain": (TEXT, "One head, one sentence, every step with its numbers."),
     "tokens": (TEXT, "A text's tokens by number, and which of them an expression means."),
     "batch": (CORPUS, "Heads and relations of every text of a corpus, as a dataset."),

@@ -110,7 +110,8 @@ def heads(
 ) -> int:
     """What every head does with a text, as a ranked table.
 
-    On a terminal the heads are ranked by --sort; in a pipe all heads are printed as csv. With --out, relations,
+    On a terminal the heads are ranked by --sort; in a pipe all heads are printed as csv. A head's strongest relation is
+    its largest weight less uniform attention's (1 / keys that the query sees), key 0 left out. With --out, relations,
     heatmaps and a manifest are written too. With --show heads are drawn below the table; in a pipe, on stderr. With
     --key, each head's mass on those tokens; with --query, everything is of those tokens' rows alone.
     """
@@ -151,7 +152,8 @@ def heads(
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     output.emit(seen.table(order), format, lambda: rendered(seen, shown, order), printing.spreadsheet)
     if format == "table":
-        output.talk(legend(shown, seen.atlas is not None), printing.quiet)
+        for line in legend(shown, seen.atlas is not None):
+            output.talk(line, printing.quiet)
         say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)
         for line in without_attention(seen):
             output.talk(line, printing.quiet)

@@ -78,15 +78,15 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
     return list(found.items())
 
 
-def legend(shown: Sequence[Head], atlas: bool = False) -> str:
-    """One line that says what the table's words mean."""
+def legend(shown: Sequence[Head], atlas: bool = False) -> list[str]:
+    """What the table's words mean, in two lines."""
     masses = [head.mass for head in shown if head.mass is not None]
     mass = "mass: what the queries give the keys, sorts by how far above uniform; " * bool(masses)
     none = "mass -: no query sees one of the keys; " * (bool(masses) and all(map(math.isnan, masses)))
     marked = "unif ≈: nearly uniform; " * any(head.near_uniform for head in shown)
     role = "roles: of the atlas; looks like" if atlas else "role"
-    ends = "uniform: attention spread uniformly", f"{marked}{role} -: not shown by this text", "relation: without key 0"
-    return f"{none or mass}{'; '.join(ends)}"
+    words = f"{none or mass}uniform: attention spread uniformly; {marked}{role} -: not shown by this text"
+    return [words, "strongest relation: the largest weight less 1 / keys that the query sees, without key 0"]
 
 
 def without_attention(seen: Observation) -> list[str]:

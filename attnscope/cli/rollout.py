@@ -44,7 +44,7 @@ class Rolled(Results):
 
 @takes(TextRun, Top, Rolled, Units, Map, file=GROUPS)
 def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: Map) -> int:
-    """Attention rolled out: which tokens each token came from.
+    """Attention rolled out: which tokens each token is attributed to.
 
     How much of each token's state after the last layer is attributed to each input token: the product over all layers
     of the heads' mean plus the residual (Abnar & Zuidema 2020), ignoring what values and MLPs do. Of an encoder-decoder

@@ -100,7 +100,7 @@ def prepare_heads(
 
 def foot(maps: Maps, style: Style, *, tokens: bool = True) -> tuple[str, ...]:
     """What stands below a figure: what it is of, and what its signs mean; tokens: whether it names them."""
-    later = "not visible to the query" if maps.quantity != "share" else "nothing came from there"
+    later = "not visible to the query" if maps.quantity != "share" else "nothing is attributed there"
     signs = [f"grey: {later}"] if not np.isfinite(maps.values_HQK).all() else []
     if tokens and any("·" in label for label in (*maps.labels_Q, *maps.labels_K)):
         signs.append("“·”: a space")

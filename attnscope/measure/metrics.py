@@ -83,7 +83,7 @@ METRICS: Mapping[str, Metric] = {
             unit="share of a row",
             range="0 to 1",
             source="Gu et al. 2024, arXiv 2410.10781 (importance of key 0); Xiao et al. 2023, arXiv 2309.17453",
-            reading="above 0.3 on a text of at least 64 tokens: an attention sink, where the head does nothing",
+            reading="above 0.3 on a text of at least 64 tokens: an attention sink; the head may still do something",
             rows="all",
             asks=lambda texts: (Key(0),),
         ),

@@ -97,7 +97,7 @@ FILES = (
     Entry(
         "rollout",
         "Rollout",
-        "Attention rolled out over all layers: what each token came from.",
+        "Attention rolled out over all layers: which tokens each token is attributed to.",
         f"attnscope rollout {BANK} -q --out runs/rollout",
         "runs/rollout/rollout.png",
     ),
