@@ -38,6 +38,7 @@ WAYS = {
     "fused-listening": "fused, the model's own sdpa beside it",
     "numba-listening": "numba, the model's own sdpa beside it",
     "eager": "eager, a layer at a time",
+    "output_attentions-alone": "output_attentions=True, the call alone",
     "output_attentions": "output_attentions=True, then the same",
     "transformer_lens": "TransformerLens cache, then the same",
 }
@@ -144,7 +145,7 @@ def measure(way: str, tokens: int, runs: int, device: str, large: bool) -> dict:
 
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_DATA, (memory * 9 // 10,) * 2)  # what needs more fails, and alone
-    run = PREPARE.get(way, prepare_attnscope)(way, tokens, device, large)
+    run = PREPARE.get(way.partition("-")[0], prepare_attnscope)(way, tokens, device, large)
     cuda, times = device.startswith("cuda"), []
     for _ in range(runs + 1):
         if cuda:
@@ -166,13 +167,13 @@ def build(way: str, tokens: int, device: str, large: bool):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    attention = "eager" if way in ("eager", "output_attentions", "transformer_lens") else "sdpa"
+    dense = way.partition("-")[0] in ("eager", "output_attentions", "transformer_lens")
     shape = LARGE if large else SHAPE
     config = LlamaConfig(
         vocab_size=2000,
         num_key_value_heads=8 if large else 4,
         max_position_embeddings=131072,
-        attn_implementation=attention,
+        attn_implementation="eager" if dense else "sdpa",
         **shape,
     )
     with torch.device(device):
@@ -216,8 +217,9 @@ def prepare_output_attentions(way: str, tokens: int, device: str, large: bool) -
     def run() -> None:
         with torch.no_grad():
             layers = model.model(ids, use_cache=False, output_attentions=True).attentions
-        for weights_BHQK in layers:
-            dense_job(weights_BHQK, ids)
+        if not way.endswith("-alone"):
+            for weights_BHQK in layers:
+                dense_job(weights_BHQK, ids)
 
     return run
 
