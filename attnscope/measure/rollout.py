@@ -72,8 +72,8 @@ class RolloutProbe:
 class Rollout:
     """One text, rolled out through `layers`.
 
-    share_GG: how much of each unit (row: mean over its tokens) is attributed to each (column: sum over its tokens). Rows
-    sum to 1, whatever sink logits take: every layer's rows were divided by their sum. group: what the units are.
+    share_GG: how much of each unit (row: mean over its tokens) is attributed to each (column: sum over its tokens).
+    Rows sum to 1, whatever sink logits take: every layer's rows were divided by their sum. group: what the units are.
     """
 
     units: tuple[Span, ...]
@@ -101,7 +101,7 @@ class Rollout:
         return float(np.abs(self.share_GG.sum(-1, dtype=np.float64) - 1).max())
 
     def table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
-        """What each unit is attributed to: the `top_k` largest shares of a row (None: all that are not 0), largest first.
+        """What each unit is attributed to: the `top_k` largest shares of a row (None: all but 0), largest first.
 
         Columns query, query_token, key, key_token, weight; shares under min_weight are left out.
         """

@@ -1,4 +1,4 @@
-"""Long-range copying against a loop that decodes without a cache, and divergence from uniform attention against sums."""
+"""Long-range copying against a loop that decodes without a cache, divergence from uniform attention against sums."""
 
 import math
 
@@ -9,9 +9,9 @@ import torch
 from attnscope.measure.divergence import js_bits
 from attnscope.model.loading import wrap
 from attnscope.study.atlas.findings import compare, read
+from attnscope.study.atlas.long_range_copying import DEPTHS, LongRangeCopying, Recall, completed, lengths, needles
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, Arm, Measure, Trial, trials
-from attnscope.study.atlas.long_range_copying import DEPTHS, LongRangeCopying, Recall, completed, lengths, needles
 from attnscope.study.atlas.roles import near_uniform, roles_of
 from attnscope.study.atlas.scan import plan
 from helpers.families import tiny_model
@@ -180,7 +180,8 @@ def test_a_model_that_finds_nothing_is_null(demo):
 
 def test_why_long_range_copying_is_not_measured(demo, monkeypatch):
     short = wrap(tiny_model("gpt2", n_positions=48), demo.tokenizer)
-    assert "reads 48 tokens, and 64 are needed" in plan(short, pool=range(5, 90)).facts["not_measured"]["long-range-copying"]
+    missing = plan(short, pool=range(5, 90)).facts["not_measured"]
+    assert "reads 48 tokens, and 64 are needed" in missing["long-range-copying"]
     loaded = wrap(tiny_model("llama"), demo.tokenizer)
     monkeypatch.setattr(loaded.model, "generate", lambda *given, **more: 1 / 0)
     planned = plan(loaded, pool=range(5, 90))

@@ -125,7 +125,7 @@ def controls_of(
     wanted = {layer: heads // shared[layer] for layer, heads in one.per_layer.items()}
     if math.prod(math.comb(len(free[layer]), units) for layer, units in wanted.items()) <= count:
         chosen = itertools.product(*(itertools.combinations(free[layer], units) for layer, units in wanted.items()))
-        drawn = (tuple(itertools.chain(*choice)) for choice in chosen)
+        drawn: Iterator[tuple[Unit, ...]] = (tuple(itertools.chain(*choice)) for choice in chosen)
     else:
         drawn = _draws(free, wanted, np.random.default_rng([seed, *one.name.encode()]))
     heads = (tuple(sorted(itertools.chain(*units))) for units in drawn)

@@ -99,7 +99,7 @@ class Atlas:
         return found
 
     def by_role(self) -> dict[str, dict[int, tuple[int, ...]]]:
-        """{role: {layer: heads}} of every role that there is, as `selection.select` takes it; last, those of old files."""
+        """{role: {layer: heads}} as `selection.select` takes it: those of RULES, then others that the file names."""
         known, said = (rule.role for rule in RULES), (role for roles in self.roles.values() for role in roles)
         return {role: self.named(role) for role in dict.fromkeys((*known, *said))}
 

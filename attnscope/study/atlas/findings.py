@@ -18,8 +18,8 @@ from attnscope.measure.probes import run_probes
 from attnscope.seam.choice import choose
 from attnscope.seam.listen import listen
 from attnscope.study.atlas.copying import CalledLayer
-from attnscope.study.atlas.probes import Arm, Contrast, Measure, Trial, batches
 from attnscope.study.atlas.long_range_copying import completed
+from attnscope.study.atlas.probes import Arm, Contrast, Measure, Trial, batches
 from attnscope.study.statistics import Effects, paired
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from attnscope.model.libraries import versions
 from attnscope.study.atlas.atlas import SCHEMA, Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
 from attnscope.study.atlas.findings import Finding, Readings, compare, read
+from attnscope.study.atlas.long_range_copying import recalled, unable
 from attnscope.study.atlas.picture import save_probes
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, trials
-from attnscope.study.atlas.long_range_copying import recalled, unable
 from attnscope.study.atlas.roles import near_uniform, roles_of
 from attnscope.study.claim import claim, with_weights
 
