@@ -119,9 +119,9 @@ def test_near_uniform_heads_wear_a_mark_and_no_role(windowed):
 
 def test_what_stands_below_the_table(tmp_path):
     _, said = lines_of("heads", "--text", SENTENCE, columns=120)
-    legends = [line for line in said if line.startswith("uniform: ")]
-    assert len(legends) == 1
-    assert all(word in legends[0] for word in ("role -", "key 0"))
+    [words, relation] = [line for line in said if line.startswith(("uniform: ", "strongest relation: "))]
+    assert "role -" in words
+    assert "key 0" in relation
     assert "20 of 24 heads shown; --top N shows more, a pipe gets all" in said
     _, said = lines_of("heads", "--text", SENTENCE, "--top", "24", columns=120)
     assert not [line for line in said if "heads shown" in line]
