@@ -132,7 +132,8 @@ def means(
             some = columns[start : start + width]
             known_SN = values_SN[np.ix_(there_S, some)].astype(np.float64)
             mean_N[some] = known_SN.mean(0)
-            low_N[some], high_N[some], *_ = _intervals(known_SN, draws, level, span, np.random.default_rng(seed))
+            generator = np.random.default_rng(seed)
+            low_N[some], high_N[some], *_ = _intervals(known_SN, draws, level, span, generator, at_once=False)
     return Means(mean_N, low_N, high_N, there_SN.sum(0))
 
 
@@ -164,9 +165,15 @@ def _family_wise(known_SN: np.ndarray, t_N: np.ndarray, flips: int, generator: n
 
 
 def _intervals(
-    known_SN: np.ndarray, draws: int, level: float, span: float, generator: np.random.Generator
+    known_SN: np.ndarray,
+    draws: int,
+    level: float,
+    span: float,
+    generator: np.random.Generator,
+    *,
+    at_once: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Ends of the intervals, pointwise and of all heads at once, (N,) each."""
+    """Ends of the intervals, (N,) each: of each head, and of all heads at once where that is asked, else NaN."""
     count, heads = known_SN.shape
     if count < FEWEST or not heads:
         return (np.full(heads, np.nan),) * 4
@@ -184,13 +191,16 @@ def _intervals(
         error_BN = _error(moved_BN, times_BS @ off_SN**2, count)
         moved_BN, collapsed_BN = np.abs(moved_BN), error_BN <= COLLAPSED * error_N
         own_t.append(_counted(moved_BN, error_BN, collapsed_BN, own_margin_N))
-        largest_t.append(_counted(moved_BN, np.maximum(error_BN, least), collapsed_BN, margin_N).max(1))
+        if at_once:
+            largest_t.append(_counted(moved_BN, np.maximum(error_BN, least), collapsed_BN, margin_N).max(1))
 
     def width(t: np.ndarray, error_N: np.ndarray, margin_N: np.ndarray) -> np.ndarray:
         times = np.quantile(t, level, axis=0, method="higher")  # than which: an infinite t has no neighbour
         return np.maximum(times * error_N, margin_N)
 
     own_N = width(np.concatenate(own_t), error_N, own_margin_N)
+    if not at_once:
+        return mean_N - own_N, mean_N + own_N, *(np.full(heads, np.nan),) * 2
     all_N = width(np.concatenate(largest_t), np.where(error_N > 0, np.maximum(error_N, least), 0.0), margin_N)
     return mean_N - own_N, mean_N + own_N, mean_N - all_N, mean_N + all_N
 
