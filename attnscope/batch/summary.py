@@ -20,7 +20,7 @@ from attnscope.batch.journal import Journal, Record
 from attnscope.batch.rows import SCHEMAS, TOKEN, schema_of
 from attnscope.batch.table_files import TableFile
 from attnscope.files import write_whole
-from attnscope.measure.metrics import MASS, METRICS
+from attnscope.measure.metrics import KNOWN, MASS, METRICS
 from attnscope.stacks import DECODER, KINDS
 from attnscope.study.statistics import means
 from attnscope.tables import numbers, texts_at
@@ -124,7 +124,7 @@ class _Rows:
 
     def means(self, name: str, keys_N: np.ndarray, values: dict[str, np.ndarray]) -> pa.Table:
         """The rows of the summary for one column."""
-        found, names = means(values[name]), self.output.spans
+        found, names = means(values[name], span=KNOWN[name].span), self.output.spans
         which_N, pair_N = np.divmod(keys_N, len(names) ** 2) if self._spans else (keys_N, None)
         columns = {
             **_heads(which_N),

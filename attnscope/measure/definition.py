@@ -43,6 +43,11 @@ class Metric:
     beside: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] = lambda P, texts: ()
     kinds: tuple[str, ...] = SOFTMAX
 
+    @property
+    def span(self) -> float:
+        """How far a text can lie from texts that are all equal: 1 for a share, 0 where no bound holds for all texts."""
+        return 1.0 if self.range == "0 to 1" else 0.0
+
 
 def visible_keys(P: AttentionOperator) -> Tensor:
     """(B or 1, H or 1, Q): v_i, how many keys each query may see."""

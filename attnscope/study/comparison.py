@@ -21,7 +21,7 @@ from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.measure.divergence import Divergence, Side, diverge, readable
 from attnscope.measure.layers import LayerKey
 from attnscope.measure.maps import MAP_SIDE, Cells
-from attnscope.measure.metrics import METRICS, measure, of_kind
+from attnscope.measure.metrics import KNOWN, METRICS, measure, of_kind
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes
 from attnscope.observe.probing import texts_of
 from attnscope.observe.request import Asked
@@ -165,16 +165,19 @@ class Comparison:
 
     @cached_property
     def _metrics(self) -> dict[str, Effects]:
-        return {name: self._paired(other_SN, first_SN) for name, (first_SN, other_SN) in self.metrics.items()}
+        return {
+            name: self._paired(other_SN, first_SN, KNOWN[name].span)
+            for name, (first_SN, other_SN) in self.metrics.items()
+        }
 
-    def _paired(self, score_SN: np.ndarray, null_SN: np.ndarray) -> Effects:
+    def _paired(self, score_SN: np.ndarray, null_SN: np.ndarray, span: float = 1.0) -> Effects:
         """The difference of each stack over the texts in which one of its heads has one."""
         found = []
         for places in self.stacks.values():
             score_Sn, null_Sn = score_SN[:, places], null_SN[:, places]
             there_S = np.isfinite(score_Sn - null_Sn).any(1)
             there_S |= not there_S.any()
-            found.append(paired(score_Sn[there_S], null_Sn[there_S], flips=0))
+            found.append(paired(score_Sn[there_S], null_Sn[there_S], flips=0, span=span))
         names = [one.name for one in fields(Effects)]
         return Effects(**{name: np.concatenate([getattr(one, name) for one in found]) for name in names})
 

@@ -7,6 +7,12 @@ The unit is a sequence or a text, never a row: rows of one text are not independ
     found = means(score_SN)
     found.mean, found.low, found.high, found.n
 
+An interval is the mean plus or minus the larger of two widths, derived in docs/atlas.md:
+
+- c standard errors, c the quantile of the largest |t| over resamples of the sequences;
+- a margin for what so few sequences need not show: share * reach. An event rarer than `share` can be absent from all
+  sequences; reach is how far the farthest sequence lies from the mean, or `span` where all are equal.
+
 Shapes: S sequence, N head, B draw.
 """
 
@@ -21,6 +27,8 @@ FLIPS, DRAWS = 10_000, 2_000
 LEVEL = 0.95
 FEWEST = 32  # units for which an interval is given: below, bootstrap intervals miss their level
 AT_ONCE = 1 << 22  # entries of a block of draws
+COLLAPSED = 0.2  # of a head's standard error: a resample below that has left out what the spread rests on
+NOTHING = 1e-3  # of the largest standard error: no head's counts as less beside the others'
 COLUMNS = 256  # whose means are taken together, at least: one column alone costs hardly less
 
 
@@ -53,13 +61,16 @@ def paired(
     flips: int = FLIPS,
     draws: int = DRAWS,
     level: float = LEVEL,
+    span: float = 1.0,
 ) -> Effects:
     """The effects of N heads over S sequences: score minus null, paired.
 
     A head with a NaN is null throughout: its mask hides the key that is asked about. p: sign flips of the sequences,
     the largest |t| of all heads (Westfall & Young 1993; Nichols & Holmes 2002). Intervals: symmetric bootstrap-t (Efron
     1981; Hall 1988, "On symmetric bootstrap confidence intervals": it covers its level more closely than the one with
-    two tails), by each head's |t|, and by the largest |t| of all heads; NaN under FEWEST sequences.
+    two tails), by each head's |t|, and by the largest |t| of all heads, and never narrower than the margin above; NaN
+    under FEWEST sequences. span: how far one sequence can move a head whose sequences are all equal: 1 for masses and
+    shares, 0 where no bound is known.
 
         >>> paired(np.ones((64, 2)), np.zeros((64, 2))).effect
         array([1., 1.])
@@ -75,7 +86,7 @@ def paired(
         return found
 
     mean_N, t_N = known_SN.mean(0), _t(known_SN.mean(0), (known_SN**2).mean(0), len(known_SN))
-    ends = _intervals(known_SN, draws, level, generator)
+    ends = _intervals(known_SN, draws, level, span, generator)
     return Effects(
         score=spread(np.asarray(score_SN, np.float64)[:, there].mean(0)),
         null=spread(np.asarray(null_SN, np.float64)[:, there].mean(0)),
@@ -100,7 +111,9 @@ class Means:
     n: np.ndarray
 
 
-def means(values_SN: np.ndarray, *, seed: int = 0, draws: int = DRAWS, level: float = LEVEL) -> Means:
+def means(
+    values_SN: np.ndarray, *, seed: int = 0, draws: int = DRAWS, level: float = LEVEL, span: float = 1.0
+) -> Means:
     """The mean of each column over the sequences or texts that have it, NaN left out, with intervals as in `paired`.
 
     Columns that lack the same units are taken together; none depends on the others.
@@ -119,7 +132,8 @@ def means(values_SN: np.ndarray, *, seed: int = 0, draws: int = DRAWS, level: fl
             some = columns[start : start + width]
             known_SN = values_SN[np.ix_(there_S, some)].astype(np.float64)
             mean_N[some] = known_SN.mean(0)
-            low_N[some], high_N[some], *_ = _intervals(known_SN, draws, level, np.random.default_rng(seed))
+            generator = np.random.default_rng(seed)
+            low_N[some], high_N[some], *_ = _intervals(known_SN, draws, level, span, generator, at_once=False)
     return Means(mean_N, low_N, high_N, there_SN.sum(0))
 
 
@@ -151,32 +165,58 @@ def _family_wise(known_SN: np.ndarray, t_N: np.ndarray, flips: int, generator: n
 
 
 def _intervals(
-    known_SN: np.ndarray, draws: int, level: float, generator: np.random.Generator
+    known_SN: np.ndarray,
+    draws: int,
+    level: float,
+    span: float,
+    generator: np.random.Generator,
+    *,
+    at_once: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Ends of the intervals, pointwise and of all heads at once, (N,) each."""
+    """Ends of the intervals, (N,) each: of each head, and of all heads at once where that is asked, else NaN."""
     count, heads = known_SN.shape
     if count < FEWEST or not heads:
         return (np.full(heads, np.nan),) * 4
-    mean_N, squares_SN = known_SN.mean(0), known_SN**2
-    error_N = _error(mean_N, squares_SN.mean(0), count)
-    t_BN = np.concatenate(
-        [
-            _studentised(generator.multinomial(count, np.full(count, 1 / count), block), known_SN, squares_SN)
-            for block in _blocks(draws, count + 3 * heads)
-        ]
-    )
-    np.abs(t_BN, out=t_BN)
-    own_N, widest_N = np.quantile(t_BN, level, axis=0) * error_N, np.quantile(t_BN.max(1), level) * error_N
-    return mean_N - own_N, mean_N + own_N, mean_N - widest_N, mean_N + widest_N
+    mean_N = known_SN.mean(0)
+    error_N = _error(mean_N, (known_SN**2).mean(0), count)
+    off_SN = np.where(error_N > 0, known_SN - mean_N, 0.0)
+    reach_N = np.where(error_N > 0, np.abs(off_SN).max(0), span)
+    own_margin_N, margin_N = (reach_N * _unseen(count, one, level) for one in (1, heads))
+    least = NOTHING * error_N.max()
+
+    own_t, largest_t = [], []
+    for block in _blocks(draws, count + 5 * heads):
+        times_BS = generator.multinomial(count, np.full(count, 1 / count), block) / count
+        moved_BN = times_BS @ off_SN
+        error_BN = _error(moved_BN, times_BS @ off_SN**2, count)
+        moved_BN, collapsed_BN = np.abs(moved_BN), error_BN <= COLLAPSED * error_N
+        own_t.append(_counted(moved_BN, error_BN, collapsed_BN, own_margin_N))
+        if at_once:
+            largest_t.append(_counted(moved_BN, np.maximum(error_BN, least), collapsed_BN, margin_N).max(1))
+
+    def width(t: np.ndarray, error_N: np.ndarray, margin_N: np.ndarray) -> np.ndarray:
+        times = np.quantile(t, level, axis=0, method="higher")  # than which: an infinite t has no neighbour
+        return np.maximum(times * error_N, margin_N)
+
+    own_N = width(np.concatenate(own_t), error_N, own_margin_N)
+    if not at_once:
+        return mean_N - own_N, mean_N + own_N, *(np.full(heads, np.nan),) * 2
+    all_N = width(np.concatenate(largest_t), np.where(error_N > 0, np.maximum(error_N, least), 0.0), margin_N)
+    return mean_N - own_N, mean_N + own_N, mean_N - all_N, mean_N + all_N
 
 
-def _studentised(times_BS: np.ndarray, known_SN: np.ndarray, squares_SN: np.ndarray) -> np.ndarray:
-    """(resampled mean - mean) / resampled standard error; 0 where a resample has no spread."""
-    count = len(known_SN)
-    mean_BN = times_BS @ known_SN / count
-    error_BN = _error(mean_BN, times_BS @ squares_SN / count, count)
+def _unseen(count: int, heads: int, level: float) -> float:
+    """The share of sequences at which an event shows in none of `count` for any of so many heads, too rarely to matter.
+
+    (1 - share)^count = (1 - level) / 2 / heads: half of the error that the level allows, the other half is the t's.
+    """
+    return float(1 - ((1 - level) / (2 * heads)) ** (1 / count))
+
+
+def _counted(moved_BN: np.ndarray, error_BN: np.ndarray, collapsed_BN: np.ndarray, margin_N: np.ndarray) -> np.ndarray:
+    """|t| of resamples. One that left out what a head's spread rests on counts where it leaves the margin, too."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(error_BN > 0, (mean_BN - known_SN.mean(0)) / error_BN, 0.0)
+        return np.where(collapsed_BN & (moved_BN <= margin_N), 0.0, moved_BN / error_BN)
 
 
 def _blocks(total: int, width: int) -> Iterator[int]:

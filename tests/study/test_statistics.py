@@ -53,7 +53,7 @@ def test_intervals_cover_at_the_smallest_n():
     held = np.mean([(one.low <= 2.0) & (one.high >= 2.0) for one in found])
     at_once = np.mean([((one.low_all <= 2.0) & (one.high_all >= 2.0)).all() for one in found])
     assert 0.93 <= held <= 0.97
-    assert at_once >= 0.88
+    assert at_once >= 0.93
 
 
 def test_few_sequences_have_no_interval():
@@ -75,8 +75,62 @@ def test_a_head_that_cannot_show_it_is_null_and_counts_for_nobody():
 
 @pytest.mark.parametrize(("value", "p", "t"), [(0.0, 1.0, 0.0), (0.3, 1 / 2001, np.inf)])
 def test_values_without_spread(value, p, t):
-    found = paired(np.full((64, 1), value), np.zeros((64, 1)), flips=2000)
+    same = np.full((64, 1), value)
+    found = paired(same, np.zeros((64, 1)), flips=2000, span=0.0)
     assert (found.p[0], found.t[0], found.low[0], found.high_all[0]) == pytest.approx((p, t, value, value))
+    beside = paired(np.hstack([same, draws(64, 3)]), np.zeros((64, 4)), span=0.0)
+    alone = paired(draws(64, 3), np.zeros((64, 3)), span=0.0)
+    assert beside.high_all[1:] == pytest.approx(alone.high_all, rel=0.05)  # the margin knows of one head more
+
+
+def test_equal_masses_have_the_interval_of_an_event_that_none_of_them_showed():
+    """Of 64 sequences an event of chance 0.0560 is absent in 2.5 %: (1 - 0.0560)^64 = 0.025. Clopper & Pearson 1934."""
+    found = paired(np.zeros((64, 24)), np.zeros((64, 24)))
+    assert (1 - found.high) ** 64 == pytest.approx(np.full(24, 0.05 / 2))
+    assert (1 - found.high_all) ** 64 == pytest.approx(np.full(24, 0.05 / 2 / 24))
+    assert found.low_all == pytest.approx(-found.high_all)
+
+
+def planted(generator):
+    """64 sequences of four heads that a bound must not lose."""
+    kinds = [(0.5, 0.06), (0.5, 0.2), (0.9, 0.06), (0.9, 0.2)]
+    return np.stack([np.clip(generator.normal(mean, sd, 64), 0, 1) for mean, sd in kinds], 1)
+
+
+def silent(generator, heads):
+    return np.exp(generator.normal(-25, 3, (64, heads)))
+
+
+def once(generator, heads):
+    """0.5 in one sequence, and nothing else but what a softmax leaves."""
+    found = 1e-9 * generator.random((64, heads))
+    found[generator.integers(0, 64, heads), np.arange(heads)] = 0.5
+    return found
+
+
+@pytest.mark.parametrize("nearly_nothing", [silent, once])
+@pytest.mark.parametrize("heads", [24, 144, 1000])
+def test_heads_that_give_next_to_nothing_take_no_bound_from_others(nearly_nothing, heads):
+    generator = np.random.default_rng(heads)
+    four = planted(generator)
+    every = np.hstack([four, nearly_nothing(generator, heads - 4)])
+    alone, found = (paired(one, np.zeros_like(one), flips=1).low_all[:4] for one in (four, every))
+    assert (found >= 0.9 * alone).all()
+
+
+RATES = {"one in ten": 0.1, "one in five": 0.2, "one in twenty": 0.05}
+
+
+@pytest.mark.parametrize("count", [FEWEST, 64])
+@pytest.mark.parametrize("heads", [24, 144])
+@pytest.mark.parametrize("rate", RATES.values(), ids=RATES)
+def test_intervals_of_rates_hold_for_all_heads_at_once(rate, heads, count):
+    generator, held = np.random.default_rng(0), []
+    for _ in range(100):
+        yes = (generator.random((count, heads)) < rate).astype(float)
+        found = paired(yes, np.zeros_like(yes), flips=1, draws=499)
+        held.append(((found.low_all <= rate) & (rate <= found.high_all)).all())
+    assert np.mean(held) >= 0.93
 
 
 def test_no_head_at_all():

@@ -137,7 +137,8 @@ class Ablation:
     def _tested(self, kinds: Sequence[tuple[str, str, HeadSet]]) -> Iterator[tuple[str, np.ndarray]]:
         """The columns that statistics fill, over the sets that were asked for."""
         effect_SK = np.stack([self.effect(one) for _, _, one in kinds], 1)
-        found = paired(self.intact_S[:, None] + effect_SK, np.broadcast_to(self.intact_S[:, None], effect_SK.shape))
+        intact_SK = np.broadcast_to(self.intact_S[:, None], effect_SK.shape)
+        found = paired(intact_SK + effect_SK, intact_SK, span=0.0)
         for column in ("effect", "low", "high", "p"):
             yield column, getattr(found, column)
 

@@ -50,7 +50,7 @@ def synergies(heads: Sequence[Head], effect_SK: np.ndarray, seed: int = 0) -> Pa
     heads, pairs = sorted(heads), tuple(combinations(sorted(heads), 2))
     single = {head: effect_SK[:, place] for place, head in enumerate(heads)}
     sums_SN = np.stack([single[one] + single[other] for one, other in pairs], 1)
-    return Pairs(pairs, paired(effect_SK[:, len(heads) :], sums_SN, seed=seed))
+    return Pairs(pairs, paired(effect_SK[:, len(heads) :], sums_SN, seed=seed, span=0.0))
 
 
 def _named(heads: Sequence[Head]) -> str:
