@@ -259,15 +259,24 @@ def rotary_types(config: Any) -> set[str]:
 
 def count_parameters(config: Any) -> int | None:
     """Parameters of the model of this config, built on the meta device; None where it can't be built."""
-    import torch
-
     try:
-        kind = model_class(config, task_of(config), "")
-        with torch.device("meta"):
-            model = kind.from_config(config) if hasattr(kind, "from_config") else kind._from_config(config)
+        return sum(parameter.numel() for parameter in empty_model(config).parameters())
     except Exception:  # any family's constructor, with any config: not counting is the answer
         return None
-    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def empty_model(config: Any) -> nn.Module:
+    """The model of a config without its weights, on the meta device, and without code that a model brings.
+
+    Raises what the family's constructor raises.
+    """
+    import torch
+
+    kind, permits = model_class(config, task_of(config), ""), Permits()
+    with permits.held(), torch.device("meta"):
+        if hasattr(kind, "from_config"):
+            return kind.from_config(config, trust_remote_code=permits.code)  # type: ignore[no-any-return]
+        return kind._from_config(config)  # type: ignore[no-any-return]
 
 
 def weight_bytes(config: Any, dtype: str) -> int | None:

@@ -21,6 +21,7 @@ from attnscope.model import adapters, checkpoint, hub, sources
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.libraries import needed, uncollected
+from attnscope.model.permits import Permits
 from attnscope.model.sources import DEMO, DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
@@ -55,6 +56,11 @@ class LoadOptions:
     adapter: Literal["merged", "beside"] | None = None
     task: str | None = None
 
+    @property
+    def permits(self) -> Permits:
+        """What the libraries may do while they load it."""
+        return Permits(code=self.trust_remote_code, network=not self.offline)
+
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
@@ -62,6 +68,7 @@ class LoadedModel:
 
     source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
     it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
+    permits: what the libraries may do where more of its files are read, such as those of its processor.
 
         >>> loaded = attnscope.load("demo")
         >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
@@ -77,6 +84,7 @@ class LoadedModel:
     source_folder: Path | None = None
     stretched_from: int | None = None
     base_folder: Path | None = None
+    permits: Permits = Permits()
 
     @property
     def brought(self) -> bool:
@@ -239,6 +247,7 @@ def load(options: LoadOptions) -> LoadedModel:
         source_folder=source.source_folder,
         stretched_from=trained if geometry.max_positions != trained else None,
         base_folder=source.base_folder,
+        permits=options.permits,
     )
 
 
@@ -356,7 +365,8 @@ def _config(source: Source, options: LoadOptions) -> Any:
     if source.gguf is None:
         _check_type(source, options)
     try:
-        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code, **source.given)
+        with options.permits.held():
+            config = AutoConfig.from_pretrained(source.folder, **options.permits.given, **source.given)
     except Exception as error:  # any family's config class, with any content
         raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
     config.transformers_weights = None  # a list of weights of its own, which nobody has judged
@@ -426,12 +436,11 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
     from transformers import AutoTokenizer
 
     try:
-        with without_stderr():  # where a panic prints where it came from
+        with options.permits.held(), without_stderr():  # where a panic prints where it came from
             return AutoTokenizer.from_pretrained(
                 source.tokenizer_folder,
                 config=config,
-                trust_remote_code=options.trust_remote_code,
-                local_files_only=options.offline,
+                **options.permits.given,
                 **(source.given if source.tokenizer_folder == source.folder else {}),
             )
     except BaseException as error:  # any tokenizer class, with any files
@@ -454,8 +463,8 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
             attn_implementation=_attention(config, options, task),
             use_safetensors=None if options.allow_pickle else True,
             quantization_config=_quantization(options),
-            trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
+            **options.permits.given,
             **source.given,
         )
         if source.adapter:
