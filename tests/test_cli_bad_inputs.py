@@ -126,7 +126,7 @@ CASES = [
     (("heads", *TEXT, "--model", "{models}/odd_config"), MODEL, "cannot be read"),
     (("heads", *TEXT, "--model", "{models}/no_weights"), MODEL, "has no weights"),
     (("heads", *TEXT, "--model", "{models}/truncated"), MODEL, "is cut short"),
-    (("heads", *TEXT, "--model", "{models}/no_file"), MODEL, "which holds weights, is missing"),
+    (("heads", *TEXT, "--model", "{models}/no_file"), MODEL, "is missing, and the index of the weights names it"),
     (("heads", *TEXT, "--model", "{models}/pickle"), MODEL, "pickle only"),
     (("heads", *TEXT, "--model", "{models}/wrong_shape"), MODEL, "cannot be loaded"),
     (("info", "{models}/mamba"), MODEL, "mamba has no softmax attention to read"),

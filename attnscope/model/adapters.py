@@ -30,6 +30,15 @@ SAFETENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 BY_TOKEN = ("XLORA", "POLY")  # other weights for each token or task
 VIRTUAL = ("PROMPT_TUNING", "P_TUNING")  # embeddings before the text, and nothing else
 PREFIX = "PREFIX_TUNING"  # keys and values of each layer
+MORE = (
+    "is_prompt_learning",
+    "is_adaption_prompt",
+    "alora_invocation_tokens",
+    "megatron_config",
+    "arrow_config",  # several adapters
+    "layer_replication",
+    "shadow_model",  # another model
+)
 PROMPT = "prompt_embeddings"  # where PEFT saves them
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # by how its weights were first drawn
 FROM_BASE = re.compile(r"olora|pissa(_niter_[0-9]{1,2})?")  # that the base alone says, in steps that can be counted
@@ -180,9 +189,7 @@ def _of_layers(model: PreTrainedModel, folder: Path) -> tuple[int, int, int, int
 
 
 def _check_kind(config: Any, where: object) -> None:
-    told = ("is_prompt_learning", "is_adaption_prompt", "alora_invocation_tokens", "megatron_config")
-    told += ("arrow_config", "layer_replication", "shadow_model")  # other adapters, more layers, another model
-    if config.peft_type.value in BY_TOKEN or any(getattr(config, name, None) for name in told):
+    if config.peft_type.value in BY_TOKEN or any(getattr(config, name, None) for name in MORE):
         raise ModelError(
             f"the adapter in {where} ({config.peft_type.value}) is more than a change of weights",
             "merge it where that can be done, or choose a plain LoRA",
@@ -195,7 +202,7 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
 
     config.inference_mode = True
     # Weights that are read anyway are drawn nowhere before, in sizes that the config alone would say.
-    how = {"low_cpu_mem_usage": not _begins_from_base(config, folder)}
+    how: dict[str, Any] = {"low_cpu_mem_usage": not _begins_from_base(config, folder)}
     adapted = PeftModel(model, config, **how)
     mapping = getattr(model, "_checkpoint_conversion_mapping", {})
     found = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **how, **PERMITS.given)

@@ -127,14 +127,14 @@ def check_weights(folder: Path, allow_pickle: bool = False) -> list[Path]:
     """The files of the weights, all there, what they may be by their content, and as long as their headers say."""
     paths = [folder / name for name in weight_files(folder, allow_pickle)]
     for path in paths:
+        if not path.is_file():
+            raise ModelError(f"{path} is missing, and the index of the weights names it", "download it again")
         check_weight_file(path, allow_pickle)
     return paths
 
 
 def check_weight_file(path: Path, allow_pickle: bool = False) -> None:
-    """Raise for a file of weights that is missing, damaged, or may run code."""
-    if not path.is_file():
-        raise ModelError(f"{path}, which holds weights, is missing", "download it again")
+    """Raise for a file of weights that is damaged, or may run code."""
     if path.suffix == ".safetensors":  # by this transformers decides how it reads a file
         check_safetensors(path)
     elif not allow_pickle:

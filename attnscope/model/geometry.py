@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, TILE_BYTES, free_memory, human_bytes
 from attnscope.model.families import family
+from attnscope.model.permits import Permits
 from attnscope.model.task import model_class, stack_config, task_of
 from attnscope.shown import brief
 from attnscope.stacks import (
@@ -33,6 +34,9 @@ from attnscope.stacks import (
 from attnscope.stacks import (
     KINDS as STACKS,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
 # "compressed" layers are a window of tokens and summaries of what came before it.
@@ -275,8 +279,8 @@ def empty_model(config: Any) -> nn.Module:
     kind, permits = model_class(config, task_of(config), ""), Permits()
     with permits.held(), torch.device("meta"):
         if hasattr(kind, "from_config"):
-            return kind.from_config(config, trust_remote_code=permits.code)  # type: ignore[no-any-return]
-        return kind._from_config(config)  # type: ignore[no-any-return]
+            return kind.from_config(config, trust_remote_code=permits.code)
+        return kind._from_config(config)
 
 
 def weight_bytes(config: Any, dtype: str) -> int | None:

@@ -52,7 +52,9 @@ class Switch:
 
 
 OFFLINE = Switch("huggingface_hub.constants", "HF_HUB_OFFLINE", True)
-NEVER_ASKS = Switch("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0)  # whether to run code: it is refused
+NEVER_ASKS = Switch(
+    "transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0
+)  # whether to run code: it is refused
 
 
 def silence_libraries(verbose: bool) -> None:

@@ -13,7 +13,13 @@ from attnscope.errors import ModelError
 
 REPEATS = re.compile(r"[*+?{|]")  # a pattern without any of these is as quick as it is short
 # How PEFT and transformers put a pattern together, to match it from the beginning of a module's name.
-WAYS = (r"(?:{})$", r"(.*\.)?({})$", r"(?:^|.*?\.){}\.(?P<idx>\d+)\.", r"(^|.*\.){}($|\..*)", r"(?:{})(?:(?<=\.)|(?=\.|$))")
+WAYS = (
+    r"(?:{})$",
+    r"(.*\.)?({})$",
+    r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
+    r"(^|.*\.){}($|\..*)",
+    r"(?:{})(?:(?<=\.)|(?=\.|$))",
+)
 
 
 def check_patterns(config: Any, names: Iterable[str], path: Path) -> None:
