@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.apart import Apart
-from attnscope.errors import InputError, reason
+from attnscope.errors import InputError, first_line
 from attnscope.media.patches import WHOLE, Box, Sight, cells, patches_of, windows
 from attnscope.media.picture import Picture
 from attnscope.media.processor import processor_of, rendered, with_places
@@ -105,7 +105,7 @@ def _made(processor: Any, text: str, pictures: Sequence[Picture], chat: bool) ->
         return dict(processor(images=images, text=text, return_tensors="np", **how))
     except Exception as error:  # any family's processor, over any picture
         raise InputError(
-            f"the model's processor refuses the picture: {reason(error)}", "give another picture"
+            f"the model's processor refuses the picture: {first_line(error)}", "give another picture"
         ) from error
 
 

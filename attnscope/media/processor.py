@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.apart import without_stderr
-from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError, reason
+from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError, first_line
 from attnscope.model.checkpoint import read_json
 from attnscope.model.permits import unread
 from attnscope.text.chat import Message
@@ -52,7 +52,9 @@ def processor_of(loaded: LoadedModel) -> Any:
             said, _ = made_of.get_processor_dict(folder, **loaded.permits.given)
             return _without_videos(made_of).from_args_and_dict([parts.get(n) for n in made_of.get_attributes()], said)
     except ImportError as error:
-        raise ModelError(f"the processor of {loaded.name} needs a package: {reason(error)}", "install that") from error
+        raise ModelError(
+            f"the processor of {loaded.name} needs a package: {first_line(error)}", "install that"
+        ) from error
     except Exception as error:  # any family's processor, with any files
         raise unread(f"the processor of {loaded.name}", error, "check its files") from error
 
@@ -113,7 +115,7 @@ def _by_template(processor: Any, messages: Sequence[Any], answered: bool = False
         return str(processor.tokenizer.apply_chat_template(list(messages), **how))
     except Exception as error:  # a template is a program of its own and may raise anything
         raise InputError(
-            f"the model's chat template refused the messages: {reason(error)}", "check the roles and their order"
+            f"the model's chat template refused the messages: {first_line(error)}", "check the roles and their order"
         ) from error
 
 

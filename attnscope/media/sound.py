@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from attnscope.apart import without_stderr
-from attnscope.errors import InputError, ModelError, UsageError, reason
+from attnscope.errors import InputError, ModelError, UsageError, first_line
 from attnscope.model.permits import RUNS_CODE, TRUST, needs_code
 from attnscope.text.prompt import Prompt, Side
 from attnscope.text.reading import opened
@@ -281,7 +281,9 @@ def _features(extractor: Any, samples: np.ndarray, loaded: LoadedModel) -> Any:
         made = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
         return made[loaded.model.main_input_name]
     except Exception as error:  # any family's code
-        raise ModelError(f"the feature extractor of {loaded.name} failed: {reason(error)}", MODEL_OF_SOUND) from error
+        raise ModelError(
+            f"the feature extractor of {loaded.name} failed: {first_line(error)}", MODEL_OF_SOUND
+        ) from error
 
 
 def _resampled(sound: Sound, rate: int) -> np.ndarray:

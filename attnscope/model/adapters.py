@@ -201,6 +201,7 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
     from peft import PeftModel
 
     config.inference_mode = True
+    _check_ranks(config, folder)
     # Weights that are read anyway are drawn nowhere before, in sizes that the config alone would say.
     how: dict[str, Any] = {"low_cpu_mem_usage": not _begins_from_base(config, folder)}
     adapted = PeftModel(model, config, **how)
@@ -218,7 +219,7 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
 def _begins_from_base(config: Any, folder: Path) -> bool:
     """Whether a part of the base was taken out of it when the adapter's weights were first drawn, which PEFT repeats.
 
-    Raises ModelError where that cannot be repeated from the base alone, in bounded time and memory.
+    Raises ModelError where that cannot be repeated from the base alone, in bounded time.
     """
     drawn = str(getattr(config, "init_lora_weights", "")).lower()
     if not drawn.startswith(CHANGES_BASE):
@@ -228,11 +229,16 @@ def _begins_from_base(config: Any, folder: Path) -> bool:
             f"the adapter in {folder} changes its base by {drawn!r} before its weights are read",
             "save it as a plain LoRA of that base",
         )
-    most = max((size for shape in _shapes(folder / SAFETENSORS).values() for size in shape), default=0)
-    wrong = next((rank for rank in (config.r, *config.rank_pattern.values()) if not 0 < rank <= most), None)
+    return True
+
+
+def _check_ranks(config: Any, folder: Path) -> None:
+    """Raise ModelError for a LoRA whose config says of larger ranks than any weight in its file has."""
+    sizes = [size for shape in _shapes(folder / SAFETENSORS).values() for size in shape]
+    ranks = [config.r, *config.rank_pattern.values()] if config.peft_type.value == "LORA" and sizes else []
+    wrong = next((rank for rank in ranks if not 0 < rank <= max(sizes)), None)
     if wrong is not None:
         raise ModelError(f"the adapter in {folder} has no weights of rank {wrong}", "download it again")
-    return True
 
 
 def _shapes(weights: Path) -> dict[str, list[int]]:

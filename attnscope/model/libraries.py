@@ -79,6 +79,7 @@ def silence_libraries(verbose: bool) -> None:
     }
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", module=r"attnscope(\.|$)")
+    warnings.filterwarnings("ignore", category=ResourceWarning)  # of files that they leave open, wherever it is noticed
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line for every layer that it casts
     if "huggingface_hub" in sys.modules:
         from huggingface_hub.utils import disable_progress_bars

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.apart import without_stderr
-from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, ModelError, UsageError, is_panic, reason
+from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, ModelError, UsageError, first_line, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
-from attnscope.model import adapters, checkpoint, hub, sources
+from attnscope.model import adapters, checkpoint, generating, hub, sources
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, needed, uncollected
+from attnscope.model.patterns import check_quantised
 from attnscope.model.permits import RUNS_CODE, TRUST, Permits, unread
 from attnscope.model.sources import DEMO, DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, task_of
@@ -395,7 +396,9 @@ def _geometry(config: Any, source: Source, task: str) -> Geometry:
     try:
         return geometry_of(config, count=False, task=task)
     except Exception as error:  # any family's attributes, of any type
-        raise ModelError(f"the config of {source.name} cannot be read: {reason(error)}", "check its values") from error
+        raise ModelError(
+            f"the config of {source.name} cannot be read: {first_line(error)}", "check its values"
+        ) from error
 
 
 def _readable(geometry: Geometry) -> Geometry:
@@ -452,6 +455,8 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
     try:
+        if not (source.gguf or options.permits.code):
+            check_quantised(config, source.folder / "config.json")
         with options.permits.held(), bars_as_elsewhere() if source.gguf else nullcontext():
             model, report = model_class(config, task, source.name).from_pretrained(
                 source.folder,
@@ -473,13 +478,13 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
     except Exception as error:  # any family's loading code, with any weights
         if is_out_of_memory(error):
             weights = weight_bytes(config, options.quantize or str(dtype))
-            takes = f"its weights take {human_bytes(weights)}" if weights else reason(error)
+            takes = f"its weights take {human_bytes(weights)}" if weights else first_line(error)
             raise MemoryLimitError(
                 f"{source.name} does not fit on {device}: {takes}, and {room} was free", _smaller(options)
             ) from error
         if isinstance(error, ImportError):  # what a quantised checkpoint needs, named by transformers
             raise ModelError(
-                f"{source.name} cannot be loaded without another package: {reason(error)}", "install that package"
+                f"{source.name} cannot be loaded without another package: {first_line(error)}", "install that package"
             ) from error
         hint = "its cause says where it failed; on the command line --verbose shows it"
         raise unread(source.name, error, hint, "loaded") from error
@@ -491,6 +496,7 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
         )
     if task == ENCODER and task_of(config) != ENCODER:
         model = model.get_encoder()
+    generating.leave_tokens(model)
     return model.eval().requires_grad_(False)
 
 

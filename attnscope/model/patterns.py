@@ -10,6 +10,8 @@ from typing import Any
 
 from attnscope.apart import Apart
 from attnscope.errors import ModelError
+from attnscope.model.checkpoint import read_json
+from attnscope.model.geometry import empty_model
 
 REPEATS = re.compile(r"[*+?{|]")  # a pattern without any of these is as quick as it is short
 # How PEFT and transformers put a pattern together, to match it from the beginning of a module's name.
@@ -30,9 +32,10 @@ def check_patterns(config: Any, names: Iterable[str], path: Path) -> None:
 
     >>> check_patterns({"target_modules": r".*\\.(q|k)_proj"}, ["layers.0.q_proj"], Path("adapter_config.json"))
     """
-    patterns, names = {text for text in _texts(config) if REPEATS.search(text)}, list(names)
+    patterns = {text for text in _texts(config) if REPEATS.search(text)}
     if not patterns:
         return
+    names = list(names)
     with Apart(_matched, "process") as matched:
         try:
             matched(patterns, names)
@@ -41,6 +44,21 @@ def check_patterns(config: Any, names: Iterable[str], path: Path) -> None:
                 f"{path} has a pattern that takes more than {matched.seconds} seconds over the names of modules",
                 "name the modules in its place",
             ) from error
+
+
+def check_quantised(config: Any, path: Path) -> None:
+    """The same of what a model's config says of quantised weights, of the whole and of its parts.
+
+    config: as transformers read it. path: its file.
+    """
+    raw = read_json(path)
+    parts = [part.get("quantization_config") for part in (raw, *raw.values()) if isinstance(part, dict)]
+    check_patterns(parts, _modules(config), path)
+
+
+def _modules(config: Any) -> Iterator[str]:
+    """The names of the modules that the model of a config has, which is built for them."""
+    yield from dict(empty_model(config).named_modules())
 
 
 def _matched(patterns: Iterable[str], names: Iterable[str]) -> None:

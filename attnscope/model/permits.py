@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from attnscope.errors import ModelError, reason
+from attnscope.errors import ModelError, first_line
 from attnscope.model.libraries import NEVER_ASKS, OFFLINE
 
 RUNS_CODE, TRUST = "runs code from its own repository", "read that code, then pass {trust_remote_code=True}"
@@ -55,4 +55,4 @@ def unread(what: str, error: BaseException, hint: str, way: str = "read") -> Mod
     """
     if needs_code(error):
         return ModelError(f"{what} {RUNS_CODE}", TRUST)
-    return ModelError(f"{what} cannot be {way}: {reason(error)}", hint)
+    return ModelError(f"{what} cannot be {way}: {first_line(error)}", hint)

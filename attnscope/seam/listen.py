@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
-from attnscope.errors import ForwardError, ModelError, UsageError, reason
+from attnscope.errors import ForwardError, ModelError, UsageError, first_line
 from attnscope.memory import is_out_of_memory
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
@@ -182,7 +182,7 @@ def _own_errors(model: nn.Module) -> Iterator[None]:
             raise
         kind = getattr(_config(model), "model_type", None) or type(_bare(model)).__name__
         raise ForwardError(
-            f"the forward pass of {kind} failed: {reason(error)}",
+            f"the forward pass of {kind} failed: {first_line(error)}",
             "check its config, its weights and its processor's files",
         ) from error
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.errors import ForwardError, InputError, ModelError, reason
+from attnscope.errors import ForwardError, InputError, ModelError, first_line
 from attnscope.model.padding import pads, to_be_found
 from attnscope.seam.call import Place
 from attnscope.seam.engines import Altered, Engine, Unchecked
@@ -180,7 +180,7 @@ class Passes:
             return replace(self, why_not=str(error))
         except (ForwardError, RuntimeError, IndexError, ValueError) as error:  # any family's forward
             return replace(
-                self, why_not=f"this family's layers take no further rows: {reason(error.__cause__ or error)}"
+                self, why_not=f"this family's layers take no further rows: {first_line(error.__cause__ or error)}"
             )
         if not apart <= AGREES[self.loaded.dtype]:
             return replace(self, why_not=f"shared and unshared differ by {apart:.1g} nats on the first text")
