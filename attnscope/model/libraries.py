@@ -52,9 +52,8 @@ class Switch:
 
 
 OFFLINE = Switch("huggingface_hub.constants", "HF_HUB_OFFLINE", True)
-NEVER_ASKS = Switch(
-    "transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0
-)  # whether to run code: it is refused
+# Whether it may run a model's code is then a refusal of transformers, and no question on standard input.
+NEVER_ASKS = Switch("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0)
 
 
 def silence_libraries(verbose: bool) -> None:
