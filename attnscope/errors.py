@@ -44,6 +44,17 @@ class AttnscopeError(Exception):
         return in_a_line(f"{self.message}; {hint}" if hint else self.message)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error that is not ours, with the next where it only announces that one, of 200 characters.
+
+    >>> first_line(ValueError("no such layer\\nlayers: 0 to 3"))
+    'no such layer'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    text = (" ".join(lines[:2]) if lines[0].endswith(":") else lines[0]).rstrip(".")
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
 def is_panic(error: BaseException) -> bool:
     """Whether a library written in Rust gave up: that is no `Exception`."""
     return type(error).__name__ == "PanicException"
@@ -63,6 +74,10 @@ class ModelError(AttnscopeError):
     """A model that cannot be found, loaded or read."""
 
     exit_code = 3
+
+
+class ForwardError(ModelError):
+    """A model whose own code failed over what it was given; over something else it may not."""
 
 
 class InputError(AttnscopeError):

@@ -15,7 +15,7 @@ from attnscope.batch.replicas import Replicas
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
 from attnscope.batch.spans import given_spans
-from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
+from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
 from attnscope.memory import is_out_of_memory, keep_freed_memory
 from attnscope.model.geometry import with_tower
 from attnscope.model.loading import LoadedModel, load
@@ -309,7 +309,7 @@ def _broken(seen: Observation) -> str:
 def _is_fatal(error: BaseException) -> bool:
     """Whether no further text can be measured after this."""
     broken_device = "CUDA error" in str(error) and not is_out_of_memory(error)
-    return isinstance(error, ModelError) or broken_device
+    return (isinstance(error, ModelError) and not isinstance(error, ForwardError)) or broken_device
 
 
 def _reason(error: Exception) -> str:

@@ -38,6 +38,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return _dispatch(list(arguments))
     except AttnscopeError as error:
+        if error.__cause__ is not None:  # of a library: where it failed helps who wrote the model
+            _trace(error, arguments)
         return _say(error.for_shell(), error.exit_code)
     except BrokenPipeError:
         _forget_streams()
@@ -107,15 +109,20 @@ def _internal(error: Exception, arguments: Sequence[str]) -> int:
     if isinstance(error, OSError) and error.strerror:
         where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "standard output"
         return _say(f"cannot read or write {where}: {error.strerror}; check the path, and the room there", USAGE)
-    if "--verbose" in arguments:
-        import traceback
-
-        with suppress(OSError):
-            print(visible(traceback.format_exc(), LINES), file=sys.stderr, end="")  # noqa: T201
+    _trace(error, arguments)
     first = (str(error).splitlines() or [""])[0]
     return _say(
         f"internal error: {type(error).__name__}: {first}; run again with --verbose for the traceback", INTERNAL_ERROR
     )
+
+
+def _trace(error: Exception, arguments: Sequence[str]) -> None:
+    """The traceback on stderr, where it was asked for."""
+    if "--verbose" in arguments:
+        import traceback
+
+        with suppress(OSError):
+            print(visible("".join(traceback.format_exception(error)), LINES), file=sys.stderr, end="")  # noqa: T201
 
 
 def _say(message: str, code: int) -> int:

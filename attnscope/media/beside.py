@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.apart import Apart
-from attnscope.errors import InputError
+from attnscope.errors import InputError, first_line
 from attnscope.media.patches import WHOLE, Box, Sight, cells, patches_of, windows
 from attnscope.media.picture import Picture
-from attnscope.media.processor import line, processor_of, rendered, with_places
+from attnscope.media.processor import processor_of, rendered, with_places
 from attnscope.model.geometry import window_side
 from attnscope.text.characters import located
 from attnscope.text.chat import Bounds, Message, read_messages, token_turns, turn_ranges
@@ -104,7 +104,9 @@ def _made(processor: Any, text: str, pictures: Sequence[Picture], chat: bool) ->
         images = [one.image for one in pictures]
         return dict(processor(images=images, text=text, return_tensors="np", **how))
     except Exception as error:  # any family's processor, over any picture
-        raise InputError(f"the model's processor refuses the picture: {line(error)}", "give another picture") from error
+        raise InputError(
+            f"the model's processor refuses the picture: {first_line(error)}", "give another picture"
+        ) from error
 
 
 def _sight(processor: Any, pictures: Sequence[Picture], made: Mapping[str, np.ndarray]) -> Sight:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.apart import without_stderr
-from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
+from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError, first_line
+from attnscope.model.checkpoint import read_json
+from attnscope.model.permits import unread
 from attnscope.text.chat import Message
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
 
 FILES = ("processor_config.json", "preprocessor_config.json")
+AUDIO = "audio_tokenizer"  # a model that transformers loads from wherever a processor's file says
 MARK = "\ue000"  # of the private-use area: no template says it
 
 
@@ -40,16 +44,30 @@ def processor_of(loaded: LoadedModel) -> Any:
             f"{loaded.name} brings no processor, and pictures need one",
             f"load the model from a folder with a {' or a '.join(FILES)}",
         )
+    check_files(folder)
     try:
-        with without_stderr():
-            parts = {"image_processor": AutoImageProcessor.from_pretrained(folder)}
+        with loaded.permits.held(), without_stderr():
+            parts = {"image_processor": AutoImageProcessor.from_pretrained(folder, **loaded.permits.given)}
             parts["tokenizer"] = copy.deepcopy(loaded.tokenizer)
-            said, _ = made_of.get_processor_dict(folder)
+            said, _ = made_of.get_processor_dict(folder, **loaded.permits.given)
             return _without_videos(made_of).from_args_and_dict([parts.get(n) for n in made_of.get_attributes()], said)
     except ImportError as error:
-        raise ModelError(f"the processor of {loaded.name} needs a package: {line(error)}", "install that") from error
+        raise ModelError(
+            f"the processor of {loaded.name} needs a package: {first_line(error)}", "install that"
+        ) from error
     except Exception as error:  # any family's processor, with any files
-        raise ModelError(f"the processor of {loaded.name} cannot be read: {line(error)}", "check its files") from error
+        raise unread(f"the processor of {loaded.name}", error, "check its files") from error
+
+
+def check_files(folder: Path) -> None:
+    """Raise ModelError for files of a processor that are no JSON, or that have another model loaded from elsewhere."""
+    there = [folder / name for name in (*FILES, f"{AUDIO}_config.json") if (folder / name).is_file()]
+    wrong = next((path for path in there if AUDIO in path.name or AUDIO in read_json(path)), None)
+    if wrong is not None:
+        raise ModelError(
+            f"{wrong} has an {AUDIO} loaded, which reads no picture",
+            f"delete that file, or its {AUDIO}" if AUDIO not in wrong.name else "delete that file",
+        )
 
 
 def _without_videos(made_of: type) -> Any:
@@ -97,7 +115,7 @@ def _by_template(processor: Any, messages: Sequence[Any], answered: bool = False
         return str(processor.tokenizer.apply_chat_template(list(messages), **how))
     except Exception as error:  # a template is a program of its own and may raise anything
         raise InputError(
-            f"the model's chat template refused the messages: {line(error)}", "check the roles and their order"
+            f"the model's chat template refused the messages: {first_line(error)}", "check the roles and their order"
         ) from error
 
 
@@ -120,8 +138,3 @@ def _place(processor: Any, token: str) -> str:
 def _token(processor: Any) -> str:
     """What stands for a picture in a text."""
     return str(getattr(processor, "image_token", None) or "<image>")
-
-
-def line(error: BaseException) -> str:
-    """The first line of an error that is not ours."""
-    return str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__

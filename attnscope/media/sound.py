@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.apart import without_stderr
+from attnscope.errors import InputError, ModelError, UsageError, first_line
+from attnscope.model.permits import RUNS_CODE, TRUST, needs_code
 from attnscope.text.prompt import Prompt, Side
 from attnscope.text.reading import opened
 
@@ -129,7 +131,7 @@ def _other(stream: BinaryIO, name: str) -> Sound:
     import soundfile
 
     try:
-        with soundfile.SoundFile(stream) as said:
+        with without_stderr(), soundfile.SoundFile(stream) as said:  # where libmpg123 warns, and callbacks of ours fail
             samples = said.read(MOST_SECONDS * said.samplerate, dtype="float32", always_2d=True)
             return Sound(_mono(samples), said.samplerate, said.frames if said.frames > len(samples) else 0)
     except (soundfile.SoundFileError, TypeError, ValueError) as error:
@@ -256,13 +258,17 @@ def extractor_of(loaded: LoadedModel) -> Any:
 
     folder = loaded.base_folder or loaded.source_folder or loaded.model.config.name_or_path
     try:
-        found = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True)
+        with loaded.permits.held(), without_stderr():
+            found = AutoFeatureExtractor.from_pretrained(folder, **loaded.permits.given)
         most = dict.fromkeys(("sampling_rate", "hop_length", "stride"), RATES[-1])
         most |= {"n_samples": MOST_SECONDS * RATES[-1]}
-        if not all(getattr(found, name, 1) in range(1, size + 1) for name, size in most.items()):
+        numbers = {name: getattr(found, name, 1) for name in most} | {"sampling_rate": found.sampling_rate}
+        if not all(numbers[name] in range(1, size + 1) for name, size in most.items()):
             raise ValueError(f"expected numbers up to {most}")
         return found
     except Exception as error:  # any family's class, of any file
+        if needs_code(error):
+            raise ModelError(f"the feature extractor of {loaded.name} {RUNS_CODE}", TRUST) from error
         raise ModelError(
             f"{loaded.name} has no feature extractor that can be read (preprocessor_config.json)",
             "copy that file of the model into its folder",
@@ -275,8 +281,9 @@ def _features(extractor: Any, samples: np.ndarray, loaded: LoadedModel) -> Any:
         made = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
         return made[loaded.model.main_input_name]
     except Exception as error:  # any family's code
-        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise ModelError(f"the feature extractor of {loaded.name} failed: {why}", MODEL_OF_SOUND) from error
+        raise ModelError(
+            f"the feature extractor of {loaded.name} failed: {first_line(error)}", MODEL_OF_SOUND
+        ) from error
 
 
 def _resampled(sound: Sound, rate: int) -> np.ndarray:

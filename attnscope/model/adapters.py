@@ -6,6 +6,7 @@ into the model.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from importlib.util import find_spec
 from inspect import signature
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import ModelError
 from attnscope.model import checkpoint
 from attnscope.model.geometry import geometry_of
+from attnscope.model.patterns import check_patterns
+from attnscope.model.permits import Permits
 from attnscope.model.task import task_of
 from attnscope.stacks import DECODER, NAMES
 
@@ -27,7 +30,19 @@ SAFETENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 BY_TOKEN = ("XLORA", "POLY")  # other weights for each token or task
 VIRTUAL = ("PROMPT_TUNING", "P_TUNING")  # embeddings before the text, and nothing else
 PREFIX = "PREFIX_TUNING"  # keys and values of each layer
+MORE = (
+    "is_prompt_learning",
+    "is_adaption_prompt",
+    "alora_invocation_tokens",
+    "megatron_config",
+    "arrow_config",  # several adapters
+    "layer_replication",
+    "shadow_model",  # another model
+)
 PROMPT = "prompt_embeddings"  # where PEFT saves them
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # by how its weights were first drawn
+FROM_BASE = re.compile(r"olora|pissa(_niter_[0-9]{1,2})?")  # that the base alone says, in steps that can be counted
+PERMITS = Permits()  # nothing: all its files are there, and it brings no code
 
 
 def is_adapter(folder: Path) -> bool:
@@ -80,12 +95,6 @@ def weight_file(folder: Path, there: frozenset[str], allow_pickle: bool = False)
     return PICKLE
 
 
-def check_weights(folder: Path) -> None:
-    """Raise for weights of an adapter that are cut short or damaged."""
-    if (path := folder / SAFETENSORS).is_file():
-        checkpoint.check_safetensors(path)
-
-
 def check_package() -> None:
     """Raise where peft is not installed."""
     if find_spec("peft") is None:
@@ -99,12 +108,14 @@ def attach(model: PreTrainedModel, folder: Path, merged: bool) -> PreTrainedMode
     """
     from peft import PeftConfig
 
-    config = PeftConfig.from_pretrained(str(folder))
-    if config.peft_type.value in (*VIRTUAL, PREFIX):
-        return _with_tokens(model, config, folder)
-    _check_kind(config, folder)
-    _grow(model, folder / SAFETENSORS)
-    adapted = _with_weights(model, config, folder)
+    with PERMITS.held():
+        config = PeftConfig.from_pretrained(str(folder), **PERMITS.given)
+        if config.peft_type.value in (*VIRTUAL, PREFIX):
+            return _with_tokens(model, config, folder)
+        _check_kind(config, folder)
+        check_patterns(checkpoint.read_json(folder / CONFIG), dict(model.named_modules()), folder / CONFIG)
+        _grow(model, folder / SAFETENSORS)
+        adapted = _with_weights(model, config, folder)
     if not merged:
         return adapted.get_base_model()
     try:
@@ -143,7 +154,7 @@ def _with_tokens(model: PreTrainedModel, config: Any, folder: Path) -> PreTraine
             f"{NAMES[task_of(model.config)]}, and only a causal model is read with such",
             "choose another adapter",
         )
-    found = load_peft_weights(str(folder), device="cpu").get(PROMPT)
+    found = load_peft_weights(str(folder), device="cpu", **PERMITS.given).get(PROMPT)
     in_layers = config.peft_type.value == PREFIX
     shape = _of_layers(model, folder) if in_layers else (model.get_input_embeddings().weight.shape[1],)
     width = prod(shape)
@@ -178,8 +189,7 @@ def _of_layers(model: PreTrainedModel, folder: Path) -> tuple[int, int, int, int
 
 
 def _check_kind(config: Any, where: object) -> None:
-    told = ("is_prompt_learning", "is_adaption_prompt", "alora_invocation_tokens", "megatron_config")
-    if config.peft_type.value in BY_TOKEN or any(getattr(config, name, None) for name in told):
+    if config.peft_type.value in BY_TOKEN or any(getattr(config, name, None) for name in MORE):
         raise ModelError(
             f"the adapter in {where} ({config.peft_type.value}) is more than a change of weights",
             "merge it where that can be done, or choose a plain LoRA",
@@ -191,10 +201,12 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
     from peft import PeftModel
 
     config.inference_mode = True
-    adapted = PeftModel(model, config)
-    found = adapted.load_adapter(
-        str(folder), "default", key_mapping=getattr(model, "_checkpoint_conversion_mapping", {})
-    )
+    _check_ranks(config, folder)
+    # Weights that are read anyway are drawn nowhere before, in sizes that the config alone would say.
+    how: dict[str, Any] = {"low_cpu_mem_usage": not _begins_from_base(config, folder)}
+    adapted = PeftModel(model, config, **how)
+    mapping = getattr(model, "_checkpoint_conversion_mapping", {})
+    found = adapted.load_adapter(str(folder), "default", key_mapping=mapping, **how, **PERMITS.given)
     left = sorted([*found.missing_keys, *found.unexpected_keys])
     if left:
         raise ModelError(
@@ -204,15 +216,45 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
     return adapted
 
 
-def _grow(model: PreTrainedModel, weights: Path) -> None:
-    """As many embeddings as the adapter brings, where it was trained with more tokens than its base has."""
+def _begins_from_base(config: Any, folder: Path) -> bool:
+    """Whether a part of the base was taken out of it when the adapter's weights were first drawn, which PEFT repeats.
+
+    Raises ModelError where that cannot be repeated from the base alone, in bounded time.
+    """
+    drawn = str(getattr(config, "init_lora_weights", "")).lower()
+    if not drawn.startswith(CHANGES_BASE):
+        return False
+    if not FROM_BASE.fullmatch(drawn):
+        raise ModelError(
+            f"the adapter in {folder} changes its base by {drawn!r} before its weights are read",
+            "save it as a plain LoRA of that base",
+        )
+    return True
+
+
+def _check_ranks(config: Any, folder: Path) -> None:
+    """Raise ModelError for a LoRA whose config says of larger ranks than any weight in its file has."""
+    sizes = [size for shape in _shapes(folder / SAFETENSORS).values() for size in shape]
+    ranks = [config.r, *config.rank_pattern.values()] if config.peft_type.value == "LORA" and sizes else []
+    wrong = next((rank for rank in ranks if not 0 < rank <= max(sizes)), None)
+    if wrong is not None:
+        raise ModelError(f"the adapter in {folder} has no weights of rank {wrong}", "download it again")
+
+
+def _shapes(weights: Path) -> dict[str, list[int]]:
+    """The shape of each weight in a safetensors file; none where there is no such file."""
     from safetensors import safe_open
 
+    if not weights.is_file():
+        return {}
+    with safe_open(weights, framework="numpy") as file:
+        return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+
+
+def _grow(model: PreTrainedModel, weights: Path) -> None:
+    """As many embeddings as the adapter brings, where it was trained with more tokens than its base has."""
     embeddings = model.get_input_embeddings()
     ending = next(f".{name}.weight" for name, module in model.named_modules() if module is embeddings)
-    if not weights.is_file():
-        return
-    with safe_open(weights, framework="numpy") as file:
-        rows = next((file.get_slice(key).get_shape()[0] for key in file.keys() if key.endswith(ending)), None)  # noqa: SIM118
+    rows = next((shape[0] for key, shape in _shapes(weights).items() if key.endswith(ending)), None)
     if rows not in (None, embeddings.num_embeddings):
         model.resize_token_embeddings(rows, mean_resizing=False)

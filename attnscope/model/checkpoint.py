@@ -129,11 +129,16 @@ def check_weights(folder: Path, allow_pickle: bool = False) -> list[Path]:
     for path in paths:
         if not path.is_file():
             raise ModelError(f"{path} is missing, and the index of the weights names it", "download it again")
-        if path.suffix == ".safetensors":  # by this transformers decides how it reads a file
-            check_safetensors(path)
-        elif not allow_pickle:
-            raise ModelError(f"{path} is no safetensors file, and others can run any code when they are read", CONVERT)
+        check_weight_file(path, allow_pickle)
     return paths
+
+
+def check_weight_file(path: Path, allow_pickle: bool = False) -> None:
+    """Raise for a file of weights that is damaged, or may run code."""
+    if path.suffix == ".safetensors":  # by this transformers decides how it reads a file
+        check_safetensors(path)
+    elif not allow_pickle:
+        raise ModelError(f"{path} is no safetensors file, and others can run any code when they are read", CONVERT)
 
 
 def _listed(index: Path) -> list[str]:

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, TILE_BYTES, free_memory, human_bytes
 from attnscope.model.families import family
+from attnscope.model.permits import Permits
 from attnscope.model.task import model_class, stack_config, task_of
 from attnscope.shown import brief
 from attnscope.stacks import (
@@ -33,6 +34,9 @@ from attnscope.stacks import (
 from attnscope.stacks import (
     KINDS as STACKS,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
 # "compressed" layers are a window of tokens and summaries of what came before it.
@@ -259,15 +263,24 @@ def rotary_types(config: Any) -> set[str]:
 
 def count_parameters(config: Any) -> int | None:
     """Parameters of the model of this config, built on the meta device; None where it can't be built."""
-    import torch
-
     try:
-        kind = model_class(config, task_of(config), "")
-        with torch.device("meta"):
-            model = kind.from_config(config) if hasattr(kind, "from_config") else kind._from_config(config)
+        return sum(parameter.numel() for parameter in empty_model(config).parameters())
     except Exception:  # any family's constructor, with any config: not counting is the answer
         return None
-    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def empty_model(config: Any) -> nn.Module:
+    """The model of a config without its weights, on the meta device, and without code that a model brings.
+
+    Raises what the family's constructor raises.
+    """
+    import torch
+
+    kind, permits = model_class(config, task_of(config), ""), Permits()
+    with permits.held(), torch.device("meta"):
+        if hasattr(kind, "from_config"):
+            return kind.from_config(config, trust_remote_code=permits.code)
+        return kind._from_config(config)
 
 
 def weight_bytes(config: Any, dtype: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The libraries underneath: their versions, and their progress bars, logs and warnings."""
+"""The libraries underneath: their versions, their switches, and their progress bars, logs and warnings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,42 @@ from attnscope._version import __version__
 from attnscope.errors import ModelError
 
 TRIED = ("5.17.0", "5.23.0")  # versions of transformers, the oldest and the newest: docs/versions.md
+
+
+class Switch:
+    """A setting of a library that all its calls share, which has another value as long as anyone holds it.
+
+    >>> with OFFLINE.held():
+    ...     huggingface_hub.constants.is_offline_mode()
+    True
+    """
+
+    _turn = threading.Lock()
+
+    def __init__(self, module: str, name: str, value: Any) -> None:
+        self.module, self.name, self.value = module, name, value
+        self._holders, self._before = 0, None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self._turn:
+            before, module = needed(self.module, self.name), import_module(self.module)
+            if not self._holders:
+                self._before = before
+                setattr(module, self.name, self.value)
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._holders -= 1
+                if not self._holders:
+                    setattr(module, self.name, self._before)
+
+
+OFFLINE = Switch("huggingface_hub.constants", "HF_HUB_OFFLINE", True)
+# Whether it may run a model's code is then a refusal of transformers, and no question on standard input.
+NEVER_ASKS = Switch("transformers.dynamic_module_utils", "TIME_OUT_REMOTE_CODE", 0)
 
 
 def silence_libraries(verbose: bool) -> None:
@@ -32,8 +69,8 @@ def silence_libraries(verbose: bool) -> None:
         return
     os.environ |= {
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_VERBOSITY": "error",
-        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_VERBOSITY": "critical",
+        "TRANSFORMERS_VERBOSITY": "critical",  # an error is raised too, and beside some the whole config is printed
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -41,6 +78,7 @@ def silence_libraries(verbose: bool) -> None:
     }
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", module=r"attnscope(\.|$)")
+    warnings.filterwarnings("ignore", category=ResourceWarning)  # of files that they leave open, wherever it is noticed
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line for every layer that it casts
     if "huggingface_hub" in sys.modules:
         from huggingface_hub.utils import disable_progress_bars
@@ -49,7 +87,7 @@ def silence_libraries(verbose: bool) -> None:
     if "transformers" in sys.modules:
         from transformers.utils import logging as transformers_logging
 
-        transformers_logging.set_verbosity_error()
+        transformers_logging.set_verbosity(logging.CRITICAL)
         transformers_logging.disable_progress_bar()
 
 
@@ -65,6 +103,14 @@ def uncollected() -> Iterator[None]:
     finally:
         if running:
             gc.enable()
+
+
+@contextmanager
+def bars_as_elsewhere() -> Iterator[None]:
+    """The bar of transformers' GGUF reader, which is tqdm's own, is one that transformers' switch of bars reaches."""
+    ours = needed("transformers.utils.logging", "tqdm")
+    with Switch("transformers.modeling_gguf_pytorch_utils", "tqdm", ours).held():
+        yield
 
 
 @contextmanager

@@ -9,18 +9,20 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.apart import without_stderr
-from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, ModelError, UsageError, is_panic
+from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, ModelError, UsageError, first_line, is_panic
 from attnscope.memory import free_memory, human_bytes, is_out_of_memory
-from attnscope.model import adapters, checkpoint, hub, sources
+from attnscope.model import adapters, checkpoint, generating, hub, sources
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
-from attnscope.model.libraries import needed, uncollected
+from attnscope.model.libraries import bars_as_elsewhere, needed, uncollected
+from attnscope.model.patterns import check_quantised
+from attnscope.model.permits import RUNS_CODE, TRUST, Permits, unread
 from attnscope.model.sources import DEMO, DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
@@ -55,6 +57,11 @@ class LoadOptions:
     adapter: Literal["merged", "beside"] | None = None
     task: str | None = None
 
+    @property
+    def permits(self) -> Permits:
+        """What the libraries may do while they load it."""
+        return Permits(code=self.trust_remote_code, network=not self.offline)
+
 
 @dataclass(frozen=True, repr=False)
 class LoadedModel:
@@ -62,6 +69,7 @@ class LoadedModel:
 
     source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
     it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
+    permits: what the libraries may do where more of its files are read, such as those of its processor.
 
         >>> loaded = attnscope.load("demo")
         >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
@@ -77,6 +85,7 @@ class LoadedModel:
     source_folder: Path | None = None
     stretched_from: int | None = None
     base_folder: Path | None = None
+    permits: Permits = Permits()
 
     @property
     def brought(self) -> bool:
@@ -239,6 +248,7 @@ def load(options: LoadOptions) -> LoadedModel:
         source_folder=source.source_folder,
         stretched_from=trained if geometry.max_positions != trained else None,
         base_folder=source.base_folder,
+        permits=options.permits,
     )
 
 
@@ -356,9 +366,10 @@ def _config(source: Source, options: LoadOptions) -> Any:
     if source.gguf is None:
         _check_type(source, options)
     try:
-        config = AutoConfig.from_pretrained(source.folder, trust_remote_code=options.trust_remote_code, **source.given)
+        with options.permits.held():
+            config = AutoConfig.from_pretrained(source.folder, **options.permits.given, **source.given)
     except Exception as error:  # any family's config class, with any content
-        raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
+        raise unread(f"the config of {source.name}", error, "check its values") from error
     config.transformers_weights = None  # a list of weights of its own, which nobody has judged
     if source.snapshot:
         config.name_or_path = source.name  # what transformers would have written, had it looked the name up itself
@@ -374,10 +385,7 @@ def _check_type(source: Source, options: LoadOptions) -> None:
     model_type, remote = raw.get("model_type") or None, bool(raw.get("auto_map"))
     if model_type not in known and not (remote and options.trust_remote_code):
         if remote:
-            raise ModelError(
-                f"{source.name} ({model_type}) runs code from its own repository",
-                "read that code, then pass {trust_remote_code=True}",
-            )
+            raise ModelError(f"{source.name} ({model_type}) {RUNS_CODE}", TRUST)
         raise ModelError(
             f"this transformers does not know the model type {model_type!r}", "pip install -U transformers"
         )
@@ -388,7 +396,9 @@ def _geometry(config: Any, source: Source, task: str) -> Geometry:
     try:
         return geometry_of(config, count=False, task=task)
     except Exception as error:  # any family's attributes, of any type
-        raise ModelError(f"the config of {source.name} cannot be read: {_line(error)}", "check its values") from error
+        raise ModelError(
+            f"the config of {source.name} cannot be read: {first_line(error)}", "check its values"
+        ) from error
 
 
 def _readable(geometry: Geometry) -> Geometry:
@@ -426,18 +436,17 @@ def _tokenizer(source: Source, config: Any, options: LoadOptions) -> PreTrainedT
     from transformers import AutoTokenizer
 
     try:
-        with without_stderr():  # where a panic prints where it came from
+        with options.permits.held(), without_stderr():  # where a panic prints where it came from
             return AutoTokenizer.from_pretrained(
                 source.tokenizer_folder,
                 config=config,
-                trust_remote_code=options.trust_remote_code,
-                local_files_only=options.offline,
+                **options.permits.given,
                 **(source.given if source.tokenizer_folder == source.folder else {}),
             )
     except BaseException as error:  # any tokenizer class, with any files
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        raise ModelError(f"the tokenizer of {source.name} cannot be read: {_line(error)}", "check its files") from error
+        raise unread(f"the tokenizer of {source.name}", error, "check its files") from error
 
 
 def _model(source: Source, config: Any, options: LoadOptions, device: str, task: str) -> PreTrainedModel:
@@ -446,18 +455,21 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
     room = human_bytes(free_memory(device))  # asked before: what was loaded when memory ran out may still be held
     try:
-        model, report = model_class(config, task, source.name).from_pretrained(
-            source.folder,
-            config=config,
-            dtype=dtype,
-            device_map=place,
-            attn_implementation=_attention(config, options, task),
-            use_safetensors=None if options.allow_pickle else True,
-            quantization_config=_quantization(options),
-            trust_remote_code=options.trust_remote_code,
-            output_loading_info=True,
-            **source.given,
-        )
+        if not (source.gguf or options.permits.code):
+            check_quantised(config, source.folder / "config.json")
+        with options.permits.held(), bars_as_elsewhere() if source.gguf else nullcontext():
+            model, report = model_class(config, task, source.name).from_pretrained(
+                source.folder,
+                config=config,
+                dtype=dtype,
+                device_map=place,
+                attn_implementation=_attention(config, options, task),
+                use_safetensors=None if options.allow_pickle else True,
+                quantization_config=_quantization(options),
+                output_loading_info=True,
+                **options.permits.given,
+                **source.given,
+            )
         if source.adapter:
             kept = options.adapter or ("beside" if getattr(model, "is_quantized", False) else "merged")
             model = adapters.attach(model, source.adapter.folder, merged=kept == "merged")
@@ -466,18 +478,16 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
     except Exception as error:  # any family's loading code, with any weights
         if is_out_of_memory(error):
             weights = weight_bytes(config, options.quantize or str(dtype))
-            takes = f"its weights take {human_bytes(weights)}" if weights else _line(error)
+            takes = f"its weights take {human_bytes(weights)}" if weights else first_line(error)
             raise MemoryLimitError(
                 f"{source.name} does not fit on {device}: {takes}, and {room} was free", _smaller(options)
             ) from error
         if isinstance(error, ImportError):  # what a quantised checkpoint needs, named by transformers
             raise ModelError(
-                f"{source.name} cannot be loaded without another package: {_line(error)}", "install that package"
+                f"{source.name} cannot be loaded without another package: {first_line(error)}", "install that package"
             ) from error
-        raise ModelError(
-            f"{source.name} cannot be loaded: {_line(error)}",
-            "its cause says where it failed; on the command line --verbose shows it",
-        ) from error
+        hint = "its cause says where it failed; on the command line --verbose shows it"
+        raise unread(source.name, error, hint, "loaded") from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(
@@ -486,6 +496,7 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
         )
     if task == ENCODER and task_of(config) != ENCODER:
         model = model.get_encoder()
+    generating.leave_tokens(model)
     return model.eval().requires_grad_(False)
 
 
@@ -528,10 +539,3 @@ def _quantization(options: LoadOptions) -> Any:
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(**{f"load_in_{options.quantize}": True})
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error, with the next where it only announces that one, short enough for a terminal."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return text if len(text) <= 200 else text[:197] + "..."

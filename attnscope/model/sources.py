@@ -63,8 +63,8 @@ class Source:
 
     @property
     def files(self) -> frozenset[str]:
-        """The names of all files of the folder, downloaded or not."""
-        return self.listing or frozenset(path.name for path in self.folder.iterdir())
+        """The names of all files of the folder, downloaded or not; a link that leads nowhere is none."""
+        return self.listing or frozenset(path.name for path in self.folder.iterdir() if path.is_file())
 
     @property
     def given(self) -> dict[str, str]:
@@ -103,8 +103,9 @@ def check_weights(source: Source, options: LoadOptions) -> None:
     """Raise where files of the weights are missing, damaged, or may run code."""
     if source.gguf is None:
         checkpoint.check_weights(source.folder, options.allow_pickle)
-    if source.adapter:
-        adapters.check_weights(source.adapter.folder)
+    if adapter := source.adapter:
+        name = adapters.weight_file(adapter.folder, adapter.files, options.allow_pickle)
+        checkpoint.check_weight_file(adapter.folder / name, options.allow_pickle)
 
 
 def identity(source: Source, options: LoadOptions) -> str:
@@ -129,16 +130,26 @@ def _identity(source: Source, options: LoadOptions, weights: Path | None) -> str
 
 def _locate(options: LoadOptions) -> Source:
     """Where the model comes from; for an adapter, where its base does."""
-    source = _found(options)
+    source = _alone(_found(options))
     if source.gguf or not adapters.is_adapter(source.folder):
         if options.base is not None:
             raise UsageError(f"{options.model} is no adapter, and has no base", "leave out {base}")
         return source
     base = adapters.base_of(source.folder, source.files, options.base)
-    found = _found(replace(options, model=base, revision=None))
+    found = _alone(_found(replace(options, model=base, revision=None)))
     if not found.gguf and adapters.is_adapter(found.folder):
         raise ModelError(f"the base of {source.name}, {base}, is an adapter too", "name a whole model: {base=FOLDER}")
     return replace(found, name=source.name, adapter=source)
+
+
+def _alone(source: Source) -> Source:
+    """The source. Raises ModelError for a GGUF file beside an adapter, which transformers would put into it unasked."""
+    if source.gguf and adapters.is_adapter(source.folder):
+        raise ModelError(
+            f"{source.gguf} lies in the folder of an adapter, which would change it",
+            "move the GGUF file to a folder of its own",
+        )
+    return source
 
 
 def _found(options: LoadOptions) -> Source:

@@ -10,7 +10,7 @@ import torch
 
 from attnscope.attention import compiled
 from attnscope.attention.triton_kernel import device_can
-from attnscope.errors import MemoryLimitError, UsageError
+from attnscope.errors import ForwardError, MemoryLimitError, UsageError
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes
 from attnscope.model.geometry import Geometry, tokens_that_fit
 from attnscope.seam.engines import ENGINES, Eager, Engine, OnCard, Tiled, engine_named
@@ -118,7 +118,7 @@ def difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None
 
     try:
         listen(loaded.model, ids_BT, keep, engine=Eager(), **inputs)
-    except (ValueError, KeyError):  # a family that refuses eager attention
+    except ForwardError:  # a family that refuses eager attention
         return None
     listen(loaded.model, ids_BT, compare, engine=Tiled(), **inputs)
     return max(found, default=0.0)

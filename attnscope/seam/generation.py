@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.errors import ModelError
+from attnscope.errors import ModelError, first_line
 from attnscope.memory import is_out_of_memory
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import running
@@ -73,8 +73,7 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
         except Exception as error:  # any family's own code
             if is_out_of_memory(error):
                 raise
-            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise ModelError(f"{loaded.name} cannot generate: {why}", otherwise) from error
+            raise ModelError(f"{loaded.name} cannot generate: {first_line(error)}", otherwise) from error
     return made
 
 

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ from torch import Tensor, nn
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
-from attnscope.errors import ModelError, UsageError
+from attnscope.errors import ForwardError, ModelError, UsageError, first_line
+from attnscope.memory import is_out_of_memory
 from attnscope.model.families import Family, family_of
 from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import needed
@@ -70,13 +72,15 @@ def listen(
     further arguments of the model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
     Returns the report, with the backbone's output; no logits are computed unless asked for.
     Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
-    there.
+    there; ForwardError where the model's own code fails. Other errors, of `on_call` and the engine, are raised as they
+    are, and so is that of memory which ran out.
 
         >>> report = listen(model, ids, lambda call: print(call.layer, call.P.entropy().mean()))
         >>> report.output.last_hidden_state
         >>> listen(model, ids, lambda call: None, logits_at=[-1]).logits     # (texts, 1, vocabulary)
     """
     with (
+        _own_errors(model),
         running(model, engine.implementation if engine else None) as attention,
         listening(model, on_call, engine=engine, windows=windows, patches=patches, ends=calls_alone) as report,
         torch.set_grad_enabled(gradients),
@@ -166,6 +170,30 @@ _calls_of_pass: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDicti
 
 class _LastCallError(Exception):
     """What follows of the pass makes an output that nobody wants."""
+
+
+@contextmanager
+def _own_errors(model: nn.Module) -> Iterator[None]:
+    """What fails in the model's own code while the block runs is a ForwardError."""
+    try:
+        yield
+    except Exception as error:  # any family's code, with any weights and any text
+        if is_out_of_memory(error) or not _of_model(error, model):
+            raise
+        kind = getattr(_config(model), "model_type", None) or type(_bare(model)).__name__
+        raise ForwardError(
+            f"the forward pass of {kind} failed: {first_line(error)}",
+            "check its config, its weights and its processor's files",
+        ) from error
+
+
+def _of_model(error: BaseException, model: nn.Module) -> bool:
+    """Whether an error rose in code of the model: what called PyTorch there was not attnscope, and not who listens."""
+    packages = {type(module).__module__.partition(".")[0] for module in _bare(model).modules()} | {"transformers"}
+    frames = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__))
+    ours = __name__.partition(".")[0]
+    known = [package for package in frames if package == ours or package in packages - {"torch"}]
+    return bool(known) and known[-1] != ours
 
 
 def _remember_calls(model: nn.Module, report: CaptureReport) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.errors import InputError, ModelError
+from attnscope.errors import ForwardError, InputError, ModelError, first_line
 from attnscope.model.padding import pads, to_be_found
 from attnscope.seam.call import Place
 from attnscope.seam.engines import Altered, Engine, Unchecked
@@ -178,8 +178,10 @@ class Passes:
             apart = np.abs(shared.run(batch, tried)[0] - self.run(alone, tried)[0]).max()
         except BranchError as error:
             return replace(self, why_not=str(error))
-        except (RuntimeError, IndexError, ValueError) as error:  # any family's forward
-            return replace(self, why_not=f"this family's layers take no further rows: {str(error).splitlines()[0]}")
+        except (ForwardError, RuntimeError, IndexError, ValueError) as error:  # any family's forward
+            return replace(
+                self, why_not=f"this family's layers take no further rows: {first_line(error.__cause__ or error)}"
+            )
         if not apart <= AGREES[self.loaded.dtype]:
             return replace(self, why_not=f"shared and unshared differ by {apart:.1g} nats on the first text")
         return shared
