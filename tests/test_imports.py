@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "text": "apart errors shown stacks",
     "media": "apart errors model text",
     "model": "_version apart errors memory shown stacks",
-    "attention": "errors memory",
+    "attention": "errors files memory",
     "seam": "errors memory attention model text stacks",
     "measure": "errors memory tables attention text stacks",
     "reference": "",
