@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 LINE = 120  # characters of one value
@@ -39,10 +39,16 @@ def brief(value: object) -> str:
     return _cut(repr(value), LINE)
 
 
-def visible(text: str, signs: Mapping[str, str] | None = None) -> str:
+def numbered(char: str) -> str:
+    """A character by its number: ⟨200B⟩."""
+    return f"⟨{ord(char):04X}⟩"
+
+
+def visible(text: str, signs: Mapping[str, str] | None = None, written: Callable[[str], str] = numbered) -> str:
     """Text whose controls, directions and blanks without a shape are written as `⟨200B⟩`; signs: what stands for some.
 
     A space stays, and so do a joiner between emoji, a variation selector after its base and the tags of a flag.
+    written: how a hidden character is written otherwise.
 
     >>> visible("a\\u200b\\n b", {"\\n": "↵"})
     'a⟨200B⟩↵ b'
@@ -50,7 +56,10 @@ def visible(text: str, signs: Mapping[str, str] | None = None) -> str:
     signs = signs or {}
     if text.isascii() and text.isprintable() and not signs.keys() & set(text):
         return text
-    return "".join(signs[char] if char in signs else _visible(text, at) for at, char in enumerate(text))
+    return "".join(
+        signs[char] if char in signs else written(char) if _is_hidden(text, at) else char
+        for at, char in enumerate(text)
+    )
 
 
 def _cut(text: str, most: int) -> str:
@@ -58,19 +67,17 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:half]}…{text[len(text) - most + half + 1 :]}"
 
 
-def _visible(text: str, at: int) -> str:
+def _is_hidden(text: str, at: int) -> bool:
     char = text[at]
     if char == " ":
-        return char
+        return False
     if char == "\u200d":
-        hidden = not (0 < at < len(text) - 1 and _is_emoji(text[at - 1]) and _is_emoji(text[at + 1]))
-    elif char in EMOJI_TAGS:
-        hidden = not text[:at].rstrip(EMOJI_TAGS).endswith("\U0001f3f4")
-    elif _selects_variant(char):
-        hidden = at == 0 or text[at - 1].isspace() or _selects_variant(text[at - 1])
-    else:
-        hidden = (_shapeless(char) and char not in SHOWN_FORMATS) or char in FILLERS
-    return f"⟨{ord(char):04X}⟩" if hidden else char
+        return not (0 < at < len(text) - 1 and _is_emoji(text[at - 1]) and _is_emoji(text[at + 1]))
+    if char in EMOJI_TAGS:
+        return not text[:at].rstrip(EMOJI_TAGS).endswith("\U0001f3f4")
+    if _selects_variant(char):
+        return at == 0 or text[at - 1].isspace() or _selects_variant(text[at - 1])
+    return (_shapeless(char) and char not in SHOWN_FORMATS) or char in FILLERS
 
 
 @lru_cache(maxsize=1 << 12)

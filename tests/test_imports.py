@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "reference": "",
     "parity": "errors seam model reference selection stacks tables text",
     "explain": "errors model seam reference parity stacks",
-    "figures": "errors files shown",
+    "figures": "apart errors files shown",
     "panels": "figures measure shown",
     "drawing": "errors figures files measure panels shown stacks",
     "manifest": "errors files text stacks",

@@ -15,6 +15,7 @@ from attnscope.attention.compiled import object_code
 from attnscope.errors import UsageError
 from attnscope.seam.engines import engine_named
 from helpers.command_line import call, spawn
+from helpers.homes import without_a_home
 
 KERNEL = "a_name", bytes(range(64))
 OTHERS = 54321  # a user that is not us
@@ -202,13 +203,6 @@ def test_without_a_home_it_is_compiled_for_the_run(made: Made, monkeypatch: pyte
     assert caplog.messages[-1] == (
         "compiling the CPU kernel, for this run alone: there is no home folder to keep it in; set NUMBA_CACHE_DIR"
     )
-
-
-def without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's user without an entry in passwd."""
-    for name in ("HOME", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
 
 
 def test_it_reaches_the_disk_before_it_has_its_name(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

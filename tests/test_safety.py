@@ -195,6 +195,42 @@ def test_data_keeps_the_text_of_a_token(tmp_path: Path) -> None:
         assert "\u202e" in out
 
 
+FORMATTED = [
+    (command, format)
+    for command, formats in {
+        ("relations", "--select", "0.0"): ("csv", "tsv", "jsonl"),
+        ("explain", "--head", "1.0"): ("jsonl",),
+        ("tokens",): ("csv", "jsonl"),
+    }.items()
+    for format in formats
+]
+
+
+@pytest.mark.parametrize(("command", "format"), FORMATTED)
+def test_data_on_a_terminal_steers_it_not_and_means_the_same(tmp_path: Path, command, format: str) -> None:
+    (tmp_path / "text").write_text(f"the \u9280\u884c {STEERING} bank")
+    asked = (*command, "-q", "--file", str(tmp_path / "text"), "--format", format)
+    shown, piped = call(*asked, columns=100).out.decode(), call(*asked).out.decode()
+    assert not steers(shown.replace("\t", ""))
+    assert "\u9280" in shown
+    assert "\u202e" in piped
+    if format == "jsonl":
+        assert [json.loads(line) for line in shown.splitlines()] == [
+            json.loads(line) for line in piped.split("\n")[:-1]
+        ]
+    else:
+        assert "⟨001B⟩" in shown
+
+
+def test_a_batch_on_a_terminal_steers_it_not(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": f"the {STEERING} bank"}) + "\n")
+    asked = ("batch", str(tmp_path / "corpus.jsonl"), "-q", "--to-stdout", "jsonl")
+    shown, piped = call(*asked, columns=100).out.decode(), call(*asked).out.decode()
+    assert not steers(shown)
+    assert steers(piped)
+    assert json.loads(shown) == json.loads(piped)
+
+
 def test_progress_titles_and_paths_are_foreign_text_too(folder: Path, tmp_path: Path) -> None:
     model = folder.rename(tmp_path / "m\u202e[bold]x[-x]\x9b1m")
     code, shown = on_terminal(["heads", "--model", str(model), *TEXT], 120)

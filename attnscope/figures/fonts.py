@@ -10,6 +10,8 @@ from pathlib import Path
 from matplotlib import font_manager, get_data_path
 from matplotlib.ft2font import FT2Font
 
+from attnscope.apart import without_stderr
+
 log = logging.getLogger("attnscope")
 
 BASE_FAMILY = "DejaVu Sans"  # comes with matplotlib
@@ -100,7 +102,8 @@ def _charmap(path: str) -> frozenset[str]:
 @lru_cache(maxsize=64)
 def _cover(needed: frozenset[str]) -> Fonts:
     """Greedily: the font with most of what is missing, until none adds anything."""
-    paths = sorted(font_manager.findSystemFonts(), key=_plainness)
+    with without_stderr():  # where fontconfig warns in the words of LANG, whatever these are
+        paths = sorted(font_manager.findSystemFonts(), key=_plainness)
     families, used, missing = [BASE_FAMILY], [], needed
     while missing and paths:
         best = max(paths, key=lambda path: len(missing & _charmap(path)))

@@ -42,6 +42,7 @@ def silence_libraries(verbose: bool) -> None:
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", module=r"attnscope(\.|$)")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line for every layer that it casts
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # two lines where there is no home for its own cache
     if "huggingface_hub" in sys.modules:
         from huggingface_hub.utils import disable_progress_bars
 
