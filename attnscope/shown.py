@@ -13,14 +13,18 @@ from functools import lru_cache
 LINE = 120  # characters of one value
 MESSAGE = 6 * LINE  # characters of a message, whatever stands in it
 LINES: Mapping[str, str] = {"\n": "\n"}  # signs of a text that stays in its lines
+# Of one whose blanks of any width stay, too, as in a title in Chinese.
+BLANKS: Mapping[str, str] = {
+    char: char for char in "\n\t\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+}
 BREAKS = re.compile(r"[\r\n\t]+")
 # A value that no blank interrupts, or one in quotes.
 VALUE = re.compile(rf"""\S{{{LINE + 1},}}|(?<!\w)(["'])(?:(?!\1).){{{LINE - 1},}}\1(?!\w)""")
 # Number signs of Arabic, Syriac and Kaithi: format characters by category, but they have a shape.
 SHOWN_FORMATS = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
 EMOJI_TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
-# Letters, marks and symbols by category, but without a shape.
-FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+# Letters, marks and symbols by category, but without a shape; and two that are no characters, which XML forbids.
+FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufffe\uffff")
 SHAPELESS = {"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"}
 
 

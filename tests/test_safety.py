@@ -10,6 +10,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 
 import attnscope
@@ -242,13 +243,14 @@ def test_progress_titles_and_paths_are_foreign_text_too(folder: Path, tmp_path: 
     assert "out⟨009B⟩1m⟨202E⟩/overview.png" in shown.replace("\n", "")
 
 
-@pytest.mark.parametrize("image", ["svg", "pdf"])
+@pytest.mark.parametrize("image", ["svg", "pdf", "png"])
 def test_pictures_of_a_hostile_text_and_model_can_be_opened(folder: Path, tmp_path: Path, image: str) -> None:
-    from xml.dom.minidom import parse
+    """By a reader of XML, and no word in them turns the line around; a blank that is wide stays."""
+    from xml.etree import ElementTree
 
-    model = folder.rename(tmp_path / "m\x1b[2J\x01\u202e")
-    (tmp_path / "text").write_text(f"the bank {STEERING} by {STEERING}the river")
-    how = (
+    model = folder.rename(tmp_path / "m\x1b[2J\x01\u202e\ufffe")
+    (tmp_path / "text").write_text(f"the bank {STEERING} by {STEERING}the \uffff \ufffe river")
+    asked = (
         "-q",
         "--model",
         str(model),
@@ -257,14 +259,25 @@ def test_pictures_of_a_hostile_text_and_model_can_be_opened(folder: Path, tmp_pa
         "--image",
         image,
         "--out",
-        str(tmp_path / "out"),
+        str(tmp_path / "o"),
     )
-    for command in (("explain", "--head", "1.0"), ("heatmap", "--select", "1.0")):
-        assert call(*command, *how).code == 0
-    made = sorted((tmp_path / "out").rglob(f"*.{image}"))
-    assert len(made) > 3
+    titled = ("--title", f"\u56f3\u3000{STEERING.replace(chr(0), '')}\ufffe\uffff")
+    assert call("explain", "--head", "1.0", *asked).code == 0
+    for command in (("heatmap", "--select", "1.0"), ("rollout",), ("heads", "--figures", "overview,metrics,layers")):
+        assert call(*command, *asked, *titled, "--force").code == 0
+    made = sorted((tmp_path / "o").rglob(f"*.{image}"))
+    assert len(made) > 5
     for path in made:
-        assert parse(str(path)) if image == "svg" else path.read_bytes().endswith(b"%%EOF\n")
+        if image == "svg":
+            said = " ".join(ElementTree.parse(path).getroot().itertext())
+            assert not steers(said)
+            assert not set("\u202e\u200b\ufffe") & set(said)
+        elif image == "pdf":
+            assert path.read_bytes().endswith(b"%%EOF\n")
+        else:
+            with Image.open(path) as picture:
+                assert not steers("".join(map(str, picture.text.values())))
+    assert image != "svg" or "\u56f3\u3000⟨001B⟩[2J" in (tmp_path / "o" / "overview.svg").read_text()
 
 
 def test_a_table_shows_what_no_cell_was_cleaned_of(capsys, monkeypatch) -> None:
