@@ -4,7 +4,7 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numba
@@ -14,12 +14,11 @@ import attnscope
 from attnscope.attention.compiled import object_code
 from attnscope.errors import UsageError
 from attnscope.seam.engines import engine_named
-from helpers.command_line import call, spawn
+from helpers.command_line import HANGS, call, spawn
 from helpers.homes import without_a_home
 
 KERNEL = "a_name", bytes(range(64))
 OTHERS = 54321  # a user that is not us
-BREAKING_OFF = signal.alarm  # a FIFO that is read would hold the test up for ever
 
 
 class Made:
@@ -40,10 +39,22 @@ class Made:
     def asked(self) -> int:
         """How often one more question for the kernel compiles it."""
         before = self.times
-        BREAKING_OFF(60)
         assert object_code._object() == KERNEL
-        BREAKING_OFF(0)
         return self.times - before
+
+
+@pytest.fixture(autouse=True)
+def not_for_ever() -> Iterator[None]:
+    """A FIFO that is read waits for its writer."""
+
+    def give_up(number: int, frame: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(HANGS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

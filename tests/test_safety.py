@@ -208,7 +208,7 @@ FORMATTED = [
 
 
 @pytest.mark.parametrize(("command", "format"), FORMATTED)
-def test_data_on_a_terminal_steers_it_not_and_means_the_same(tmp_path: Path, command, format: str) -> None:
+def test_data_on_a_terminal_does_not_steer_it_and_means_the_same(tmp_path: Path, command, format: str) -> None:
     (tmp_path / "text").write_text(f"the \u9280\u884c {STEERING} bank")
     asked = (*command, "-q", "--file", str(tmp_path / "text"), "--format", format)
     shown, piped = call(*asked, columns=100).out.decode(), call(*asked).out.decode()
@@ -223,7 +223,7 @@ def test_data_on_a_terminal_steers_it_not_and_means_the_same(tmp_path: Path, com
         assert "⟨001B⟩" in shown
 
 
-def test_a_batch_on_a_terminal_steers_it_not(tmp_path: Path) -> None:
+def test_a_batch_on_a_terminal_does_not_steer_it(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": f"the {STEERING} bank"}) + "\n")
     asked = ("batch", str(tmp_path / "corpus.jsonl"), "-q", "--to-stdout", "jsonl")
     shown, piped = call(*asked, columns=100).out.decode(), call(*asked).out.decode()

@@ -1,7 +1,7 @@
 """The file that keeps the compiled kernel. It is run as machine code, so only we may have written it, and all of it.
 
-Nobody but we and root may change the file, its folder, or where the path of the folder leads; a digest finds what a
-crash or a disk did to the rest.
+Only we and root may change the file, its folder, or where the path of the folder leads; a digest finds what a crash or
+a disk did to the rest.
 """
 
 from __future__ import annotations

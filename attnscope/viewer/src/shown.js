@@ -2,7 +2,7 @@
 
 // As in attnscope/shown.py, but blanks stay, and the joiners and tags of emoji.
 const HIDDEN =
-  /(?![\n\t\u200d\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u{110bd}\u{110cd}\u{e0020}-\u{e007f}])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]|[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]/gu;
+  /(?![\n\t\u200d\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u{110bd}\u{110cd}\u{e0020}-\u{e007f}])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]|[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufffe\uffff]/gu;
 const EXACT = new Set(["plain", "src", "open"]); // a token as it is searched for, a picture, a state
 
 /** @param {string} text @returns {string} where what has no shape is written as `⟨202E⟩` */
