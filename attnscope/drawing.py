@@ -36,7 +36,6 @@ from attnscope.panels import (
     shortened,
     with_rows,
 )
-from attnscope.shown import visible
 from attnscope.stacks import DECODER, DIFFERENCE, ENCODER, GLOBAL, POOLING
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ def about(seen: Observation) -> About:
     of_text = seen.keys if seen.kind == POOLING else seen.queries
     counted = f"{len(of_text)} {'patches' if seen.kind == GLOBAL else 'tokens'}"
     line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), counted)))
-    return About(visible(line), visible(model), seen.queries.sha256)
+    return About(line, model, seen.queries.sha256)
 
 
 def _said(prompt: Prompt) -> str:

@@ -13,6 +13,7 @@ from attnscope.cli.app import COMMANDS
 from attnscope.measure.metrics import LENGTHS, LOOKBACKS, METRICS
 from helpers.command_line import HANGS, call
 from helpers.forks import shim
+from helpers.homes import without_a_home
 
 SHELLS = ("bash", "zsh", "fish", "pwsh")
 
@@ -60,9 +61,16 @@ def test_values():
 def test_models_of_the_cache(tmp_path, monkeypatch):
     for name in ("models--gpt2", "models--meta-llama--Llama-3.2-3B", "datasets--x--y"):
         (tmp_path / name).mkdir()
+    for name in ("a\x1b[2J", "a\u202e", "a b", "a--b--c", "-rf", ""):  # the Hub has no model of such a name
+        (tmp_path / f"models--{name}").mkdir()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert offered("attnscope", "heads", "--model", "") == ["demo", "gpt2", "meta-llama/Llama-3.2-3B"]
     assert offered("attnscope", "info", "g") == ["gpt2"]
+
+
+def test_without_a_home_there_is_the_embedded_model(monkeypatch):
+    without_a_home(monkeypatch)
+    assert offered("attnscope", "heads", "--model", "") == ["demo"]
 
 
 def test_where_files_belong_nothing_is_offered_so_that_the_shell_offers_its_files():

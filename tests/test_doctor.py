@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 import transformers
 
 from attnscope.cli import doctor
-from helpers.command_line import call
+from helpers import homes
+from helpers.command_line import call, on_terminal
 
 NAMED = ("python", "torch", "transformers", "cpu", "threads", "browser", "cache")
 
@@ -72,6 +75,36 @@ def test_the_cache_counts_a_blob_once(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "nowhere"))
     cache = json.loads(call("doctor").out)["cache"]
     assert (cache["models"], cache["bytes"]) == (0, 0)
+
+
+def test_a_dangling_link_in_the_cache_is_no_end(tmp_path, monkeypatch):
+    blobs = tmp_path / "models--gpt2" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "a").write_bytes(b"12345")
+    (blobs / "b").symlink_to("nowhere")
+    (blobs / "c").symlink_to("c")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert json.loads(call("doctor").out)["cache"]["bytes"] == 5
+    (tmp_path / "round").symlink_to("round")
+    for nowhere in ("round", "x" * 300, "round/hub"):
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / nowhere))
+        assert json.loads(call("doctor").out)["cache"]["models"] == 0
+        assert call("doctor", columns=100).code == 0
+
+
+def test_without_a_home_it_says_what_it_can():
+    """In a process that is started: Matplotlib looks for a home once."""
+    env = {key: value for key, value in os.environ.items() if key not in homes.VARIABLES}
+    code = "import pwd, sys; pwd.getpwuid = lambda uid: {}[uid]; from attnscope.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, "doctor"], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["cache"]["folder"] == "~/.cache/huggingface/hub"
+
+
+def test_a_language_that_fontconfig_quotes_steers_no_terminal():
+    code, shown = on_terminal(["doctor", "--format", "json"], 100, fork=False, LC_ALL="\x1b[31mX")
+    assert code == 0
+    assert "\x1b" not in shown
 
 
 def test_the_cache_is_where_the_hub_has_it(monkeypatch):

@@ -10,6 +10,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 
 import attnscope
@@ -195,6 +196,42 @@ def test_data_keeps_the_text_of_a_token(tmp_path: Path) -> None:
         assert "\u202e" in out
 
 
+FORMATTED = [
+    (command, format)
+    for command, formats in {
+        ("relations", "--select", "0.0"): ("csv", "tsv", "jsonl"),
+        ("explain", "--head", "1.0"): ("jsonl",),
+        ("tokens",): ("csv", "jsonl"),
+    }.items()
+    for format in formats
+]
+
+
+@pytest.mark.parametrize(("command", "format"), FORMATTED)
+def test_data_on_a_terminal_does_not_steer_it_and_means_the_same(tmp_path: Path, command, format: str) -> None:
+    (tmp_path / "text").write_text(f"the \u9280\u884c {STEERING} bank")
+    asked = (*command, "-q", "--file", str(tmp_path / "text"), "--format", format)
+    shown, piped = call(*asked, columns=100).out.decode(), call(*asked).out.decode()
+    assert not steers(shown.replace("\t", ""))
+    assert "\u9280" in shown
+    assert "\u202e" in piped
+    if format == "jsonl":
+        assert [json.loads(line) for line in shown.splitlines()] == [
+            json.loads(line) for line in piped.split("\n")[:-1]
+        ]
+    else:
+        assert "⟨001B⟩" in shown
+
+
+def test_a_batch_on_a_terminal_does_not_steer_it(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": f"the {STEERING} bank"}) + "\n")
+    asked = ("batch", str(tmp_path / "corpus.jsonl"), "-q", "--to-stdout", "jsonl")
+    shown, piped = call(*asked, columns=100).out.decode(), call(*asked).out.decode()
+    assert not steers(shown)
+    assert steers(piped)
+    assert json.loads(shown) == json.loads(piped)
+
+
 def test_progress_titles_and_paths_are_foreign_text_too(folder: Path, tmp_path: Path) -> None:
     model = folder.rename(tmp_path / "m\u202e[bold]x[-x]\x9b1m")
     code, shown = on_terminal(["heads", "--model", str(model), *TEXT], 120)
@@ -206,13 +243,14 @@ def test_progress_titles_and_paths_are_foreign_text_too(folder: Path, tmp_path: 
     assert "out⟨009B⟩1m⟨202E⟩/overview.png" in shown.replace("\n", "")
 
 
-@pytest.mark.parametrize("image", ["svg", "pdf"])
+@pytest.mark.parametrize("image", ["svg", "pdf", "png"])
 def test_pictures_of_a_hostile_text_and_model_can_be_opened(folder: Path, tmp_path: Path, image: str) -> None:
-    from xml.dom.minidom import parse
+    """By a reader of XML, and no word in them turns the line around; a blank that is wide stays."""
+    from xml.etree import ElementTree
 
-    model = folder.rename(tmp_path / "m\x1b[2J\x01\u202e")
-    (tmp_path / "text").write_text(f"the bank {STEERING} by {STEERING}the river")
-    how = (
+    model = folder.rename(tmp_path / "m\x1b[2J\x01\u202e\ufffe")
+    (tmp_path / "text").write_text(f"the bank {STEERING} by {STEERING}the \uffff \ufffe river")
+    asked = (
         "-q",
         "--model",
         str(model),
@@ -221,14 +259,25 @@ def test_pictures_of_a_hostile_text_and_model_can_be_opened(folder: Path, tmp_pa
         "--image",
         image,
         "--out",
-        str(tmp_path / "out"),
+        str(tmp_path / "o"),
     )
-    for command in (("explain", "--head", "1.0"), ("heatmap", "--select", "1.0")):
-        assert call(*command, *how).code == 0
-    made = sorted((tmp_path / "out").rglob(f"*.{image}"))
-    assert len(made) > 3
+    titled = ("--title", f"\u56f3\u3000{STEERING.replace(chr(0), '')}\ufffe\uffff")
+    assert call("explain", "--head", "1.0", *asked).code == 0
+    for command in (("heatmap", "--select", "1.0"), ("rollout",), ("heads", "--figures", "overview,metrics,layers")):
+        assert call(*command, *asked, *titled, "--force").code == 0
+    made = sorted((tmp_path / "o").rglob(f"*.{image}"))
+    assert len(made) > 5
     for path in made:
-        assert parse(str(path)) if image == "svg" else path.read_bytes().endswith(b"%%EOF\n")
+        if image == "svg":
+            said = " ".join(ElementTree.parse(path).getroot().itertext())
+            assert not steers(said)
+            assert not set("\u202e\u200b\ufffe") & set(said)
+        elif image == "pdf":
+            assert path.read_bytes().endswith(b"%%EOF\n")
+        else:
+            with Image.open(path) as picture:
+                assert not steers("".join(map(str, picture.text.values())))
+    assert image != "svg" or "\u56f3\u3000⟨001B⟩[2J" in (tmp_path / "o" / "overview.svg").read_text()
 
 
 def test_a_table_shows_what_no_cell_was_cleaned_of(capsys, monkeypatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,7 +96,7 @@ def _to_stdout(asked: BatchRun, job: Job, corpus: Corpus, stop: GracefulStop, no
     files = find_files(corpus)
     worker = Worker(job)
     pieces = shards(read_items(corpus, files), item_cost(job, worker.loaded.geometry), job.shard_bytes, {})
-    stream = sys.stdout.buffer
+    stream = output.data_stream("jsonl")
     tally = run_shards(
         worker, pieces, lambda shard: StreamWriter(stream, shard, worker.output), lambda record: None, stop, note
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,20 @@ def metrics() -> list[tuple[str, str]]:
 
 def models() -> list[str]:
     """The embedded model and those of the Hub's cache; for folders the shell offers its own."""
-    names = [path.name.removeprefix("models--").replace("--", "/") for path in cache_folder().glob("models--*")]
-    return ["demo", *sorted(names)]
+    from attnscope.model.hub import HUB_ID
+
+    names = [path.name.removeprefix("models--").replace("--", "/") for path in cached_models()]
+    return ["demo", *sorted(filter(HUB_ID.fullmatch, names))]  # of others a shell would print whatever they hold
+
+
+def cached_models() -> list[Path]:
+    """The folders of the models in the Hub's cache; none where it cannot be listed."""
+    with suppress(OSError):
+        return list(cache_folder().glob("models--*"))
+    return []
 
 
 def cache_folder() -> Path:
-    """Where huggingface_hub keeps models, found without its import."""
+    """Where huggingface_hub keeps models, found without its import; as there, `~` stays where there is no home."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))

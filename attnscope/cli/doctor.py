@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.completion import cache_folder
+from attnscope.cli.completion import cache_folder, cached_models
 from attnscope.cli.options import Facts
 from attnscope.cli.takes import takes
 
@@ -114,14 +114,27 @@ def _browser() -> str | None:
 def _cache() -> dict[str, Any]:
     """The models that were downloaded: the snapshots' files are links to the blobs, which count once."""
     folder = cache_folder()
-    models = list(folder.glob("models--*"))
-    used = sum(blob.stat().st_size for model in models for blob in (model / "blobs").glob("*"))
-    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    return {"folder": _tilde(str(folder)), "models": len(models), "bytes": used, "free_bytes": free}
+    models = cached_models()
+    used = sum(_bytes(blob) for model in models for blob in (model / "blobs").glob("*"))
+    return {"folder": _tilde(str(folder)), "models": len(models), "bytes": used, "free_bytes": _room(folder)}
+
+
+def _bytes(file: Path) -> int:
+    """Its bytes, 0 where a link leads nowhere."""
+    with suppress(OSError):
+        return file.stat().st_size
+    return 0
+
+
+def _room(folder: Path) -> int | None:
+    """The bytes free where the folder is or would be, None where the disk does not say."""
+    with suppress(OSError):
+        return shutil.disk_usage(next(path for path in (folder, *folder.parents) if os.path.exists(path))).free
+    return None
 
 
 def _tilde(path: str) -> str:
-    home = str(Path.home())
+    home = os.path.expanduser("~")
     return f"~{path.removeprefix(home)}" if path.startswith(home + os.sep) else path
 
 

@@ -156,8 +156,10 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
     else:
         from attnscope.explain.jsonl import json_lines
 
+        stream = output.data_stream("jsonl")
         for line in json_lines(explanation):
-            sys.stdout.write(line + "\n")
+            stream.write(f"{line}\n".encode(errors="backslashreplace"))
+        stream.flush()
     for line in explanation.failures:
         output.talk(f"does not hold: {line}", quiet=False)
     return 1 if explanation.failures else 0

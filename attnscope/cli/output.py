@@ -9,11 +9,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from attnscope.cli import signals
 from attnscope.errors import UsageError
-from attnscope.shown import LINES, in_a_line, visible
+from attnscope.shown import LINES, in_a_line, numbered, visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+DATA_LINES = {**LINES, "\t": "\t"}
 PIPE_WIDTH = 240  # a table written to a file is cut at no screen's edge
 
 
@@ -72,8 +73,31 @@ def emit(table: pa.Table, format: str, picture: Callable[[], RenderableType], sp
         return
     from attnscope.tables import tamed, write
 
-    write(tamed(table) if spreadsheet else table, sys.stdout.buffer, format)
-    sys.stdout.buffer.flush()
+    stream = data_stream(format)
+    write(tamed(table) if spreadsheet else table, stream, format)
+    stream.flush()
+
+
+def data_stream(format: str) -> IO[bytes]:
+    """Where data goes: stdout, byte for byte; on a terminal what would steer it is written out."""
+    return cast(IO[bytes], _Screen(format)) if sys.stdout.isatty() else sys.stdout.buffer
+
+
+class _Screen:
+    """The terminal, for whole lines of data: a hidden character is `⟨202E⟩`, in JSON its escape, with equal meaning."""
+
+    def __init__(self, format: str) -> None:
+        self.written = _json_escape if format == "jsonl" else numbered
+
+    def write(self, data: bytes) -> int:
+        return sys.stdout.buffer.write(visible(data.decode(), DATA_LINES, self.written).encode())
+
+    def flush(self) -> None:
+        sys.stdout.buffer.flush()
+
+
+def _json_escape(char: str) -> str:
+    return json.dumps(char)[1:-1]
 
 
 def tell(facts: Mapping[str, Any], format: str | None, picture: Callable[[], RenderableType]) -> None:

@@ -10,12 +10,17 @@ from pathlib import Path
 from matplotlib import font_manager, get_data_path
 from matplotlib.ft2font import FT2Font
 
+from attnscope.apart import without_stderr
+from attnscope.shown import BLANKS, FILLERS, numbered, visible
+
 log = logging.getLogger("attnscope")
 
 BASE_FAMILY = "DejaVu Sans"  # comes with matplotlib
 LONGEST_LABEL = 16
 VARIATION_SELECTORS = {"\ufe0e", "\ufe0f"}  # choose text or colour for an emoji; drawn, they are empty boxes
 NAMED_IN_WARNING = 8
+CONTROLS = {chr(code): chr(0x2400 + code) for code in range(0x20)}
+SIGNS = {**CONTROLS, **BLANKS, "\n": "↵", "\t": "⇥", "\r": "␍"}  # of a text that is drawn in one line
 
 INSTALL = {"emoji or symbol": "Symbola", "CJK": "Noto Sans CJK", "HANGUL": "Noto Sans CJK", "HIRAGANA": "Noto Sans CJK"}
 
@@ -45,18 +50,14 @@ def shown_label(token: str) -> str:
 
 
 def shown_text(text: str) -> str:
-    """A text as it is drawn: control characters made visible, and as numbers what no installed font has."""
-    return "".join(_visible(char) for char in text if char not in VARIATION_SELECTORS)
+    """A text as it is drawn: what steers or has no shape made visible, and as numbers what no installed font has."""
+    drawn = "".join(char for char in text if char not in VARIATION_SELECTORS)
+    return "".join(numbered(char) if char in _missing else char for char in visible(drawn, SIGNS, _written))
 
 
-def _visible(char: str) -> str:
-    if char in _missing:
-        return f"⟨{ord(char):04X}⟩"
-    if char in "\n\t\r":
-        return {"\n": "↵", "\t": "⇥", "\r": "␍"}[char]
-    if ord(char) < 0x20:
-        return chr(0x2400 + ord(char))
-    return "�" if unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") else char
+def _written(char: str) -> str:
+    """A character that turns the line around by its number; others as a replacement character."""
+    return numbered(char) if unicodedata.category(char) == "Cf" or char in FILLERS else "�"
 
 
 def fonts_for(texts: Iterable[str]) -> Fonts:
@@ -100,7 +101,8 @@ def _charmap(path: str) -> frozenset[str]:
 @lru_cache(maxsize=64)
 def _cover(needed: frozenset[str]) -> Fonts:
     """Greedily: the font with most of what is missing, until none adds anything."""
-    paths = sorted(font_manager.findSystemFonts(), key=_plainness)
+    with without_stderr():  # where fontconfig warns in the words of LANG, whatever these are
+        paths = sorted(font_manager.findSystemFonts(), key=_plainness)
     families, used, missing = [BASE_FAMILY], [], needed
     while missing and paths:
         best = max(paths, key=lambda path: len(missing & _charmap(path)))

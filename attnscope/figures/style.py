@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from attnscope.errors import UsageError
+from attnscope.shown import BLANKS, visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,13 +43,18 @@ LEAST_WIDTH, MOST_WIDTH = 1.0, 60.0
 class About:
     """What a figure is of, for its foot and for the file's metadata; empty where nobody says.
 
-    line: `demo, “the financial bank …”, 9 tokens`. The text is in the metadata by its hash alone.
+    line: `demo, “the financial bank …”, 9 tokens`. The text is in the metadata by its hash alone. What steers a reader
+    or has no place in XML is written out, as in `Style.title`.
     """
 
     line: str = ""
     model: str = ""
     text_sha256: str = ""
     command: str = ""
+
+    def __post_init__(self) -> None:
+        for name, text in vars(self).items():
+            object.__setattr__(self, name, visible(text, BLANKS))
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,7 @@ class Style:
         if not 10 <= self.dpi <= HIGHEST_DPI:
             raise UsageError(f"dpi: expected pixels per inch from 10 to {HIGHEST_DPI}, got {self.dpi}")
         _ = self.inches
+        object.__setattr__(self, "title", visible(self.title, BLANKS))
 
     @property
     def inches(self) -> float | None:

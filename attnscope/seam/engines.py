@@ -257,6 +257,8 @@ def engine_named(name: str, listen: bool = False) -> Engine:
     """The engine of a name; with `listen`, the one that leaves the outputs to the model. Raises UsageError."""
     if name not in ENGINES:
         raise UsageError(f"there is no engine {name!r}", f"the engines are {', '.join(['auto', *ENGINES])}")
+    if name == Compiled.name and compiled.switched_off():
+        raise UsageError(*compiled.SWITCHED_OFF)
     if name == Compiled.name and not compiled.installed():
         raise UsageError("the engine numba needs Numba, which is not installed", "pip install 'attnscope[fast]'")
     return BESIDE.get(name, ENGINES[name]) if listen else ENGINES[name]

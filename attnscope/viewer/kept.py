@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import UsageError
-from attnscope.files import jsonable
 from attnscope.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.measure.metrics import KNOWN
 from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS
@@ -63,7 +62,7 @@ class KeptSide:
         heads = [self._head(place, layers.index(place[0]), ids) for place in places]
         return {
             "name": str(model.get("name")),
-            "model": jsonable({name: model.get(name) for name in ("name", "type", "revision", "layers")})
+            "model": {name: _fact(model.get(name)) for name in ("name", "type", "revision", "layers")}
             | {"dtype": str(self.manifest.get("dtype"))},
             "engine": str(self.manifest.get("engine")),
             **said_of(self.prompt),
@@ -83,7 +82,14 @@ class KeptSide:
         return f"at={self._layers.index(best[0])}&head={best[1]}"
 
     def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
-        """The side as the page's JSON has it: whole maps where every visible key was listed, else the listed ones."""
+        """The side as the page's JSON has it. Raises UsageError for tables without anything that a view shows."""
+        side = self._packed(blobs, wanted)
+        if not (side["metrics"] or side["maps"] or side["relations"]):
+            raise UsageError(f"{self.folder} has neither metrics nor weights of tokens", "leave out --from-tables")
+        return side
+
+    def _packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
+        """Whole maps where every visible key was listed, else the listed ones."""
         found, ends = self._listed(), [self._ends(kind) for kind, _ in self._layers]
         first, end = ([None if one is None else blobs.add(one)[0] for one in of] for of in zip(*ends, strict=True))
         said = {**self.said, "first": first, "end": end}
@@ -243,6 +249,11 @@ def _said_of(layer: Layer, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     most = {name: 1 + max(head[name] for head in heads) for name in ("head", "kv_head")}
     kind, number = layer
     return {"layer": number, "kind": kind, "heads": most["head"], "kv_heads": most["kv_head"], "visible": "-"}
+
+
+def _fact(value: object) -> str | int | None:
+    """What a manifest says of a model, as the page can write it."""
+    return value if value is None or isinstance(value, int) else str(value)
 
 
 def _missing(column: pa.ChunkedArray) -> bool:

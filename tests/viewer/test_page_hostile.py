@@ -1,5 +1,6 @@
 """Text that somebody else wrote stays text: prompts that would be markup, script or steering, each in a browser."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,9 @@ import pytest
 import attnscope
 from attnscope.shown import visible
 from attnscope.text.prompt import Prompt
+from attnscope.viewer.page import About, page_of
+from attnscope.viewer.plan import Plan
+from attnscope.viewer.side import Side
 from helpers.browsing import VIEWS, spelled, visiting
 from helpers.command_line import call
 
@@ -77,6 +81,66 @@ def test_a_hostile_prompt_opens(browser, tmp_path, name):
         visit.page.keyboard.press("?")  # says the command, with the prompt in it
         visit.page.get_by_role("dialog", name="Keys and help").wait_for()
         assert ran_nothing(visit)
+
+
+STEERING = "a\x1b[2Jb\x85\u202ec\u2066d\u2069e\u200bf\u2028g\ufeffh\u3164i"
+FOREIGN = """() => {
+  const elements = [...document.body.querySelectorAll("*")].filter((one) => one.tagName !== "SCRIPT");
+  const named = elements.flatMap((one) => [one.getAttribute("title"), one.getAttribute("aria-label")]);
+  return [document.title, ...elements.map((one) => one.textContent), ...named].join(" ");
+}"""
+
+
+def controls(visit) -> set[str]:
+    """What stands anywhere in the page, open or not, and steers or hides."""
+    return set(visit.page.evaluate(FOREIGN)) & set(STEERING) - set("abcdefghi[2J")
+
+
+@pytest.fixture
+def hand_made(tmp_path):
+    """The folder of a run whose every word is somebody else's."""
+    how = ("--top-k", "all", "--figures", "metrics", "--out", str(tmp_path / "run"), "-q")
+    assert call("heads", "the river bank by the river", *how).code == 0
+    path = tmp_path / "run" / "manifest.json"
+    said = json.loads(path.read_text())
+    said["model"] |= {"name": STEERING, "type": STEERING}
+    said |= {"engine": STEERING, "dtype": STEERING}
+    count = len(said["prompt"]["tokens"])
+    said["prompt"] |= {name: [STEERING] * count for name in ("labels", "tokens", "plain")}
+    said["prompt"]["text"] = STEERING * count
+    path.write_text(json.dumps(said))
+    heads = tmp_path / "run" / "heads.csv"
+    head, *rows = heads.read_text().splitlines()
+    lines = [f"{head},atlas_roles", *(f"{row.replace(',-,', f',{STEERING},', 1)},{STEERING}" for row in rows)]
+    heads.write_text("\n".join(lines) + "\n")
+    return tmp_path / "run"
+
+
+def test_no_word_of_a_hand_made_run_steers_the_page(browser, hand_made, tmp_path):
+    path = tmp_path / "page.html"
+    assert call("view", str(hand_made), "--from-tables", "-o", str(path), "-q").code == 0
+    with visiting(browser, path) as visit:
+        for view in ("model", "metrics", "head", "matrix", "text", "token"):
+            visit.go(view=view, at=1, head=2, query=3, key=1)
+            visit.view(view).locator("canvas, .piece, table").first.wait_for(state="visible")
+            assert not controls(visit), view
+        visit.page.keyboard.press("/")
+        visit.page.get_by_role("dialog", name="Find a token").locator("li").first.wait_for()
+        assert not controls(visit)
+        assert "⟨202E⟩" in visit.page.evaluate(FOREIGN)
+
+
+def test_two_hostile_texts_beside_each_other_steer_no_page(browser, seen, tmp_path):
+    prompt = called(seen, [STEERING, "b"])
+    one = Side(replace(seen, queries=prompt, keys=prompt).with_facts(model={"name": STEERING, "type": STEERING}))
+    asked = ("\u202eb", (1, 2))
+    said = About("attnscope view --text '\u202eb'", "view=compare", {"\u202e": (1,)}, asked, asked)
+    path = page_of([one, one], Plan(), said).save(tmp_path / "page.html")
+    with visiting(browser, path) as visit:
+        for view in ("compare", "token"):
+            visit.go(view=view, at=1, head=2, query=3)
+            visit.view(view).locator("canvas, table").first.wait_for(state="visible")
+            assert not controls(visit)
 
 
 def test_a_hostile_address_chooses_nothing(browser, seen, tmp_path):

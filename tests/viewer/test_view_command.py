@@ -256,6 +256,37 @@ def test_a_run_without_tables_and_one_of_kv_heads_are_refused(tmp_path, run):
     assert (result.code, "of means over kv heads" in result.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("heads.csv", ("layer", "head", "kv_head")), ("relations.csv", ("layer", "head", "kv_head", "query", "key"))],
+)
+def test_tables_that_no_view_shows_are_refused(tmp_path, run, name, columns):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
+    with open(run / name, newline="", encoding="utf-8") as old, open(folder / name, "w", encoding="utf-8") as new:
+        writer = csv.DictWriter(new, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(csv.DictReader(old))
+    result = call("view", str(folder), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "has neither metrics nor weights of tokens; leave out --from-tables" in result.err
+
+
+def test_what_a_manifest_says_of_its_model_is_text_or_a_number(tmp_path, run):
+    """The page writes them into a line, which a mapping that calls itself text ends."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    said = json.loads((run / "manifest.json").read_text())
+    said["model"] |= {"layers": {"toString": "x"}, "type": {"toString": "x"}}
+    said |= {"dtype": {"toString": "x"}, "engine": ["eager"]}
+    (folder / "manifest.json").write_text(json.dumps(said))
+    (folder / "heads.csv").write_bytes((run / "heads.csv").read_bytes())
+    page, _ = viewed(tmp_path, str(folder), "--from-tables")
+    [side] = page.said["sides"]
+    assert {type(one) for one in (*side["model"].values(), side["engine"], side["name"])} <= {str, int, type(None)}
+
+
 def test_scores_that_are_no_numbers_are_null(tmp_path, run):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -9,26 +9,36 @@ import ctypes
 import hashlib
 import logging
 import os
-import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from attnscope.attention.compiled import cache
 from attnscope.attention.compiled.shapes import LANES
+from attnscope.errors import UsageError
 
 # What the compiled code depends on.
 SOURCES = ("kernel.py", "panel_rows.py", "vectors.py", "shapes.py", "object_code.py")
+SWITCHED_OFF = (
+    "the engine numba needs Numba's compiler, and NUMBA_DISABLE_JIT switches it off",
+    "unset it, or use {engine=tiles}",
+)
 _kept: list[Any] = []  # what owns the code
+
+logger = logging.getLogger("attnscope")
 
 
 def installed() -> bool:
-    """Whether Numba is there."""
-    return find_spec("numba") is not None
+    """Whether Numba is there, and may compile."""
+    return find_spec("numba") is not None and not switched_off()
+
+
+def switched_off() -> bool:
+    """Whether the environment tells Numba to compile nothing."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
 
 @lru_cache(maxsize=1)
@@ -42,30 +52,23 @@ def sweep() -> Callable[[int, int], int]:
     return lambda records, count: function(place, place, records, count)
 
 
-def cache_folder() -> Path:
-    """Where the compiled kernel is kept: NUMBA_CACHE_DIR, or the user's own cache."""
-    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
-        return Path(chosen) / "attnscope"
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "attnscope"
-
-
 def _object() -> tuple[str, bytes]:
-    """The kernel's name and object code for this machine."""
-    path = cache_folder() / f"sweep-{_key()}.bin"
-    with suppress(OSError):
-        name, _, code = path.read_bytes().partition(b"\0")
-        if code:
-            return name.decode(), code
-    logging.getLogger("attnscope").warning("compiling the CPU kernel, once per machine: %s", path.parent)
-    name_, code = _compiled()
-    _keep(path, name_.encode() + b"\0" + code)
-    return name_, code
+    """The kernel's name and object code for this machine: as kept, or compiled."""
+    folder = cache.wanted_folder()
+    path = folder / f"sweep-{_key()}.bin" if folder and cache.is_private(folder) else None
+    if path and (kept := cache.read(path)):
+        name, _, code = kept.partition(b"\0")
+        return name.decode(), code
+    logger.warning("compiling the CPU kernel, %s", f"once per machine: {path.parent}" if path else _not_kept(folder))
+    made, code = _compiled()
+    if path:
+        cache.keep(path, made.encode() + b"\0" + code)
+    return made, code
+
+
+def _not_kept(folder: Path | None) -> str:
+    why = f"{folder} is not a folder that only you can use" if folder else "there is no home folder to keep it in"
+    return f"for this run alone: {why}; set NUMBA_CACHE_DIR"
 
 
 def _key() -> str:
@@ -83,15 +86,6 @@ def _processor() -> tuple[str, str]:
     return name, os.environ.get("NUMBA_CPU_FEATURES") or binding.get_host_cpu_features().flatten()
 
 
-def _keep(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; a folder that can't be written to means compiling again next time."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
-
-
 def _machine() -> Any:
     from llvmlite import binding
 
@@ -102,9 +96,12 @@ def _machine() -> Any:
 
 
 def _compiled() -> tuple[str, bytes]:
+    import numba
     from llvmlite import binding
     from numba import types
 
+    if numba.config.DISABLE_JIT:  # which a file in the working folder can say, too
+        raise UsageError(*SWITCHED_OFF)
     from attnscope.attention.compiled import kernel
 
     signature = (types.int64, types.int64)
@@ -122,4 +119,6 @@ def _loaded(name: str, code: bytes) -> int:
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _kept.append(engine)
-    return engine.get_function_address(name)
+    if not (address := engine.get_function_address(name)):
+        raise RuntimeError(f"the compiled kernel has no function {name!r}")
+    return address

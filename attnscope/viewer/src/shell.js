@@ -3,6 +3,7 @@ import { make, tooltip } from "./canvas.js";
 import { Filters } from "./filters.js";
 import { HelpDialog, SearchDialog } from "./dialogs.js";
 import { Status } from "./status.js";
+import { excerpt } from "./views/parts.js";
 
 /**
  * @typedef {import("./types.js").State} State
@@ -53,10 +54,10 @@ export class Shell {
     return make(
       "header",
       { class: "top" },
-      make("div", {}, make("h1", {}, visible(title)), ...this.#facts()),
+      make("div", {}, make("h1", {}, title), ...this.#facts()),
       make("div", { class: "tools" }, theme, help),
       ...this.page.sides
-        .map(excerpt)
+        .map((side) => excerpt(side, QUOTED))
         .filter((text) => !title.includes(text))
         .map((text) => make("p", { class: "quote", dir: "auto" }, text)),
       missing.length > 0 && leftOut(missing),
@@ -218,22 +219,6 @@ function facts({ data, count }) {
 }
 
 const QUOTED = 400; // characters of the text in the header
-const HIDDEN = /(?!\u200d)[\p{C}\p{Zl}\p{Zp}]/gu; // characters that have no shape, or turn the line around
-
-/** @param {string} text in one line, where what has no shape is written as `⟨202E⟩` */
-function visible(text) {
-  const hex = (/** @type {string} */ one) => (one.codePointAt(0) ?? 0).toString(16).toUpperCase().padStart(4, "0");
-  return text.replace(/\s+/g, " ").replace(HIDDEN, (one) => `⟨${hex(one)}⟩`);
-}
-
-/** @param {Side} side the beginning of its text */
-function excerpt({ tokens: { plain, special } }) {
-  const text = plain
-    .filter((_, token) => !special[token])
-    .slice(0, QUOTED)
-    .join("");
-  return visible(text.length > QUOTED ? `${text.slice(0, QUOTED)}…` : text.trim());
-}
 
 /** @param {string[]} sentences */
 function leftOut(sentences) {

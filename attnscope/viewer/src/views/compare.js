@@ -13,7 +13,7 @@
 import { latest, make, onResize, tooltip } from "../canvas.js";
 import { css, diverging, intensity, pixel, sequential } from "../colours.js";
 import { compared, largest } from "./difference.js";
-import { digits, named, scaleBar, short, unitOf } from "./parts.js";
+import { digits, excerpt, named, scaleBar, unitOf } from "./parts.js";
 import { Plot } from "./plot.js";
 
 const SIDES = /** @type {const} */ ([0, 1]);
@@ -46,7 +46,7 @@ class CompareView {
     this.note = make("p", { class: "note" });
     this.list = make("div", { class: "table-scroll", "data-role": "differences" });
     const titles = [
-      ...page.sides.map((side, place) => `${this.names[place]}: ${side.data.name}, “${excerpt(side)}”`),
+      ...page.sides.map((side, place) => `${this.names[place]}: ${side.data.name}, “${excerpt(side, TITLE)}”`),
       "B − A",
     ];
     const figures = this.plots.map((plot, place) =>
@@ -243,12 +243,6 @@ class CompareView {
     const [query, key] = cell.map((row) => this.grids[side]?.rowUnits.start[this.pairs[row][side]] ?? null);
     this.store.set({ at, head, query, key, keyEnd: null });
   }
-}
-
-/** @param {import("../data.js").Side} side @returns {string} how its text begins */
-function excerpt({ tokens }) {
-  const plain = tokens.plain.slice(0, TITLE).filter((_, token) => !tokens.special[token]);
-  return short(plain.join("").trim(), TITLE);
 }
 
 /** @param {number} value */

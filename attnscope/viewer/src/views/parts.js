@@ -10,6 +10,7 @@
 import { make } from "../canvas.js";
 import { css, inkOn, sequential } from "../colours.js";
 import { said } from "../data.js";
+import { visible } from "../shown.js";
 
 const LONGEST = 32; // characters of a label
 
@@ -18,6 +19,12 @@ export function short(label, most = LONGEST) {
   if (label.length <= most) return label;
   const characters = [...label.slice(0, 2 * most)];
   return characters.length <= most && label.length <= 2 * most ? label : `${characters.slice(0, most - 1).join("")}…`;
+}
+
+/** @param {Side} side @param {number} most characters @returns {string} how its text begins, in one line */
+export function excerpt({ tokens: { plain, special } }, most) {
+  const text = plain.filter((_, token) => !special[token]).slice(0, most);
+  return short(visible(text.join("").replace(/\s+/g, " ").trim()), most);
 }
 
 /** @param {Units} units @param {number} unit @param {number} [most] @returns {string} as in `8 ·bank` */

@@ -10,11 +10,10 @@
  */
 import { latest, make, tooltip } from "../canvas.js";
 import { intensity } from "../colours.js";
+import { visible } from "../shown.js";
 import { choice, lacking, named, ranking, scaleBar, shade, short, told, unitOf } from "./parts.js";
 
 const LEVELS = 64; // colours that are told apart: a token whose colour stays is left alone
-const CONTROLS =
-  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
 /** @type {Mount} */
 export function mount(element, page, store) {
@@ -199,7 +198,7 @@ class TextView {
 function piece({ tokens }, token) {
   const plain = tokens.plain[token];
   const kind = tokens.special[token] ? "piece special" : plain ? "piece" : "piece rest";
-  const text = tokens.special[token] ? short(tokens.label[token]) : plain.replace(CONTROLS, visible);
+  const text = tokens.special[token] ? short(tokens.label[token]) : visible(plain);
   return make("span", { class: kind, "data-token": token, "data-axis": "key" }, text);
 }
 
@@ -212,9 +211,4 @@ function tokenOf(event) {
 /** The end of the scale. @param {Look} look */
 function largest({ weights }) {
   return weights.reduce((most, weight) => Math.max(most, weight), 0) || 1;
-}
-
-/** @param {string} character @returns {string} as Python's `shown.visible` writes what has no shape */
-function visible(character) {
-  return `⟨${character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
