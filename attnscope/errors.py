@@ -44,6 +44,11 @@ class AttnscopeError(Exception):
         return in_a_line(f"{self.message}; {hint}" if hint else self.message)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error that is not ours, or the name of one that says nothing."""
+    return str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__
+
+
 def is_panic(error: BaseException) -> bool:
     """Whether a library written in Rust gave up: that is no `Exception`."""
     return type(error).__name__ == "PanicException"

@@ -15,9 +15,10 @@ import numpy as np
 
 from attnscope.apart import Apart
 from attnscope.errors import InputError
+from attnscope.errors import first_line as line
 from attnscope.media.patches import WHOLE, Box, Sight, cells, patches_of, windows
 from attnscope.media.picture import Picture
-from attnscope.media.processor import line, processor_of, rendered, with_places
+from attnscope.media.processor import processor_of, rendered, with_places
 from attnscope.model.geometry import window_side
 from attnscope.text.characters import located
 from attnscope.text.chat import Bounds, Message, read_messages, token_turns, turn_ranges

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.apart import without_stderr
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
+from attnscope.errors import first_line as line
 from attnscope.text.chat import Message
 
 if TYPE_CHECKING:
@@ -120,8 +121,3 @@ def _place(processor: Any, token: str) -> str:
 def _token(processor: Any) -> str:
     """What stands for a picture in a text."""
     return str(getattr(processor, "image_token", None) or "<image>")
-
-
-def line(error: BaseException) -> str:
-    """The first line of an error that is not ours."""
-    return str(error).strip().partition("\n")[0][:200].rstrip(".") or type(error).__name__
