@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import UsageError
-from attnscope.files import jsonable, read_json, refuse_links, save_json
+from attnscope.files import jsonable, read_json, save_json
 from attnscope.stacks import KINDS
 from attnscope.text.prompt import Prompt, Span
 
@@ -96,10 +96,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
     """Raise UsageError, which says what differs, where another run lies in the folder; force lets it be written over.
 
-    What a run left that was stopped may be taken over by any other. A link in the place of a folder that an export
-    writes into is refused in any case.
+    What a run left that was stopped may be taken over by any other.
     """
-    refuse_links(_inner(folder))
     path, found = folder / NAME, list[str]()
     if not force and path.exists():
         found = differences(read_manifest(path), now)
@@ -150,12 +148,12 @@ def _left(folder: Path, now: Mapping[str, Any]) -> tuple[set[str], bool]:
 
 def _ours(folder: Path) -> set[str]:
     """The files in a folder that bear a name of ours, whole or not, manifest and mark aside."""
-    paths = [path for part in (folder, *_inner(folder)) if part.is_dir() for path in part.iterdir()]
+    paths = [path for part in (folder, *inner_folders(folder)) if part.is_dir() for path in part.iterdir()]
     names = {path.relative_to(folder).as_posix() for path in paths if not path.is_dir()}
     return {name for name in names if _is_ours(name)} - {NAME, MARK}
 
 
-def _inner(folder: Path) -> list[Path]:
+def inner_folders(folder: Path) -> list[Path]:
     """The folders that an export makes in its own, whether they are there or not."""
     stacks = [folder / kind for kind in KINDS]
     return [*stacks, *(top / name for top in (folder, *stacks) for name in ("layers", "heads"))]
