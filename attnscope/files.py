@@ -74,7 +74,9 @@ def refuse_links(paths: Iterable[Path]) -> None:
     """Raise UsageError where a link is in the place of a file or a folder of ours: it would be written through."""
     for path in paths:
         if path.is_symlink():
-            raise UsageError(f"{path} is a link, expected a file or folder of this run", "remove it, or name another")
+            raise UsageError(
+                f"{path} is a link, expected a file or folder of this run", "remove it, or name another folder"
+            )
 
 
 @contextmanager

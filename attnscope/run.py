@@ -308,7 +308,7 @@ def _with_virtual(loaded: LoadedModel, prompt: Prompt) -> Prompt:
 
 def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
     """Raise UsageError for what is no token id, InputError for one that the model has no embedding of."""
-    if not all(isinstance(token, SupportsIndex) for token in ids):
+    if not all(issubclass(kind, SupportsIndex) for kind in set(map(type, ids))):  # there may be millions of ids
         raise UsageError("expected a text, a Prompt or token ids as whole numbers", "give one text at a time")
     loaded.check_length(len(ids))
     place = loaded.unknown_id(ids)

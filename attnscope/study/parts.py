@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attnscope.errors import first_line
+from attnscope.errors import UsageError, first_line
 from attnscope.files import read_small, whole_file
 from attnscope.model.geometry import Geometry
 from attnscope.selection import everything, pairs
@@ -79,6 +79,8 @@ def _left(path: Path, expected: Mapping[str, Column], fits: Callable[[Columns], 
         if not fits(found):
             raise ValueError("not of this study")
         return found
+    except UsageError:  # of the deadline's variable: the part may be whole
+        raise
     except Exception as error:  # of zip, zlib and numpy, over any bytes
         logger.warning("%s is damaged and read anew: %s", path, first_line(error))
         return None

@@ -129,7 +129,7 @@ def picture_name(number: int) -> str:
 
 
 Side = Literal["left", "right"]
-LONGEST_TEXT = 2**24  # characters of a text that is tokenised
+LONGEST_TEXT = 2**23  # characters of a text that is tokenised
 LONGEST_TOKEN = 100  # characters of a text per token that the model reads
 NEIGHBOURS = 8  # tokens beside a cut whose bytes may belong to the same character
 Offsets = Sequence[tuple[int, int]]
@@ -270,7 +270,7 @@ def _answered(prompt: Prompt, text: str, answer: str | None) -> Prompt:
 
 
 def check_length(text: str, most: int | None, truncate: Side | None) -> None:
-    """Refuse what is far too long before it is tokenised, which takes minutes and about 100 bytes per character.
+    """Refuse what is far too long before it is tokenised, which takes minutes and about 200 bytes per character.
 
     What is to be cut may be much longer than the tokens that stay.
     """

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from attnscope.errors import InputError, UsageError
 
 MOST_BYTES = 64 * 2**20  # of what is read as one text
+ID = re.compile(r"-?[0-9]{1,18}")
 
 
 def decode_utf8(data: bytes, source: str) -> str:
@@ -69,7 +70,7 @@ def read_ids(file: str) -> list[int]:
     text = decode_utf8(_read_stdin() if file == "-" else _read_file(file), source).strip()
     inside = re.fullmatch(r"\[(.*)\]", text, re.DOTALL)
     parts = re.split(r"\s*,\s*|\s+", (inside[1] if inside else text).strip())
-    wrong = next((part for part in parts if not re.fullmatch(r"-?[0-9]{1,18}", part)), None)
+    wrong = next((part for part in parts if not ID.fullmatch(part)), None)
     if wrong is not None:
         what = f"{wrong[:20]!r} in {source} is no token id" if any(parts) else f"{source} holds no token ids"
         raise InputError(what, "give whole numbers, between spaces or commas or as a JSON list")
