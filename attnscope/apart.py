@@ -17,9 +17,10 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Generic, Literal, TypeVar
 
-from attnscope.errors import AttnscopeError, ModelError, UsageError, is_panic
+from attnscope.errors import AttnscopeError, ModelError, UsageError, first_line, is_panic
 
 SECONDS, VARIABLE = 30, "ATTNSCOPE_READING_SECONDS"
+ROOM_BYTES = 4 * 2**30  # of addresses that one process may take beyond those it was forked with
 DEATH_OF_PARENT = 1  # of <sys/prctl.h>
 T = TypeVar("T")
 Where = Literal["here", "thread", "process"]
@@ -162,6 +163,7 @@ def _serve(pipe: Connection, function: Callable[..., Any], seconds: int) -> None
     """In the fork: answer until nobody asks. Never returns."""
     try:
         _become_nobody(pipe)
+        _bound_memory()
         pipe = Connection(3)
         while True:
             arguments = pipe.recv()
@@ -193,6 +195,18 @@ def _become_nobody(pipe: Connection) -> None:
         ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
 
 
+def _bound_memory() -> None:
+    """Let a template of one line that asks for gigabytes fail, and not the machine."""
+    import resource
+
+    with suppress(OSError, ValueError):  # nobody mounted /proc
+        with open("/proc/self/statm", "rb") as stream:
+            taken = int(stream.read().split()[0]) * resource.getpagesize()
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        bounds = [taken + ROOM_BYTES, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)]
+        resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
+
+
 def _open_files() -> Iterable[int]:
     """Numbers of the files that are open: a container may allow a billion, which take minutes to close."""
     try:
@@ -209,9 +223,12 @@ def _answer(function: Callable[..., T], arguments: tuple[Any, ...]) -> Answer[T]
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        why = str(error).partition("\n")[0][:200] or "no reason given"
-        refusal = ModelError(
-            f"the model's tokenizer cannot read the text: {type(error).__name__}: {why}", "choose another model"
-        )
+        refusal = ModelError(f"the model's tokenizer cannot read the text: {_why(error)}", "choose another model")
         refusal.__cause__ = error
         return None, refusal
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "it asked for more memory than one text may take"
+    return f"{type(error).__name__}: {first_line(error)}"

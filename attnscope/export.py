@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.drawing import FIGURES, Advance, check_kinds, drawings, save_rollout
 from attnscope.figures import Style
-from attnscope.files import jsonable, save_json
-from attnscope.manifest import NAME, TARGET, about, check, taken, tokens_of
+from attnscope.files import jsonable, refuse_links, save_json
+from attnscope.manifest import NAME, TARGET, about, check, inner_folders, taken, tokens_of
 from attnscope.model.libraries import versions
 from attnscope.stacks import ENCODER
 from attnscope.tables import save
@@ -79,6 +79,8 @@ def export(
     asked |= {name: value for name, value in asdict(style).items() if name != "about"}
     said, made, written = manifest(seen, options or {}, asked), Path(folder), list[Path]()
     check(made, said, force)
+    if figures or seen.rollout is not None:
+        refuse_links(inner_folders(made))
     with taken(made, said) as files:
         if seen.columns.scores and tables:
             written.append(save(seen.table(sort), made / "heads.csv", spreadsheet=spreadsheet))

@@ -1,19 +1,82 @@
-"""Files written whole or not at all: beside their place under a hidden name, then moved there."""
+"""Files written whole or not at all, and small files read within bounds.
+
+A file is written under a hidden name beside its place, then moved there. What is read may be anybody's: it has to be a
+regular file of bounded size, so that no pipe is waited for and no device fills the memory.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from attnscope.apart import seconds, within
 from attnscope.errors import UsageError
 
+SMALL_BYTES = 64 * 2**20  # of a file that is read whole; a manifest takes about 250 bytes per token
+
 _unfinished: set[Path] = set()
+
+
+def open_regular(path: Path, mode: str = "rb", buffering: int = -1, *, follow: bool = True) -> IO[Any]:
+    """Open a regular file as `open` does; follow: whether it may be a link.
+
+    Raises OSError at once for a pipe, a device or a socket, which `open` may wait for without end.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        # Windows has neither flag
+        bounds = getattr(os, "O_NONBLOCK", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
+        handle = os.open(name, flags | bounds, 0o666)
+        kind = os.fstat(handle).st_mode
+        if stat.S_ISREG(kind):
+            return handle
+        os.close(handle)
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+        raise OSError(errno.EINVAL, "not a regular file", name)
+
+    return open(path, mode, buffering, opener=opener)
+
+
+def read_small(path: Path, most: int = SMALL_BYTES) -> bytes:
+    """All bytes of a regular file. Raises OSError for another kind of file, for more bytes, and past the deadline."""
+
+    def read() -> bytes:
+        with open_regular(path) as stream:
+            data: bytes = stream.read(most + 1)
+        if len(data) > most:
+            raise OSError(errno.EFBIG, f"larger than {most // 2**20} MiB", str(path))
+        return data
+
+    try:
+        return within(seconds(), read)
+    except TimeoutError as error:  # of a file system that does not answer
+        raise OSError(errno.ETIMEDOUT, f"no answer within {seconds()} seconds", str(path)) from error
+
+
+def read_json(path: Path, most: int = SMALL_BYTES) -> Any:
+    """What a JSON document holds. Raises OSError as `read_small`, ValueError for a file that is no JSON in UTF-8."""
+    try:
+        return json.loads(read_small(path, most).decode())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raise UsageError where a link is in the place of a file or a folder of ours: it would be written through."""
+    for path in paths:
+        if path.is_symlink():
+            raise UsageError(
+                f"{path} is a link, expected a file or folder of this run", "remove it, or name another folder"
+            )
 
 
 @contextmanager

@@ -9,7 +9,6 @@ A manifest is what somebody wrote: nothing is removed for its word but files tha
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import UsageError
-from attnscope.files import jsonable, save_json
+from attnscope.files import jsonable, read_json, save_json
 from attnscope.stacks import KINDS
 from attnscope.text.prompt import Prompt, Span
 
@@ -58,10 +57,10 @@ def tokens_of(prompt: Prompt) -> dict[str, Any]:
 def read_manifest(path: Path) -> dict[str, Any]:
     """What a manifest says, of this version or another. Raises UsageError for what is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "check the path") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         found = None
     if not isinstance(found, dict) or not str(found.get("schema")).startswith("run/"):
         raise UsageError(f"{path} is no manifest of attnscope, or damaged", "name another")
@@ -149,11 +148,15 @@ def _left(folder: Path, now: Mapping[str, Any]) -> tuple[set[str], bool]:
 
 def _ours(folder: Path) -> set[str]:
     """The files in a folder that bear a name of ours, whole or not, manifest and mark aside."""
-    tops = (folder, *(folder / kind for kind in KINDS))
-    parts = [part for top in tops for part in (top, top / "layers", top / "heads") if part.is_dir()]
-    paths = [path for part in parts for path in part.iterdir()]
+    paths = [path for part in (folder, *inner_folders(folder)) if part.is_dir() for path in part.iterdir()]
     names = {path.relative_to(folder).as_posix() for path in paths if not path.is_dir()}
     return {name for name in names if _is_ours(name)} - {NAME, MARK}
+
+
+def inner_folders(folder: Path) -> list[Path]:
+    """The folders that an export makes in its own, whether they are there or not."""
+    stacks = [folder / kind for kind in KINDS]
+    return [*stacks, *(top / name for top in (folder, *stacks) for name in ("layers", "heads"))]
 
 
 def _is_ours(name: str) -> bool:

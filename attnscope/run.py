@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+from attnscope.apart import Apart
 from attnscope.errors import InputError, MemoryLimitError, ModelError, UsageError
 from attnscope.media.beside import read_beside
 from attnscope.media.picture import Given, Picture, all_opened
@@ -229,7 +230,8 @@ def _target(
         if most is not None:
             raise UsageError("a target is either generated or given", "leave out {generate} or {target}")
         if isinstance(given, str):
-            prompt = targets.target(loaded.tokenizer, given, start, room)
+            with targets.reading_target(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, False)) as read:
+                prompt = read(given, start, room)
         else:
             prompt = targets.from_target_ids(loaded.tokenizer, given, start, room)
         return prompt, {"target": {"ids": list(prompt.ids), "generated": False}}
@@ -306,7 +308,7 @@ def _with_virtual(loaded: LoadedModel, prompt: Prompt) -> Prompt:
 
 def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
     """Raise UsageError for what is no token id, InputError for one that the model has no embedding of."""
-    if not all(isinstance(token, SupportsIndex) for token in ids):
+    if not all(issubclass(kind, SupportsIndex) for kind in set(map(type, ids))):  # there may be millions of ids
         raise UsageError("expected a text, a Prompt or token ids as whole numbers", "give one text at a time")
     loaded.check_length(len(ids))
     place = loaded.unknown_id(ids)
@@ -333,9 +335,18 @@ def _seen_beside(
     prompt = read_beside(loaded, text, pictures, chat, answered=answer is not None)
     if not answer:
         return prompt if answer is None else replace(prompt, answer=len(prompt))
-    ids = loaded.tokenizer(answer, add_special_tokens=False).input_ids if isinstance(answer, str) else answer
+    ids = _ids_of(loaded, answer) if isinstance(answer, str) else answer
     check_ids(loaded, ids)
     return answers.continued(loaded.tokenizer, prompt, ids)
+
+
+def _ids_of(loaded: LoadedModel, answer: str) -> list[int]:
+    """The tokens of an answer alone."""
+    tokenizer = loaded.tokenizer
+    with Apart(
+        lambda: list(tokenizer(answer, add_special_tokens=False).input_ids), place(tokenizer, loaded.brought, False)
+    ) as encode:
+        return encode()
 
 
 def _facts(

@@ -309,6 +309,8 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("top: 2020-01-01", "expected a whole number or all, got datetime.date"),
         ("top: !!bool x", "cannot be read"),
         ('model: "a\\0b"', "expected text"),
+        (r'text: "\uD800"', r"expected text, got '\ud800'"),
+        (r'define: ["a=\uD800"]', "expected a list of texts"),
         ("text: [" + "abc, " * 9999 + "]", "expected text, got ['abc'"),
         ("x: " + "a b " * 999_999, "is over 1048576 bytes"),
     ],

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnscope.batch.journal import PARTIAL, Journal, Record
+from attnscope.batch.journal import FAILURES, JOURNAL, PARTIAL, Journal, Record
 from attnscope.errors import UsageError
-from attnscope.files import save_json
+from attnscope.files import open_regular, read_json, refuse_links, save_json
 from attnscope.seam.call import joined_ways
 from attnscope.shown import brief
 
@@ -79,7 +79,7 @@ def say_who_answered(folder: Path, records: Iterable[Record]) -> None:
     Of encoder-decoders also how many targets were given, and how many generated.
     """
     path, whole = folder / OPTIONS, list(records)
-    said = json.loads(path.read_text(encoding="utf-8"))
+    said = read_json(path)
     engines, targets = (
         dict(sorted(sum((Counter(getattr(record, name)) for record in whole), Counter[str]()).items()))
         for name in ("engines", "targets")
@@ -90,11 +90,13 @@ def say_who_answered(folder: Path, records: Iterable[Record]) -> None:
 
 
 def check_ours(folder: Path) -> None:
-    """Refuse a folder with files that no run of ours left. Raises UsageError that names one."""
+    """Refuse a folder with files that no run of ours left, or links. Raises UsageError that names one."""
+    there = sorted(folder.iterdir())
+    refuse_links(path for path in there if path.name in (LOCK, JOURNAL, FAILURES) or path.is_dir())
     if (folder / OPTIONS).exists():
         _options(folder / OPTIONS)
         return
-    others = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".") and path.name != "lost+found"]
+    others = [path for path in there if not path.name.startswith(".") and path.name != "lost+found"]
     if others:
         raise UsageError(
             f"{folder} holds {others[0].name}, which is not of a dataset of attnscope batch",
@@ -105,9 +107,9 @@ def check_ours(folder: Path) -> None:
 def _options(path: Path) -> dict[str, Any]:
     """The options in a run.json. Raises UsageError where it is another program's, damaged, or of a newer version."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = read_json(path)
         options, schema = said["options"], said.get("schema", 1)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         options = schema = None
     if not isinstance(options, dict) or type(schema) is not int:
         raise UsageError(f"{path} is not of attnscope batch, or damaged", "name another folder with --out")
@@ -127,7 +129,7 @@ def _options(path: Path) -> dict[str, Any]:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second run out of the folder while this one writes. Raises UsageError that says who holds it."""
-    with open(folder / LOCK, "a+") as stream:
+    with open_regular(folder / LOCK, "a+", follow=False) as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

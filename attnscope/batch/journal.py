@@ -18,15 +18,17 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from attnscope.batch.items import Item
 from attnscope.errors import InputError
-from attnscope.files import json_line, whole_file
+from attnscope.files import json_line, open_regular, whole_file
 
 JOURNAL, FAILURES, PARTIAL = "journal.jsonl", "failures.jsonl", ".partial"
 
 PART = re.compile(r"part-\d{9}(\.[a-z]+)+")
+LINE_BYTES = 2**28  # of a record: it names every text of its shard that failed
 SWEEPS, PAUSE_SECONDS = 20, 0.1
 
 
@@ -91,24 +93,25 @@ class Journal:
         self.path = folder / JOURNAL
         self.folder = folder
         self.records: dict[int, Record] = {}
-        whole = 0
-        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
-        for number, line in enumerate(lines):
-            record = _parsed(line)
-            if record is None and number < len(lines) - 1:
-                raise InputError(f"{self.path} is damaged in line {number + 1}", "name another folder with --out")
-            if record is None:  # the end of a line that a crash cut off
-                break
-            self.records[record.first] = record
-            whole += len(line)
-        if self.path.exists() and whole < self.path.stat().st_size:
-            with open(self.path, "r+b") as stream:
+        if not self.path.exists():
+            return
+        with open_regular(self.path, "r+b", follow=False) as stream:
+            whole, size = 0, os.fstat(stream.fileno()).st_size
+            for number, line in enumerate(iter(partial(stream.readline, LINE_BYTES), b""), start=1):
+                record = _parsed(line)
+                if record is None and whole + len(line) < size:
+                    raise InputError(f"{self.path} is damaged in line {number}", "name another folder with --out")
+                if record is None:  # the end of a line that a crash cut off
+                    break
+                self.records[record.first] = record
+                whole += len(line)
+            if whole < size:
                 stream.truncate(whole)
 
     def append(self, record: Record) -> None:
         """Remember a shard; on return it survives a crash of the machine."""
         line = _line(record)
-        with open(self.path, "ab", buffering=0) as stream:
+        with open_regular(self.path, "ab", buffering=0, follow=False) as stream:
             start = stream.tell()
             try:
                 if stream.write(line) < len(line):
@@ -123,7 +126,7 @@ class Journal:
         self._list_failures(record.failures)
 
     def _list_failures(self, failures: Iterable[Failure]) -> None:
-        with open(self.folder / FAILURES, "ab") as stream:
+        with open_regular(self.folder / FAILURES, "ab", follow=False) as stream:
             stream.writelines(_failure_line(failure) for failure in failures)
 
     def rewrite_failures(self) -> None:
@@ -138,15 +141,21 @@ class Journal:
             yield from self.records[first].failures
 
     def sweep(self) -> None:
-        """Remove what a run that was cut off left: half-made shards, and whole ones that were not yet committed."""
+        """Remove what a run that was cut off left: half-made shards, and whole ones that were not yet committed.
+
+        What lies behind a link is not ours.
+        """
         _remove(self.folder / PARTIAL)
         named = {path for record in self.records.values() for path in record.files}
-        for path in self.folder.glob("*/part-*"):
-            if PART.fullmatch(path.name) and path.relative_to(self.folder).as_posix() not in named:
-                path.unlink(missing_ok=True)
-        for path in self.folder.glob("figures/*"):
-            if path.name.isdecimal() and self._shard_of(int(path.name)) is None:
-                _remove(path)
+        for inner in self.folder.iterdir():
+            if inner.is_symlink() or not inner.is_dir():
+                continue
+            for path in inner.glob("part-*"):
+                if PART.fullmatch(path.name) and path.relative_to(self.folder).as_posix() not in named:
+                    path.unlink(missing_ok=True)
+            for path in inner.iterdir() if inner.name == "figures" else ():
+                if path.name.isdecimal() and self._shard_of(int(path.name)) is None:
+                    _remove(path)
 
     def _shard_of(self, item: int) -> Record | None:
         """The committed shard that holds an item."""
@@ -157,7 +166,12 @@ class Journal:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder in which a process that is about to die, on another machine, may still be writing."""
+    """Remove a folder in which a process that is about to die, on another machine, may still be writing.
+
+    Of a link the link itself.
+    """
+    if folder.is_symlink():
+        folder.unlink()
     for _ in range(SWEEPS):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from attnscope.apart import Where
 from attnscope.batch.items import Item, printable
 from attnscope.batch.job import Job
 from attnscope.errors import InputError, ModelError, UsageError
@@ -17,8 +18,10 @@ from attnscope.media.picture import all_opened
 from attnscope.media.processor import processor_of
 from attnscope.media.sound import MODEL_OF_SOUND, extractor_of, heard, read_sound, reads_sound
 from attnscope.model.loading import LoadedModel
+from attnscope.seam.generation import start_token
 from attnscope.shown import brief
 from attnscope.text.prompt import Prompt, Side, reading
+from attnscope.text.target import reading_target
 
 
 def check_fields(job: Job, loaded: LoadedModel) -> None:
@@ -61,6 +64,28 @@ def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Item], Prompt]]
 
 
 @contextmanager
+def targets(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Item], Prompt]]:
+    """What makes token ids of the target that an item's record gives; it raises InputError where it gives no text."""
+    with reading_target(loaded.tokenizer, _where(loaded)) as read:
+
+        def target(item: Item) -> Prompt:
+            value = item.says(job.target_field or "")
+            if not isinstance(value, str):
+                raise InputError(f"field {job.target_field!r} is no text but {type(value).__name__}")
+            try:
+                return read(value, start_token(loaded), loaded.geometry.max_positions)
+            except ModelError as error:
+                raise InputError(error.message) from error
+
+        yield target
+
+
+def _where(loaded: LoadedModel) -> Where:
+    """Where many texts are read: one process for all of them costs less than a thread for each."""
+    return "process" if loaded.brought else "here"
+
+
+@contextmanager
 def _reading(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Item], Prompt]]:
     if job.audio_field is not None:
         yield lambda item: _of_sound(job, loaded, item)
@@ -70,7 +95,7 @@ def _reading(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Item], Prompt]
             # nothing is drawn over the pictures themselves
             yield lambda item: replace(beside(item.text, all_opened(_files(item, field)), job.chat, False), images=())
     else:
-        with reading(loaded.tokenizer, "process" if loaded.brought else "here") as read:
+        with reading(loaded.tokenizer, _where(loaded)) as read:
 
             def text(item: Item) -> Prompt:
                 prompt = read(item.text, job.chat, *_cut(job, loaded))

@@ -10,7 +10,7 @@ from attnscope.batch.batches import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, bat
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Failure
-from attnscope.batch.prompts import check_fields, prompts
+from attnscope.batch.prompts import check_fields, prompts, targets
 from attnscope.batch.replicas import Replicas
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
@@ -24,10 +24,9 @@ from attnscope.observation import Observation
 from attnscope.observe import observe
 from attnscope.seam.choice import choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.generation import start_token, translation
+from attnscope.seam.generation import translation
 from attnscope.selection import select_stacks
 from attnscope.text.prompt import Prompt, from_ids
-from attnscope.text.target import target
 from attnscope.text.tokens import Chosen, Found
 
 SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
@@ -109,9 +108,9 @@ class Worker:
     def windows(self, shard: Shard) -> Iterator[Window]:
         """A shard's items, tokenised, in pieces whose results fit into memory; the cut depends on the items alone."""
         window, size = Window(shard), 0.0
-        with prompts(self.job, self.loaded) as read:
+        with prompts(self.job, self.loaded) as read, targets(self.job, self.loaded) as target:
             for item in shard.items:
-                size += self._tokenise(item, window, read)
+                size += self._tokenise(item, window, read, target)
                 if size >= WINDOW_BYTES or len(window.texts) >= WINDOW_TEXTS or window.last:
                     yield window
                     window, size = Window(shard), 0.0
@@ -141,14 +140,16 @@ class Worker:
             return None
         return Measured.joined([Measured(len(window.failures), [], window.failures), *parts])
 
-    def _tokenise(self, item: Item, window: Window, read: Callable[[Item], Prompt]) -> float:
+    def _tokenise(
+        self, item: Item, window: Window, read: Callable[[Item], Prompt], target: Callable[[Item], Prompt]
+    ) -> float:
         """Put an item into the window; about how many bytes its results will take."""
         window.items += 1
         window.read, window.last = item.read, item is window.shard.items[-1]
         try:
             text = Text(item, read(item))
             if self.job.target_field is not None:
-                text = text._replace(target=self._target(item, self.job.target_field))
+                text = text._replace(target=target(item))
             if not self.of_two or text.target is not None:
                 text = text._replace(chosen=self._chosen(text))
         except InputError as error:
@@ -157,14 +158,6 @@ class Worker:
         window.texts.append(text)
         inputs = sum(one.nbytes for one in text.prompt.inputs.values())
         return inputs + kept_bytes(self.job, self._heads, text.longest)
-
-    def _target(self, item: Item, field: str) -> Prompt:
-        """What the decoder reads to say what a field of the record says. Raises InputError where it says no text."""
-        value = item.says(field)
-        if not isinstance(value, str):
-            raise InputError(f"field {field!r} is no text but {type(value).__name__}")
-        loaded = self.loaded
-        return target(loaded.tokenizer, value, start_token(loaded), loaded.geometry.max_positions)
 
     def _translated(self, loaded: LoadedModel, text: Text) -> Text | Failure:
         """The text with the target that the model makes of it, alone: so it does not depend on the batching."""

@@ -11,7 +11,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.ablate_other import Otherwise, answered
 from attnscope.cli.ablate_tables import notes, sets_sheet
-from attnscope.cli.options import Exporting, Format, Heads, Rehearsal, Sampled, Seed, Top
+from attnscope.cli.options import Exporting, Format, Heads, Seed, Sequences, Top
 from attnscope.cli.scan import Scanned
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
@@ -72,7 +72,7 @@ class Taken(Heads):
 
 
 @dataclass(frozen=True, kw_only=True)
-class On(Rehearsal, Sampled, Seed, Top):
+class On(Sequences, Seed, Top):
     """What is to be predicted meanwhile."""
 
     panel = "Corpus"
@@ -93,6 +93,11 @@ class On(Rehearsal, Sampled, Seed, Top):
         if self.texts is None and self.on == "texts":
             raise UsageError("--on texts needs a corpus", "name it with --texts FILE")
 
+    def of_all(self, count: int, task: Task) -> int:
+        """What all sequences take, where those of the task take so much: a rehearsal draws few of equal length."""
+        drawn = self.texts is None and self.on in (None, "copy")
+        return count * self.sequences // len(task) if drawn else count
+
     def task(self, loaded: LoadedModel) -> Task:
         """The sequences, and what counts in them."""
         from attnscope.study.ablation import tasks
@@ -100,7 +105,7 @@ class On(Rehearsal, Sampled, Seed, Top):
         if self.texts is not None:
             return tasks.texts(loaded, _corpus(Path(self.texts), self.sequences))
         if self.on in (None, "copy"):
-            return tasks.copy(loaded, sequences=self.sequences, seed=self.seed)
+            return tasks.copy(loaded, sequences=self.drawn, seed=self.seed)
         return tasks.targets(loaded, Path(self.on), self.sequences)
 
 
@@ -154,8 +159,8 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     )
     if taken.each:
         asked = replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)})
-    token_layers, operations = cost(loaded, task, asked, taken.replace)
-    told = f"{len(asked.sets)} sets on {len(task)} sequences of {task.name}"
+    token_layers, operations = (on.of_all(one, task) for one in cost(loaded, task, asked, taken.replace))
+    told = f"{len(asked.sets)} sets on {on.of_all(len(task), task)} sequences of {task.name}"
     told += f": {token_layers} tokens x layers, about {operations:.0e} operations"
     if on.dry_run:
         output.show(told)
@@ -205,7 +210,7 @@ def _before_probes(loaded: LoadedModel, task: Task, on: On) -> str:
     layers = len(loaded.geometry.layers)
     return (
         f"probes find the roles: {_probes(loaded, on.seed).tokens} tokens x {layers} layers; then per set and random "
-        f"set at most {task.tokens} tokens x {layers} layers"
+        f"set at most {on.of_all(task.tokens, task)} tokens x {layers} layers"
     )
 
 

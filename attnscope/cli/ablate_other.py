@@ -115,10 +115,11 @@ def answered(
         Passes.planned(loaded, task, taken.replace), heads or in_order(everything(loaded.geometry.heads_by_layer))
     )
     means = asking.passes.token_layers([]) if taken.replace == "mean" else 0
-    cost = question.cost(asking) + means
-    rows = sum(map(len, task.rows)) * cost // max(1, asking.passes.token_layers([]))
-    told = f"{question.name} of {len(asking.heads)} heads on {len(task)} sequences of {task.name}: {cost} tokens x "
-    told += f"layers, about {operations(loaded, cost, rows):.0e} operations"
+    cost = on.of_all(question.cost(asking) + means, task)
+    once = on.of_all(asking.passes.token_layers([]), task)
+    rows = on.of_all(sum(map(len, task.rows)), task) * cost // max(1, once)
+    told = f"{question.name} of {len(asking.heads)} heads on {on.of_all(len(task), task)} sequences of {task.name}: "
+    told += f"{cost} tokens x layers, about {operations(loaded, cost, rows):.0e} operations"
     if on.dry_run:
         output.show(told)
         return 0

@@ -5,6 +5,7 @@ What may stand in such a file, and of which type, is read off the option groups.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -42,9 +43,8 @@ class Key:
         # A YAML true is an int in Python, and nobody means `top: true`.
         if type(value) not in self.kinds and not (type(value) is int and float in self.kinds):
             return False
-        if isinstance(value, list) and not all(isinstance(one, str) for one in value):
-            return False
-        if isinstance(value, str) and "\0" in value:  # no path and no command line holds one
+        texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+        if not all(isinstance(one, str) and _can_be_typed(one) for one in texts):
             return False
         if self.least is not None and isinstance(value, int | float) and not value >= self.least:
             return False
@@ -60,6 +60,14 @@ class Key:
             return Key((list,))
         kind = option.type if option.type in NAMES else str  # a path, or words to choose from
         return Key((kind,), option.choices, option.info.min)
+
+
+def _can_be_typed(text: str) -> bool:
+    """Whether a command line and a path can hold it: they have no NUL, and no half of a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def keys_of(*groups: type) -> dict[str, Key]:

@@ -31,6 +31,7 @@ PANELS = (
     *("Figures", "Engine", "Model", "Ray", "Messages"),
 )
 FIGURES = ("overview", "layers", "heads", "metrics")  # of every run with --out
+FEW = 2  # sequences of a rehearsal: as many as a mean over others takes
 FIRST, HELD, UNRECORDED = Mark.FIRST, Mark.HELD, Mark.UNRECORDED
 
 
@@ -426,6 +427,16 @@ class Rehearsal:
     """Whether anything is done."""
 
     dry_run: Annotated[bool, Option(help="Say what would be done, and its cost."), FIRST] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences(Rehearsal, Sampled):
+    """Sequences that are drawn, or counted alone."""
+
+    @property
+    def drawn(self) -> int:
+        """How many are drawn: a rehearsal counts all, and draws few."""
+        return min(self.sequences, FEW) if self.dry_run else self.sequences
 
 
 @dataclass(frozen=True, kw_only=True)

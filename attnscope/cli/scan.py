@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -13,7 +13,7 @@ from typer import Option
 
 from attnscope.cli import output, scan_texts
 from attnscope.cli.info import Named
-from attnscope.cli.options import Exporting, Format, Loading, Rehearsal, Sampled, Seed, Top
+from attnscope.cli.options import Exporting, Format, Loading, Seed, Sequences, Top
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadOptions
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.findings import Finding
-    from attnscope.study.atlas.scan import Plan
     from attnscope.study.atlas.texts import OnTexts
 
 WIDE = 108  # a narrower screen shows one null alone, and roles below each other
@@ -62,7 +61,7 @@ class Scanned(Named, Loading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probing(Rehearsal, Sampled, Seed, Top):
+class Probing(Sequences, Seed, Top):
     """What is drawn, and what is shown."""
 
     probe: Annotated[
@@ -137,17 +136,21 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
     with output.progress(f"loading {options.model}", None, kept.quiet):
         loaded = load(options)
 
+    from attnscope.study.atlas.scan import cost as cost_of
     from attnscope.study.atlas.scan import plan
     from attnscope.study.atlas.scan import scan as scanned_by
     from attnscope.study.atlas.texts import prompts_of
 
-    planned = plan(loaded, seed=probing.seed, sequences=probing.sequences, pool=given.pool)
+    planned = plan(loaded, seed=probing.seed, sequences=probing.drawn, pool=given.pool)
     if probing.probe not in (None, *planned.probes):
         raise UsageError(f"there is no probe {probing.probe!r}", f"the probes are {', '.join(planned.probes)}")
     prompts = None if given.texts is None else prompts_of(loaded, given.texts)
     layers = len(loaded.geometry.attention_layers)
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
-    cost = _cost(planned, layers) + (f"; {scan_texts.cost(prompts, layers)}" if prompts else "")
+    tokens = {one.name: one.tokens for one in planned.trials}
+    if probing.dry_run:
+        tokens = cost_of(loaded, probing.sequences, given.pool)
+    cost = _cost(tokens, layers) + (f"; {scan_texts.cost(prompts, layers)}" if prompts else "")
     if probing.dry_run:
         output.show(cost)
         return None
@@ -179,9 +182,8 @@ def scan_each(scanned: Scanned, given: Given, probing: Probing, kept: Kept) -> i
     return 0
 
 
-def _cost(planned: Plan, layers: int) -> str:
-    trials = ", ".join(trial.name for trial in planned.trials)
-    return f"{len(planned.trials)} trials ({trials}): {planned.tokens} tokens x {layers} layers"
+def _cost(tokens: Mapping[str, int], layers: int) -> str:
+    return f"{len(tokens)} trials ({', '.join(tokens)}): {sum(tokens.values())} tokens x {layers} layers"
 
 
 def _shown(atlas: Atlas, asked: str | None) -> list[Finding]:

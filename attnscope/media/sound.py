@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
 
 MOST_SECONDS = 600  # of a file that are read
+MOST_BYTES = 2**30  # of standard input
 RATES = range(1_000, 768_001)  # samples per second that a recording may have
 LONG = 1_000_000  # inputs, by which a model's stride is found
 EXTRA = 'pip install "attnscope[audio]"'
@@ -94,7 +95,7 @@ def read_sound(file: str) -> Sound:
 
     Raises InputError for a file that cannot be read or is no sound, UsageError where the extra `audio` is needed.
     """
-    with opened(file, "name a sound with {audio}") as stream:
+    with opened(file, "name a sound with {audio}", MOST_BYTES) as stream:
         try:
             return _wav(stream)
         except (wave.Error, EOFError, RuntimeError):  # of another format, or cut off in its header

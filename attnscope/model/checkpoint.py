@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
+from attnscope import files
 from attnscope.errors import ModelError, is_panic
 from attnscope.model.families import BYTE_TOKENIZERS, family
 from attnscope.shown import brief
@@ -39,10 +40,10 @@ CONVERT = "convert them to safetensors, or pass {allow_pickle=True} if you trust
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; a `ModelError` that names the file, and the line if it is not JSON."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = files.read_json(path)
     except json.JSONDecodeError as error:
         raise ModelError(f"{path} is not JSON: {error.msg} in line {error.lineno}", "download the file again") from None
-    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, a number of 5,000 digits, a thousand brackets
+    except (OSError, ValueError) as error:  # not UTF-8, a number of 5,000 digits, a thousand brackets
         raise ModelError(f"{path} cannot be read: {error}", "download the file again") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a {type(content).__name__}, expected an object", "download the file again")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError
-from attnscope.files import save_json
+from attnscope.files import read_json, refuse_links, save_json
 from attnscope.model.checkpoint import weights_sha256
 
 if TYPE_CHECKING:
@@ -26,10 +25,11 @@ def with_weights(facts: Mapping[str, Any], loaded: LoadedModel) -> dict[str, Any
 def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], force: bool) -> Path:
     """The folder of a study's readings, with what it is; an earlier run's *.npz stay if that is the same.
 
-    Raises UsageError where another fills it, unless force says to write over it.
+    Raises UsageError where another fills it, or what says so is damaged, unless force says to write over it.
     """
     path = folder / readings / f"{study}.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    refuse_links([path.parent])
+    before = _before(path, force)
     if before is not None and before != facts and not force:
         told = [name for name in facts if before.get(name) != facts[name]]
         raise UsageError(
@@ -44,3 +44,16 @@ def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], for
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
     return path.parent
+
+
+def _before(path: Path, force: bool) -> dict[str, Any] | None:
+    """What a folder says of the study in it; None without one, and where a damaged one is to be written over."""
+    if not path.exists():
+        return None
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) and not force:
+        raise UsageError(f"{path} is damaged", "name another folder, or write over it with {force}")
+    return found if isinstance(found, dict) else None

@@ -9,7 +9,6 @@ Shapes: N head of all layers, L layer, H head, Q, K cell of a map.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,11 +21,11 @@ import pyarrow as pa
 
 from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
-from attnscope.files import jsonable, save_json
+from attnscope.files import jsonable, read_json, refuse_links, save_json
 from attnscope.measure.metrics import METRICS, Metric, of_kind
 from attnscope.model.libraries import versions
 from attnscope.shown import visible
-from attnscope.stacks import SOFTMAX
+from attnscope.stacks import KINDS, SOFTMAX
 from attnscope.tables import as_table, numbers, words
 from attnscope.tables import save as save_table
 
@@ -203,15 +202,21 @@ def save(
 
 
 def _before(folder: Path) -> dict[str, Any] | None:
-    """What the compare.json of a folder says; None without one. Raises UsageError for one that is damaged."""
-    path = folder / NAME
+    """What the compare.json of a folder says; None without one. Raises UsageError for a damaged one, and links."""
+    path, stacks = folder / NAME, [folder / kind for kind in KINDS]
+    refuse_links([*stacks, *(one / "layers" for one in (folder, *stacks))])
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    except (OSError, ValueError, RecursionError):
+        found = read_json(path) if path.exists() else None
+    except (OSError, ValueError):
         found = []
-    if found is not None and not (isinstance(found, dict) and str(found.get("schema")).startswith("compare/")):
+    if found is not None and not (isinstance(found, dict) and _is_ours(found)):
         raise UsageError(f"{path} is not what a comparison wrote, or damaged", "name another folder, or remove it")
     return found
+
+
+def _is_ours(found: Mapping[str, Any]) -> bool:
+    parts = found.get("asked", {}), found.get("files", {})
+    return str(found.get("schema")).startswith("compare/") and all(isinstance(one, dict) for one in parts)
 
 
 def _clear(folder: Path) -> None:

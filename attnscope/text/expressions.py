@@ -47,6 +47,7 @@ _SHAPES: dict[Kind, re.Pattern[str]] = {
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
 _GROUP = re.compile(r"[^\W\d]\w*")
 KEYWORDS = ("first", "last", "special")
+DEEPEST = 64  # groups that are made of groups
 LONGEST, MOST_REPEATS = 1000, 10_000  # of a pattern: `regex` unrolls what is repeated a counted number of times
 
 
@@ -116,21 +117,27 @@ def names_of_spans(given: Sequence[str]) -> tuple[str, ...]:
 
 def check(expression: str, groups: Mapping[str, str] = {}) -> None:
     """Raise UsageError for what no text could make right: syntax, a regular expression, groups in a circle."""
-    _check(expression, groups, (), set())
+    _depth(expression, groups, (), {})
 
 
-def _check(expression: str, groups: Mapping[str, str], within: tuple[str, ...], done: set[str]) -> None:
+def _depth(expression: str, groups: Mapping[str, str], within: tuple[str, ...], known: dict[str, int]) -> int:
+    """How many groups an expression holds one within the other; known: the depth of those that were checked."""
+    deepest = 0
     for part in parse(expression):
         name = part.value
         if part.kind == "pattern":
             compiled(name)
-        if part.kind != "name" or name not in groups or name in done:
+        if part.kind != "name" or name not in groups:
             continue
         if name in within:
             way = " -> ".join((*within[within.index(name) :], name))
             raise UsageError(f"the group {name!r} is made of itself: {way}", "define it by other words")
-        _check(groups[name], groups, (*within, name), done)
-        done.add(name)
+        if name not in known and len(within) < DEEPEST:
+            known[name] = 1 + _depth(groups[name], groups, (*within, name), known)
+        deepest = max(deepest, known.get(name, 1))
+    if len(within) + deepest > DEEPEST:  # what finds their tokens goes as deep
+        raise UsageError(f"groups lie more than {DEEPEST} deep in each other", "define some by other words")
+    return deepest
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from attnscope.apart import Apart, Where
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError, UsageError, first_line
 from attnscope.text.characters import Characters, in_order, located
 from attnscope.text.chat import Bounds, Message, Render, read_messages, token_turns, turn_bounds, turn_ranges
 from attnscope.text.labels import (
@@ -129,6 +129,9 @@ def picture_name(number: int) -> str:
 
 
 Side = Literal["left", "right"]
+LONGEST_TEXT = 2**23  # characters of a text that is tokenised
+LONGEST_TOKEN = 100  # characters of a text per token that the model reads
+NEIGHBOURS = 8  # tokens beside a cut whose bytes may belong to the same character
 Offsets = Sequence[tuple[int, int]]
 
 
@@ -172,6 +175,7 @@ def from_text(
     ('<s>', '·the', '·bank')
     """
     said = text + (answer or "")
+    check_length(said, max_tokens, truncate)
     ids, offsets = _encode(tokenizer, said)
     kept = _kept(tokenizer, ids, max_tokens, truncate)
     return _answered(_prompt(tokenizer, said, ids, offsets, kept, []), text, answer)
@@ -207,14 +211,17 @@ def from_chat(
     try:
         text = _render(tokenizer, messages)
         opened = text if answer is None else _render(tokenizer, messages, add_generation_prompt=True)
+    except MemoryError:
+        raise
     except Exception as error:  # a template is a program of its own and may raise anything
         raise InputError(
-            f"the model's chat template refused the messages: {error}", "check the roles and their order"
+            f"the model's chat template refused the messages: {first_line(error)}", "check the roles and their order"
         ) from error
     bounds = turn_bounds(_quiet(tokenizer), messages, text) if opened.startswith(text) else []
     said = opened + (answer or "")
     if bounds and len(said) > len(text):
         bounds.append((len(text), len(said), "assistant"))
+    check_length(said, max_tokens, truncate)
     ids, offsets = _encode(tokenizer, said, add_special_tokens=False)
     kept = _kept(tokenizer, ids, max_tokens, truncate)
     return _answered(_prompt(tokenizer, said, ids, offsets, kept, bounds), opened, answer)
@@ -234,7 +241,12 @@ def from_ids(
     listed = [int(token) for token in ids]
     if not listed:
         raise InputError("there are no token ids", "give at least one")
-    return _prompt(tokenizer, None, listed, None, _kept(tokenizer, listed, max_tokens, truncate), [])
+    kept = _kept(tokenizer, listed, max_tokens, truncate)
+    # Of millions only those that stay are named, and those beside them, which may hold parts of their characters.
+    near = sorted({at for place in kept for at in range(place - NEIGHBOURS, place + NEIGHBOURS + 1)})
+    places = {at: number for number, at in enumerate(at for at in near if 0 <= at < len(listed))}
+    prompt = _prompt(tokenizer, None, [listed[at] for at in places], None, [places[at] for at in kept], [])
+    return replace(prompt, removed=len(listed) - len(kept))
 
 
 def _answered(prompt: Prompt, text: str, answer: str | None) -> Prompt:
@@ -255,6 +267,17 @@ def _answered(prompt: Prompt, text: str, answer: str | None) -> Prompt:
             "divide them between two words; a space between them is a part of the answer",
         )
     return replace(prompt, answer=at)
+
+
+def check_length(text: str, most: int | None, truncate: Side | None) -> None:
+    """Refuse what is far too long before it is tokenised, which takes minutes and about 200 bytes per character.
+
+    What is to be cut may be much longer than the tokens that stay.
+    """
+    longest = LONGEST_TEXT if most is None or truncate else min(LONGEST_TEXT, max(most, 1) * LONGEST_TOKEN)
+    if len(text) > longest:
+        reads = "" if most is None else f": the model reads {most} tokens"
+        raise InputError(f"the text has {len(text)} characters, expected at most {longest}{reads}", "shorten it")
 
 
 def _encode(tokenizer: Any, text: str, **how: Any) -> tuple[list[int], Offsets | None]:

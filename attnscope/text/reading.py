@@ -1,14 +1,18 @@
 """A text from a flag, a file or standard input."""
 
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from attnscope.errors import InputError, UsageError
+
+MOST_BYTES = 64 * 2**20  # of what is read as one text
+ID = re.compile(r"-?[0-9]{1,18}")
 
 
 def decode_utf8(data: bytes, source: str) -> str:
@@ -66,29 +70,50 @@ def read_ids(file: str) -> list[int]:
     text = decode_utf8(_read_stdin() if file == "-" else _read_file(file), source).strip()
     inside = re.fullmatch(r"\[(.*)\]", text, re.DOTALL)
     parts = re.split(r"\s*,\s*|\s+", (inside[1] if inside else text).strip())
-    wrong = next((part for part in parts if not re.fullmatch(r"-?[0-9]{1,18}", part)), None)
+    wrong = next((part for part in parts if not ID.fullmatch(part)), None)
     if wrong is not None:
         what = f"{wrong[:20]!r} in {source} is no token id" if any(parts) else f"{source} holds no token ids"
         raise InputError(what, "give whole numbers, between spaces or commas or as a JSON list")
     return [int(part) for part in parts]
 
 
+def parsed_line(line: str, where: str, hint: str) -> Any:
+    """The value of a line of JSON. Raises InputError for another, and for one that UTF-8 cannot hold."""
+    try:
+        value = json.loads(line)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{where} holds half of a surrogate pair", "write the character itself") from error
+    except (ValueError, RecursionError) as error:  # the latter of 100,000 brackets
+        raise InputError(f"{where} is no JSON", hint) from error
+    return value
+
+
 def _piped() -> bytes:
     """What is piped in; nothing where that is a terminal, white space, closed or a folder."""
-    with suppress(OSError, InputError):
-        data = b"" if sys.stdin is None or sys.stdin.isatty() else _read_stdin()
+    with suppress(OSError, ValueError):
+        data = b"" if sys.stdin is None or sys.stdin.isatty() else _bounded(sys.stdin.buffer, "standard input")
         return data if data.strip() else b""
     return b""
 
 
+def _bounded(stream: BinaryIO, source: str, most: int = MOST_BYTES) -> bytes:
+    """All bytes of a stream, which may be a pipe without an end. Raises InputError for more than `most`."""
+    data = stream.read(most + 1)
+    if len(data) > most:
+        raise InputError(f"{source} is larger than {most // 2**20} MiB", "shorten it; `batch` reads a corpus")
+    return data
+
+
 @contextmanager
-def opened(file: str, otherwise: str = "check the path, or give --text") -> Iterator[BinaryIO]:
+def opened(file: str, otherwise: str = "check the path, or give --text", most: int = MOST_BYTES) -> Iterator[BinaryIO]:
     """The bytes of a file, or of standard input where it is `-`; otherwise: the next step for a file that is not there.
 
-    Raises InputError for one that can't be read, also where that is seen in the block.
+    most: bytes of standard input. Raises InputError for more, and for what can't be read, also where that is seen in
+    the block.
     """
     if file == "-":
-        yield BytesIO(_read_stdin())
+        yield BytesIO(_read_stdin(most))
         return
     try:
         with open(file, "rb") as stream:
@@ -102,11 +127,11 @@ def opened(file: str, otherwise: str = "check the path, or give --text") -> Iter
         raise InputError(f"{file} can't be read: {reason}", "check the path and its permissions") from error
 
 
-def _read_stdin() -> bytes:
+def _read_stdin(most: int = MOST_BYTES) -> bytes:
     if sys.stdin is None:
         raise InputError("standard input is closed", "pipe a text into it, or give --text")
     try:
-        return sys.stdin.buffer.read()
+        return _bounded(sys.stdin.buffer, "standard input", most)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"standard input can't be read: {reason}", "pipe a text into it, or give --text") from error
@@ -114,4 +139,4 @@ def _read_stdin() -> bytes:
 
 def _read_file(file: str) -> bytes:
     with opened(file) as stream:
-        return stream.read()
+        return _bounded(stream, file)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from attnscope.apart import Apart, Where
 from attnscope.errors import InputError
-from attnscope.text.prompt import Prompt, from_ids
+from attnscope.text.prompt import Prompt, check_length, from_ids
 
 
 def target(tokenizer: Any, text: str, start: int | None, most: int | None) -> Prompt:
@@ -20,11 +22,21 @@ def target(tokenizer: Any, text: str, start: int | None, most: int | None) -> Pr
     """
     if not text.strip():
         raise InputError("the target is empty", "give a target with at least one word, or leave out {target}")
+    check_length(text, most, None)
     whole = start is not None and text.startswith(str(tokenizer.convert_ids_to_tokens(start)))
     ids = list(tokenizer(text_target=text, add_special_tokens=not whole)["input_ids"])
     if ids and ids[-1] == tokenizer.eos_token_id:
         ids = ids[:-1]
     return from_target_ids(tokenizer, ids, start, most)
+
+
+def reading_target(tokenizer: Any, where: Where) -> Apart[Prompt]:
+    """(text, start, most) -> `target`, within a deadline unless it is "here", as `prompt.reading` reads a text.
+
+    >>> with reading_target(loaded.tokenizer, "process") as read:
+    ...     read("Das Haus", 0, None)
+    """
+    return Apart(partial(target, tokenizer), where)
 
 
 def from_target_ids(tokenizer: Any, ids: Sequence[int], start: int | None, most: int | None) -> Prompt:

@@ -9,6 +9,7 @@ Shapes: N head, T token, k kept key.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.errors import UsageError
+from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.measure.metrics import KNOWN
+from attnscope.memory import free_memory, human_bytes
 from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
 from attnscope.viewer.side import Wanted, metrics_of, rounded, said_of
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 Layer = tuple[str, int]  # its stack and number
 Place = tuple[Layer, int]  # a layer and a head of it
+LISTED_BYTES = 32  # of a weight and its key, while they are packed
 STACKS = (ENCODER, DECODER, CROSS)  # whose keys are tokens of the texts
 
 
@@ -115,7 +118,10 @@ class KeptSide:
         return {**said, "maps": [], "relations": related}
 
     def _listed(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Weights, NaN for none, and keys of every query, as listed, (N, T, k); None where no tokens were listed."""
+        """Weights, NaN for none, and keys of every query, as listed, (N, T, k); None where no tokens were listed.
+
+        Raises MemoryLimitError where there is no room for all: few rows may name heads and tokens that are far apart.
+        """
         if self.relations is None or "weight" not in self.relations.column_names or self._said("export").get("group"):
             return None
         count, number = len(self.prompt), {place: at for at, place in enumerate(self._places)}
@@ -133,6 +139,13 @@ class KeptSide:
         if nth.max(initial=0) >= count:
             raise self._damaged("relations.csv")
         shape = len(number) * count, int(nth.max(initial=0)) + 1
+        needed, room = math.prod(shape) * LISTED_BYTES, free_memory("cpu")
+        if needed > room:
+            raise MemoryLimitError(
+                f"{shape[1]} keys of {count} tokens and {len(number)} heads take {human_bytes(needed)}, and this "
+                f"machine has {human_bytes(room)} free",
+                "name fewer heads with {select} where the run is exported",
+            )
         weights, keys = np.full(shape, np.nan, np.float32), np.zeros(shape, np.int64)
         weight = self.relations["weight"].to_numpy()[order]
         weights[row, nth], keys[row, nth] = np.where(np.isfinite(weight) & (weight >= 0), weight, np.nan), key[order]
@@ -229,6 +242,8 @@ class KeptSide:
         try:
             parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=kinds)
             found = csv.read_csv(path, parse_options=parse, convert_options=convert)
+            if len(set(found.column_names)) < len(found.column_names):
+                raise self._damaged(name)
             if {"head", "kind"} <= set(found.column_names):  # a layer without attention has a row, and no head
                 rows = list(zip(found["head"].to_pylist(), found["kind"].to_pylist(), strict=True))
                 if any(head is not None and kind not in KINDS for head, kind in rows):

@@ -60,9 +60,9 @@ def scored(ids, rows, start):
 
 
 def test_the_longer_the_fewer():
-    assert lengths(64, 512) == [64] * 64 + [128] * 32 + [256] * 16 + [512] * 8
-    assert lengths(4, 10**9) == [64] * 4 + [128] * 2 + [256]
-    assert lengths(64, 63) == []
+    assert lengths(64, 512) == {64: 64, 128: 32, 256: 16, 512: 8}
+    assert lengths(4, 10**9) == {64: 4, 128: 2, 256: 1}
+    assert lengths(64, 63) == {}
 
 
 def test_the_needle_is_hidden_once_at_every_depth():

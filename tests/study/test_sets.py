@@ -29,6 +29,8 @@ def test_sets_are_read_as_they_are_written(demo, tmp_path):
     ("line", "said"),
     [
         ("L3H0", "line 2 is no JSON"),
+        ("[" * 100_000, "line 2 is no JSON"),
+        (r'{"set": "\ud800", "heads": ["L3H0"]}', "line 2 holds half of a surrogate pair"),
         ('["L3H0"]', "line 2 is no set of heads"),
         ('{"set": "a"}', "line 2 is no set of heads"),
         ('{"set": "a", "heads": []}', "line 2: the set 'a' has no heads"),
@@ -116,6 +118,7 @@ def test_targets_are_characters(demo, tmp_path):
     ("line", "said"),
     [
         ("Mary", "line 1 is no JSON"),
+        ("[" * 100_000, "line 1 is no JSON"),
         ('{"text": "Mary"}', "line 1 is no text with targets"),
         ('{"text": "Mary", "targets": []}', "line 1 is no text with targets"),
         ('{"text": "Mary", "targets": [[0, 9]]}', "[0, 9] is no range of its 4 characters"),

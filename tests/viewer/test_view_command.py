@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 import attnscope
 from attnscope.model.loading import DEMO_FOLDER
+from attnscope.viewer import kept
 from helpers.atlases import made_atlas
 from helpers.command_line import HANGS, SENTENCE, call, tree
 from helpers.folders import saved
@@ -226,6 +228,22 @@ def test_damaged_tables_are_refused_in_one_line(tmp_path, run, name, old, new):
     assert (result.code, result.out, result.err.count("\n")) == (2, b"", 2)  # "repeats ...", and the error
     assert f"{folder / name} is damaged, or of another kind; leave out --from-tables" in result.err
     assert not (tmp_path / "x.html").exists()
+
+
+def test_a_column_that_stands_twice_is_damage(tmp_path, run):
+    folder = shutil.copytree(run, tmp_path / "run")
+    lines = (folder / "heads.csv").read_text().splitlines()
+    (folder / "heads.csv").write_text("\n".join(["layer," + lines[0], *(f"0,{line}" for line in lines[1:])]) + "\n")
+    result = call("view", str(folder), "--from-tables", "-o", str(tmp_path / "x.html"))
+    assert (result.code, result.out, result.err.count("\n")) == (2, b"", 2)
+    assert "heads.csv is damaged" in result.err
+
+
+def test_tables_whose_listing_has_no_room_are_refused_before_it_is_taken(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(kept, "free_memory", lambda device: 1000)
+    result = call("view", str(run), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
+    assert (result.code, result.out) == (5, b"")
+    assert "and this machine has 1000 bytes free" in result.err
 
 
 def test_tables_that_do_not_fit_lose_keys(tmp_path):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from attnscope.files import save_json, whole_file
+from attnscope.files import save_json
 from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
 from attnscope.study.ablation.passes import Passes, prepared
@@ -26,6 +26,7 @@ from attnscope.study.ablation.replacement import Replacement
 from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, HeadSet, controls_of, parts, whole_groups
 from attnscope.study.ablation.tasks import Task
 from attnscope.study.claim import claim, with_weights
+from attnscope.study.parts import Column, kept
 from attnscope.study.statistics import paired
 from attnscope.tables import as_table, numbers, save, words
 
@@ -192,11 +193,11 @@ def ablate(
 HALF = ("bfloat16", "float16")
 
 
-def cost(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement) -> tuple[int, float]:
+def cost(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement) -> tuple[int, int]:
     """Tokens times layers of all passes, and about how many operations that is."""
     passes = Passes.planned(loaded, task, replacement)
     token_layers = passes.token_layers(asked.sets) + (passes.token_layers([]) if replacement == "mean" else 0)
-    return token_layers, operations(loaded, token_layers, sum(map(len, task.rows)) * (1 + len(asked.sets)))
+    return token_layers, round(operations(loaded, token_layers, sum(map(len, task.rows)) * (1 + len(asked.sets))))
 
 
 def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:
@@ -235,12 +236,10 @@ def part_losses(
     if readings is None:
         return passes.losses(part, advance)
     heads = repr([one.heads for one in part])
-    path = readings / f"{hashlib.sha256(heads.encode()).hexdigest()[:16]}.npz"
-    if path.exists():
-        advance(passes.token_layers(part))
-        with np.load(path, allow_pickle=False) as kept:
-            return kept["loss_SK"]
-    loss_SK = passes.losses(part, advance)
-    with whole_file(path) as stream:
-        np.savez_compressed(stream, loss_SK=loss_SK)
-    return loss_SK
+    found = kept(
+        readings / f"{hashlib.sha256(heads.encode()).hexdigest()[:16]}.npz",
+        {"loss_SK": Column((len(passes.task), 1 + len(part)))},
+        lambda: {"loss_SK": passes.losses(part, advance)},
+        skipped=lambda: advance(passes.token_layers(part)),
+    )
+    return found["loss_SK"]

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.files import whole_file
 from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.parts import Column, kept
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ def pruned(
     while len(away) < len(heads):
         left = [head for head in heads if head not in away]
         path = None if readings is None else readings / f"step-{len(away) + 1:05}.npz"
-        step = _load(path) if path is not None and path.exists() else _best(passes, away, left)
-        if path is not None and not path.exists():
-            _save(step, path)
+        step = _step(path, passes, away, left)
         away.append((step.layer, step.head))
         advance(_cost(passes, len(left)))
         yield step
@@ -86,12 +84,12 @@ def _cost(passes: Passes, left: int) -> int:
     return passes.task.tokens * len(passes.loaded.geometry.layers) * (1 + left)
 
 
-def _save(step: Step, path: Path) -> None:
-    columns: dict[str, Any] = asdict(step)
-    with whole_file(path) as stream:
-        np.savez_compressed(stream, **columns)
-
-
-def _load(path: Path) -> Step:
-    with np.load(path, allow_pickle=False) as kept:
-        return Step(int(kept["layer"]), int(kept["head"]), float(kept["loss"]))
+def _step(path: Path | None, passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
+    """The next step, from the folder where an earlier run left it."""
+    found = kept(
+        path,
+        {"layer": Column((), "i"), "head": Column((), "i"), "loss": Column(())},
+        lambda: {name: np.array(value) for name, value in asdict(_best(passes, away, left)).items()},
+        fits=lambda columns: (int(columns["layer"]), int(columns["head"])) in left,
+    )
+    return Step(int(found["layer"]), int(found["head"]), float(found["loss"]))

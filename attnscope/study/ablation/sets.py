@@ -7,7 +7,6 @@ controls_of(named[0], named, loaded.geometry)
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from attnscope.errors import InputError, UsageError
 from attnscope.model.geometry import Geometry
 from attnscope.selection import Named, pairs, select
-from attnscope.text.reading import read_text
+from attnscope.text.reading import parsed_line, read_text
 
 CONTROLS = 100
 DrawnFrom = Literal["unnamed", "all"]  # the heads that random sets are drawn from: those that no set names, or all
@@ -65,10 +64,7 @@ def read_sets(path: Path, geometry: Geometry) -> list[HeadSet]:
 
 
 def _read_set(line: str, where: str, geometry: Geometry) -> HeadSet:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where} is no JSON", 'write {"set": "name", "heads": ["L3H0"]}') from error
+    record = parsed_line(line, where, 'write {"set": "name", "heads": ["L3H0"]}')
     name, heads = (record.get("set"), record.get("heads")) if isinstance(record, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(heads, list) or not all(isinstance(one, str) for one in heads):
         raise InputError(f"{where} is no set of heads", 'write "set", a name, and "heads", a list such as ["L3H0"]')

@@ -18,9 +18,9 @@ import numpy as np
 
 from attnscope.errors import InputError
 from attnscope.study.atlas.pool import begins, token_pool
-from attnscope.study.atlas.probes import SEQUENCES, trials
+from attnscope.study.atlas.probes import SEQUENCES, drafts
 from attnscope.text.prompt import Prompt, place, reading
-from attnscope.text.reading import read_text
+from attnscope.text.reading import parsed_line, read_text
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -68,18 +68,14 @@ def copy(loaded: LoadedModel, *, sequences: int = SEQUENCES, seed: int = 0, pool
     """The probes' repeated tokens r r, as long as PERIOD if the model reads that; of r's second copy all but its first
     token count, which nothing foretells."""
     begin = begins(loaded)
-    made = trials(token_pool(loaded, pool), begin, loaded.geometry.max_positions, seed, sequences)
-    repeated = {_period(one.arms["repeated"].ids_ST, begin): one for one in made if "repeated" in one.arms}
+    made = drafts(token_pool(loaded, pool), begin, loaded.geometry.max_positions, sequences)
+    repeated = {one.period: one for one in made if one.period is not None}
     if not repeated:
         raise InputError(f"{loaded.name} reads too few tokens to repeat any", "give it a task of your own with {on}")
     period = min(repeated, key=lambda one: abs(one - PERIOD))
-    ids_ST = repeated[period].arms["repeated"].ids_ST
+    ids_ST = repeated[period].drawn(seed).arms["repeated"].ids_ST
     rows = tuple(range(len(begin) + period, len(begin) + 2 * period - 1))
     return Task("copy", _tuples(ids_ST), (rows,) * len(ids_ST), {"period": period, "seed": seed})
-
-
-def _period(ids_ST: np.ndarray, begin: Sequence[int]) -> int:
-    return (ids_ST.shape[1] - len(begin)) // 2
 
 
 def _tuples(ids_ST: np.ndarray) -> tuple[tuple[int, ...], ...]:
@@ -119,10 +115,7 @@ def targets(loaded: LoadedModel, path: Path, most: int | None = None) -> Task:
 
 
 def _record(line: str, where: str) -> tuple[str, list[tuple[int, int]]]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{where} is no JSON", RECORD) from error
+    record = parsed_line(line, where, RECORD)
     text, ranges = (record.get("text"), record.get("targets")) if isinstance(record, dict) else (None, None)
     if not isinstance(text, str) or not text.strip() or not isinstance(ranges, list) or not ranges:
         raise InputError(f"{where} is no text with targets", RECORD)

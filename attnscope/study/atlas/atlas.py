@@ -8,7 +8,6 @@ atlas_of(loaded)            # what lies in atlas/ of the model's own folder, if 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import InputError, UsageError
-from attnscope.files import save_json
+from attnscope.files import read_json, read_small, save_json
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.atlas.roles import MARK, RULES, Rule
@@ -29,6 +28,7 @@ from attnscope.tables import as_table, numbers, save
 SCHEMA = "atlas/1"
 NAME, TABLE = "atlas.json", "atlas.parquet"
 BESIDE = "atlas"  # the folder in a model's own that holds its atlas
+MOST_ROWS = 1 << 19  # heads times contrasts: a model of 5,120 heads has 180,000
 COLUMNS = ("score", "null", "effect", "low", "high", "low_all", "high_all", "p", "t", "n")
 
 
@@ -120,29 +120,47 @@ class Atlas:
 
 def kept(folder: Path) -> Atlas:
     """The atlas of a folder that a scan has filled. Raises InputError for another folder."""
-    import pyarrow.parquet as pq
-
     try:
-        facts = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        facts = read_json(folder / NAME)
         if facts["schema"] != SCHEMA:
             raise InputError(f"{folder} holds {facts['schema']!r}, and {SCHEMA!r} is read", "scan the model again")
-        return _read(facts, pq.read_table(folder / TABLE).to_pydict())
+        return _read(facts, _columns(folder / TABLE))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # it is a file that anybody may write
         raise InputError(f"{folder} holds no whole atlas", "make one: attnscope scan MODEL --out DIR") from error
+
+
+def _columns(path: Path) -> Mapping[str, list[Any]]:
+    """The columns of an atlas's table. Raises ValueError for more rows than any has: few bytes may stand for many."""
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(pa.BufferReader(read_small(path)))
+    if file.metadata.num_rows > MOST_ROWS:
+        raise ValueError(f"{file.metadata.num_rows} rows")
+    columns: dict[str, list[Any]] = file.read().to_pydict()
+    return columns
 
 
 def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:
     places = list(zip(columns["layer"], columns["head"], strict=True))
     heads = tuple(dict.fromkeys(places))
+    if places != [*heads] * (len(places) // len(heads)):
+        raise ValueError("a contrast lacks heads")
     findings = []
     for start in range(0, len(places), len(heads)):
         part = {name: np.array(columns[name][start : start + len(heads)], np.float64) for name in COLUMNS}
-        effects = Effects(**{**part, "n": part["n"].astype(np.int64)})
+        effects = Effects(**{**part, "n": np.array(columns["n"][start : start + len(heads)], np.int64)})
         findings.append(Finding(columns["probe"][start], columns["against"][start], effects))
-    named = {(layer, head): tuple(map(str, facts["roles"].get(f"L{layer}H{head}", ()))) for layer, head in heads}
+    named = {(layer, head): _names(facts["roles"].get(f"L{layer}H{head}", [])) for layer, head in heads}
     told = {name: value for name, value in facts.items() if name not in ("roles", "rules")}
     _ = told["model"]["name"], told["model"]["revision"]
     return Atlas(heads, findings, named, told)
+
+
+def _names(roles: Any) -> tuple[str, ...]:
+    """The roles of a head. Raises ValueError for what is no list of names."""
+    if not isinstance(roles, list) or not all(isinstance(one, str) for one in roles):
+        raise ValueError(f"{roles!r} are no roles")
+    return tuple(roles)
 
 
 def atlas_of(model: Weights, asked: Atlas | Path | str | None = None) -> Atlas | None:

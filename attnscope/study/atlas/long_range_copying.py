@@ -32,15 +32,15 @@ SHORTEST = 64  # tokens of a run, with those that are made
 RECALLED = 0.5  # a run with no more of the needle does not count
 
 
-def lengths(count: int, room: int) -> list[int]:
-    """The tokens of every run: so many short ones, then half as many of twice the length, as far as `room`.
+def lengths(count: int, room: int) -> dict[int, int]:
+    """How many runs have so many tokens: `count` short ones, then half as many of twice the length, up to `room`.
 
-    >>> Counter(lengths(64, 512))
-    Counter({64: 64, 128: 32, 256: 16, 512: 8})
+    >>> lengths(64, 512)
+    {64: 64, 128: 32, 256: 16, 512: 8}
     """
-    found, length = [], SHORTEST
+    found, length = {}, SHORTEST
     while length <= room and count:
-        found += [length] * count
+        found[length] = count
         length, count = 2 * length, count // 2
     return found
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +20,15 @@ from torch import Tensor
 
 from attnscope.attention.questions import At, Back, Question, Received
 from attnscope.attention.uniform import UniformAttention
+from attnscope.errors import MemoryLimitError
 from attnscope.measure.probes import Answers, Layer, Probe
+from attnscope.memory import free_memory, human_bytes
 from attnscope.study.atlas.copying import Copying
 from attnscope.study.atlas.long_range_copying import VALUES, LongRangeCopying, Recall, lengths, needles
 from attnscope.study.atlas.uniformity import FromUniform
 
 SEQUENCES = 64
+TOKEN_BYTES = 64  # of a token of a sequence, as number and as Python's
 PERIODS = (10, 25, 50, 100)
 OFFSETS = range(5)
 LENGTH = 64  # tokens of the sequences without repetition
@@ -138,39 +142,76 @@ class Importance:
         return found_BH.double().cpu().expand(layer.P.batch, layer.P.heads)
 
 
-def trials(
-    pool: Sequence[int],
-    begin: Sequence[int] = (),
-    positions: int | None = None,
-    seed: int = 0,
-    count: int = SEQUENCES,
-    copying: Copying | None = None,
-    completes: bool = True,
-) -> list[Trial]:
-    """Every trial that a vocabulary and so many positions allow, drawn by a seed; each has a draw of its own.
+class Draft(NamedTuple):
+    """A trial before its sequences are drawn: its name, the tokens that it will take, and what draws it.
 
-    copying: what asks whether heads copy, on the period that comes nearest to COPIED_PERIOD. completes: whether
-    the model can complete sequences.
+    period: tokens of what is repeated. seeded_as: its name in what seeds the draw, where that is another.
+    """
+
+    name: str
+    tokens: int
+    draw: Callable[[np.random.Generator], Trial]
+    period: int | None = None
+    seeded_as: str = ""
+
+    def drawn(self, seed: int) -> Trial:
+        """The trial of a seed: each has a draw of its own. Raises MemoryLimitError where its sequences have no room."""
+        needed, room = TOKEN_BYTES * self.tokens, free_memory("cpu")
+        if needed > room:
+            raise MemoryLimitError(
+                f"sequences of {self.name} take {human_bytes(needed)}, and this machine has {human_bytes(room)} free",
+                "ask for fewer with {sequences=64}",
+            )
+        return self.draw(np.random.default_rng([seed, *(self.seeded_as or self.name).encode()]))
+
+
+def trials(pool: Sequence[int], begin: Sequence[int] = (), positions: int | None = None, **how: Any) -> list[Trial]:
+    """Every trial that a vocabulary and so many positions allow, drawn by a seed; how: `seed`, and as for `drafts`.
 
     >>> [trial.name for trial in trials(range(100, 400), positions=128)]
     ['repeated p10', 'repeated p25', 'repeated p50', 'offsets', 'sink', 'long-range-copying']
     """
+    seed = how.pop("seed", 0)
+    return [one.drawn(seed) for one in drafts(pool, begin, positions, **how)]
+
+
+def drafts(
+    pool: Sequence[int],
+    begin: Sequence[int] = (),
+    positions: int | None = None,
+    count: int = SEQUENCES,
+    copying: Copying | None = None,
+    completes: bool = True,
+) -> list[Draft]:
+    """The trials that a vocabulary and so many positions allow, of `count` sequences each, before any is drawn.
+
+    copying: what asks whether heads copy, on the period that comes nearest to COPIED_PERIOD. completes: whether the
+    model can complete sequences.
+    """
     room = positions or 10**9
     periods = [one for one in PERIODS if 2 * one <= len(pool) and 2 * one + len(begin) <= room]
     copied = min(periods, key=lambda one: abs(one - COPIED_PERIOD), default=None)
-    made: dict[str, Callable[[np.random.Generator], Trial]] = {
-        f"repeated p{period}": lambda generator, period=period: _repeated(  # type: ignore[misc]
-            pool, begin, period, count, generator, copying if period == copied else None
+    made = [
+        Draft(
+            f"repeated p{period}",
+            3 * count * (len(begin) + 2 * period),
+            partial(_repeated, pool, begin, period, count, copying if period == copied else None),
+            period,
         )
         for period in periods
-    }
+    ]
     length = min(LENGTH, len(pool), room - len(begin))
-    made["offsets"] = lambda generator: _offsets(pool, begin, length, count, generator)
-    made["sink"] = lambda generator: _sinks(pool, begin, length, count, generator)
+    with_begin = count * (len(begin) + length)
+    made.append(Draft("offsets", with_begin, partial(_offsets, pool, begin, length, count)))
+    both = with_begin + count * length if begin else with_begin
+    made.append(Draft("sink", both, partial(_sinks, pool, begin, length, count)))
     if completes and (runs := lengths(count, room)):
-        # the key seeds the draw: the trial's first name, so that a seed still draws what it drew
-        made["retrieval"] = lambda generator: _long_range_copying(needles(pool, begin, runs, generator))
-    return [make(np.random.default_rng([seed, *name.encode()])) for name, make in made.items()]
+        # all but the last token of each are read twice: while the model completes them, and then whole
+        tokens = sum((2 * length - 1) * number for length, number in runs.items())
+        draw = partial(_long_range_copying, pool, begin, runs)
+        # seeded by the trial's first name: a seed draws what it always drew
+        made.append(Draft("long-range-copying", tokens, draw, seeded_as="retrieval"))
+    return made
 
 
 def _repeated(
@@ -178,8 +219,8 @@ def _repeated(
     begin: Sequence[int],
     period: int,
     count: int,
-    generator: np.random.Generator,
     copying: Copying | None,
+    generator: np.random.Generator,
 ) -> Trial:
     """r r; the same second half after other tokens; after its own tokens in another order."""
     drawn_S2P = _distinct(pool, 2 * period, count, generator)
@@ -250,8 +291,11 @@ def _sinks(pool: Sequence[int], begin: Sequence[int], length: int, count: int, g
     return Trial("sink", arms, contrasts)
 
 
-def _long_range_copying(ids_ST: np.ndarray) -> Trial:
-    """What is hidden in a long text, asked for at its end."""
+def _long_range_copying(
+    pool: Sequence[int], begin: Sequence[int], runs: Mapping[int, int], generator: np.random.Generator
+) -> Trial:
+    """What is hidden in a long text, asked for at its end; runs: how many have so many tokens."""
+    ids_ST = needles(pool, begin, [length for length, number in runs.items() for _ in range(number)], generator)
     score, null = Measure("needle", "copied"), Measure("needle", "moved span")
     asks: dict[str, Probe] = {
         score.name: LongRangeCopying(),

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.figures import About, Style
-from attnscope.files import whole_file
 from attnscope.model.libraries import versions
 from attnscope.study.atlas.atlas import SCHEMA, Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
@@ -23,9 +22,10 @@ from attnscope.study.atlas.findings import Finding, Readings, compare, read
 from attnscope.study.atlas.long_range_copying import recalled, unable
 from attnscope.study.atlas.picture import save_probes
 from attnscope.study.atlas.pool import begins, token_pool
-from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, trials
+from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, drafts, trials
 from attnscope.study.atlas.roles import near_uniform, roles_of
 from attnscope.study.claim import claim, with_weights
+from attnscope.study.parts import Column, kept, of_heads
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -53,19 +53,18 @@ class Plan:
 
 
 def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> Plan:
-    """The trials that a model's vocabulary and positions allow. Raises as `token_pool`."""
-    loaded.check_task("a scan")
-    loaded.check_bare("a scan")
-    drawn_from, begin = token_pool(loaded, pool), begins(loaded)
-    few = [*begin, *drawn_from[:3]]
-    copying, why_not = copying_of(loaded, few), unable(loaded, few)
+    """The trials that a model's vocabulary and positions allow.
+
+    Raises as `token_pool`, and MemoryLimitError for more sequences than there is room for.
+    """
+    drawn_from, begin, copying, why_not = _allowed(loaded, pool)
     made = trials(
         drawn_from,
         begin,
         loaded.geometry.max_positions,
-        seed,
-        sequences,
-        copying if isinstance(copying, Copying) else None,
+        seed=seed,
+        count=sequences,
+        copying=copying if isinstance(copying, Copying) else None,
         completes=not why_not,
     )
     missing = {"copying": copying if isinstance(copying, str) else "", "long-range-copying": why_not}
@@ -80,6 +79,24 @@ def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool
         "not_measured": {what: why for what, why in missing.items() if why},
     }
     return Plan(made, seed, facts)
+
+
+def cost(loaded: LoadedModel, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> dict[str, int]:
+    """{trial: the tokens that it takes}, before any sequence is drawn. Raises as `token_pool`."""
+    drawn_from, begin, _, why_not = _allowed(loaded, pool)
+    made = drafts(drawn_from, begin, loaded.geometry.max_positions, sequences, completes=not why_not)
+    return {one.name: one.tokens for one in made}
+
+
+def _allowed(
+    loaded: LoadedModel, pool: Sequence[int] | None
+) -> tuple[tuple[int, ...], tuple[int, ...], Copying | str, str]:
+    """The tokens that probes draw from, the begin token, what copying takes or why not, and why not over a range."""
+    loaded.check_task("a scan")
+    loaded.check_bare("a scan")
+    drawn_from, begin = token_pool(loaded, pool), begins(loaded)
+    few = [*begin, *drawn_from[:3]]
+    return drawn_from, begin, copying_of(loaded, few), unable(loaded, few)
 
 
 def scan(
@@ -128,22 +145,15 @@ def _beside(trial: Trial, readings: Readings) -> dict[str, Any]:
 def _readings(loaded: LoadedModel, trial: Trial, folder: Path | None, advance: Callable[[int], object]) -> Readings:
     """The trial's readings, from the folder where an earlier run left them."""
     path = None if folder is None else folder / READINGS / f"{trial.name.replace(' ', '-')}.npz"
-    if path is not None and path.exists():
-        advance(trial.tokens)
-        return _load(path)
-    readings = read(loaded, trial, advance)
-    if path is not None:
-        _save(readings, path)
-    return readings
+    heads, fits = of_heads(loaded.geometry)
+    names = {f"{arm}|{name}": Measure(arm, name) for arm, one in trial.arms.items() for name in one.asks}
+    sequences = {name: len(arm.ids_ST) for name, arm in trial.arms.items()}
+    expected = {name: Column((sequences[one.arm], heads.shape[0])) for name, one in names.items()} | {"heads": heads}
 
+    def read_all() -> Mapping[str, np.ndarray]:
+        found = read(loaded, trial, advance)
+        return {"heads": np.array(found.heads), **{name: found.values[one] for name, one in names.items()}}
 
-def _save(readings: Readings, path: Path) -> None:
-    columns: dict[str, Any] = {f"{one.arm}|{one.name}": value for one, value in readings.values.items()}
-    with whole_file(path) as stream:
-        np.savez_compressed(stream, heads=np.array(readings.heads), **columns)
-
-
-def _load(path: Path) -> Readings:
-    with np.load(path, allow_pickle=False) as found:
-        heads = tuple((int(layer), int(head)) for layer, head in found["heads"])
-        return Readings(heads, {Measure(*name.split("|")): found[name] for name in found.files if name != "heads"})
+    columns = kept(path, expected, read_all, fits=fits, skipped=lambda: advance(trial.tokens))
+    of = tuple((int(layer), int(head)) for layer, head in columns["heads"])
+    return Readings(of, {one: columns[name] for name, one in names.items()})

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
-from attnscope.files import whole_file
 from attnscope.observe import Request, observe
 from attnscope.study.claim import claim
+from attnscope.study.parts import Column, kept, of_heads
 from attnscope.tables import as_table, save, words
 from attnscope.text.prompt import Prompt, place, reading
 
@@ -87,12 +87,12 @@ def prompts_of(loaded: LoadedModel, texts: Sequence[str]) -> list[Prompt]:
     most = min(LONGEST, loaded.geometry.max_positions or LONGEST)
     with reading(loaded.tokenizer, place(loaded.tokenizer, loaded.brought, False)) as read:
         prompts = [read(text, False, most, "right") for text in texts]
-    kept = [prompt for prompt in prompts if len(prompt) > 1]  # a single token sees itself, whatever the head
-    if not kept:
+    long = [prompt for prompt in prompts if len(prompt) > 1]  # a single token sees itself, whatever the head
+    if not long:
         raise InputError("no text has two tokens", "give longer texts")
-    for prompt in kept:
+    for prompt in long:
         loaded.check_ids(prompt.ids)
-    return kept
+    return long
 
 
 def on_texts(
@@ -133,19 +133,20 @@ def _part(
 ) -> _Part:
     """The readings of some texts, from the folder where an earlier run left them."""
     path = None if readings is None else readings / f"{start:06}.npz"
-    if path is not None and path.exists():
-        advance(len(prompts))
-        with np.load(path, allow_pickle=False) as found:
-            return _Part(*(found[name] for name in _Part._fields))
-    read = []
-    for prompt in prompts:
-        read.append(_read(loaded, prompt))
-        advance(1)
-    part = _Part(read[0].heads, np.sum([one.sum_NN for one in read], 0), np.vstack([one.looks_SN for one in read]))
-    if path is not None:
-        with whole_file(path) as stream:
-            np.savez_compressed(stream, **part._asdict())
-    return part
+    heads, fits = of_heads(loaded.geometry)
+    count = heads.shape[0]
+    looks = Column((len(prompts), count), "U")
+    expected = {"heads": heads, "sum_NN": Column((count, count)), "looks_SN": looks}
+
+    def read() -> Mapping[str, np.ndarray]:
+        found = []
+        for prompt in prompts:
+            found.append(_read(loaded, prompt))
+            advance(1)
+        sum_NN, looks_SN = np.sum([one.sum_NN for one in found], 0), np.vstack([one.looks_SN for one in found])
+        return _Part(found[0].heads, sum_NN, looks_SN)._asdict()
+
+    return _Part(**kept(path, expected, read, fits=fits, skipped=lambda: advance(len(prompts))))
 
 
 def _read(loaded: LoadedModel, prompt: Prompt) -> _Part:

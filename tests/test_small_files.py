@@ -1,0 +1,199 @@
+"""Files that anybody may have put into a folder: read within bounds, and never written through a link."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from attnscope.apart import within
+from attnscope.batch.folder import check_ours
+from attnscope.batch.journal import Journal
+from attnscope.errors import AttnscopeError, InputError, UsageError
+from attnscope.files import SMALL_BYTES, read_small
+from attnscope.manifest import read_manifest
+from attnscope.model.checkpoint import read_json
+from attnscope.study.atlas.atlas import atlas_of, kept
+from attnscope.study.claim import claim
+from attnscope.study.differences import check_folder
+from attnscope.text import reading
+from helpers.atlases import made_atlas
+from helpers.command_line import SENTENCE, call
+
+HANGS = 60  # seconds: nothing here takes one
+READERS = {
+    "manifest.json": lambda folder: read_manifest(folder / "manifest.json"),
+    "run.json": check_ours,
+    "journal.jsonl": Journal,
+    "atlas.json": kept,
+    "compare.json": lambda folder: check_folder(folder, {}, False),
+    "config.json": lambda folder: read_json(folder / "config.json"),
+    "readings/scan.json": lambda folder: claim(folder, "readings", "scan", {}, False),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    with pytest.raises((AttnscopeError, OSError)) as error:
+        within(HANGS, lambda: READERS[name](tmp_path))
+    assert not isinstance(error.value, TimeoutError)
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name != "journal.jsonl"])
+def test_a_file_that_is_too_large_is_refused_before_it_is_parsed(tmp_path: Path, name: str, monkeypatch) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as stream:
+        stream.truncate(SMALL_BYTES + 1)
+
+    def parsed(*arguments: object, **how: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(json, "loads", parsed)
+    with pytest.raises(AttnscopeError):
+        READERS[name](tmp_path)
+
+
+def test_what_is_read_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
+    path, link = tmp_path / "a.json", tmp_path / "link.json"
+    path.write_bytes(b"12345")
+    link.symlink_to(path)  # as in the cache of the Hub
+    assert read_small(path, 5) == read_small(link, 5) == b"12345"
+    with pytest.raises(OSError, match="larger than 0 MiB"):
+        read_small(path, 4)
+    for other, says in (("/dev/zero", "not a regular file"), (str(tmp_path), "Is a directory")):
+        with pytest.raises(OSError, match=says):
+            read_small(Path(other), 5)
+
+
+def test_a_pipe_that_a_person_names_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writing = threading.Thread(target=pipe.write_bytes, args=(b"the bank",))
+    writing.start()
+    assert reading.read_text(None, str(pipe)) == "the bank"
+    writing.join()
+
+
+@pytest.mark.parametrize("flag", ["--file", "--ids"])
+def test_a_text_without_an_end_is_refused(flag: str, tmp_path: Path) -> None:
+    endless = tmp_path / "endless"
+    with endless.open("wb") as stream:
+        stream.truncate(reading.MOST_BYTES + 1)
+    result = call("heads", "-q", flag, str(endless))
+    assert (result.code, result.out) == (4, b"")
+    assert "is larger than 64 MiB; shorten it" in result.err
+    piped = call("heads", "-q", flag, "-", stdin=b" " * (reading.MOST_BYTES + 1))
+    assert (piped.code, piped.out) == (4, b"")
+    assert "standard input is larger than 64 MiB" in piped.err
+
+
+def test_a_table_of_more_rows_than_any_atlas_has_is_not_read(tmp_path: Path) -> None:
+    made_atlas(tmp_path, {(3, 0): ("induction",)}).save(tmp_path)
+    assert kept(tmp_path).named("induction") == {3: (0,)}
+    row = pq.read_table(tmp_path / "atlas.parquet").slice(0, 1)
+    many = pa.table({name: pa.array([row[name][0].as_py()]).take(pa.array([0] * 600_000)) for name in row.column_names})
+    pq.write_table(many, tmp_path / "atlas.parquet")
+    with pytest.raises(InputError, match="holds no whole atlas"):
+        kept(tmp_path)
+
+
+@pytest.mark.parametrize("roles", [[5], "sink", {"a": 1}, None, [["sink"]]])
+def test_roles_that_are_no_names_are_damage(tmp_path: Path, roles: object) -> None:
+    made_atlas(tmp_path, {}).save(tmp_path)
+    path = tmp_path / "atlas.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"roles": {"L0H0": roles}}))
+    with pytest.raises(InputError, match="holds no whole atlas"):
+        atlas_of(None, tmp_path)  # type: ignore[arg-type]  # the model is asked for what fits, later
+
+
+def corpus_run(place: Path, out: Path) -> tuple[str, ...]:
+    corpus = place / "corpus.txt"
+    corpus.write_text("the river bank\n")
+    return ("batch", str(corpus), "-q", "--out", str(out))
+
+
+@pytest.mark.parametrize(
+    "name", [".lock", "journal.jsonl", "failures.jsonl", ".partial", "heads", "texts", "figures", "relations"]
+)
+def test_a_dataset_is_not_written_through_a_link(tmp_path: Path, name: str) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    arguments = corpus_run(tmp_path, out)
+    assert call(*arguments).code == 0
+    other.mkdir()
+    victims = [other / "part-000000000.parquet", other / "000007" / "a.png", other / "file"]
+    victims[1].parent.mkdir()
+    for victim in victims:
+        victim.write_text("keep")
+    place = out / name
+    if place.is_dir():
+        for path in place.iterdir():
+            path.unlink()
+        place.rmdir()
+    place.unlink(missing_ok=True)
+    place.symlink_to(other / "file" if "." in name[1:] or name == ".lock" else other)
+    result = call(*arguments)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"{place} is a link" in result.err
+    assert [victim.read_text() for victim in victims] == ["keep"] * 3
+    assert len(list(other.iterdir())) == 3
+
+
+def test_sweeping_removes_nothing_behind_a_link(tmp_path: Path) -> None:
+    """Also where a link comes after the folder was checked."""
+    out, other = tmp_path / "out", tmp_path / "other"
+    (out / "figures").mkdir(parents=True)
+    (other / "000007").mkdir(parents=True)
+    (other / "part-000000000.parquet").write_text("keep")
+    for name in (".hidden", "heads", ".partial", "figures/7"):
+        (out / name).symlink_to(other)
+    Journal(out).sweep()
+    assert sorted(path.name for path in other.iterdir()) == ["000007", "part-000000000.parquet"]
+    assert not (out / "figures" / "7").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "failures.jsonl"])
+def test_a_journal_is_not_appended_to_through_a_link(tmp_path: Path, name: str) -> None:
+    from attnscope.batch.journal import Record
+
+    journal, victim = Journal(tmp_path), tmp_path / "victim"
+    victim.write_text("keep")
+    (tmp_path / name).symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        journal.append(Record(0, 1, 1, 1))
+    assert victim.read_text() == "keep"
+
+
+@pytest.mark.parametrize("name", ["layers", "heads"])
+def test_a_run_draws_into_no_link(tmp_path: Path, name: str) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    out.mkdir()
+    other.mkdir()
+    (out / name).symlink_to(other)
+    result = call("heads", "-q", "--text", SENTENCE, "--top", "1", "--out", str(out))
+    assert (result.code, list(other.iterdir())) == (2, [])
+    assert f"{out / name} is a link" in result.err
+
+
+def test_a_folder_that_is_itself_a_link_is_written(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+    assert call(*corpus_run(tmp_path, tmp_path / "out")).code == 0
+    assert (tmp_path / "real" / "journal.jsonl").exists()
+
+
+def test_a_study_keeps_nothing_behind_a_link(tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    out.mkdir()
+    other.mkdir()
+    (other / "a.npz").write_text("keep")
+    (out / "readings").symlink_to(other)
+    with pytest.raises(UsageError, match="is a link"):
+        claim(out, "readings", "scan", {}, force=True)
+    assert (other / "a.npz").exists()
