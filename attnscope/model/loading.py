@@ -62,6 +62,7 @@ class LoadedModel:
 
     source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
     it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
+    options: how it was loaded; None for a model made in memory.
 
         >>> loaded = attnscope.load("demo")
         >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
@@ -77,6 +78,7 @@ class LoadedModel:
     source_folder: Path | None = None
     stretched_from: int | None = None
     base_folder: Path | None = None
+    options: LoadOptions | None = None
 
     @property
     def brought(self) -> bool:
@@ -239,6 +241,7 @@ def load(options: LoadOptions) -> LoadedModel:
         source_folder=source.source_folder,
         stretched_from=trained if geometry.max_positions != trained else None,
         base_folder=source.base_folder,
+        options=options,
     )
 
 
