@@ -42,8 +42,8 @@ class Tolerance:
     whole: Annotated[
         bool,
         Option(
-            help="Compare the output too, with a second instance that transformers alone loads from the files. Takes "
-            "the memory of two models."
+            help="Compare hidden states and output, too, with a second instance that transformers alone loads from the "
+            "files. Takes the memory of two models."
         ),
     ] = False
 

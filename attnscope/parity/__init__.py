@@ -68,8 +68,8 @@ def check_parity(
     of `selection.select_stacks` (default: all); outputs are compared for the whole of their layers. atol: what the
     weights, and the outputs relative to their norm, may differ by, as long as rounding alone does less to weights of
     logits that large. level: go no higher than this. engine: that runs the model, as it is without; under one that
-    returns no weights only outputs are compared. whole: compare the model's output, too, with that of a second instance
-    that transformers alone makes of its files; `whole.check_whole` says what that raises.
+    returns no weights only outputs are compared. whole: compare what enters these layers, and the output, with a second
+    instance that transformers alone makes of its files; `whole.check_whole` says what that raises.
     Raises UsageError for a selection that cannot be read, and for a source that is missing or too many; ModelError
     where a layer that should attend was not observed.
 
@@ -103,7 +103,8 @@ def check_parity(
     of_text = ids_BT.shape[-1], select, (), loaded.geometry.kind
     report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, *of_text, *read_beside)
     if whole:
-        report = replace(report, whole=check_whole(loaded, given, reads, atol=atol, engine=engine))
+        modules = list(dict.fromkeys(one.module for one in layers))
+        report = replace(report, whole=check_whole(loaded, given, reads, modules, atol=atol, engine=engine))
     return replace(report, too_short=too_short(loaded, report), on_trust=on_trust(loaded, report))
 
 

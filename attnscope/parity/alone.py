@@ -3,7 +3,7 @@
     python -P alone.py FOLDER    # which holds asked.json and inputs.safetensors, and gets output.safetensors
 
 Nothing of attnscope is imported here, so that a fault of ours, or a class that somebody changed while the first
-instance ran, is not in the second. `attnscope.parity.whole` asks for it, and runs the first through `output_of` too.
+instance ran, is not in the second. `attnscope.parity.whole` asks for it, and runs the first through `run` too.
 
 Shapes: B text, T token, M width of the output.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,42 @@ from torch import Tensor
 
 ASKED, INPUTS, OUTPUT = "asked.json", "inputs.safetensors", "output.safetensors"
 FIRST = "first"  # what the inputs' file calls the first argument of the model's forward
-MOST_TOKENS = 256  # whose logits are made, the last: they depend on all tokens before
+MOST_TOKENS = 256  # that are compared, the last: they depend on all before
 
 
-def output_of(model: Any, first: Tensor, inputs: Mapping[str, Any]) -> tuple[str, Tensor]:
-    """The first thing that a model's forward returns and its name: logits, or hidden states where it has no head.
+def run(model: Any, first: Tensor, inputs: Mapping[str, Any], modules: Iterable[str]) -> dict[str, Tensor]:
+    """What enters modules of a model, by their paths, and last the first thing that its forward returns, by its name.
 
-    (B, T, M), of the last tokens alone where its family can leave out the others' logits.
+    That is its logits, or hidden states where it has no head; both (B, T, M), of the last tokens alone where there are
+    many. Where more than one tensor enters a module, as an encoder's states do, a number behind its path counts them.
 
-    >>> output_of(model, ids_BT, {})[0]
-    'logits'
+    >>> list(run(model, ids_BT, {}, ["model.layers.0.self_attn"]))
+    ['model.layers.0.self_attn', 'logits']
     """
+    found: dict[str, Tensor] = {}
+
+    def keep(path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        for one in (*args, *kwargs.values()):
+            if isinstance(one, Tensor) and one.is_floating_point() and one.ndim in (2, 3):  # a mask has 4
+                times = sum(name.split(" ")[0] == path for name in found)
+                found[f"{path} {times}" if times else path] = one[..., -MOST_TOKENS:, :].detach().cpu()
+
+    inside = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT's wrapper
+    handles = [
+        inside.get_submodule(path).register_forward_pre_hook(
+            lambda module, args, kwargs, path=path: keep(path, args, kwargs), with_kwargs=True
+        )
+        for path in modules
+    ]
+    try:
+        name, output = _output(model, first, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {**found, name: output.detach().cpu()}
+
+
+def _output(model: Any, first: Tensor, inputs: Mapping[str, Any]) -> tuple[str, Tensor]:
     names = inspect.signature(model.forward).parameters
     how: dict[str, Any] = {"use_cache": False} if {"use_cache", "kwargs"} & names.keys() else {}
     how |= {"logits_to_keep": MOST_TOKENS} if "logits_to_keep" in names else {}
@@ -84,8 +109,8 @@ def main(folder: Path) -> None:
     torch.set_num_threads(asked["threads"])
     model = made(asked)
     inputs = load_file(folder / INPUTS, device=asked["device"])
-    name, found = output_of(model, inputs.pop(FIRST), inputs)
-    save_file({name: found.detach().cpu().contiguous()}, folder / OUTPUT)
+    found = run(model, inputs.pop(FIRST), inputs, asked["modules"])
+    save_file({name: one.contiguous().clone() for name, one in found.items()}, folder / OUTPUT)
 
 
 if __name__ == "__main__":

@@ -110,13 +110,12 @@ def in_words(layer: LayerParity, report: ParityReport) -> str:
 def whole_in_words(whole: WholeParity) -> str:
     """How far the whole model is from the second instance, in words.
 
-    >>> whole_in_words(WholeParity("logits", Difference(output_relative=0.25, output_allowed=1e-5)))
-    'logits differ from a second instance by 0.25 of their norm (allowed 1e-05)'
+    >>> whole_in_words(WholeParity({"model.layers.0.self_attn": 2e-7, "logits": 0.25}, allowed=1e-5))
+    'the whole model differs from a second instance by 0.25 of the norm (logits, allowed 1e-05)'
     """
-    found = whole.difference
+    name, off = whole.shown
     return (
-        f"{whole.output} differ from a second instance by {found.output_relative:.2g} of their norm "
-        f"(allowed {found.output_allowed:.2g})"
+        f"the whole model differs from a second instance by {off:.2g} of the norm ({name}, allowed {whole.allowed:.2g})"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,14 +67,25 @@ class LayerParity:
 
 @dataclass(frozen=True)
 class WholeParity:
-    """A model's output, by its name, against that of a second instance, which transformers alone made of its files."""
+    """A model against a second instance, which transformers alone made of its files.
 
-    output: str
-    difference: Difference
+    differences: of what enters each attention module, by its path, and of the model's output, by its name, as
+    `Difference.output_relative`. allowed: of each.
+    """
+
+    differences: Mapping[str, float]
+    allowed: float
 
     @property
     def holds(self) -> bool:
-        return self.difference.holds
+        """Whether each is at most what is allowed; NaN is not."""
+        return all(one <= self.allowed for one in self.differences.values())
+
+    @property
+    def shown(self) -> tuple[str, float]:
+        """The first that is more than allowed, in the model's order; else the largest."""
+        first = next((one for one in self.differences.items() if not one[1] <= self.allowed), None)
+        return first or max(self.differences.items(), key=lambda one: one[1])
 
 
 @dataclass(frozen=True)

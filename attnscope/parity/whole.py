@@ -1,8 +1,9 @@
 """The whole model against a second instance of it: what the oracle takes on trust of the layers' hidden states.
 
-The oracle gets the hidden states that enter a layer. That the layers run in order, with their norms, MLPs and
-embeddings, is shown by the model's output: it is compared with that of an instance that `alone` makes of the same files
-and runs on the same inputs.
+The oracle gets the hidden states that enter a layer's attention. That these are what embeddings, norms, MLPs and the
+order of layers make them is shown by an instance that `alone` makes of the same files and runs on the same inputs: what
+enters each attention module is compared, and the output. The output alone would not do: what a decoder gives does not
+depend on the order in which T5's encoder states are handed over, and the weights do.
 
 Shapes: B text, T token, M width of the output.
 """
@@ -15,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +33,7 @@ from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.parity import alone
 from attnscope.parity.differences import Tolerance, output_difference
 from attnscope.parity.given import is_quantised
-from attnscope.parity.verdicts import Difference, WholeParity
+from attnscope.parity.verdicts import WholeParity
 from attnscope.seam.engines import Eager, Engine
 from attnscope.seam.listen import listening, running
 from attnscope.stacks import ENCODER
@@ -43,14 +45,21 @@ NEVER = 1e30  # the size of logits of tokens that a family never gives: equal in
 
 
 def check_whole(
-    loaded: LoadedModel, first: Tensor, inputs: dict[str, Any], *, atol: float, engine: Engine | None = None
+    loaded: LoadedModel,
+    first: Tensor,
+    inputs: Mapping[str, Any],
+    modules: Sequence[str],
+    *,
+    atol: float,
+    engine: Engine | None = None,
 ) -> WholeParity:
-    """Compare a model's output with that of a second instance, made of its files in a process of its own.
+    """Compare a model with a second instance, made of its files in a process of its own.
 
-    first, inputs: what its forward is given. atol, engine: as of `check_parity`. Raises UsageError for a model that has
-    no files, MemoryLimitError where there is no room for two, ModelError where the second cannot be made.
+    first, inputs: what its forward is given. modules: the paths of its attention modules. atol, engine: as of
+    `check_parity`. Raises UsageError for a model that has no files, MemoryLimitError where there is no room for two,
+    ModelError where the second cannot be made.
 
-    >>> check_whole(loaded, ids_BT, {}, atol=1e-5).holds
+    >>> check_whole(loaded, ids_BT, {}, ["model.layers.0.self_attn"], atol=1e-5).holds
     True
     """
     if loaded.options is None:
@@ -61,16 +70,36 @@ def check_whole(
     _check_room(loaded, loaded.options)
     implementation = (engine or Eager()).implementation
     with running(loaded.model, implementation), listening(loaded.model, lambda call: None, engine=engine):
-        name, own = alone.output_of(loaded.model, first, inputs)
+        own = alone.run(loaded.model, first, inputs, modules)
     tensors = {name: one for name, one in inputs.items() if isinstance(one, Tensor)}  # PEFT makes its own prefix
-    second = _second_output(loaded, loaded.options, {alone.FIRST: first[:, len(loaded.virtual) :], **tensors})
-    return WholeParity(name, _difference(own.cpu(), second, Tolerance(atol, getattr(torch, loaded.dtype)).output))
+    given = {alone.FIRST: first[:, len(loaded.virtual) :], **tensors}
+    second = _second(loaded, loaded.options, given, modules)
+    differences = {name: difference(one, second.get(name)) for name, one in own.items()}
+    return WholeParity(differences, Tolerance(atol, getattr(torch, loaded.dtype)).output)
+
+
+def difference(own: Tensor, second: Tensor | None) -> float:
+    """The largest norm of a token's difference, over the typical token's norm; infinite for another shape.
+
+    Of an adapter whose virtual tokens not both instances give, the last tokens are compared.
+
+    >>> difference(torch.ones(1, 3, 2), torch.ones(1, 3, 2))
+    0.0
+    """
+    if second is None:
+        return math.inf
+    tokens = min(own.shape[-2], second.shape[-2])
+    ours, theirs = (one.reshape(-1, *one.shape[-2:])[:, -tokens:] for one in (own, second))
+    if ours.shape != theirs.shape:
+        return math.inf
+    never = (ours == theirs) & (ours.abs() > NEVER)
+    return output_difference(*(one.double().masked_fill(never, 0.0) for one in (ours, theirs)))[1]
 
 
 def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
     """How `alone` is to make the second instance: of which files, as which class, with what changed in its config.
 
-    >>> recipe(load(LoadOptions("demo")), LoadOptions("demo"))["class"]
+    >>> recipe(loaded, LoadOptions("demo"))["class"]
     'AutoModelForCausalLM'
     """
     options = replace(options, revision=loaded.revision, offline=True)  # the same files, which are here
@@ -114,17 +143,18 @@ def _no_room(why: str) -> MemoryLimitError:
     return MemoryLimitError(f"there is no room for a second instance: {why}", "free memory, or leave out {whole}")
 
 
-def _second_output(loaded: LoadedModel, options: LoadOptions, inputs: dict[str, Tensor]) -> Tensor:
-    """What the second instance gives, (B, T, M)."""
+def _second(
+    loaded: LoadedModel, options: LoadOptions, inputs: Mapping[str, Tensor], modules: Sequence[str]
+) -> dict[str, Tensor]:
+    """What `alone.run` finds in the second instance."""
     from safetensors.torch import load_file, save_file
 
     with TemporaryDirectory(prefix="attnscope-") as name:
-        folder = Path(name)
-        (folder / alone.ASKED).write_text(json.dumps(recipe(loaded, options)), "utf-8")
+        folder, asked = Path(name), recipe(loaded, options) | {"modules": list(modules)}
+        (folder / alone.ASKED).write_text(json.dumps(asked), "utf-8")
         save_file({name: one.cpu().contiguous().clone() for name, one in inputs.items()}, folder / alone.INPUTS)
         _run(folder, loaded.name)
-        [output] = load_file(folder / alone.OUTPUT).values()
-    return output
+        return load_file(folder / alone.OUTPUT)
 
 
 def _run(folder: Path, model: str) -> None:
@@ -144,15 +174,3 @@ def _run(folder: Path, model: str) -> None:
     if done.returncode == -signal.SIGKILL or "MemoryError" in said or is_out_of_memory(RuntimeError(said)):
         raise _no_room("memory ran out while it was loaded or run")
     raise ModelError(f"no second instance of {model} could be run: {said[:200]}", "leave out {whole}")
-
-
-def _difference(own: Tensor, second: Tensor, allowed: float) -> Difference:
-    """How far the outputs are apart; of an adapter's, whose virtual tokens not both may give, the last tokens."""
-    tokens = min(own.shape[1], second.shape[1])
-    ours, theirs = (one.reshape(len(one), -1, one.shape[-1])[:, -tokens:] for one in (own, second))
-    if ours.shape != theirs.shape:
-        return Difference(output_relative=math.inf, output_allowed=allowed)
-    never = (ours == theirs) & (ours.abs() > NEVER)
-    ours, theirs = (one.double().masked_fill(never, 0.0) for one in (ours, theirs))
-    output, relative = output_difference(ours, theirs)
-    return Difference(output=output, output_relative=relative, output_allowed=allowed)
