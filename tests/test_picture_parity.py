@@ -258,3 +258,10 @@ def test_axes_of_pairs_as_spelled_out() -> None:
     assert AXES["sections"](given, 7).tolist() == [0, 0, 0, 0, 1, 1, 2]
     assert AXES["interleaved"](given, 7).tolist() == [0, 1, 2, 0, 1, 0, 0]
     assert AXES["halves"](given, 4).tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.slow
+def test_a_second_instance_is_given_the_picture_too(models: dict[str, LoadedModel], field: str) -> None:
+    report = parity(models["qwen2_5_vl"], [field], whole=True)
+    assert report.whole.holds
+    assert {name.split(".")[1] for name in report.whole.differences if "." in name} == {"visual", "language_model"}

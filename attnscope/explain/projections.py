@@ -262,7 +262,7 @@ def _output(given: Given, stages: OutputStages, observed: Observed) -> Step:
     layout, width = given.layout, stages.gated_BTHV[0, 0].numel()
     output_TE, product = stages.output_BTE[0], f"[heads] W_O{_bias(given, layout.out)}"
     why = "A last matrix mixes what the heads found, back to the width of the model: what attention adds to the token."
-    shown = (numbers("y", "token dim", output_TE),)
+    shown: tuple[Numbers, ...] = (numbers("y", "token dim", output_TE),)
     if layout.residual:
         product += " + x"
         shown = (numbers("[heads] W_O", "token dim", stages.projected_BTE[0]), *shown)

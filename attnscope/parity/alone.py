@@ -31,7 +31,7 @@ def run(model: Any, first: Tensor, inputs: Mapping[str, Any], modules: Iterable[
     That is its logits, or hidden states where it has no head; both (B, T, M), of the last tokens alone where there are
     many. Where more than one tensor enters a module, as an encoder's states do, a number behind its path counts them.
 
-    >>> list(run(model, ids_BT, {}, ["model.layers.0.self_attn"]))
+    >>> list(run(loaded.model, torch.tensor([prompt.ids]), {}, ["model.layers.0.self_attn"]))
     ['model.layers.0.self_attn', 'logits']
     """
     found: dict[str, Tensor] = {}

@@ -59,8 +59,7 @@ def check_whole(
     `check_parity`. Raises UsageError for a model that has no files, MemoryLimitError where there is no room for two,
     ModelError where the second cannot be made.
 
-    >>> check_whole(loaded, ids_BT, {}, ["model.layers.0.self_attn"], atol=1e-5).holds
-    True
+        check_parity(loaded, ids, whole=True).whole    # asks for it
     """
     if loaded.options is None:
         raise UsageError(
@@ -99,7 +98,7 @@ def difference(own: Tensor, second: Tensor | None) -> float:
 def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
     """How `alone` is to make the second instance: of which files, as which class, with what changed in its config.
 
-    >>> recipe(loaded, LoadOptions("demo"))["class"]
+    >>> recipe(loaded, loaded.options)["class"]
     'AutoModelForCausalLM'
     """
     options = replace(options, revision=loaded.revision, offline=True)  # the same files, which are here
