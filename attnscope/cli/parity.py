@@ -130,9 +130,9 @@ def verdict(report: ParityReport) -> str:
 
     largest, rounding = report.largest(), report.largest("rounding")
     reached = ", ".join(_reached(report, kind) for kind in report.levels)
-    if largest is None:
-        return f"parity: {reached}; nothing was judged"
-    parts = [f"parity {VERDICTS[report.verdict]}: {reached}", f"largest difference {_where(largest, report)}"]
+    parts = [f"parity: {reached}", "no layer was judged"]
+    if largest is not None:
+        parts = [f"parity {VERDICTS[report.verdict]}: {reached}", f"largest difference {_where(largest, report)}"]
     if rounding is not None:
         parts.append(f"as run in {report.dtype} up to {_where(rounding, report)} from float32")
     if report.whole:
