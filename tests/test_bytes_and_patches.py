@@ -183,7 +183,7 @@ def test_the_oracle_reads_all_but_the_maps_between_bytes_and_patches_in_full(blt
     assert report.holds
     scores = {"pooling", "unpooling"}
     assert report.levels == {kind: "scores" if kind in scores else "full" for kind in PART_OF.values()}
-    assert report.not_shown == ()
+    assert report.too_short == ()
 
 
 def test_what_counts_layers_by_number_alone_refuses_it(blt):

@@ -32,6 +32,8 @@ from attnscope.text.prompt import from_text
 from helpers.command_line import call, on_terminal
 from helpers.families import tiny_model
 from helpers.parity_cases import CASES as FAMILY_CASES
+from helpers.parity_models import as_loaded
+from helpers.parity_stacks import stack_model
 
 SENTENCE = "the financial bank is located on river bank"
 IDS = (3, 17, 5, 9, 17, 5, 44, 60, 2, 31, 17, 8)
@@ -197,6 +199,19 @@ def test_families_hold_from_their_weights(family: str, shown: str) -> None:
         assert explanation.failures == []
         assert shown in [step.name for step in explanation.steps]
         assert not any(step.missing for step in explanation.steps)
+
+
+def test_albert_holds_to_the_norm_in_its_attention_module() -> None:
+    """Its attention module adds the token's own vector and norms the sum: explain and the oracle share that step."""
+    loaded = as_loaded(stack_model("albert"))
+    for layer in loaded.geometry.attention_layers:
+        explanation = explain_head(loaded, Tokens(), layer.index, 0)  # type: ignore[arg-type]
+        assert explanation.failures == []
+        assert not any(step.missing for step in explanation.steps)
+    last = explanation.steps[-1]
+    assert "layer norm([heads] W_O + bias + x)" in last.formula
+    y_TE = numbers_of(explanation, last.name, "y")
+    assert np.abs(y_TE - numbers_of(explanation, last.name, "[heads] W_O")).max() > 0.1
 
 
 @pytest.mark.parametrize("case", ["gemma3n_text", "gemma4_text, keys shared by later layers"])

@@ -184,3 +184,15 @@ print(words, options.revision, "torch" in sys.modules)
         done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
         assert done.stdout.split() == ["commit", COMMIT[:12], COMMIT, "False"], done.stderr
         assert not any("safetensors" in line for line in fake.requests)
+
+
+@pytest.mark.slow
+def test_a_second_instance_is_made_of_the_files_that_were_downloaded(folder, tmp_path):
+    """Without the network: the Hub is gone when it is made, as it is when the model is loaded again."""
+    command = [sys.executable, "-m", "attnscope", "parity", "--whole", "--model", "owner/tiny", "--text", "the bank"]
+    with serve(folder) as served:
+        environment = settings(tmp_path / "home", served.url)
+        first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS)
+    again = subprocess.run([*command, "--offline"], env=settings(tmp_path / "home"), capture_output=True, timeout=HANGS)
+    assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr.decode()
+    assert "differs from a second instance by 0 of the norm" in first.stderr

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "seam": "errors memory attention model text stacks",
     "measure": "errors memory tables attention text stacks",
     "reference": "",
-    "parity": "errors seam model reference selection stacks tables text",
+    "parity": "errors memory seam model reference selection stacks tables text",
     "explain": "errors model seam reference parity stacks",
     "figures": "apart errors files shown",
     "panels": "figures measure shown",

@@ -455,7 +455,10 @@ def what_examples_need(loaded: LoadedModel) -> dict[str, Any]:
     return names | {"run": runs[0], "config": config, "layout": layout_of(config), "layer": loaded.geometry.layers[0]}
 
 
-@pytest.mark.parametrize("module", ["parity", "parity.allowed", "parity.certificate", "parity.given", "parity.unshown"])
+MODULES = ("allowed", "alone", "certificate", "given", "unshown", "whole")
+
+
+@pytest.mark.parametrize("module", ["parity", *(f"parity.{name}" for name in MODULES)])
 def test_examples_are_true(module: str, demo: LoadedModel) -> None:
     loaded = importlib.import_module(f"attnscope.{module}")
     result = doctest.testmod(loaded, globs=what_examples_need(demo) | vars(loaded))

@@ -302,11 +302,11 @@ def test_a_source_belongs_to_two_texts_alone(t5: Any) -> None:
 def test_what_the_texts_cannot_show_is_said_of_its_stack(t5: Any) -> None:
     texts = texts_for(t5)
     short = {**texts, "prompt": texts["prompt"][:, :1]}
-    assert check_parity(as_loaded(t5), **short).not_shown == ("decoder: any weight but 1",)
+    assert check_parity(as_loaded(t5), **short).too_short == ("decoder: any weight but 1",)
     loaded = as_loaded(stack_model("modernbert"))
     for tokens, unseen in ((WINDOW + 1, (f"the window of {WINDOW}",)), (WINDOW + 2, ())):
         ids_BT = texts_for(loaded.model)["prompt"][:, :tokens]
-        assert check_parity(loaded, ids_BT).not_shown == unseen
+        assert check_parity(loaded, ids_BT).too_short == unseen
 
 
 # The command line, on saved models.

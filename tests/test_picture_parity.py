@@ -131,10 +131,10 @@ def test_what_is_not_known_is_said(models: dict[str, LoadedModel], field: str, m
 
 def test_what_a_small_picture_cannot_show(models: dict[str, LoadedModel], place: Path, field: str) -> None:
     small = picture(place / "small.png", (56, 56))
-    assert "vision: the windows of 16" in parity(models["qwen2_5_vl"], small).not_shown
+    assert "vision: the windows of 16" in parity(models["qwen2_5_vl"], small).too_short
     run = prepare(models["qwen2_5_vl"], SAID, picture=field, engine="eager")
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
-    assert report.not_shown == ()
+    assert report.too_short == ()
     written = certificate(report, run.loaded, run.prompt)
     assert [layer["kind"] for layer in written["layers"]] == [DECODER] * 2 + [VISION] * 3
 
@@ -258,3 +258,10 @@ def test_axes_of_pairs_as_spelled_out() -> None:
     assert AXES["sections"](given, 7).tolist() == [0, 0, 0, 0, 1, 1, 2]
     assert AXES["interleaved"](given, 7).tolist() == [0, 1, 2, 0, 1, 0, 0]
     assert AXES["halves"](given, 4).tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.slow
+def test_a_second_instance_is_given_the_picture_too(models: dict[str, LoadedModel], field: str) -> None:
+    report = parity(models["qwen2_5_vl"], [field], whole=True)
+    assert report.whole.holds
+    assert {name.split(".")[1] for name in report.whole.differences if "." in name} == {"visual", "language_model"}

@@ -11,6 +11,7 @@ import torch
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as modeling
 
 import attnscope
+from attnscope.attention.compiled import CompiledAttention
 from attnscope.attention.operator import AttentionOperator, DenseAttention
 from attnscope.attention.pieces import PieceAttention, RowsAttention
 from attnscope.attention.questions import (
@@ -223,6 +224,15 @@ def test_pieces_answer_as_the_matrix_does(question: Any, pair: Any) -> None:
         torch.testing.assert_close(numbers(P.ask(question)), expected, atol=1e-6, rtol=1e-5, equal_nan=True)
     torch.testing.assert_close(of_specs.rows(3, 8), whole.rows(3, 8), atol=1e-6, rtol=0)
     torch.testing.assert_close(of_specs.scores(0, 10).softmax(-1), whole.dense(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [TiledAttention, CompiledAttention])
+def test_queries_and_keys_of_pieces_are_read_piece_by_piece(kind: type[TiledAttention], pair: Any) -> None:
+    """The tiles and the kernel, given the spec of the whole: no query sees a key of another piece."""
+    whole, spec = pair[2], pair[1].spec
+    for question, found in kind(spec).together(QUESTIONS).items():
+        expected = numbers(whole.ask(question))
+        torch.testing.assert_close(numbers(found), expected, atol=1e-5, rtol=1e-5, equal_nan=True, check_dtype=False)
 
 
 def test_who_sees_whom(pair: Any) -> None:

@@ -118,3 +118,12 @@ def test_code_that_fails_is_told_in_one_line(folder: Path, tmp_path: Path) -> No
         load(LoadOptions(model=str(broken), trust_remote_code=True))
     assert caught.value.exit_code == 3
     assert "\n" not in str(caught.value)
+
+
+def test_a_second_instance_runs_that_code_with_the_same_flag(
+    loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path))
+    report = check_parity(loaded, [5, 6, 7, 8, 9], whole=True)
+    assert report.whole.holds
+    assert any(tmp_path.rglob("their_code.py"))

@@ -12,7 +12,20 @@ from torch.testing import assert_close
 from attnscope import memory
 from attnscope.attention.compiled import CompiledAttention, sweeping
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.questions import Entropy, Features, RowSum, Strongest, SumOfSquares, TopK
+from attnscope.attention.questions import (
+    AbsoluteDistance,
+    Back,
+    Distance,
+    Entropy,
+    Features,
+    Holding,
+    MaxWeight,
+    RowSum,
+    Strongest,
+    SumOfSquares,
+    TopK,
+    Window,
+)
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention, tiles
 from attnscope.attention.tiled.readers import READERS, RowSumReader
@@ -29,6 +42,10 @@ from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import MODEL_TYPES, tiny_model
 
 TOKENS = 24
+OF_ROWS = [
+    *(RowSum(), Entropy(), Entropy(skip_key0=True), SumOfSquares(), MaxWeight(), Holding(90)),
+    *(Distance(), AbsoluteDistance(), Back(0), Window(7), TopK(3)),
+]
 LEAST = torch.finfo(torch.float32).min
 
 
@@ -37,6 +54,14 @@ def random_mask(queries: int, texts: int = 1) -> torch.Tensor:
     mask = (torch.rand(texts, 1, queries, queries, generator=torch.Generator().manual_seed(1)) > 0.4).tril()
     mask[..., 5] = False
     mask[:, :, 7] = False
+    return mask
+
+
+def infinite_mask() -> torch.Tensor:
+    """Additive; of rows that it hides whole one is all -inf, and one half -inf and half float32's least number."""
+    mask = torch.zeros(1, 1, 60, 60).masked_fill(~random_mask(60), -torch.inf)
+    mask[:, :, 11], mask[:, :, 13] = -torch.inf, LEAST
+    mask[:, :, 13, ::2] = -torch.inf
     return mask
 
 
@@ -50,6 +75,7 @@ CASES: dict[str, dict] = {
     "a sink a query": {"sinks": torch.linspace(-2, 3, 8 * 70).view(1, 8, 70)},
     "boolean mask": {"mask": random_mask(60, 2), "texts": 2, "queries": 60},
     "additive mask": {"mask": torch.zeros(1, 1, 60, 60).masked_fill(~random_mask(60), LEAST), "queries": 60},
+    "infinite mask": {"mask": infinite_mask(), "queries": 60},
     "mask with bias": {
         "mask": (torch.arange(60.0) * -0.1).expand(1, 8, 60, 60).masked_fill(~random_mask(60), LEAST),
         "queries": 60,
@@ -131,6 +157,35 @@ def test_answers_equal_the_matrix(case: str, kind: type[TiledAttention]) -> None
     v_BHKD = v_BGKD.repeat_interleave(dense.heads // v_BGKD.shape[1], 1)
     assert_close(asked.output(), (dense.dense() @ v_BHKD).transpose(1, 2), atol=1e-5, rtol=1e-5)
     assert set(asked.answered_by.values()) == {asked.kernel or "tiles"}
+
+
+@EITHER_KIND
+@pytest.mark.usefixtures("tile_sizes")
+@pytest.mark.parametrize("case", CASES)
+def test_the_squares_of_every_row(case: str, kind: type[TiledAttention]) -> None:
+    """Of rows that see nothing too, which no metric counts: 0."""
+    dense, asked, _ = operators(**CASES[case], kind=kind)
+    assert_close(asked.sum_of_squares(), dense.sum_of_squares(), atol=1e-5, rtol=1e-5)
+
+
+NAN_CASES = ["plain", "window", "looks ahead", "sink logits", "boolean mask", "additive mask", "infinite mask"]
+
+
+@EITHER_KIND
+@pytest.mark.usefixtures("tile_sizes")
+@pytest.mark.parametrize("case", NAN_CASES)
+@pytest.mark.parametrize("key", [0, 20])
+def test_a_key_of_nan_makes_the_rows_nan_that_see_it(key: int, case: str, kind: type[TiledAttention]) -> None:
+    """And no others: a row that sees nothing stays 0, one that hides the key keeps its numbers."""
+    _, asked, _ = operators(**CASES[case], kind=kind)
+    asked.spec.k_BGKD[:, :, key] = torch.nan
+    dense = DenseAttention(asked.spec.weights(0, asked.queries), asked.visible, asked.spec)
+    seen_BHQ = asked.visible.at(torch.full((1, asked.queries), key)).expand(asked.batch, asked.heads, -1)
+    for question, found in asked.together(OF_ROWS).items():
+        expected = dense.ask(question)
+        found, expected = (one[0] if isinstance(question, TopK) else one for one in (found, expected))
+        assert bool(found[seen_BHQ].isnan().all()), question
+        assert_close(found, expected, atol=1e-4, rtol=1e-5, equal_nan=True, msg=lambda m, q=question: f"{q}: {m}")
 
 
 @EITHER_KIND

@@ -85,11 +85,11 @@ def spec_of(
     dtype: torch.dtype = DTYPES[0],
     **more: Any,
 ) -> AttentionSpec:
-    """A call of the shape. more: mask ("boolean", "additive", "bias"), window, causal, bias, sinks, softcap."""
+    """A call of the shape. more: mask (one of `masks`), window, causal, bias, sinks, softcap."""
     keys = keys or queries
     q, k = ((size * made(texts, n, h, dim)).to(dtype).transpose(1, 2) for n, h in ((queries, heads), (keys, groups)))
     v = made(texts, groups, keys, value_dim).to(dtype)
-    masks = {"boolean": holes, "additive": _additive, "bias": _sloped, None: _none}
+    masks = {"boolean": holes, "additive": _additive, "infinite": _infinite, "bias": _sloped, None: _none}
     mask = masks[more.pop("mask", None)](queries, keys)
     visible = Visibility(queries, keys, mask, more.pop("causal", True), more.pop("window", None), DEVICE)
     if more.pop("bias", False):
@@ -102,6 +102,14 @@ def spec_of(
 
 def _additive(queries: int, keys: int) -> Tensor:
     return torch.zeros(1, 1, queries, keys, device=DEVICE).masked_fill(~holes(queries, keys), LEAST)
+
+
+def _infinite(queries: int, keys: int) -> Tensor:
+    """Of a row that it hides whole half the keys by -inf, the others by the least number; of another all by -inf."""
+    mask = _additive(queries, keys)
+    mask[:, :, queries // 2, ::2] = -torch.inf
+    mask[:, :, queries // 3] = -torch.inf
+    return mask
 
 
 def _sloped(queries: int, keys: int) -> Tensor:
@@ -186,6 +194,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sinks of the output": {"sinks": "heads", "sinks_scale_output": True},
     "boolean mask": {"mask": "boolean"},
     "additive mask": {"mask": "additive"},
+    "infinite mask": {"mask": "infinite"},
     "mask with bias": {"mask": "bias"},
     "position bias": {"bias": True},
     "all": {"window": 30, "softcap": 5.0, "sinks": "heads", "bias": True},
@@ -204,10 +213,28 @@ def test_the_closed_set_is_that_of_the_tiles_and_of_dense_rows() -> None:
 
 
 @pytest.mark.usefixtures("trusted")
-@pytest.mark.parametrize("name", ["all", "additive mask"])
+@pytest.mark.parametrize("name", ["all", "additive mask", "infinite mask"])
 def test_statistics_under_options(name: str) -> None:
     spec = spec_of(66, 70, **OPTIONS[name])
     assert_same(spec, [*statistics(), Back(1), Received(made(1, 66).sigmoid())])
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("options", ["plain", "boolean mask", "additive mask", "infinite mask"])
+@pytest.mark.parametrize("key", [0, 40])
+def test_a_key_of_nan_makes_the_rows_nan_that_see_it(key: int, options: str) -> None:
+    spec = spec_of(66, 70, **OPTIONS[options])
+    spec.k_BGKD[:, :, key] = torch.nan
+    dense = DenseAttention(spec.weights(0, 66), spec.visible, spec)
+    seen_Q = spec.visible.at(torch.full((1, 66), key, device=DEVICE))[0, 0]
+    found = TritonAttention(spec).together([*statistics(), Back(1), Window(7), TopK(3)])
+    for question, answer in found.items():
+        expected = dense.ask(question)
+        answer, expected = (one[0] if isinstance(question, TopK) else one for one in (answer, expected))
+        assert bool(answer[:, :, seen_Q].isnan().all()), question
+        assert_close(
+            answer, expected, atol=CLOSE * 70, rtol=CLOSE, equal_nan=True, msg=lambda m, q=question: f"{q}: {m}"
+        )
 
 
 @pytest.mark.slow

@@ -46,6 +46,10 @@ class PieceVisibility(Visibility):
     def by_position(self) -> bool:
         return False
 
+    @cached_property
+    def as_mask(self) -> Tensor:
+        return self.rows(0, self.queries)
+
     def rows(self, start: int, stop: int) -> Tensor:
         return (self.piece_T[start:stop, None] == self.piece_T)[None, None]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.visibility import Visibility, hides
 
 
 @dataclass(eq=False)
@@ -64,14 +64,16 @@ class AttentionSpec:
         if self.bias is not None:
             logits = logits + self.bias[..., start:stop, :].float()
         mask = self.visible.mask
-        if mask is not None and mask.dtype != torch.bool:  # may carry finite bias; finfo.min stays additive
-            return logits + mask[..., start:stop, : logits.shape[-1]].float()
+        if mask is not None and self.visible.additive:  # may carry finite bias; finfo.min stays additive
+            added = mask[..., start:stop, : logits.shape[-1]].float()
+            return torch.where(hides(added), added, logits + added)  # whatever the logit is, NaN too
         return logits.masked_fill(~self.visible.rows(start, stop), float("-inf"))
 
     def weights(self, start: int, stop: int) -> Tensor:
         """Weights (post-softmax) of a block of queries, fp32 (B, H, stop - start, K); 0 in a row that sees nothing."""
         logits = self.logits(start, stop)
+        blind = logits.amax(-1, keepdim=True).isneginf()
         if self.row_sinks is not None:
             sink_BHQ = self.row_sinks.float()[..., start:stop] if self.row_sinks.shape[-1] > 1 else self.row_sinks
             logits = torch.cat([logits, sink_BHQ.float().expand(logits.shape[:3])[..., None]], -1)
-        return logits.softmax(-1)[..., : self.visible.keys].nan_to_num(0.0)
+        return logits.softmax(-1)[..., : self.visible.keys].masked_fill(blind, 0.0)

@@ -49,7 +49,7 @@ def _sorted(entries: Tensor, place: Tensor, k: int) -> Tensor:
 
     NumPy's vectorised partial sort moves both at once.
     """
-    packed = entries.double().clamp_(min=torch.finfo(torch.float32).min)
+    packed = entries.double().clamp_(min=2 * torch.finfo(torch.float32).min)  # -inf, which has no such bits, is last
     packed.view(torch.int64).bitwise_or_(place)
     numbers = packed.numpy()
     if k < numbers.shape[-1]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 KEPT_BYTES = 4 * 2**20  # of equal-label pairs that are worth keeping from layer to layer
+HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
 BLOCK_BYTES = 64 * 2**20  # the largest temporary that a pass over the rows makes
 
 
@@ -21,7 +22,7 @@ class Visibility:
     """Which keys each query may see, counted from the mask that the model itself used.
 
     mask: None, boolean (True = attend) or additive, broadcastable to (B, H, Q, K). With None, `causal` decides, and
-    `window` keeps the last `window` keys, the query's own included.
+    `window` keeps the last `window` keys, the query's own included. Whoever computes with it reads `as_mask`.
     """
 
     queries: int
@@ -42,6 +43,16 @@ class Visibility:
     def by_position(self) -> bool:
         """Whether each query sees one stretch of keys, which `causal` and `window` say."""
         return self.mask is None
+
+    @property
+    def as_mask(self) -> Tensor | None:
+        """The mask that says which keys are seen; None where their position says it."""
+        return self.mask
+
+    @property
+    def additive(self) -> bool:
+        """Whether the mask is added to the logits."""
+        return self.mask is not None and self.mask.dtype != torch.bool
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Boolean (B or 1, H or 1, stop - start, K): True where the query may look."""
@@ -129,7 +140,7 @@ class Visibility:
         reaches = []
         for a, b in row_blocks(self.queries, self.keys):
             seen_QK = self.rows(a, b).flatten(0, 1).any(0)
-            if self.mask is not None and self.mask.dtype != torch.bool:
+            if self.additive:
                 seen_QK = seen_QK | ~self.rows(a, b).any(-1).flatten(0, 1).all(0)[:, None]
             first_Q, last_Q = seen_QK.byte().argmax(-1), seen_QK.flip(-1).byte().argmax(-1)
             reaches.append(torch.stack([first_Q, self.keys - last_Q], -1))
@@ -139,6 +150,14 @@ class Visibility:
 def _allowed(mask: Tensor) -> Tensor:
     """Boolean: True where a boolean or additive mask lets a query look."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def hides(mask: Tensor) -> Tensor:
+    """Boolean: True where what is added to a logit hides its key; what is left of the logit is then the mask alone.
+
+    A row that float32's least number hides whole is uniform, as in eager attention; one of -inf sees nothing.
+    """
+    return mask <= HIDDEN
 
 
 def row_blocks(queries: int, row_items: int) -> Iterator[tuple[int, int]]:

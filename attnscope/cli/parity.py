@@ -34,11 +34,18 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """What a layer is held to."""
+    """What the model is held to."""
 
     atol: Annotated[
         float, Option(help="What weights, and outputs relative to their norm, may differ by.", metavar="SIZE")
     ] = 1e-5
+    whole: Annotated[
+        bool,
+        Option(
+            help="Compare hidden states and output, too, with a second instance that transformers alone loads from the "
+            "files. Takes the memory of two models."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         if not self.atol >= 0:
@@ -64,7 +71,8 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
 
     Computed from the layer's own weights; without a text, on a built-in sentence. Levels: full (from hidden states and
     raw weights), scores (from the captured q, k and v), none. Of an encoder-decoder: encoder, decoder and the attention
-    from one to the other. Leaves with 1 where a layer does not hold or cannot be checked.
+    from one to the other. The hidden states are taken on trust (order of layers, norms, MLPs, embeddings); --whole
+    checks them. Leaves with 1 where a layer or the whole does not hold, or a layer cannot be checked.
     """
     format = output.wanted_format(printing.format)
 
@@ -82,7 +90,13 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
 
     with output.progress("forward pass and oracle", None, printing.quiet):
         report = check_parity(
-            run.loaded, run.prompt, source=run.source, select=select, atol=tolerance.atol, engine=run.engine
+            run.loaded,
+            run.prompt,
+            source=run.source,
+            select=select,
+            atol=tolerance.atol,
+            engine=run.engine,
+            whole=tolerance.whole,
         )
     found = table(report)
     _write(printing, report, run)  # first: a reader of stdout may leave early
@@ -92,14 +106,17 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
 
 def conclude(report: ParityReport, quiet: bool) -> int:
     """Say which layers do not hold or were not checked, and last the verdict; the exit code that follows."""
-    from attnscope.parity.certificate import in_words
+    from attnscope.parity.certificate import in_words, whole_in_words
 
+    if report.whole and not report.whole.holds:
+        output.talk(f"does not hold: {whole_in_words(report.whole)}", quiet=False)
     for layer in report.failures:
         output.talk(f"does not hold: {in_words(layer, report)}", quiet=False)
     for layer in report.unchecked:
         output.talk(f"not shown: {in_words(layer, report)}", quiet=False)
     if report.quantised:
         output.talk("the weights are quantised: rounding is reported, nothing is judged", quiet)
+    output.talk(f"taken on trust: {report.on_trust}", quiet)
     output.talk(verdict(report), quiet)
     return 0 if report.holds else 1
 
@@ -109,17 +126,21 @@ VERDICTS = {True: "holds", False: "does not hold", None: "is not shown"}
 
 def verdict(report: ParityReport) -> str:
     """One line: level, largest difference, distance of half precision from float32, what the text cannot show."""
+    from attnscope.parity.certificate import whole_in_words
+
     largest, rounding = report.largest(), report.largest("rounding")
     reached = ", ".join(_reached(report, kind) for kind in report.levels)
-    if largest is None:
-        return f"parity: {reached}; nothing was judged"
-    parts = [f"parity {VERDICTS[report.verdict]}: {reached}", f"largest difference {_where(largest, report)}"]
+    parts = [f"parity: {reached}", "no layer was judged"]
+    if largest is not None:
+        parts = [f"parity {VERDICTS[report.verdict]}: {reached}", f"largest difference {_where(largest, report)}"]
     if rounding is not None:
         parts.append(f"as run in {report.dtype} up to {_where(rounding, report)} from float32")
-    if report.not_shown:
+    if report.whole:
+        parts.append(whole_in_words(report.whole))
+    if report.too_short:
         counts = [count for count in (report.source_tokens, report.tokens) if count]
         count = f"{' and '.join(map(str, counts))} token{'s' * (counts != [1])}"
-        parts.append(f"{count} cannot show {', '.join(report.not_shown)}")
+        parts.append(f"{count} cannot show {', '.join(report.too_short)}")
     return "; ".join(parts)
 
 

@@ -18,8 +18,16 @@ from attnscope.model.placed import as_input
 from attnscope.reference.frequencies import inverse_frequencies
 from attnscope.reference.given import Given, setting
 from attnscope.reference.layout import Layout
-from attnscope.reference.reader import angles, position_bias, queries_keys_values, rotary_dims, visible
-from attnscope.reference.rules import GATES, SCALES
+from attnscope.reference.reader import (
+    OutputStages,
+    angles,
+    output_stages,
+    position_bias,
+    queries_keys_values,
+    rotary_dims,
+    visible,
+)
+from attnscope.reference.rules import SCALES
 from attnscope.reference.splits import SPLITS
 
 LATENT_PROJECTIONS = ("q_proj", "q_a_proj", "kv_a_proj_with_mqa")
@@ -59,15 +67,15 @@ def attention_of_layer(given: Given, heads: QKV) -> Attention:
 
 def after_values(given: Given, heads_HTV: Tensor, head: int, observed: Observed) -> list[Step]:
     """Gate, concatenation and output projection, down to what the module gives back."""
-    layout, steps = given.layout, []
+    steps, stages = [], output_stages(given, heads_HTV.transpose(0, 1)[None])
     others_TE = None if observed.heads_HQV is None else _side_by_side(observed.heads_HQV)
     checks = observed.check("heads side by side", _side_by_side(heads_HTV), others_TE)
-    if layout.gate:
-        gated_HTV = GATES[layout.gate](heads_HTV.transpose(0, 1)[None], given)[0].transpose(0, 1)
+    if given.layout.gate:
+        gated_HTV = stages.gated_BTHV[0].transpose(0, 1)
         steps.append(_gate(heads_HTV[head], gated_HTV[head]))
         heads_HTV, checks = gated_HTV, ()
-    output = _output if layout.out else _no_output
-    return [*steps, concatenation(heads_HTV, head, checks), output(given, _side_by_side(heads_HTV), observed)]
+    output = _output if given.layout.out else _no_output
+    return [*steps, concatenation(heads_HTV, head, checks), output(given, stages, observed)]
 
 
 def observed_heads(heads: QKV, head: int) -> Step:
@@ -250,28 +258,33 @@ def _gate(before_TV: Tensor, after_TV: Tensor) -> Step:
     )
 
 
-def _output(given: Given, concat_TE: Tensor, observed: Observed) -> Step:
-    layout = given.layout
-    output_TE = given.linear(layout.out, concat_TE)
+def _output(given: Given, stages: OutputStages, observed: Observed) -> Step:
+    layout, width = given.layout, stages.gated_BTHV[0, 0].numel()
+    output_TE, product = stages.output_BTE[0], f"[heads] W_O{_bias(given, layout.out)}"
     why = "A last matrix mixes what the heads found, back to the width of the model: what attention adds to the token."
+    shown: tuple[Numbers, ...] = (numbers("y", "token dim", output_TE),)
     if layout.residual:
-        output_TE = output_TE + given.arguments[layout.residual][0]
+        product += " + x"
+        shown = (numbers("[heads] W_O", "token dim", stages.projected_BTE[0]), *shown)
         why += " This family's module adds the token's own vector itself."
+    if layout.out_norm:
+        product = f"layer norm({product})"
+        why += " It norms the sum, too."
     return Step(
         "output projection",
-        f"y = [heads] W_O{_bias(given, layout.out)}   {concat_TE.shape[-1]} → {output_TE.shape[-1]}",
+        f"y = {product}   {width} → {output_TE.shape[-1]}",
         why,
-        (numbers("y", "token dim", output_TE),),
+        shown,
         observed.check("output of the layer's attention", output_TE, observed.output_QE),
     )
 
 
-def _no_output(given: Given, concat_TE: Tensor, observed: Observed) -> Step:
+def _no_output(given: Given, stages: OutputStages, observed: Observed) -> Step:
     return Step(
         "output projection",
         "[heads] W_O",
         "From the heads back to the width of the model.",
-        checks=observed.check("output of its attention module", concat_TE, observed.output_QE),
+        checks=observed.check("output of its attention module", stages.output_BTE[0], observed.output_QE),
         missing="this family projects in another module; its attention gives back the heads side by side",
     )
 

@@ -69,7 +69,7 @@ class LoadedModel:
 
     source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
     it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
-    permits: what the libraries may do where more of its files are read, such as those of its processor.
+    options: how it was loaded; None for a model made in memory.
 
         >>> loaded = attnscope.load("demo")
         >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
@@ -85,7 +85,12 @@ class LoadedModel:
     source_folder: Path | None = None
     stretched_from: int | None = None
     base_folder: Path | None = None
-    permits: Permits = Permits()
+    options: LoadOptions | None = None
+
+    @property
+    def permits(self) -> Permits:
+        """What the libraries may do where more of its files are read, such as those of its processor."""
+        return self.options.permits if self.options else Permits()
 
     @property
     def brought(self) -> bool:
@@ -248,7 +253,7 @@ def load(options: LoadOptions) -> LoadedModel:
         source_folder=source.source_folder,
         stretched_from=trained if geometry.max_positions != trained else None,
         base_folder=source.base_folder,
-        permits=options.permits,
+        options=options,
     )
 
 

@@ -28,8 +28,9 @@ from attnscope.errors import UsageError
 from attnscope.parity.arranged import arrangements_of
 from attnscope.parity.comparing import Comparison
 from attnscope.parity.given import is_quantised
-from attnscope.parity.unshown import not_shown
+from attnscope.parity.unshown import on_trust, too_short
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level, ParityReport
+from attnscope.parity.whole import check_whole
 from attnscope.seam import inputs
 from attnscope.seam.engines import Engine
 from attnscope.seam.listen import listen
@@ -58,6 +59,7 @@ def check_parity(
     atol: float = ATOL,
     level: Level = "full",
     engine: Engine | None = None,
+    whole: bool = False,
 ) -> ParityReport:
     """Run the model once over a text and compare every attention layer with the oracle.
 
@@ -66,7 +68,8 @@ def check_parity(
     of `selection.select_stacks` (default: all); outputs are compared for the whole of their layers. atol: what the
     weights, and the outputs relative to their norm, may differ by, as long as rounding alone does less to weights of
     logits that large. level: go no higher than this. engine: that runs the model, as it is without; under one that
-    returns no weights only outputs are compared.
+    returns no weights only outputs are compared. whole: compare what enters these layers, and the output, with a second
+    instance that transformers alone makes of its files; `whole.check_whole` says what that raises.
     Raises UsageError for a selection that cannot be read, and for a source that is missing or too many; ModelError
     where a layer that should attend was not observed.
 
@@ -99,7 +102,10 @@ def check_parity(
     read_beside = comparison.keys.get(CROSS, 0), comparison.keys.get(VISION, 0)
     of_text = ids_BT.shape[-1], select, (), loaded.geometry.kind
     report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, *of_text, *read_beside)
-    return replace(report, not_shown=not_shown(loaded, report))
+    if whole:
+        modules = list(dict.fromkeys(one.module for one in layers))
+        report = replace(report, whole=check_whole(loaded, given, reads, modules, atol=atol, engine=engine))
+    return replace(report, too_short=too_short(loaded, report), on_trust=on_trust(loaded, report))
 
 
 def chosen(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, tuple[int, ...]]]:

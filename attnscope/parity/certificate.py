@@ -11,7 +11,7 @@ import pyarrow as pa
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.parity import ATOL, check_parity
-from attnscope.parity.verdicts import Difference, LayerParity, ParityReport
+from attnscope.parity.verdicts import Difference, LayerParity, ParityReport, WholeParity
 from attnscope.seam.engines import Eager
 from attnscope.tables import as_table
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.text.prompt import Prompt
 
-SCHEMA = "certificate/2"  # goes up when a field is renamed, or means something else
+SCHEMA = "certificate/3"  # goes up when a field is renamed, or means something else
 
 
 def certificate(
@@ -57,6 +57,7 @@ def certificate(
         "level": report.level,
         "levels": report.levels,
         "not_shown": list(report.not_shown),
+        "whole": None if report.whole is None else {"holds": report.whole.holds, **asdict(report.whole)},
         "layers": [asdict(layer) for layer in report.layers],
     }
 
@@ -104,6 +105,18 @@ def in_words(layer: LayerParity, report: ParityReport) -> str:
     parts += [] if layer.as_run.holds else [f"as run in {report.dtype}, {_apart(layer.as_run)}"]
     parts = parts or [f"rows sum to 1 but for {layer.row_sum_error:.2g}"]
     return f"{report.name(layer)}: {'; '.join([*parts, *filter(None, [layer.why])])}"
+
+
+def whole_in_words(whole: WholeParity) -> str:
+    """How far the whole model is from the second instance, in words.
+
+    >>> whole_in_words(WholeParity({"model.layers.0.self_attn": 2e-7, "logits": 0.25}, allowed=1e-5))
+    'the whole model differs from a second instance by 0.25 of the norm (logits, allowed 1e-05)'
+    """
+    name, off = whole.shown
+    return (
+        f"the whole model differs from a second instance by {off:.2g} of the norm ({name}, allowed {whole.allowed:.2g})"
+    )
 
 
 def _apart(found: Difference) -> str:

@@ -1,4 +1,4 @@
-"""What a text is too short to show: there parity holds whatever the model does."""
+"""What a text is too short to show, and what is taken on trust: there parity holds whatever the model does."""
 
 from __future__ import annotations
 
@@ -17,10 +17,25 @@ if TYPE_CHECKING:
 STRETCHED_FROM = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
 
 
-def not_shown(loaded: LoadedModel, report: ParityReport) -> tuple[str, ...]:
+def on_trust(loaded: LoadedModel, report: ParityReport) -> str:
+    """What the oracle does not compute again, in words.
+
+    >>> on_trust(loaded, report)
+    'order of layers, norms, MLPs, embeddings'
+    """
+    if report.whole and report.whole.holds:
+        return "transformers' own code, the config and the files"
+    parts = ["order of layers", "norms", "MLPs", "embeddings"]
+    parts += ["encoder states handed over"] if CROSS in report.levels else []
+    parts += ["features of pictures handed over"] if VISION in report.levels else []
+    nothing = "" if loaded.options else " (made in memory: no files to load a second instance from)"
+    return ", ".join(parts) + nothing
+
+
+def too_short(loaded: LoadedModel, report: ParityReport) -> tuple[str, ...]:
     """What texts of so many tokens cannot show of the report's layers, in words.
 
-    >>> not_shown(loaded, report)
+    >>> too_short(loaded, report)
     ()
     """
     compared = {kind: {one.layer for one in report.layers if one.kind == kind} for kind in report.levels}

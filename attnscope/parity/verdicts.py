@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,12 +66,36 @@ class LayerParity:
 
 
 @dataclass(frozen=True)
+class WholeParity:
+    """A model against a second instance, which transformers alone made of its files.
+
+    differences: of what enters each attention module, by its path, and of the model's output, by its name, as
+    `Difference.output_relative`. allowed: of each.
+    """
+
+    differences: Mapping[str, float]
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether each is at most what is allowed; NaN is not."""
+        return all(one <= self.allowed for one in self.differences.values())
+
+    @property
+    def shown(self) -> tuple[str, float]:
+        """The first that is more than allowed, in the model's order; else the largest."""
+        first = next((one for one in self.differences.items() if not one[1] <= self.allowed), None)
+        return first or max(self.differences.items(), key=lambda one: one[1])
+
+
+@dataclass(frozen=True)
 class ParityReport:
     """A model against the oracle on one text, layer by layer in the model's order.
 
-    not_shown: what would come out the same on this text if it were wrong, in words. plain: the stack that a layer's
-    number alone means. source_tokens: what an encoder-decoder's encoder read, 0 for other models. patches:
-    what a vision tower read, 0 without one.
+    too_short: what would come out the same on this text if it were wrong, in words. on_trust: what no text shows.
+    plain: the stack that a layer's number alone means. source_tokens: what an encoder-decoder's encoder read, 0 for
+    other models. patches: what a vision tower read, 0 without one. whole: the whole model against a second instance,
+    where that was asked for.
     """
 
     layers: tuple[LayerParity, ...]
@@ -79,10 +104,17 @@ class ParityReport:
     quantised: bool
     tokens: int
     select: str | None = None
-    not_shown: tuple[str, ...] = ()
+    too_short: tuple[str, ...] = ()
     plain: str = DECODER
     source_tokens: int = 0
     patches: int = 0
+    on_trust: str = ""
+    whole: WholeParity | None = None
+
+    @property
+    def not_shown(self) -> tuple[str, ...]:
+        """What could be wrong though the verdict holds, in words."""
+        return (*self.too_short, f"taken on trust: {self.on_trust}")
 
     def name(self, layer: LayerParity) -> str:
         """`layer 3`, or `cross layer 3` of a stack beside the plain one."""
@@ -90,8 +122,8 @@ class ParityReport:
 
     @property
     def verdict(self) -> bool | None:
-        """False where a layer does not hold; None where none fails, but not every one could be checked."""
-        if self.failures:
+        """False where a layer or the whole does not hold; None where none fails, but not every one could be checked."""
+        if self.failures or (self.whole and not self.whole.holds):
             return False
         return True if self.layers and not self.unchecked else None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,14 @@ class Reading:
     terms: Callable[[], Tensor]
 
 
+class OutputStages(NamedTuple):
+    """What follows the values: the heads' outputs after the gate, after the output projection, the module's output."""
+
+    gated_BTHV: Tensor
+    projected_BTE: Tensor
+    output_BTE: Tensor
+
+
 def read(given: Given) -> Reading:
     """Recompute one attention layer from raw weights.
 
@@ -83,8 +91,8 @@ def read(given: Given) -> Reading:
         weights_BHQK / share_BHQ1,
         visible_QK,
         heads_BTHV,
-        _after(given, heads_BTHV),
-        output_of=lambda others_BHQK: _after(given, heads(others_BHQK * share_BHQ1)),
+        output_stages(given, heads_BTHV).output_BTE,
+        output_of=lambda others_BHQK: output_stages(given, heads(others_BHQK * share_BHQ1)).output_BTE,
         terms=lambda: logit_terms(
             q_BHTD, k_BGTD, scale=scale, bias=bias, mask=visible_QK, sinks=None if sinks is None else sinks[:, None]
         ),
@@ -251,18 +259,24 @@ def norm_parameters(parameters: Mapping[str, Tensor], name: str) -> tuple[Tensor
     return weight, torch.stack([parameters[f"{name}.norms.{head}.bias"] for head in range(count)])
 
 
-def _after(given: Given, heads_BTHV: Tensor) -> Tensor:
-    """From the heads' outputs to the module's: gate, output projection, residual, norm."""
+def output_stages(given: Given, heads_BTHV: Tensor) -> OutputStages:
+    """From the heads' outputs to the module's: gate, output projection, residual, norm.
+
+    Raises UnreadableError where the residual is missing.
+
+    >>> output_stages(given, read(given).heads_BTHV).output_BTE.shape
+    torch.Size([1, 9, 8])
+    """
     layout = given.layout
     if layout.gate:
         heads_BTHV = GATES[layout.gate](heads_BTHV, given)
-    output_BTE = heads_BTHV.flatten(-2)
-    output_BTE = given.linear(layout.out, output_BTE) if layout.out else output_BTE
-    if not layout.residual:
-        return output_BTE
-    if layout.residual not in given.arguments:
-        raise UnreadableError(f"its layout ({layout.name}) expects an argument {layout.residual}, which did not come")
-    output_BTE = output_BTE + given.arguments[layout.residual]
-    if not layout.out_norm:
-        return output_BTE
-    return layer_norm(output_BTE, *norm_parameters(given.parameters, layout.out_norm), eps=given.eps)
+    projected_BTE = heads_BTHV.flatten(-2)
+    projected_BTE = given.linear(layout.out, projected_BTE) if layout.out else projected_BTE
+    output_BTE = projected_BTE
+    if layout.residual:
+        if layout.residual not in given.arguments:
+            raise UnreadableError(f"its layout ({layout.name}) expects an argument {layout.residual}, which is missing")
+        output_BTE = output_BTE + given.arguments[layout.residual]
+    if layout.out_norm:
+        output_BTE = layer_norm(output_BTE, *norm_parameters(given.parameters, layout.out_norm), eps=given.eps)
+    return OutputStages(heads_BTHV, projected_BTE, output_BTE)

@@ -46,7 +46,7 @@ def in_one(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
 def _whole(call: AttentionCall) -> bool:
     """Whether all of a call's queries see all of its keys, which are the same tokens."""
     one_text = call.spec is not None and call.P.batch == 1
-    return one_text and call.visible.mask is None and call.P.queries == call.P.keys
+    return one_text and call.visible.by_position and call.P.queries == call.P.keys
 
 
 def _spec(specs: Sequence[AttentionSpec | None], back: Tensor) -> AttentionSpec | None:

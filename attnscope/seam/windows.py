@@ -110,5 +110,5 @@ def _stacked(heard: Sequence[Heard]) -> Heard:
 
 def _plain(spec: AttentionSpec) -> bool:
     """Whether a call is of one text, all of whose queries see all of its keys, by q and k alone."""
-    seen = spec.visible.mask is None and not spec.visible.causal and spec.q_BHQD.shape[2] == spec.visible.keys
+    seen = spec.visible.by_position and not spec.visible.causal and spec.q_BHQD.shape[2] == spec.visible.keys
     return seen and spec.batch == 1 and spec.bias is None and spec.sinks is None

@@ -133,13 +133,13 @@ class Answers:
 
     def _statistic(self, question: Question) -> Tensor:
         notes = self.notes_SBHQ
-        total = notes[TOTAL].clamp_min(TINY)
         if isinstance(question, RowSum):
             return notes[TOTAL] * notes[FACTOR]
         if isinstance(question, MaxWeight):
             return notes[FACTOR].clone()
         if isinstance(question, SumOfSquares):
-            return notes[SQUARES] / total.square()
+            return notes[SQUARES] / notes[TOTAL].square().clamp_min(TINY)
+        total = notes[TOTAL].clamp_min(TINY)
         if isinstance(question, Entropy):
             total = notes[REST].clamp_min(TINY) if question.skip_key0 else total
             energy = notes[ENERGY_REST if question.skip_key0 else ENERGY]

@@ -157,6 +157,7 @@ def note_row(state, sums, note, step, query, sink, sinks_scale):
     rest, energy = total(load(sums)), total(load(sums + WIDTH))
     squares, moment = total(load(sums + 2 * WIDTH)), total(load(sums + 3 * WIDTH))
     whole = rest + p0
+    rest = rest if whole == whole else whole  # a NaN of key 0 is the whole row's
     taken = whole + exp_one(number(sink) - peak) if sink else whole
     sees = whole != whole or (whole > F(0) and (peak > F(HIDDEN / 2) or F(2 * HIDDEN) > peak))
     put(note + TOTAL * step, whole if sees else F(0))

@@ -43,7 +43,7 @@ from attnscope.attention.compiled.vectors import (
 F, I32 = np.float32, np.int32
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 ROW, WIDTH, VECTORS = 4 * PANEL, 4 * LANES, PANEL // LANES  # bytes of a panel's row and of a register; registers of it
-LEAST, INFINITE = F(np.finfo(np.float32).min), F(np.inf)
+INFINITE = F(np.inf)
 PEAK, BOUND, P0, T0 = 0, 4, 8, 12  # bytes: a row's largest logit, the least of its strongest, key 0's exp t and t
 
 
@@ -75,8 +75,8 @@ def shape_row(x, key, start, stop, softcap, extra):
     if extra:
         for v in range(VECTORS):
             more = load(extra + v * WIDTH)
-            here = where(at_least(splat(F(HIDDEN)), more), larger(more, splat(LEAST)), plus(load(x + v * WIDTH), more))
-            store(x + v * WIDTH, here)
+            here = plus(load(x + v * WIDTH), more)
+            store(x + v * WIDTH, where(at_least(splat(F(HIDDEN)), more), more, here))
     if key < start or key + PANEL > stop:
         for v in range(VECTORS):
             at = ascending(I32(key + v * LANES))

@@ -14,7 +14,7 @@ BLOCK = 6 if LANES == 8 else 8  # AVX2 has 16 registers, the others 32
 STRIP = 2 * LANES
 DEPTH = 128  # numbers of q and k that are summed at once: of 512 the error would be twice that of a good library's
 MOST_TOP = 32  # strongest keys of a row that are kept in order while it is read
-HIDDEN = -1e30  # the logit of a key that is hidden, as the tiles have it
+HIDDEN = -1e30  # as `visibility.HIDDEN`, which what is compiled is not kept by
 
 # What the kernel notes of every row, by place; then one number per chosen key, per pair of labels, per window.
 TOTAL, REST, ENERGY, ENERGY_REST, SQUARES, MOMENT, FACTOR = range(7)

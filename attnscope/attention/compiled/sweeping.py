@@ -84,7 +84,7 @@ class Sweeping:
         self.panels = -(-spec.visible.keys // PANEL)
         self.scale = torch.tensor([spec.scale], dtype=torch.float32)
         self.softcap = None if spec.softcap is None else torch.tensor([spec.softcap], dtype=torch.float32)
-        self.spans_Q2 = None if spec.visible.mask is None else spec.visible.reach_Q2.long().contiguous()
+        self.spans_Q2 = None if spec.visible.by_position else spec.visible.reach_Q2.long().contiguous()
         self.sinks = None if spec.sinks is None else spec.sinks.float().expand(spec.batch, spec.heads, -1)
         self.place_BQ = asked.place_tables(spec)
         self.own_BQ, self.label_BK = asked.label_tables(spec, self.panels * PANEL)
@@ -125,7 +125,7 @@ class Sweeping:
     def _ranges(self, R: int) -> Iterator[tuple[slice, slice, int]]:
         """Rows, the keys that any of them may see, and how many rows fit the cache at once."""
         visible, start = self.spec.visible, 0
-        alone = visible.mask is not None or self.spec.bias is not None or self.asked.groups  # what a job brings for all
+        alone = not visible.by_position or self.spec.bias is not None or self.asked.groups  # what a job brings for all
         least, most = JOB_SCORES
         scores = min(most, max(least, self.spec.heads * visible.queries * visible.keys // JOBS)) / R
         while start < visible.queries:
@@ -174,7 +174,7 @@ class Sweeping:
 
     def _calls(self, job: Job) -> Given:
         visible = self.spec.visible
-        masked = visible.mask is not None
+        masked = not visible.by_position
         return {
             "heads": job.heads,
             "rows": job.rows.stop - job.rows.start,
@@ -220,7 +220,7 @@ class Sweeping:
 
     def _extra(self, job: Job) -> Tensor | None:
         """What is added to a job's logits: position bias and mask, (b, g, R, r, n of whole panels), any but n 1."""
-        bias, mask = self.spec.bias, self.spec.visible.mask
+        bias, mask = self.spec.bias, self.spec.visible.as_mask
         parts = [] if bias is None else [self._part(bias, job).float()]
         if mask is not None:
             mask = self._part(mask, job)

@@ -44,7 +44,8 @@ from attnscope.attention.rows import (
     mean_distance,
     picked,
 )
-from attnscope.attention.tiled.tiles import HIDDEN, Tile
+from attnscope.attention.tiled.tiles import Tile
+from attnscope.attention.visibility import HIDDEN
 
 DENSE_MATCHES = 1 / 16  # share of equal pairs in a tile beyond which a product is cheaper than looking them up
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.workers import Room, work_through
 from attnscope.attention.topk import topk
-from attnscope.attention.visibility import Visibility
+from attnscope.attention.visibility import HIDDEN, Visibility, hides
 
 TILE_ROWS = {"cpu": 64, "cuda": 1024, "mps": 256}  # the most rows: half of their own square is computed and hidden
 FEWEST_ROWS = 16
 MOST_WORKERS = 8  # more would wait for the interpreter: beyond, each takes several cores
-HIDDEN = -1e30  # the logit of a key that a boolean mask hides: finite, so that 0 * logit is 0
+LEAST = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,8 @@ class Tiling:
         top = self._top(logits, top_heads, place) if top_heads else None
         first = top if len(top_heads) == len(logits) else None  # the first of a row's largest is its maximum
         peak = first[0][..., :1] if first else logits.amax(-1, keepdim=True)
-        t = logits.sub_(peak)
+        t = logits.sub_(peak.clamp_min(LEAST))
+        t = t.clamp_(min=HIDDEN) if self.spec.visible.additive else t  # finite, so that 0 * t is 0
         p = torch.softmax(t, -1, out=rooms[1].of(t.shape, t.device))
         max_p = p.gather(-1, first[1][..., :1]) if first else p.amax(-1, keepdim=True)
         norm, share = self._shares(place, peak, max_p)
@@ -184,8 +185,8 @@ class Tiling:
 
     def _shares(self, place: Place, peak: Tensor, max_p: Tensor) -> tuple[Tensor, Tensor]:
         """What makes p the row of P, and what a sink logit leaves of the output, (H, r, 1) each."""
-        sees = (peak > HIDDEN / 2) | (peak < HIDDEN * 2)  # a row that an additive mask hides whole is uniform
-        norm, share = sees.float(), torch.ones_like(peak)
+        blind = (peak == -torch.inf) | ((peak <= HIDDEN / 2) & (peak >= HIDDEN * 2))  # below: uniform, see `hides`
+        norm, share = (~blind).float(), torch.ones_like(peak)
         if self.spec.sinks is None:
             return norm, share
         left = torch.sigmoid(peak - max_p.log() - part(self.spec.sinks[..., None], place).float())
@@ -203,13 +204,13 @@ class Tiling:
             logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
         if spec.bias is not None:
             logits = logits.add_(part(spec.bias, place))
-        if visible.mask is None:
+        if visible.as_mask is None:
             first_query = place.rows.start + visible.keys - visible.queries
             return _hide_future(logits, first_query, place.keys.start, visible)
-        mask = part(visible.mask, place)
+        mask = part(visible.as_mask, place)
         if mask.dtype == torch.bool:
             return logits.masked_fill_(~mask, HIDDEN)
-        return logits.add_(mask).clamp_(min=torch.finfo(torch.float32).min)
+        return logits.masked_fill_(hides(mask), 0.0).add_(mask)
 
 
 class _Text:
@@ -223,7 +224,7 @@ def reach(visible: Visibility, start: int, stop: int) -> tuple[int, int]:
     """The keys that some of these rows may see."""
     keys = visible.keys
     offset = keys - visible.queries
-    if visible.mask is not None:
+    if not visible.by_position:
         reach_2 = visible.reach_Q2[start:stop]
         return int(reach_2[:, 0].min()), int(reach_2[:, 1].max())
     low = max(0, start + offset - visible.window + 1) if visible.window and visible.causal else 0

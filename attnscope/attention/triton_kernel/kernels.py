@@ -117,7 +117,8 @@ def _shaped(call, x, text, head, row, key, EDGE: tl.constexpr):
         if call.MASK == 1:
             x = tl.where(tl.load(at, there, 0) != 0, x, HIDDEN)
         else:
-            x = tl.maximum(x + tl.load(at, there, 0.0).to(tl.float32) * LOG2E, FLOOR)
+            more = tl.load(at, there, 0.0).to(tl.float32)
+            x = tl.where(more > HIDDEN, x + more * LOG2E, tl.where(more == float("-inf"), HIDDEN, FLOOR))
     if EDGE:
         return tl.where(_seen(call, row + (call.keys - call.queries) - key) & there, x, HIDDEN)
     return x
@@ -196,7 +197,7 @@ def _step(call, state, q_MD, text, head, row_M, low, N: tl.constexpr, EDGE: tl.c
     t = x * unit - peak[:, None]
     p = tl.exp2(t)
     if EDGE or call.MASK == 1:  # of a row that has seen nothing, the highest is HIDDEN still, and so is the peak
-        p, t = tl.where(x > HIDDEN / 2, p, 0.0), tl.where(x > HIDDEN / 2, t, 0.0)
+        p, t = tl.where(x <= HIDDEN / 2, 0.0, p), tl.where(x <= HIDDEN / 2, 0.0, t)
     move = tl.where(mass > 0, move, 0.0)
     sum_M = tl.sum(p, 1)
     back_M, n = (row_M + (call.keys - call.queries) - low).to(tl.float32), n.to(tl.float32)
@@ -242,9 +243,9 @@ def statistics(call, known, sinks, sb, sh, sm, found, size, M: tl.constexpr, N: 
     k_D = tl.load(start_D, tl.arange(0, call.D) < call.width, 0.0).to(tl.float32)
     x0 = _shaped(call, tl.sum(q_MD.to(tl.float32) * k_D[None, :], 1), text, head, row_M, row_M * 0, True)
     top = tl.maximum(high, x0)
-    a, p0 = tl.exp2(high - top), tl.where(x0 > HIDDEN / 2, tl.exp2(x0 - top), 0.0)
+    a, p0 = tl.exp2(high - top), tl.where(x0 <= HIDDEN / 2, 0.0, tl.exp2(x0 - top))
     whole_mass = a * mass + p0
-    sees = whole_mass > 0
+    sees = whole_mass != 0  # NaN stays: every choice below keeps it
     z = tl.where(sees, whole_mass, 1.0)
     moved = mass * tl.where(mass > 0, high - top, 0.0)
     whole_energy = a * (energy + moved) + p0 * tl.where(p0 > 0, x0 - top, 0.0)
@@ -252,16 +253,18 @@ def statistics(call, known, sinks, sb, sh, sm, found, size, M: tl.constexpr, N: 
     if SINK:
         at = sinks + text.to(tl.int64) * sb + head.to(tl.int64) * sh + row_M.to(tl.int64) * sm
         left = 1 / (1 + tl.exp2(tl.load(at).to(tl.float32) * LOG2E - top) / z)
-    norm = tl.where(sees, 1.0, 0.0) * (left if SINK == 1 else 1.0)
-    rest = tl.maximum(mass, 1e-38)
+    seen = tl.where(whole_mass > 0, 1.0, whole_mass)
+    norm = seen * (left if SINK == 1 else 1.0)
+    rest = tl.where(mass < 1e-38, 1e-38, mass)
+    entropy, entropy_rest = tl.log2(z) - whole_energy / z, tl.log2(rest) - energy / rest
     position = (row_M + (call.keys - call.queries)).to(tl.float32)
     spot = _spot(call, text, head, row_M)
     tl.store(known.top + spot, tl.where(sees, top, 0.0), real_M)
     tl.store(known.part + spot, norm / z, real_M)
     answers = (
         norm,
-        tl.where(sees, tl.maximum(tl.log2(z) - whole_energy / z, 0.0) * LN2, 0.0),
-        tl.where(a * mass > 0, tl.maximum(tl.log2(rest) - energy / rest, 0.0) * LN2, 0.0),
+        tl.where(entropy < 0, 0.0, entropy * LN2),
+        tl.where((a * mass == 0) | (entropy_rest < 0), 0.0, entropy_rest * LN2) * seen,
         (a * a * squares + p0 * p0) / (z * z),
         norm / z,
         (a * far + p0 * position) / z,

@@ -70,7 +70,7 @@ def said(error: Exception) -> str:
 def _form(spec: AttentionSpec) -> tuple[Any, ...]:
     """What a compiled kernel depends on."""
     visible, sinks = spec.visible, spec.sinks is not None
-    mask = None if visible.mask is None else visible.mask.dtype
+    mask = None if visible.as_mask is None else visible.as_mask.dtype
     sizes = spec.q_BHQD.shape[-1], spec.v_BGKV.shape[-1], visible.queries <= FEW_ROWS
     options = spec.softcap is None, spec.bias is None, sinks, spec.sinks_scale_output
     return spec.device, spec.q_BHQD.dtype, *sizes, visible.causal, visible.window is None, mask, *options
@@ -130,7 +130,7 @@ def _slice(spec: AttentionSpec) -> AttentionSpec:
     H, before = spec.heads // spec.kv_heads * G, visible.keys - visible.queries
     Q = min(QUERIES if before <= MANY_KEYS else FEW_ROWS, visible.queries)
     window = None if visible.window is None else min(visible.window, max(1, Q // 3))  # so that it hides something
-    mask = None if visible.mask is None else visible.mask[:TEXTS, :H, :Q, : before + Q]
+    mask = None if visible.as_mask is None else visible.as_mask[:TEXTS, :H, :Q, : before + Q]
     seen = Visibility(Q, before + Q, mask, visible.causal, window, visible.device)
     k, v = (part[:TEXTS, :G, : before + Q] for part in (spec.k_BGKD, spec.v_BGKV))
     bias = None if spec.bias is None else spec.bias[:TEXTS, :H, :Q, : before + Q]

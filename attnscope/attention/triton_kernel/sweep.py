@@ -82,7 +82,7 @@ class Sweep:
         """P V, (B, Q, H, V) in the dtype of q; PyTorch's own kernel where it can say this call without a mask."""
         spec, visible = self.spec, self.spec.visible
         q, k, v = spec.q_BHQD, spec.k_BGKD, spec.v_BGKV
-        plain = visible.mask is None and visible.causal and not (visible.window and visible.window < self.K)
+        plain = visible.by_position and visible.causal and not (visible.window and visible.window < self.K)
         own = spec.softcap is None and spec.bias is None and spec.sinks is None
         # in float32, with grouped heads or another width of v it may choose the kernel that makes N x N
         if plain and own and self.Q == self.K and q.dtype != torch.float32 and v.shape[-1] == self.D:
@@ -98,7 +98,7 @@ class Sweep:
     def call(self) -> Call:
         """The call as the kernels get it; what does not change with the text is known to the compiler."""
         spec, visible = self.spec, self.spec.visible
-        q, k, bias, mask = _rowwise(spec.q_BHQD), _rowwise(spec.k_BGKD), spec.bias, visible.mask
+        q, k, bias, mask = _rowwise(spec.q_BHQD), _rowwise(spec.k_BGKD), spec.bias, visible.as_mask
         shape, none, known = (self.B, self.H, self.Q, self.K), (0, 0, 0, 0), kernels.tl.constexpr
         kind, width, free = 0, power_of_two(self.D, 16), mask is None
         if bias is not None:

@@ -1,0 +1,117 @@
+"""A second instance of a model: transformers alone makes it of its files, in a process of its own, and runs it once.
+
+    python -P alone.py FOLDER    # which holds asked.json and inputs.safetensors, and gets output.safetensors
+
+Nothing of attnscope is imported here, so that a fault of ours, or a class that somebody changed while the first
+instance ran, is not in the second. `attnscope.parity.whole` asks for it, and runs the first through `run` too.
+
+Shapes: B text, T token, M width of the output.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ASKED, INPUTS, OUTPUT = "asked.json", "inputs.safetensors", "output.safetensors"
+FIRST = "first"  # what the inputs' file calls the first argument of the model's forward
+MOST_TOKENS = 256  # that are compared, the last: they depend on all before
+
+
+def run(model: Any, first: Tensor, inputs: Mapping[str, Any], modules: Iterable[str]) -> dict[str, Tensor]:
+    """What enters modules of a model, by their paths, and last the first thing that its forward returns, by its name.
+
+    That is its logits, or hidden states where it has no head; both (B, T, M), of the last tokens alone where there are
+    many. Where more than one tensor enters a module, as an encoder's states do, a number behind its path counts them.
+
+    >>> list(run(loaded.model, torch.tensor([prompt.ids]), {}, ["model.layers.0.self_attn"]))
+    ['model.layers.0.self_attn', 'logits']
+    """
+    found: dict[str, Tensor] = {}
+
+    def keep(path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        for one in (*args, *kwargs.values()):
+            if isinstance(one, Tensor) and one.is_floating_point() and one.ndim in (2, 3):  # a mask has 4
+                times = sum(name.split(" ")[0] == path for name in found)
+                found[f"{path} {times}" if times else path] = one[..., -MOST_TOKENS:, :].detach().cpu()
+
+    inside = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT's wrapper
+    handles = [
+        inside.get_submodule(path).register_forward_pre_hook(
+            lambda module, args, kwargs, path=path: keep(path, args, kwargs), with_kwargs=True
+        )
+        for path in modules
+    ]
+    try:
+        name, output = _output(model, first, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {**found, name: output.detach().cpu()}
+
+
+def _output(model: Any, first: Tensor, inputs: Mapping[str, Any]) -> tuple[str, Tensor]:
+    names = inspect.signature(model.forward).parameters
+    how: dict[str, Any] = {"use_cache": False} if {"use_cache", "kwargs"} & names.keys() else {}
+    how |= {"logits_to_keep": MOST_TOKENS} if "logits_to_keep" in names else {}
+    with torch.no_grad():
+        output = model(first, **inputs, **how)
+    if isinstance(output, tuple):
+        return "output", output[0]
+    return next((name, found) for name, found in output.items() if name != "loss")
+
+
+def made(asked: Mapping[str, Any]) -> Any:
+    """The model, from its files; asked: as `whole.recipe` gives it."""
+    import transformers
+
+    files = {"local_files_only": True, "trust_remote_code": asked["trust_remote_code"], **asked["files"]}
+    config = transformers.AutoConfig.from_pretrained(asked["folder"], **files)
+    for part, changes in ((config, asked["config"]), (config.get_text_config(), asked["text_config"])):
+        for name, value in changes.items():
+            setattr(part, name, value)
+    quantize = asked["quantize"] and transformers.BitsAndBytesConfig(**{f"load_in_{asked['quantize']}": True})
+    model = getattr(transformers, asked["class"]).from_pretrained(
+        asked["folder"],
+        config=config,
+        dtype=asked["dtype"],
+        device_map=asked["device_map"],
+        attn_implementation="eager",
+        use_safetensors=asked["use_safetensors"],
+        quantization_config=quantize,
+        **files,
+    )
+    model = adapted(model, **asked["adapter"]) if asked["adapter"] else model
+    return (model.get_encoder() if asked["encoder"] else model).eval()
+
+
+def adapted(model: Any, folder: str, embeddings: int, merged: bool) -> Any:
+    """The model with an adapter, by PEFT; embeddings: how many of its own tokens the adapted model has."""
+    from peft import PeftModel
+
+    if embeddings != model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(embeddings, mean_resizing=False)
+    found = PeftModel.from_pretrained(model, folder, local_files_only=True)
+    return found.merge_and_unload() if merged else found
+
+
+def main(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    asked = json.loads((folder / ASKED).read_text("utf-8"))
+    torch.set_num_threads(asked["threads"])
+    model = made(asked)
+    inputs = load_file(folder / INPUTS, device=asked["device"])
+    found = run(model, inputs.pop(FIRST), inputs, asked["modules"])
+    save_file({name: one.contiguous().clone() for name, one in found.items()}, folder / OUTPUT)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

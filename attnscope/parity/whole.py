@@ -1,0 +1,175 @@
+"""The whole model against a second instance of it: what the oracle takes on trust of the layers' hidden states.
+
+The oracle gets the hidden states that enter a layer's attention. That these are what embeddings, norms, MLPs and the
+order of layers make them is shown by an instance that `alone` makes of the same files and runs on the same inputs: what
+enters each attention module is compared, and the output. The output alone would not do: what a decoder gives does not
+depend on the order in which T5's encoder states are handed over, and the weights do.
+
+Shapes: B text, T token, M width of the output.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnscope.errors import MemoryLimitError, ModelError, UsageError
+from attnscope.memory import free_memory, human_bytes, is_out_of_memory
+from attnscope.model.families import family
+from attnscope.model.loading import chosen_device, load_config, locate
+from attnscope.model.task import chosen_task, model_class, task_of
+from attnscope.parity import alone
+from attnscope.parity.differences import Tolerance, output_difference
+from attnscope.parity.given import is_quantised
+from attnscope.parity.verdicts import WholeParity
+from attnscope.seam.engines import Eager, Engine
+from attnscope.seam.listen import listening, running
+from attnscope.stacks import ENCODER
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel, LoadOptions
+
+NEVER = 1e30  # the size of logits of tokens that a family never gives: equal in both, and no measure of others
+
+
+def check_whole(
+    loaded: LoadedModel,
+    first: Tensor,
+    inputs: Mapping[str, Any],
+    modules: Sequence[str],
+    *,
+    atol: float,
+    engine: Engine | None = None,
+) -> WholeParity:
+    """Compare a model with a second instance, made of its files in a process of its own.
+
+    first, inputs: what its forward is given. modules: the paths of its attention modules. atol, engine: as of
+    `check_parity`. Raises UsageError for a model that has no files, MemoryLimitError where there is no room for two,
+    ModelError where the second cannot be made.
+
+        check_parity(loaded, ids, whole=True).whole    # asks for it
+    """
+    if loaded.options is None:
+        raise UsageError(
+            f"{loaded.name} was made in memory: there are no files to load a second instance from",
+            "load it with attnscope.load, or leave out {whole}",
+        )
+    _check_room(loaded, loaded.options)
+    implementation = (engine or Eager()).implementation
+    with running(loaded.model, implementation), listening(loaded.model, lambda call: None, engine=engine):
+        own = alone.run(loaded.model, first, inputs, modules)
+    tensors = {name: one for name, one in inputs.items() if isinstance(one, Tensor)}  # PEFT makes its own prefix
+    given = {alone.FIRST: first[:, len(loaded.virtual) :], **tensors}
+    second = _second(loaded, loaded.options, given, modules)
+    differences = {name: difference(one, second.get(name)) for name, one in own.items()}
+    return WholeParity(differences, Tolerance(atol, getattr(torch, loaded.dtype)).output)
+
+
+def difference(own: Tensor, second: Tensor | None) -> float:
+    """The largest norm of a token's difference, over the typical token's norm; infinite for another shape.
+
+    Of an adapter whose virtual tokens not both instances give, the last tokens are compared.
+
+    >>> difference(torch.ones(1, 3, 2), torch.ones(1, 3, 2))
+    0.0
+    """
+    if second is None:
+        return math.inf
+    tokens = min(own.shape[-2], second.shape[-2])
+    ours, theirs = (one.reshape(-1, *one.shape[-2:])[:, -tokens:] for one in (own, second))
+    if ours.shape != theirs.shape:
+        return math.inf
+    never = (ours == theirs) & (ours.abs() > NEVER)
+    return output_difference(*(one.double().masked_fill(never, 0.0) for one in (ours, theirs)))[1]
+
+
+def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
+    """How `alone` is to make the second instance: of which files, as which class, with what changed in its config.
+
+    >>> recipe(loaded, loaded.options)["class"]
+    'AutoModelForCausalLM'
+    """
+    options = replace(options, revision=loaded.revision, offline=True)  # the same files, which are here
+    source, config, device = locate(options), load_config(options), chosen_device(options)
+    task = chosen_task(config, options.task, loaded.name)
+    text = loaded.model.config.get_text_config()
+    stretched = ("rope_parameters", "max_position_embeddings") if loaded.stretched_from is not None else ()
+    return {
+        "class": model_class(config, task, loaded.name).__name__,
+        "folder": str(source.folder),
+        "files": source.given,
+        "config": {"transformers_weights": None, **family(config.model_type).config_changes},
+        "text_config": {name: getattr(text, name) for name in stretched},
+        "dtype": "float32" if options.dtype == "auto" and device == "cpu" else options.dtype,
+        "device": loaded.device,
+        "device_map": options.device_map or (None if device == "cpu" else {"": device}),
+        "quantize": options.quantize,
+        "use_safetensors": None if options.allow_pickle else True,
+        "trust_remote_code": options.trust_remote_code,
+        "encoder": task == ENCODER and task_of(config) != ENCODER,
+        "adapter": None if source.adapter is None else _adapter(loaded, options, source.adapter.folder),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _adapter(loaded: LoadedModel, options: LoadOptions, folder: Path) -> dict[str, Any]:
+    kept = options.adapter or ("beside" if is_quantised(loaded.model) else "merged")
+    own = (loaded.embeddings or 0) - len(loaded.virtual)
+    return {"folder": str(folder), "embeddings": own, "merged": kept == "merged" and not loaded.virtual}
+
+
+def _check_room(loaded: LoadedModel, options: LoadOptions) -> None:
+    """Raise MemoryLimitError where the weights do not fit a second time, unless they are spread over devices."""
+    needed = sum(weight.nbytes for weight in loaded.model.parameters())
+    room = free_memory(loaded.device)
+    if options.device_map is None and needed > room:
+        raise _no_room(f"its weights take {human_bytes(needed)}, and {loaded.device} has {human_bytes(room)} free")
+
+
+def _no_room(why: str) -> MemoryLimitError:
+    return MemoryLimitError(f"there is no room for a second instance: {why}", "free memory, or leave out {whole}")
+
+
+def _second(
+    loaded: LoadedModel, options: LoadOptions, inputs: Mapping[str, Tensor], modules: Sequence[str]
+) -> dict[str, Tensor]:
+    """What `alone.run` finds in the second instance."""
+    from safetensors.torch import load_file, save_file
+
+    with TemporaryDirectory(prefix="attnscope-") as name:
+        folder, asked = Path(name), recipe(loaded, options) | {"modules": list(modules)}
+        (folder / alone.ASKED).write_text(json.dumps(asked), "utf-8")
+        save_file({name: one.cpu().contiguous().clone() for name, one in inputs.items()}, folder / alone.INPUTS)
+        _run(folder, loaded.name)
+        return load_file(folder / alone.OUTPUT)
+
+
+def _run(folder: Path, model: str) -> None:
+    """Run `alone` over a folder: off the network, and with nobody to answer a question."""
+    done = subprocess.run(
+        [sys.executable, "-P", alone.__file__, str(folder)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if not done.returncode:
+        return
+    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    if done.returncode == -signal.SIGKILL or "MemoryError" in said or is_out_of_memory(RuntimeError(said)):
+        raise _no_room("memory ran out while it was loaded or run")
+    raise ModelError(f"no second instance of {model} could be run: {said[:200]}", "leave out {whole}")
