@@ -120,8 +120,9 @@ def read(
 
     text: the text, its tokens as a Prompt, or token ids. engine: "eager" reads the model's own matrices, "fused" makes
     none ("tiles", "numba", "triton": that way of it), "auto" takes the faster one that gives what is asked and fits
-    the memory. verify: hold every layer against the oracle too. how: as for `prepare`. Raises InputError for a text that does not fit the
-    model, MemoryLimitError for one that does not fit the memory, UsageError for what cannot be meant.
+    the memory. verify: hold every layer against the oracle too. how: as for `prepare`. Raises InputError for a text
+    that does not fit the model, MemoryLimitError for one that does not fit the memory, UsageError for what cannot be
+    meant.
 
         >>> read(load(), "the financial bank").heads[0].role
     """

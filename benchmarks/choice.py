@@ -3,9 +3,9 @@
     python benchmarks/choice.py                                  # the demo and a larger Llama, all that is asked
     python benchmarks/choice.py --models demo --asked heads --tokens 512,1024 --turns 9 --write
 
-A process for each reading, in turn, forked from one that has loaded the model: its times count what a first reading costs
-(loading the kernel, the comparison with eager), and not the start of Python. Shown are medians, and
-the medians of eager's time over each other engine's in the same turn, from processor seconds and from the clock.
+A process for each reading, in turn, forked from one that has loaded the model: its times count what a first reading
+costs (loading the kernel, the comparison with eager), and not the start of Python. Shown are medians, and the medians
+of eager's time over each other engine's in the same turn, from processor seconds and from the clock.
 """
 
 import argparse

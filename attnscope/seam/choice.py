@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 SHARE = 0.5  # of the free memory that one layer's matrices may take before auto turns to fused
 # From here on a first reading in float32 on a CPU is faster without matrices, the loading of the kernel and the
-# comparison with eager counted: "Which engine auto takes" in benchmarks/RESULTS.md (benchmarks/choice.py, for texts side
-# by side benchmarks/batch.py). Other devices were not measured: there auto goes by memory alone.
+# comparison with eager counted: "Which engine auto takes" in benchmarks/RESULTS.md, by benchmarks/choice.py; of texts
+# side by side, "Batch". Other devices were not measured: there auto goes by memory alone.
 FASTER_TOKENS = 1_000  # of the text, by the kernel and by the tiles, whatever is asked but matrices
 FASTER_SCORES = 2**24  # of shorter texts together, where the kernel answers all that is asked
 LACKING = "a compiled kernel reads such a text faster: pip install 'attnscope[fast]'"
