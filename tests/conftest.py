@@ -3,36 +3,13 @@
 import gc
 import logging
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers.environment import pin
 from helpers.pretrained import ELSEWHERE, SHARED, pretrained
-
-# What a person's shell may say otherwise, and what tests go by; xdist sets COLUMNS.
-PINNED = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",  # tiny models gain nothing from more, and other tests may be running
-    "LC_ALL": "C.UTF-8",
-    "TERM": "xterm-256color",
-    "ATTNSCOPE_READING_SECONDS": "600",  # a text of a test that is not about the deadline, on a busy machine
-}
-UNSET = """
-    COLUMNS LINES NO_COLOR FORCE_COLOR CLICOLOR CLICOLOR_FORCE COLORTERM MKL_NUM_THREADS RAY_ADDRESS MPLBACKEND
-    PYTHONWARNINGS PYTHONIOENCODING PYTHONUTF8 TQDM_DISABLE
-"""
-OTHERS = ("HF_", "TRANSFORMERS_", "HUGGINGFACE_", "TYPER_", "ATTNSCOPE_")  # what begins so is unset, too
-KEPT = {"ATTNSCOPE_REQUIRE_BROWSER"}
-
-
-def pin(environment: MutableMapping[str, str]) -> None:
-    """Make an environment the same on every machine and in every shell, as far as the package and its tests read it."""
-    for name in [*environment]:
-        if name in UNSET.split() or (name.startswith(OTHERS) and name not in KEPT):
-            del environment[name]
-    environment.update(PINNED)
-
 
 pin(os.environ)
 

@@ -85,6 +85,8 @@ def test_auto_takes_what_is_faster_and_says_why(on_cpu: Case, monkeypatch) -> No
     without = automatic(on_cpu, FASTER_TOKENS, Request(), fits=True)
     assert (without.words, without.hint) == ("fused (tiles): faster from 1,000 tokens", LACKING)
     assert automatic(on_cpu, FASTER_TOKENS - 1, Request(), fits=True).hint == ""
+    drawn = automatic(on_cpu, FASTER_TOKENS, Request(maps="all"), fits=True)
+    assert (drawn.words, drawn.hint) == (without.words, "")  # of maps the kernel leaves the most to the tiles
 
 
 @pytest.mark.parametrize(

@@ -125,29 +125,33 @@ def automatic(case: Case, tokens: int, request: Request | None, *, fits: bool) -
     long = tokens >= FASTER_TOKENS and request is not None
     kept = case.keeps_eager(request) if request is not None else ""
     if long and not kept:
-        return _fused(case, tokens, f"faster from {FASTER_TOKENS:,} tokens", for_speed=fits)
+        return _fused(case, tokens, request, f"faster from {FASTER_TOKENS:,} tokens")._replace(for_speed=fits)
     if not fits and case.can_fuse:
-        return _fused(case, tokens, "a layer's matrices do not fit")
+        return _fused(case, tokens, request, "a layer's matrices do not fit")
     return Choice(ENGINES["eager"], kept * long)
 
 
-def _fused(case: Case, tokens: int, why: str, for_speed: bool = False) -> Choice:
+def _fused(case: Case, tokens: int, request: Request | None, why: str) -> Choice:
     if case.device != "cpu":
         return Choice(ENGINES["fused"], why)
     heads = max((layer.heads for layer in case.geometry.attention_layers), default=0)
     pays = heads * tokens**2 >= compiled.PAYS
-    reader, hint = ("numba", "") if compiled.installed() else ("tiles", LACKING)
-    return Choice(ENGINES["fused"], why, reader if pays else "tiles", for_speed, hint if pays else "")
+    if pays and compiled.installed():
+        return Choice(ENGINES["fused"], why, "numba")
+    return Choice(ENGINES["fused"], why, "tiles", hint=LACKING if pays and request and _swept(request) else "")
 
 
-def kernel_reads(loaded: LoadedModel, request: Request) -> bool:
-    """Whether the compiled kernel can answer all that is asked, so that short texts are faster too, many at once."""
-    case = Case(loaded.geometry, loaded.device, loaded.dtype, calls_interface(loaded.model))
-    if case.keeps_eager(request) or not compiled.installed():
-        return False
+def _swept(request: Request) -> bool:
+    """Whether the kernel answers all that is asked; what it leaves to the tiles takes most of their time."""
     others = request.maps or request.operands or request.rollout or not request.view.of_heads or request.group
     few = request.top_k is not None and request.top_k <= compiled.MOST_TOP
     return few and not (others or request.query or request.key)
+
+
+def kernel_reads(loaded: LoadedModel, request: Request) -> bool:
+    """Whether the kernel is here and answers all that is asked, so that short texts are faster too, many at once."""
+    case = Case(loaded.geometry, loaded.device, loaded.dtype, calls_interface(loaded.model))
+    return compiled.installed() and not case.keeps_eager(request) and _swept(request)
 
 
 def does_not_fit(
