@@ -86,7 +86,7 @@ def test_auto_takes_what_is_faster_and_says_why(on_cpu: Case, monkeypatch) -> No
     assert (without.words, without.hint) == ("fused (tiles): faster from 1,000 tokens", LACKING)
     assert automatic(on_cpu, FASTER_TOKENS - 1, Request(), fits=True).hint == ""
     drawn = automatic(on_cpu, FASTER_TOKENS, Request(maps="all"), fits=True)
-    assert (drawn.words, drawn.hint) == (without.words, "")  # of maps the kernel leaves the most to the tiles
+    assert (drawn.words, drawn.hint) == (without.words, "")  # the kernel sums over cells no faster
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_no_shell_changes_what_the_tests_see() -> None:
 
 def test_work_is_counted_the_same_every_time() -> None:
     def squared(size: int) -> int:
-        return steps(lambda: [[column for column in range(size)] for _ in range(size)])
+        return steps(lambda: [[column + 1 for column in range(size)] for _ in range(size)])
 
     assert squared(10) == squared(10)
     assert 50 < squared(100) / squared(10) < 101

@@ -142,7 +142,7 @@ def _fused(case: Case, tokens: int, request: Request | None, why: str) -> Choice
 
 
 def _swept(request: Request) -> bool:
-    """Whether the kernel answers all that is asked; what it leaves to the tiles takes most of their time."""
+    """Whether all that is asked is what the kernel answers faster than the tiles: not sums over groups, as maps are."""
     others = request.maps or request.operands or request.rollout or not request.view.of_heads or request.group
     few = request.top_k is not None and request.top_k <= compiled.MOST_TOP
     return few and not (others or request.query or request.key)
