@@ -23,7 +23,7 @@ from attnscope.model.geometry import tokens_that_fit, with_tower
 from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
-from attnscope.seam.choice import choose, difference
+from attnscope.seam.choice import Choice, choose, difference
 from attnscope.seam.engines import Engine
 from attnscope.seam.generation import continuation, ends, start_token, translation
 from attnscope.seam.inputs import given_of
@@ -41,7 +41,7 @@ Text = str | Prompt | Sequence[int] | Sound
 
 @dataclass(frozen=True)
 class Run:
-    """One text about to be read: the model, the prompt, what to keep, and the engine that fits.
+    """One text about to be read: the model, the prompt, what to keep, and the engine, with why it was chosen.
 
     source: what an encoder-decoder's encoder reads, while its decoder reads the prompt. chosen: the tokens that are
     asked about. facts: what the manifest is to say beside what every run says. atlas: what
@@ -51,11 +51,16 @@ class Run:
     loaded: LoadedModel
     prompt: Prompt
     request: Request
-    engine: Engine
+    choice: Choice
     chosen: Chosen = Chosen()
     facts: Mapping[str, Any] = field(default_factory=dict)
     atlas: Atlas | None = None
     source: Prompt | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """Who computes the layers' attention."""
+        return self.choice.engine
 
     @property
     def text(self) -> Prompt:
@@ -115,9 +120,10 @@ def read(
     """Read one text through one model and keep what the request asks for.
 
     text: the text, its tokens as a Prompt, or token ids. engine: "eager" reads the model's own matrices, "fused" makes
-    none ("tiles", "numba", "triton": that way of it), "auto" is eager while a layer's matrices fit. verify: hold
-    every layer against the oracle too. how: as for `prepare`. Raises InputError for a text that does not fit the
-    model, MemoryLimitError for one that does not fit the memory, UsageError for what cannot be meant.
+    none ("tiles", "numba", "triton": that way of it), "auto" takes the faster one that gives what is asked and fits
+    the memory. verify: hold every layer against the oracle too. how: as for `prepare`. Raises InputError for a text
+    that does not fit the model, MemoryLimitError for one that does not fit the memory, UsageError for what cannot be
+    meant.
 
         >>> read(load(), "the financial bank").heads[0].role
     """
@@ -183,15 +189,16 @@ def prepare(
         heads = select_stacks(select, geometry.heads_of_stacks, geometry.kind, named)
         request = request.selecting(heads, geometry)
     tokens, made, source = len(prompt) + (generate or 0) * (not of_two), dict[str, Any](), None
-    computes = choose(loaded, max([tokens, *map(len, prompt.tower)]), engine, memory, listen=listen)
+    longest = max([tokens, *map(len, prompt.tower)])
+    choice = choose(loaded, longest, engine, memory, listen=listen, request=request)
     if of_two:
-        source, (prompt, made) = prompt, _target(loaded, prompt, target, generate, computes, advance)
+        source, (prompt, made) = prompt, _target(loaded, prompt, target, generate, choice.engine, advance)
     elif generate:
         _check_matrices(loaded, request, prompt, more=generate)
-        prompt, made = _generated(loaded, prompt, generate, computes, advance)
+        prompt, made = _generated(loaded, prompt, generate, choice.engine, advance)
     _check_matrices(loaded, request, prompt, len(source or ()))
-    facts = made | _facts(loaded, prompt, source, computes, found)
-    return Run(loaded, prompt, request, computes, request.chosen(prompt, source), facts, found, source)
+    facts = made | _facts(loaded, prompt, source, choice.engine, found)
+    return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, found, source)
 
 
 def _check_reads(loaded: LoadedModel, text: Text) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.environment import pin
 from helpers.pretrained import ELSEWHERE, SHARED, pretrained
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.pop("COLUMNS", None)  # xdist sets it, and tables in a pipe are as wide as it says
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more, and other tests may be running
+pin(os.environ)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,13 +9,14 @@ import torch
 
 from attnscope.figures import beside
 from attnscope.figures.pool import cores
+from helpers.command_line import HANGS
 
 HELPER = Path(__file__).parent / "helpers" / "beside.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or cores() == 1, reason="needs Linux and two cores")
 
 
 def test_it_draws_the_same_and_ends_as_it_should(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(HELPER), str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(HELPER), str(tmp_path)], capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
 
 
@@ -32,6 +33,6 @@ def test_heads_loads_no_matplotlib_where_another_process_draws(tmp_path: Path) -
         "print('matplotlib.figure' in sys.modules, file=sys.stderr); sys.exit(code)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    done = subprocess.run([*command, "magma"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "magma"], capture_output=True, text=True, timeout=HANGS)
     assert (done.returncode, done.stderr) == (0, "False\n")
     assert (tmp_path / "run" / "overview.png").stat().st_size > 1000

@@ -3,10 +3,13 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from attnscope.errors import InputError, UsageError
+from attnscope.observe import Request
+from attnscope.seam.choice import choose
 from attnscope.seam.engines import ENGINES
 from attnscope.text.reading import read_text
 from helpers.command_line import SENTENCE, call, on_terminal
@@ -118,12 +121,24 @@ def test_info_counts_the_tiles_of_the_device_that_is_asked_about():
     assert long_there["eager"] == long["eager"]
 
 
+def test_info_says_what_auto_takes_as_a_run_would(demo):
+    found = json.loads(call("info", "demo", "--tokens", "9,2048", "--device", "cpu", "--format", "json").out)
+    expected = [choose(replace(demo, device="cpu"), tokens, request=Request()) for tokens in (9, 2048)]
+    assert [one["auto"]["words"] for one in found["costs"]] == [one.words for one in expected]
+    assert [one["auto"]["engine"] for one in found["costs"]] == ["eager", "fused"]
+    elsewhere = json.loads(call("info", "demo", "--device", "cuda:99", "--format", "json").out)
+    assert elsewhere["costs"][0]["auto"] is None
+    assert "auto takes" not in call("info", "demo", "--device", "cuda:99", columns=120).out.decode()
+
+
 def test_info_says_what_every_engine_takes_and_the_weights():
     facts = json.loads(call("info", "demo", "--tokens", "9,2048", "--dtype", "bfloat16", "--format", "json").out)
     assert facts["weights_bytes"] == 2 * facts["parameters"]
     for cost in facts["costs"]:
         assert set(cost["engines"]) == set(ENGINES)
         assert (cost["engines"]["eager"], cost["engines"]["fused"]) == (cost["eager_bytes"], cost["fused_bytes"])
+        assert cost["auto"] == {"engine": "eager", "words": cost["auto"]["words"]}
+    assert facts["costs"][1]["auto"]["words"] == "eager: fused rounds otherwise in bfloat16"
     assert facts["costs"][1]["engines"]["eager"] == 2048**2 * (6 * (2 + 4 + 4) + 2)
     shown = " ".join(call("info", "demo", columns=120).out.decode().split())
     assert all(f"{what}: one layer" in re.sub(r"\x1b\[[0-9;]*m", "", shown) for what in ("eager", "fused"))

@@ -134,7 +134,7 @@ def test_tab_in_bash(tmp_path):
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True)
     os.close(theirs)
     os.write(ours, b"attnscope relat\t--sel\t")
-    shown, end = b"", time.monotonic() + 60
+    shown, end = b"", time.monotonic() + HANGS
     while b"attnscope relations --select " not in shown and time.monotonic() < end:
         if select.select([ours], [], [], 0.1)[0]:
             shown += os.read(ours, 4096)

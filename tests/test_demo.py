@@ -15,6 +15,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from helpers.command_line import HANGS
+
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "attnscope" / "demo"
 SCRIPT = ROOT / "scripts" / "train_demo.py"
@@ -210,7 +212,7 @@ def test_the_whole_corpus_keeps_its_promises(demo_corpus: Any, facts: dict[str, 
 def test_two_short_trainings_are_equal_and_load(tmp_path: Path) -> None:
     def trained(name: str) -> dict[str, Any]:
         command = [sys.executable, str(SCRIPT), "--steps", "30", "--threads", "1", "--out", str(tmp_path / name)]
-        subprocess.run(command, check=True, capture_output=True, timeout=600)
+        subprocess.run(command, check=True, capture_output=True, timeout=HANGS)
         return json.loads((tmp_path / name / "training.json").read_text(encoding="utf-8"))
 
     first, second = trained("first"), trained("second")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import attnscope
@@ -35,7 +36,7 @@ from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.atlas.scan import plan, scan
 from attnscope.text.prompt import from_ids, from_text
 from helpers.parity_models import in_half, roused_model
-from helpers.pretend import MixedDevicesError, Pretended, devices_of, place, pretend
+from helpers.pretend import MixedDevicesError, Pretended, Seen, devices_of, place, pretend
 
 TEXT = "the financial bank is located on river bank"
 TEXTS = ("the mill", "the financial bank is located on river bank", "the river bank")
@@ -185,6 +186,21 @@ def waits(tokenizer: Any, engine: str) -> float:
 @pytest.mark.parametrize("engine", WAITS_PER_LAYER)
 def test_the_host_waits_a_few_times_per_layer(demo: LoadedModel, engine: str) -> None:
     assert 0 < waits(demo.tokenizer, engine) <= WAITS_PER_LAYER[engine]
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        (seam.__file__, True),
+        ("/home/attnscope/tests/helpers/pretend.py", False),  # a clone is called so, too
+        (torch.__file__, False),
+        (transformers.modeling_utils.__file__, False),
+    ],
+)
+def test_a_wait_is_the_package_s_where_its_own_code_asked(file: str, counts: bool) -> None:
+    seen = Seen()
+    exec(compile("seen.wait('item')", file, "exec"), {"seen": seen})
+    assert bool(seen.waits) == counts
 
 
 LONG = 300  # tokens; a block of memory is large from one head's N x N numbers on

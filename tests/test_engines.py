@@ -11,11 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.errors import MemoryLimitError, UsageError
-from attnscope.model.geometry import longer
+from attnscope.model.geometry import geometry_of, longer
 from attnscope.model.loading import LoadedModel, LoadOptions, load
+from attnscope.observe import Request
+from attnscope.seam import choice
 from attnscope.seam.checks import CHECKED_ROWS, sampled_rows
-from attnscope.seam.choice import choose, difference, read_size
-from attnscope.seam.engines import Beside, Eager, Tiled
+from attnscope.seam.choice import FASTER_TOKENS, LACKING, Case, Choice, automatic, choose, difference, read_size
+from attnscope.seam.engines import ENGINES, Beside, Eager, Engine, Tiled
 from attnscope.seam.listen import listen
 from attnscope.text.prompt import from_text
 from helpers.command_line import call
@@ -32,17 +34,20 @@ def loaded() -> LoadedModel:
 
 
 def test_auto_takes_eager_while_a_layer_fits_the_budget(loaded: LoadedModel) -> None:
-    assert isinstance(choose(loaded, 100, "auto"), Eager)
-    assert isinstance(choose(loaded, 100, "auto", "10k"), Tiled)
-    assert isinstance(choose(loaded, 10**6, "auto"), Tiled)
-    assert isinstance(choose(loaded, 10**6, "auto", listen=True), Beside)
-    assert isinstance(choose(loaded, 600, "auto", "30MB"), Eager)
-    assert isinstance(choose(loaded, 600, "auto", "30MB", batch=10), Tiled)
+    def chosen(*asked, **how) -> Engine:
+        return choose(loaded, *asked, **how).engine
+
+    assert isinstance(chosen(100, "auto"), Eager)
+    assert isinstance(chosen(100, "auto", "10k"), Tiled)
+    assert isinstance(chosen(10**6, "auto"), Tiled)
+    assert isinstance(chosen(10**6, "auto", listen=True), Beside)
+    assert isinstance(chosen(600, "auto", "30MB"), Eager)
+    assert isinstance(chosen(600, "auto", "30MB", batch=10), Tiled)
 
 
 def test_the_model_runs_under_the_implementation_that_is_listened_to(loaded: LoadedModel) -> None:
     ran = []
-    ids_BT, engine = torch.tensor([[1, 2, 3]]), choose(loaded, 100, "auto")
+    ids_BT, engine = torch.tensor([[1, 2, 3]]), choose(loaded, 100, "auto").engine
     listen(loaded.model, ids_BT, lambda call: ran.append(loaded.attention), engine=engine)
     assert ran == ["eager"] * 4
     assert loaded.attention == "sdpa"  # as it was loaded
@@ -59,9 +64,82 @@ def test_eager_that_does_not_fit_says_what_would(loaded: LoadedModel) -> None:
 def test_a_family_outside_the_interface_stays_eager() -> None:
     model = tiny_model("bloom")
     bloom = LoadedModel(model, None, load(LoadOptions()).geometry, "bloom", None, "cpu", "float32")
-    assert choose(bloom, 10, "auto").name == "eager"
+    assert choose(bloom, 10, "auto").engine.name == "eager"
     with pytest.raises(UsageError, match='use engine="eager"'):
         choose(bloom, 10, "fused")
+
+
+@pytest.fixture
+def on_cpu(monkeypatch) -> Case:
+    """The demo on a CPU, where the compiled kernel is."""
+    monkeypatch.setattr(choice.compiled, "installed", lambda: True)
+    return Case(load(LoadOptions(device="cpu")).geometry, "cpu", "float32", can_fuse=True)
+
+
+def test_auto_takes_what_is_faster_and_says_why(on_cpu: Case, monkeypatch) -> None:
+    short, long = (automatic(on_cpu, tokens, Request(), fits=True) for tokens in (FASTER_TOKENS - 1, FASTER_TOKENS))
+    assert short == Choice(ENGINES["eager"])
+    assert (long.engine, long.for_speed, long.hint) == (ENGINES["fused"], True, "")
+    assert (short.words, long.words) == ("eager", "fused (numba): faster from 1,000 tokens")
+    monkeypatch.setattr(choice.compiled, "installed", lambda: False)
+    without = automatic(on_cpu, FASTER_TOKENS, Request(), fits=True)
+    assert (without.words, without.hint) == ("fused (tiles): faster from 1,000 tokens", LACKING)
+    assert automatic(on_cpu, FASTER_TOKENS - 1, Request(), fits=True).hint == ""
+    drawn = automatic(on_cpu, FASTER_TOKENS, Request(maps="all"), fits=True)
+    assert (drawn.words, drawn.hint) == (without.words, "")  # the kernel sums over cells no faster
+
+
+@pytest.mark.parametrize(
+    ("request_", "other", "why"),
+    [
+        (Request(weights=True), {}, "whole matrices are kept"),
+        (Request(), {"dtype": "bfloat16"}, "fused rounds otherwise in bfloat16"),
+        (Request(), {"dtype": "float64"}, "fused rounds otherwise in float64"),
+        (Request(), {"device": "cuda:0"}, "fused was not timed on cuda"),
+        (Request(), {"can_fuse": False}, "llama does not show q and k"),
+        (Request(), {"geometry": "diffllama"}, "differences of heads are taken of matrices"),
+    ],
+)
+def test_auto_keeps_to_eager_where_fused_gives_something_else_or_was_not_timed(
+    on_cpu: Case, request_: Request, other: dict, why: str
+) -> None:
+    if "geometry" in other:
+        other = {"geometry": geometry_of(tiny_config(other["geometry"]))}
+    case = on_cpu._replace(**other)
+    assert automatic(case, FASTER_TOKENS, request_, fits=True) == Choice(ENGINES["eager"], why)
+    assert automatic(case, FASTER_TOKENS - 1, request_, fits=True) == Choice(ENGINES["eager"])
+    assert automatic(on_cpu, FASTER_TOKENS, Request(), fits=True).engine == ENGINES["fused"]
+    full = automatic(case, 100, request_, fits=False)
+    assert full.engine == ENGINES["fused" if case.can_fuse else "eager"]
+    assert full.words.endswith("a layer's matrices do not fit") == case.can_fuse
+
+
+def long_ids(tmp_path: Path) -> tuple[str, ...]:
+    """A text as long as auto reads without matrices, for the demo."""
+    ids = tmp_path / "ids.txt"
+    ids.write_text(" ".join(str(5 + place * place % 900) for place in range(FASTER_TOKENS)))
+    return "--ids", str(ids), "--positions", "1024", "--device", "cpu"
+
+
+def test_a_long_text_under_auto_has_the_numbers_of_eager_and_says_who_read_it(tmp_path: Path) -> None:
+    asked = ("heads", *long_ids(tmp_path), "--sort", "layer", "--format", "jsonl")
+    done, eager = (call(*asked, "--engine", engine) for engine in ("auto", "eager"))
+    assert "engine fused (numba): faster from 1,000 tokens (output attnscope, " in done.err
+    assert "from eager on the first tokens)" in done.err
+    assert "  engine eager  " in eager.err
+    for ours, theirs in zip(*(map(json.loads, one.out.splitlines()) for one in (done, eager)), strict=True):
+        for name in theirs:
+            number = isinstance(theirs[name], float)
+            assert ours[name] == (pytest.approx(theirs[name], abs=1e-5, rel=1e-5) if number else theirs[name])
+
+
+def test_a_missing_kernel_is_said_once_where_it_would_pay(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(choice.compiled, "installed", lambda: False)
+    monkeypatch.setattr("attnscope.attention.compiled.operator.installed", lambda: False)
+    asked = ("heads", *long_ids(tmp_path))
+    assert call(*asked).err.count(LACKING) == 1
+    assert LACKING not in call("heads", TEXT, "--device", "cpu").err
+    assert call(*asked, "-q").err == ""
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure, pooled
 from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.writer import drawing, write_whole
+from helpers.command_line import HANGS
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 BANK = ("the", "financial", "bank", "is", "located", "on", "the", "river", "bank")
@@ -335,7 +336,7 @@ def parents() -> dict[int, int]:
 def test_workers_end_with_their_parent_and_leave_no_half_file(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, str(script(tmp_path / "draw.py", "if __name__ == '__main__': ")), str(tmp_path / "out")]
     parent = subprocess.Popen([*command, "2", "4000"], stderr=subprocess.DEVNULL, env=ENV)
-    out, deadline = tmp_path / "out", time.monotonic() + 120
+    out, deadline = tmp_path / "out", time.monotonic() + HANGS
     while len(list(out.glob("[0-9]*.png"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     workers = {one for one, above in parents().items() if above == parent.pid}

@@ -24,21 +24,25 @@ def folder(tmp_path):
 
 
 SCRIPT = """
-import sys, json, os, time
+import sys, json, os
 from attnscope.model import hub
 from attnscope.errors import AttnscopeError
 from attnscope.model.libraries import silence_libraries
 from attnscope.model.loading import LoadOptions, load
 silence_libraries(False)
+within, deadlines = hub.within, []
+def counted(seconds, call):
+    deadlines.append(seconds)
+    return within(seconds, call)
+hub.within = counted
 def say(options):
     hub.ANSWER_SECONDS = options.pop("answer", hub.ANSWER_SECONDS)
-    started = time.monotonic()
     try:
         loaded = load(LoadOptions(**options))
         print("loaded", loaded.revision, "torch" in sys.modules)
     except AttnscopeError as error:
         print(type(error).__name__, error, "torch" in sys.modules)
-    print(time.monotonic() - started, flush=True)
+    print(sum(deadlines), flush=True)
 """
 ONCE = "say(json.loads(sys.argv[1]))"
 FORKS = """
@@ -66,7 +70,7 @@ def settings(home, endpoint="http://127.0.0.1:9"):
 
 
 def in_a_fresh_process(home, endpoint="http://127.0.0.1:9", **options):
-    """stdout, stderr and seconds of loading in a process whose Hub is at `endpoint` and whose cache is `home`."""
+    """stdout, stderr and the most seconds it may wait for the Hub at `endpoint`; its cache is `home`."""
     command, environment = [sys.executable, "-c", SCRIPT + ONCE, json.dumps(options)], settings(home, endpoint)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS, check=False)
     said, seconds = done.stdout.strip().rsplit("\n", 1)
@@ -148,7 +152,7 @@ def test_a_hub_that_is_not_there(tmp_path):
     assert "(http://127.0.0.1:9) cannot be reached" in said
     assert 'pass a folder: model="path/to/model"' in said
     assert noise == ""
-    assert seconds < 20
+    assert 0 < seconds < 20
 
 
 @pytest.mark.slow
@@ -159,7 +163,7 @@ def test_a_hub_that_takes_the_call_and_says_nothing_is_given_up_in_20_seconds(tm
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         said, _, seconds = in_a_fresh_process(tmp_path / "home", url, model="owner/tiny")
     assert "cannot be reached" in said
-    assert seconds < 20
+    assert 0 < seconds < 20
 
 
 def test_the_deadline_bounds_what_has_no_timeout_of_its_own():

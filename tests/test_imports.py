@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import attnscope
+from helpers.command_line import HANGS
 
 ROOT = Path(attnscope.__file__).parent
 SOURCES = {
@@ -202,7 +203,7 @@ ASKED = (  # by bash, what may follow `attnscope heads --sort `
 )
 def test_what_a_quick_command_never_loads(command, absent):
     script = f"{command}\nimport json, sys; print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANGS, check=True)
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
     assert "attnscope" in loaded
     assert not loaded & set(absent.split())

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +15,14 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnscope.errors import InputError, UsageError
+from attnscope.text import labels
 from attnscope.text.characters import located
 from attnscope.text.labels import BYTES, visible
 from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
 from attnscope.text.reading import decode_utf8, read_text
 from attnscope.text.spans import sentence_ranges, word_ranges
 from helpers.made_tokenizers import LINES, MAKERS, SlowBytes, SlowWords, byte_level, llama, wordpiece
+from helpers.work import steps
 
 SHARED = Path(__file__).parents[2] / "shared" / "models"
 TEXTS = {
@@ -512,18 +513,33 @@ def test_nothing_is_logged_about_length(caplog):
         logger.removeHandler(caplog.handler)
 
 
+def growth(tokenizer) -> float:
+    """How many times the work it takes to label ten times the text."""
+
+    def work(repeats: int) -> int:
+        ids = tokenizer("the bank 日 e\u0301. " * repeats, verbose=False)["input_ids"]
+        return steps(lambda: from_ids(tokenizer, ids))
+
+    work(1)  # what is looked up once
+    short = work(10)
+    return work(100) / short
+
+
 @pytest.mark.parametrize("make", [byte_level, llama, SlowBytes])
 def test_labelling_takes_linear_time(make):
-    tokenizer = make()
+    assert growth(make()) < 11
 
-    def seconds(repeats: int) -> float:
-        ids = tokenizer("the bank 日 e\u0301. " * repeats, verbose=False)["input_ids"]
-        started = time.perf_counter()
-        from_ids(tokenizer, ids)
-        return time.perf_counter() - started
 
-    short, long = (min(seconds(repeats) for _ in range(3)) for repeats in (100, 1000))
-    assert long < 40 * short  # ten times the text; quadratic would be a hundred
+@pytest.mark.parametrize("make", [byte_level, llama, SlowBytes])
+def test_labelling_that_looks_back_at_all_tokens_is_noticed(make, monkeypatch):
+    label, before = labels._label, []
+
+    def looking_back(piece, exact):
+        before.append(exact)
+        return label(piece, "".join(one for one in before if one is exact))
+
+    monkeypatch.setattr(labels, "_label", looking_back)
+    assert growth(make()) > 20
 
 
 def test_a_long_text_of_one_word():

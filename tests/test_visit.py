@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.command_line import HANGS
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -19,7 +21,7 @@ def visit(folder: Path) -> list[dict]:
     stub.chmod(0o755)
     env = os.environ | {"PATH": f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin"}
     command = ["bash", BENCHMARKS / "gpu.sh", folder / "gpu.jsonl"]
-    subprocess.run(command, env=env, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, env=env, check=True, capture_output=True, timeout=HANGS)
     return [json.loads(line) for line in (folder / "gpu.jsonl").read_text().splitlines()]
 
 

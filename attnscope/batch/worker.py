@@ -22,7 +22,7 @@ from attnscope.model.loading import LoadedModel, load
 from attnscope.model.padding import pads
 from attnscope.observation import Observation
 from attnscope.observe import observe
-from attnscope.seam.choice import choose, kernel_reads
+from attnscope.seam.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import translation
 from attnscope.selection import select_stacks
@@ -31,7 +31,6 @@ from attnscope.text.tokens import Chosen, Found
 
 SURELY_FITS = 512**2  # pairs of tokens: one layer's matrices are then no more than some megabytes
 KERNEL = "numba"
-KERNEL_PAYS = 2**24  # scores of a window: below, loading the kernel takes as long as it saves
 KERNEL_TOKENS = 2  # times a batch's tokens: it makes no matrices, and what a batch costs in Python is paid less often
 
 
@@ -103,7 +102,9 @@ class Worker:
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(sum(of.values()) for of in heads.values())
-        self._kernel = job.engine == "auto" and _plain(job) and kernel_reads(self.loaded, job.request.top_k)
+        named = job.query_field or job.key_field
+        self._quick = job.engine == "auto"  # whether what eager could read is read by what is faster
+        self._kernel = self._quick and not named and kernel_reads(self.loaded, job.request)
 
     def windows(self, shard: Shard) -> Iterator[Window]:
         """A shard's items, tokenised, in pieces whose results fit into memory; the cut depends on the items alone."""
@@ -126,7 +127,7 @@ class Worker:
             window.failures = [*window.failures, *failures]
         lengths = [text.longest for text in window.texts]
         scores = self._heads * sum(length**2 for length in lengths)  # of this window alone: each run chooses the same
-        engine = KERNEL if self._kernel and scores >= KERNEL_PAYS else self.job.engine
+        engine = KERNEL if self._quick and self._kernel and scores >= FASTER_SCORES else self.job.engine
         limit = self.limit * KERNEL_TOKENS if engine == KERNEL and self.job.batch_tokens is None else self.limit
         apart = None if pads(self.loaded.model) else [text.lengths for text in window.texts]
         groups = batches(lengths, limit, apart, 1 if self.job.one_by_one else None)
@@ -162,8 +163,8 @@ class Worker:
     def _translated(self, loaded: LoadedModel, text: Text) -> Text | Failure:
         """The text with the target that the model makes of it, alone: so it does not depend on the batching."""
         try:
-            engine = self._engine(loaded, 1, len(text.prompt), self.job.engine)
-            ids = translation(loaded, text.prompt, engine)
+            choice = self._choice(loaded, 1, len(text.prompt), self.job.engine)
+            ids = translation(loaded, text.prompt, choice.engine)
             text = text._replace(target=from_ids(loaded.tokenizer, ids))
             return text._replace(chosen=self._chosen(text))
         except Exception as error:  # any family's own generation, with any text
@@ -203,13 +204,15 @@ class Worker:
         except UsageError as error:  # what a record says, or a pattern that takes too long on this text
             raise InputError(error.message) from error
 
-    def _observed(self, loaded: LoadedModel, texts: Sequence[Text], engine: str) -> Measured:
+    def _observed(self, loaded: LoadedModel, texts: Sequence[Text], name: str, quick: bool = True) -> Measured:
         """Observe a batch; one that does not fit, or does not hold, is halved until the text at fault is alone.
 
-        What the kernel was chosen for and does not hold is read again as without it.
+        What does not hold with an engine that was chosen for its speed is read again by what memory alone chooses.
         """
+        choice = Choice(ENGINES["eager"])
         try:
-            seen = self._forward(loaded, texts, engine)
+            choice = self._choice(loaded, len(texts), max(text.longest for text in texts), name, quick)
+            seen = self._forward(loaded, texts, choice.engine)
             broken = _broken(seen[0])
         except Exception as error:  # any family's code, with any text
             if _is_fatal(error):
@@ -220,20 +223,19 @@ class Worker:
         items = [text.item for text in texts]
         if not broken:
             return Measured(len(texts), list(zip(items, seen, strict=True)), [])
-        if engine != self.job.engine:
-            again = self._observed(loaded, texts, self.job.engine)
-            self._kernel = bool(again.failures)  # where no text is at fault, the kernel is not for this model
+        if choice.for_speed:
+            again = self._observed(loaded, texts, self.job.engine, quick=False)
+            self._quick = bool(again.failures)  # where no text is at fault, what is faster is not for this model
             return again
         if len(texts) == 1:
             return Measured(1, [], [Failure.of(items[0], broken)])
         half = len(texts) // 2
         parts = texts[:half], texts[half:]
-        return Measured.joined([self._observed(loaded, part, engine) for part in parts])
+        return Measured.joined([self._observed(loaded, part, name, quick) for part in parts])
 
-    def _forward(self, loaded: LoadedModel, texts: Sequence[Text], name: str) -> list[Observation]:
+    def _forward(self, loaded: LoadedModel, texts: Sequence[Text], engine: Engine) -> list[Observation]:
         """One forward pass over a batch."""
         prompts, chosen = [text.prompt for text in texts], [text.chosen for text in texts]
-        engine = self._engine(loaded, len(texts), max(text.longest for text in texts), name)
         targets = [text.target for text in texts if text.target is not None]
         if not targets:
             return observe(loaded, prompts, self.request, engine=engine, chosen=chosen)
@@ -241,11 +243,13 @@ class Worker:
         how: dict[str, Any] = {"sources": prompts, "facts": facts}
         return observe(loaded, targets, self.request, engine=engine, chosen=chosen, **how)
 
-    def _engine(self, loaded: LoadedModel, texts: int, longest: int, name: str) -> Engine:
-        """The engine of a name; under auto, eager while the matrices of the whole batch fit."""
+    def _choice(self, loaded: LoadedModel, texts: int, longest: int, name: str, quick: bool = True) -> Choice:
+        """The engine of a name for a batch; quick: auto takes what is faster, and else goes by memory alone."""
         if name in ("auto", "eager") and texts * longest**2 <= SURELY_FITS:
-            return ENGINES["eager"]
-        return choose(loaded, longest, name, batch=texts)
+            return Choice(ENGINES["eager"])
+        request = self.request if quick and self._quick else None
+        choice = choose(loaded, longest, name, batch=texts, request=request)
+        return choice if name == self.job.engine else choice._replace(for_speed=True)
 
     def _take_less(self, prompts: list[Prompt]) -> None:
         size = len(prompts) * max(len(prompt) for prompt in prompts)
@@ -260,14 +264,6 @@ def _tapered(groups: list[list[int]]) -> list[list[int]]:
     """The last batches in halves, so that cores that share the batches end at about the same time."""
     halves = [half for group in groups[-2:] for half in (group[: len(group) // 2], group[len(group) // 2 :]) if half]
     return [*groups[:-2], *halves]
-
-
-def _plain(job: Job) -> bool:
-    """Whether all that is asked is what the kernel answers, and no matrix is kept."""
-    asked = job.request
-    matrices = asked.weights or asked.maps or asked.operands or asked.rollout or not asked.view.of_heads
-    named = asked.query or asked.key or job.query_field or job.key_field
-    return not (matrices or named or asked.group)
 
 
 def _of_tokens(job: Job) -> bool:

@@ -183,7 +183,7 @@ def readings(
     texts: Sequence[Named], loaded: Sequence[LoadedModel], asked: Sides, room: Room, quiet: bool
 ) -> Iterator[tuple[Reading, Reading]]:
     """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
-    from attnscope.cli.single import header, tell_sound, tell_target
+    from attnscope.cli.single import tell_run, tell_target
     from attnscope.media.sound import Sound
     from attnscope.run import prepare
     from attnscope.study.comparison import Reading
@@ -205,8 +205,7 @@ def readings(
             output.talk(f"left out: {name}: {error.message}", quiet)
             continue
         for run in runs if len(texts) == 1 else ():
-            output.talk(header(run), quiet)
-            tell_sound(run, quiet)
+            tell_run(run, quiet)
             tell_target(run, quiet)
         one, two = (Reading(run.loaded, run.prompt, run.engine, run.source) for run in runs)
         yield one, two

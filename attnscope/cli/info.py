@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,17 +86,33 @@ def info(named: Named, costs: Costs, noise: Noise) -> int:
     config = load_config(options)
     geometry = with_tower(geometry_of(config), config)
     device = chosen_device(options) if options.device == "auto" else options.device  # which need not be here
-    facts = describe(named.asked, geometry, lengths, (device, named.dtype))
+    facts = describe(named.asked, geometry, lengths, (device, named.dtype), _free(options, device))
     output.tell(facts, costs.format, lambda: _sheet(facts))
     return 0
 
 
-def describe(name: str, geometry: Any, lengths: list[int], where: tuple[str, str]) -> dict[str, Any]:
-    """The facts as plain data: sizes in bytes; where: device and dtype."""
+def describe(
+    name: str, geometry: Any, lengths: list[int], where: tuple[str, str], free: int | None = None
+) -> dict[str, Any]:
+    """The facts as plain data: sizes in bytes; where: device and dtype; free: bytes of the device, None if unknown."""
+    from attnscope.model.families import family
     from attnscope.model.geometry import eager_bytes, fused_bytes
+    from attnscope.observe import Request
+    from attnscope.seam.choice import SHARE, Case, automatic
     from attnscope.seam.engines import ENGINES
 
     device, dtype = where
+    float32 = dtype == "float32" or (dtype == "auto" and device == "cpu")
+    case = Case(geometry, device, "float32" if float32 else dtype, not family(geometry.model_type).bypasses_interface)
+
+    def auto(length: int) -> dict[str, str] | None:
+        """What `heads --engine auto` would take now."""
+        if free is None:
+            return None
+        fits = eager_bytes(geometry, length, width) <= free * SHARE
+        found = automatic(case, length, Request(), fits=fits)
+        return {"engine": found.engine.name, "words": found.words}
+
     width = 4 if dtype in ("auto", "float32") else 2
     every = [(stack, layer) for stack, layers in geometry.every.items() for layer in layers]
     attention = [(stack, layer) for stack, layer in every if layer.attention]
@@ -134,10 +151,22 @@ def describe(name: str, geometry: Any, lengths: list[int], where: tuple[str, str
                     name: engine.bytes(geometry, length, width, device=device) for name, engine in ENGINES.items()
                 },
                 "all_matrices_bytes": of_text * length * length * width,
+                "auto": auto(length),
             }
             for length in lengths
         ],
     }
+
+
+def _free(options: LoadOptions, device: str) -> int | None:
+    """The free bytes of a device, None where it is not here."""
+    from attnscope.memory import free_memory
+    from attnscope.model.loading import chosen_device
+
+    with suppress(UsageError, RuntimeError):
+        chosen_device(options)
+        return free_memory(device)
+    return None
 
 
 def _sheet(facts: dict[str, Any]) -> Group:
@@ -155,9 +184,12 @@ def _sheet(facts: dict[str, Any]) -> Group:
     engines = _different(facts["costs"])
     for name in ("tokens", *(f"{name}: one layer" for name in engines), "all matrices kept"):
         costs.add_column(name, justify="right")
+    if facts["costs"][0]["auto"]:
+        costs.add_column("auto takes")
     for cost in facts["costs"]:
         taken = [_bytes(cost["engines"][name]) for name in engines]
-        costs.add_row(str(cost["tokens"]), *taken, _bytes(cost["all_matrices_bytes"]))
+        automatic = [cost["auto"]["words"]] if cost["auto"] else []
+        costs.add_row(str(cost["tokens"]), *taken, _bytes(cost["all_matrices_bytes"]), *automatic)
     known = "parameters not counted"
     if facts["parameters"]:
         known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({_bytes(facts['weights_bytes'])})"

@@ -190,8 +190,8 @@ class EngineName:
     engine: Annotated[
         Literal["auto", "eager", "fused", "tiles", "numba", "triton"],
         Option(
-            help="eager: the model's own matrices; fused: none is made, the fastest way there is; tiles, numba, "
-            "triton: that one; auto: eager where a layer's fit."
+            help="eager: the model's own matrices, bit for bit; fused: none is made; tiles, numba, triton: that way "
+            "of it; auto: the faster one that gives what is asked and fits the memory."
         ),
         HELD,
     ] = "auto"

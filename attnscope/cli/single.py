@@ -57,8 +57,7 @@ def observe_text(
     with answering(asked, writing.quiet) as answer:
         run = prepare(loaded, text, request, **how, **answer)
     check_out(run, writing, options)
-    output.talk(header(run), writing.quiet)
-    tell_sound(run, writing.quiet)
+    tell_run(run, writing.quiet)
     tell_answer(run, writing.quiet)
     tell_target(run, writing.quiet)
     tell_asked(run, writing.quiet)
@@ -158,14 +157,13 @@ def prepared(
     how |= {"select": selected.select, "atlas": selected.atlas} if selected else {}
     how |= {"target": asked.target, "picture": asked.picture or None} if isinstance(asked, ModelTexts) else {}
     run = prepare(loaded, text, Request(query=query), engine="eager", **how)
-    output.talk(header(run), writing.quiet)
-    tell_sound(run, writing.quiet)
+    tell_run(run, writing.quiet)
     tell_target(run, writing.quiet)
     return run
 
 
 def header(run: Run) -> str:
-    """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine."""
+    """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine and why."""
     loaded, prompt = run.loaded, run.text
     target = f", target {len(run.prompt)}" * (run.source is not None)
     target += f", {len(prompt.patches)} of pictures" * bool(prompt.patches)
@@ -181,6 +179,13 @@ def header(run: Run) -> str:
     if stretch:
         parts.append(f"positions {stretch['trained']} stretched to {stretch['stretched_to']} by {stretch['by']}")
     return "  ".join(parts)
+
+
+def tell_run(run: Run, quiet: bool) -> None:
+    """Say what is being read, what is missing that would read it faster, and of a sound how much is its own."""
+    output.talk(header(run), quiet)
+    output.talk(run.choice.hint, quiet or not run.choice.hint)
+    tell_sound(run, quiet)
 
 
 def tell_chosen(queries: Prompt, keys: Prompt, chosen: Chosen, quiet: bool, stack: str = "") -> None:
@@ -243,11 +248,12 @@ def tell_target(run: Run, quiet: bool) -> None:
 
 
 def _engine_words(run: Run) -> str:
+    words = f"engine {run.choice.words}"
     if run.engine.name == "eager":
-        return "engine eager"
+        return words
     gap = run.facts.get("largest_difference_to_eager")
     far = "not compared with eager" if gap is None else f"{gap:.1g} from eager on the first tokens"
-    return f"engine {run.engine.name} (output {run.engine.output}, {far})"
+    return f"{words} (output {run.engine.output}, {far})"
 
 
 def export_text(seen: Observation, writing: Exporting, options: Mapping[str, Any], **how: Any) -> list[Path]:

@@ -169,7 +169,7 @@ def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     """One side's forward pass, which keeps what the page has room for."""
-    from attnscope.cli.single import header, tell_answer, tell_asked, tell_sound
+    from attnscope.cli.single import tell_answer, tell_asked, tell_run
     from attnscope.text.tokens import Chosen
 
     run = without_tower(run, plan, quiet)
@@ -177,8 +177,7 @@ def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
     if several(run):  # stacks of different texts share no bins, and no steps
         kept |= {"operands": False, "maps": None, "weights": kept["weights"] is True}
     run = run.asking(replace(run.request, **kept))
-    output.talk(header(run), quiet)
-    tell_sound(run, quiet)
+    tell_run(run, quiet)
     tell_answer(run, quiet)
     tell_asked(run, quiet)
     whole = replace(run, chosen=Chosen())  # the page holds all tokens: those that were named say where it opens

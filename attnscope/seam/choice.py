@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,15 +16,43 @@ from attnscope.model.geometry import Geometry, tokens_that_fit
 from attnscope.seam.engines import ENGINES, Eager, Engine, OnCard, Tiled, engine_named
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
+from attnscope.stacks import DIFFERENCE
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
+    from attnscope.observe.request import Request
     from attnscope.seam.call import AttentionCall
     from attnscope.text.prompt import Prompt
 
 SHARE = 0.5  # of the free memory that one layer's matrices may take before auto turns to fused
+# From here on a first reading in float32 on a CPU is faster without matrices, the loading of the kernel and the
+# comparison with eager counted: "Which engine auto takes" in benchmarks/RESULTS.md, by benchmarks/choice.py; of texts
+# side by side, "Batch". Other devices were not measured: there auto goes by memory alone.
+FASTER_TOKENS = 1_000  # of the text, by the kernel and by the tiles, whatever is asked but matrices
+FASTER_SCORES = 2**24  # of shorter texts together, where the kernel answers all that is asked
+LACKING = "a compiled kernel reads such a text faster: pip install 'attnscope[fast]'"
 COMPARED_TOKENS = 64
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+class Choice(NamedTuple):
+    """An engine, and why auto took it.
+
+    why: in a few words, "" where it was named, or nothing else was in question. reader: which of the fused ones reads
+    the text on a CPU. for_speed: whether eager would fit too. hint: what would make it faster, "" for nothing.
+    """
+
+    engine: Engine
+    why: str = ""
+    reader: str = ""
+    for_speed: bool = False
+    hint: str = ""
+
+    @property
+    def words(self) -> str:
+        """`fused (numba): faster from 1,000 tokens`."""
+        name = f"{self.engine.name} ({self.reader})" if self.reader else self.engine.name
+        return f"{name}: {self.why}" if self.why else name
 
 
 def choose(
@@ -35,42 +63,95 @@ def choose(
     *,
     listen: bool = False,
     batch: int = 1,
-) -> Engine:
-    """The engine for so many tokens: as named, or eager while one layer's matrices fit the budget.
+    request: Request | None = None,
+) -> Choice:
+    """The engine for so many tokens: as named, or the fastest that gives what is asked and fits the memory.
 
-    memory: the budget, such as "4GB"; half of what is free without it. listen: leave the layers' outputs to the model.
-    batch: texts of so many tokens side by side. Raises MemoryLimitError where eager does not fit and fused cannot be
-    had, UsageError where fused was asked of a family that attends outside the interface.
+    memory: the budget of one layer's matrices, such as "4GB"; half of what is free without it. listen: leave the
+    layers' outputs to the model. batch: texts of so many tokens side by side. request: what is asked; without it auto
+    goes by memory alone. Raises MemoryLimitError where eager does not fit and fused cannot be had, UsageError where
+    fused was asked of a family that attends outside the interface.
     """
-    can_fuse = calls_interface(loaded.model)
+    can_fuse, geometry = calls_interface(loaded.model), loaded.geometry
     if name not in ("auto", "eager"):
         if not can_fuse:
-            kind = loaded.geometry.model_type
-            raise UsageError(f"{kind} attends where the fused engine cannot ask for q and k", "use {engine=eager}")
+            raise UsageError(
+                f"{geometry.model_type} attends where the fused engine cannot ask for q and k", "use {engine=eager}"
+            )
         if name == OnCard.name and not device_can(torch.device(loaded.device)):
             raise UsageError(
                 f"the engine triton needs Triton and a CUDA device from Ampere on, and the model is on {loaded.device}",
                 "use {engine=fused}, the fastest that can",
             )
-        return engine_named(name, listen)
-    eager, free, width = ENGINES["eager"], free_memory(loaded.device), DTYPE_BYTES[loaded.dtype]
+        return Choice(engine_named(name, listen))
+    free, width = free_memory(loaded.device), DTYPE_BYTES[loaded.dtype]
     room = free if name == "eager" else round(free * SHARE)
     room = room if memory is None else read_size(memory)
-    needed = eager.bytes(loaded.geometry, tokens, width, batch)
+    needed = ENGINES["eager"].bytes(geometry, tokens, width, batch)
+    found = Choice(ENGINES["eager"])
+    if name == "auto":
+        case = Case(geometry, loaded.device, loaded.dtype, can_fuse)
+        found = automatic(case, tokens, request, fits=needed <= room)
+    if found.engine.name != "eager":
+        return found._replace(engine=engine_named(found.engine.name, listen))
     if needed <= room:
-        return eager
-    if name == "auto" and can_fuse:
-        return engine_named("fused", listen)
-    raise does_not_fit(loaded.geometry, tokens, needed, room, (loaded.device, width), can_fuse)
+        return found
+    raise does_not_fit(geometry, tokens, needed, room, (loaded.device, width), can_fuse)
 
 
-def kernel_reads(loaded: LoadedModel, top_k: int | None) -> bool:
-    """Whether the compiled kernel answers for this model in eager's stead: the same numbers but for float32's rounding.
+class Case(NamedTuple):
+    """What auto goes by of a model: its geometry, device and dtype, and whether its attention shows q and k."""
 
-    top_k: how many keys are kept of a query, None for all.
-    """
-    there = loaded.device == "cpu" and loaded.dtype == "float32" and compiled.installed()
-    return there and top_k is not None and top_k <= compiled.MOST_TOP and calls_interface(loaded.model)
+    geometry: Geometry
+    device: str
+    dtype: str
+    can_fuse: bool
+
+    def keeps_eager(self, request: Request) -> str:
+        """Why a text is read by eager where that is slower, "" where it is not."""
+        if not self.can_fuse:
+            return f"{self.geometry.model_type} does not show q and k"
+        if request.weights:
+            return "whole matrices are kept"
+        if DIFFERENCE in self.geometry.views:
+            return "differences of heads are taken of matrices"
+        if self.device != "cpu":
+            return f"fused was not timed on {self.device.partition(':')[0]}"
+        return "" if self.dtype == "float32" else f"fused rounds otherwise in {self.dtype}"
+
+
+def automatic(case: Case, tokens: int, request: Request | None, *, fits: bool) -> Choice:
+    """What auto takes for a text; fits: whether eager's matrices do."""
+    long = tokens >= FASTER_TOKENS and request is not None
+    kept = case.keeps_eager(request) if request is not None else ""
+    if long and not kept:
+        return _fused(case, tokens, request, f"faster from {FASTER_TOKENS:,} tokens")._replace(for_speed=fits)
+    if not fits and case.can_fuse:
+        return _fused(case, tokens, request, "a layer's matrices do not fit")
+    return Choice(ENGINES["eager"], kept * long)
+
+
+def _fused(case: Case, tokens: int, request: Request | None, why: str) -> Choice:
+    if case.device != "cpu":
+        return Choice(ENGINES["fused"], why)
+    heads = max((layer.heads for layer in case.geometry.attention_layers), default=0)
+    pays = heads * tokens**2 >= compiled.PAYS
+    if pays and compiled.installed():
+        return Choice(ENGINES["fused"], why, "numba")
+    return Choice(ENGINES["fused"], why, "tiles", hint=LACKING if pays and request and _swept(request) else "")
+
+
+def _swept(request: Request) -> bool:
+    """Whether all that is asked is what the kernel answers faster than the tiles: not sums over groups, as maps are."""
+    others = request.maps or request.operands or request.rollout or not request.view.of_heads or request.group
+    few = request.top_k is not None and request.top_k <= compiled.MOST_TOP
+    return few and not (others or request.query or request.key)
+
+
+def kernel_reads(loaded: LoadedModel, request: Request) -> bool:
+    """Whether the kernel is here and answers all that is asked, so that short texts are faster too, many at once."""
+    case = Case(loaded.geometry, loaded.device, loaded.dtype, calls_interface(loaded.model))
+    return compiled.installed() and not case.keeps_eager(request) and _swept(request)
 
 
 def does_not_fit(

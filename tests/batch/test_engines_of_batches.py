@@ -19,7 +19,7 @@ from attnscope.batch.worker import Worker
 from attnscope.model.loading import LoadOptions
 from attnscope.observe import Request
 from attnscope.seam import choice
-from attnscope.seam.engines import Compiled
+from attnscope.seam.engines import Compiled, Fused
 from helpers.corpora import some_texts
 
 TEXTS = [*some_texts(6, seed=5, longest=20), "the bank of the river " * 60]  # the last has some 300 tokens
@@ -96,7 +96,7 @@ def kernel(monkeypatch):
         calls["numba"] += 1
         return run(self, *call)
 
-    monkeypatch.setattr(worker_module, "KERNEL_PAYS", 0)
+    monkeypatch.setattr(worker_module, "FASTER_SCORES", 0)
     monkeypatch.setattr(Compiled, "run", counted)
     return calls
 
@@ -169,10 +169,10 @@ def test_a_text_at_fault_is_found_and_the_others_keep_the_kernel(tiny, kernel, m
     """One text whose weights break on either engine."""
     forward = worker_module.Worker._forward
 
-    def broken(self, loaded, texts, name):
+    def broken(self, loaded, texts, engine):
         if any(text.item.number == 2 for text in texts):
             raise RuntimeError("broken text")
-        return forward(self, loaded, texts, name)
+        return forward(self, loaded, texts, engine)
 
     monkeypatch.setattr(worker_module.Worker, "_forward", broken)
     items = tuple(Item(number, "f", number, str(number), text) for number, text in enumerate(TEXTS))
@@ -181,7 +181,25 @@ def test_a_text_at_fault_is_found_and_the_others_keep_the_kernel(tiny, kernel, m
     found = worker.measure(window)
     assert [failure.item for failure in found.failures] == [2]
     assert [item.number for item, _ in found.seen] == [0, 1, 3, 4, 5, 6]
-    assert worker._kernel
+    assert worker._quick
+
+
+def test_a_long_text_is_read_by_what_is_faster_and_again_by_eager_where_that_does_not_hold(
+    tiny, engines, by_eager, monkeypatch
+):
+    monkeypatch.setattr(choice, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(choice, "FASTER_TOKENS", 200)
+    found = measured(tiny, "auto")
+    assert {engine for engine, longest in engines if longest >= 200} == {"fused"}
+    assert {engine for engine, longest in engines if longest < 200} == {"eager"}
+    monkeypatch.setattr(Fused, "run", lambda self, *call: 1 / 0)
+    engines.clear()
+    again = measured(tiny, "auto")
+    assert [engine for engine, longest in engines if longest >= 200] == ["fused", "eager"]
+    assert found.failures == again.failures == []
+    for one in (found, again):
+        for ours, theirs in zip(numbers(one), numbers(by_eager), strict=True):
+            assert_close(ours, theirs, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
 def test_run_json_says_who_answered_what_also_after_another_run(tiny_folder, kernel, tmp_path):

@@ -25,6 +25,7 @@ from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, InputError, UsageError
 from attnscope.model.loading import LoadOptions
 from attnscope.observe import Request
+from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts
 
 ray = pytest.importorskip("ray")
@@ -53,7 +54,7 @@ def local() -> None:
     """A cluster of two cores, both free: the one of the test before where there is one."""
     if not ray.is_initialized():
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=ONE_THREAD)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS
     while ray.available_resources().get("CPU") != 2 and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -122,7 +123,7 @@ def test_a_run_that_does_nothing_says_what_it_waits_for(
     def said() -> int:
         return len(caplog.records)
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANGS
     with waiting_said(lambda: len(done), lambda: "2 actors wait for room"):
         while said() < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -184,10 +185,10 @@ def test_an_actor_is_killed_while_it_draws(tmp_path: Path, tiny_folder: Path, st
     trouble = threading.Thread(target=disturb, daemon=True)
     trouble.start()
     run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster())
-    trouble.join(timeout=10)
+    trouble.join(timeout=60)
     assert len(killed) == 2
     assert same(tmp_path / "here", tmp_path / "ray")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANGS
     while any(Path(f"/proc/{one}").exists() for one in painters) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert len(painters) >= 2
@@ -301,7 +302,7 @@ def test_a_worker_and_then_a_node_are_killed_and_nothing_is_lost_or_doubled(
     try:
         _, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster("auto", actors=2))
     finally:
-        trouble.join(timeout=10)
+        trouble.join(timeout=60)
         ray.shutdown()
         nodes.shutdown()
     assert done == ["worker", "node"]
@@ -320,7 +321,7 @@ def test_sigterm_ends_a_run_on_ray_and_the_same_command_goes_on(tmp_path: Path, 
         assert run.poll() is None
         time.sleep(0.05)
     run.terminate()
-    said = run.communicate(timeout=120)[1].splitlines()
+    said = run.communicate(timeout=HANGS)[1].splitlines()
     assert run.returncode == 143, said
     assert said[0] == "stopping after the batch at hand; once more stops at once"
     assert said[-1] == "stopped; the same command goes on from here"

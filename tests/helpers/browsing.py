@@ -13,7 +13,7 @@ from attnscope.shown import visible
 
 Sight = tuple[int, int]
 DESKTOP, PHONE = (1280, 860), (390, 800)
-PATIENCE, PAUSE = 20_000, 20  # ms: other tests may be running
+PATIENCE, PAUSE = 120_000, 20  # ms: other tests may be running
 VIEWS = ("model", "metrics", "head", "matrix", "text", "token", "steps")
 
 

@@ -13,6 +13,7 @@ CUDA's numbers, speed or kernels.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +23,19 @@ from typing import Any
 from unittest import mock
 from weakref import finalize
 
+import accelerate
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import attnscope
+
 CPU = torch.device("cpu")
+# Whose code is at work is known by where it lies: a folder above it may have the name of a package.
+PACKAGE = os.path.join(os.path.dirname(attnscope.__file__), "")
+LIBRARIES = tuple(os.path.join(os.path.dirname(one.__file__), "") for one in (transformers, accelerate))
 # Operators whose result the host reads, or whose result's shape depends on what the device holds.
 WAITS = (
     *("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"),
@@ -85,9 +93,9 @@ def _function() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/transformers/" in name or "/accelerate/" in name:
+        if name.startswith(LIBRARIES):
             return ""
-        if "/attnscope/" in name:
+        if name.startswith(PACKAGE):
             return frame.f_code.co_qualname
         frame = frame.f_back  # type: ignore[assignment]
     return ""

@@ -89,7 +89,7 @@ def _pass(
 ) -> tuple[tuple[tuple[int, int], ...], dict[str, np.ndarray]]:
     """One forward pass: the heads, and every measure of the batch, (B, N)."""
     count, tokens = ids_BT.shape
-    engine: Engine = choose(loaded, tokens, "auto", batch=count)
+    engine: Engine = choose(loaded, tokens, batch=count).engine  # by memory alone: sequences are short
     ids = torch.tensor(ids_BT, device=loaded.device)
     texts = Texts(ids, torch.full((count,), tokens, device=loaded.device))
     layers, windows = tuple(loaded.geometry.heads_by_layer), loaded.geometry.windows

@@ -1,0 +1,26 @@
+"""The environment that tests run in: the same on every machine and in every shell."""
+
+from collections.abc import MutableMapping
+
+PINNED = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # tiny models gain nothing from more, and other tests may be running
+    "LC_ALL": "C.UTF-8",
+    "TERM": "xterm-256color",
+    "ATTNSCOPE_READING_SECONDS": "600",  # of a text that is not about the deadline, on a busy machine
+}
+# What a person's shell may hold; COLUMNS is xdist's.
+UNSET = {
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "MKL_NUM_THREADS"),
+    *("RAY_ADDRESS", "MPLBACKEND", "PYTHONWARNINGS", "PYTHONIOENCODING", "PYTHONUTF8", "TQDM_DISABLE"),
+}
+UNSET_PREFIXES = ("HF_", "TRANSFORMERS_", "HUGGINGFACE_", "TYPER_", "ATTNSCOPE_")
+KEPT = {"ATTNSCOPE_REQUIRE_BROWSER"}  # which says what the tests are to do
+
+
+def pin(environment: MutableMapping[str, str]) -> None:
+    """Set what the package and its libraries read from an environment, where tests do not set it themselves."""
+    for name in [*environment]:
+        if name in UNSET or (name.startswith(UNSET_PREFIXES) and name not in KEPT):
+            del environment[name]
+    environment.update(PINNED)
