@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 import random
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -58,13 +59,19 @@ def fuzz(
             report.codes.setdefault(name, Counter())[ended.code] += 1
             found = faults(one, ended, folder, before)
             if found and keep:
-                keep.mkdir(parents=True, exist_ok=True)
-                Path(place).rename(keep / f"{name}-{number}")
-                Path(place).mkdir()
+                _leave(Path(place), keep / f"{name}-{number}")
         said = ended.err.decode(errors="replace").strip()[-300:]
         words = [word[:80].replace(str(folder), ".") for word in one.arguments]
         report.flagged += [f"{name} {number}: {fault}: {words}: {said!r}" for fault in found]
     return report
+
+
+def _leave(place: Path, kept: Path) -> None:
+    """Move the folder of a try to where it stays."""
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    place.rename(kept)
+    place.mkdir()
 
 
 def import_everything() -> None:
