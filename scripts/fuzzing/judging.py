@@ -78,7 +78,7 @@ def _of_its_words(one: Try, ended: Ended) -> list[str]:
     lines, found = err.splitlines(), []
     if "Traceback" in err or "internal error" in err or "panicked" in err:
         found.append("a traceback or an internal error")
-    if steering := steers(err) or (steers(ended.out.decode(errors="surrogateescape")) if one.terminal else []):
+    if steering := steers(err) or (steers(_on_screen(one, ended)) if one.terminal else []):
         found.append(f"sent {', '.join(steering)}")
     if ended.code in ERRORS and (len(lines) != 1 or not err.startswith("attnscope: ")):
         found.append(f"{len(lines)} lines of error")
@@ -87,6 +87,12 @@ def _of_its_words(one: Try, ended: Ended) -> list[str]:
     if any(len(line) > LONGEST_LINE for line in lines):
         found.append(f"a line of {max(map(len, lines))} characters")
     return found
+
+
+def _on_screen(one: Try, ended: Ended) -> str:
+    """What a terminal is given; a tab between two cells of tsv is none of a text."""
+    text = ended.out.decode(errors="surrogateescape")
+    return text.replace("\t", " ") if "tsv" in one.arguments else text
 
 
 def steers(text: str) -> list[str]:
