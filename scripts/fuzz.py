@@ -36,8 +36,6 @@ def main() -> int:
     for name, codes in report.codes.items():
         counts = "  ".join(f"{code}: {count}" for code, count in sorted(codes.items(), key=str))
         print(f"{name:18}{sum(codes.values()):6} tries   exit {counts}")
-    for line in report.flagged:
-        print(f"flagged: {line}")
     print(f"{sum(sum(codes.values()) for codes in report.codes.values())} tries, {len(report.flagged)} flagged")
     return 1 if report.flagged else 0
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from fuzzing.made import kernel, ran
-from fuzzing.trying import Ended, Try, full_disk, kind, outside
+from fuzzing.judging import lay_out
+from fuzzing.made import kernel, ran, room
+from fuzzing.trying import Ended, Try, fork, full_disk, kind
 from fuzzing.words import TEXT, TRAPPED, odd_file
 
 ASKED = ["heads", "-q", "--engine", "numba", "--format", "csv", "--text", TEXT]
@@ -22,20 +23,20 @@ define i32 @evil(ptr %records, ptr %info, i64 %start, i64 %count) {{
   ret i32 1
 }}
 """
-# The environment's names, and the folder under the working folder that they lead to.
+# The environment's names, and the base under the working folder that they lead to.
 ELSEWHERE: tuple[tuple[Mapping[str, str | None], str], ...] = (
-    ({"NUMBA_CACHE_DIR": None, "XDG_CACHE_HOME": "."}, "attnscope"),
-    ({"NUMBA_CACHE_DIR": None, "XDG_CACHE_HOME": "x/.."}, "attnscope"),
-    ({"NUMBA_CACHE_DIR": None, "HOME": "."}, ".cache/attnscope"),
-    ({"NUMBA_CACHE_DIR": "."}, "attnscope"),
+    ({"NUMBA_CACHE_DIR": None, "XDG_CACHE_HOME": "."}, "."),
+    ({"NUMBA_CACHE_DIR": None, "XDG_CACHE_HOME": "x/.."}, "."),
+    ({"NUMBA_CACHE_DIR": None, "HOME": "."}, ".cache"),
+    ({"NUMBA_CACHE_DIR": "."}, "."),
 )
 
 
 @cache
-def good() -> tuple[str, bytes]:
-    """The file of the kernel, by its name and its content."""
-    [path] = (kernel() / "attnscope").glob("sweep-*.bin")
-    return path.name, path.read_bytes()
+def good() -> tuple[Path, bytes]:
+    """The file of the kernel: where it is in the folder of NUMBA_CACHE_DIR, and its content."""
+    [path] = kernel().rglob("sweep-*.bin")
+    return path.relative_to(kernel()), path.read_bytes()
 
 
 @cache
@@ -45,43 +46,50 @@ def numbers() -> bytes:
 
 
 @cache
+def compiled() -> tuple[str, bytes]:
+    """The kernel's name and machine code."""
+    from attnscope.attention.compiled import object_code
+
+    return object_code._object()  # as kept in NUMBA_CACHE_DIR
+
+
+@cache
 def evil() -> bytes:
-    """Object code that leaves a folder where it is run, as a file of the cache."""
+    """A file of the cache, whole by all its marks, whose code leaves a folder where it is run."""
     from llvmlite import binding
 
     from attnscope.attention.compiled import object_code
 
-    machine = object_code._machine()
     assembly = LEAVES_A_FOLDER.format(size=len(TRAPPED) + 1, name=TRAPPED)
-    return packed(b"evil", machine.emit_object(binding.parse_assembly(assembly)))
+    code = object_code._machine().emit_object(binding.parse_assembly(assembly))
+    folder = lay_out(room() / "evil")
+    fork(Try(ASKED, environment={"NUMBA_CACHE_DIR": str(folder)}, before=lambda: made_of("evil", code)), folder)
+    return (folder / good()[0]).read_bytes()
 
 
-def packed(name: bytes, code: bytes) -> bytes:
-    """A file of the cache."""
-    return name + b"\0" + code
+def made_of(name: str, code: bytes) -> None:
+    """Compiling has this result, without its 15 seconds."""
+    from attnscope.attention.compiled import object_code
 
-
-def _parts() -> tuple[bytes, bytes]:
-    name, _, code = good()[1].partition(b"\0")
-    return name, code
+    object_code._compiled = lambda: (name, code)
 
 
 def damaged(rng: random.Random) -> bytes:
     """The file with one thing wrong with it."""
-    content, (name, code) = good()[1], _parts()
+    content, (name, code) = good()[1], compiled()
     at = rng.randrange(len(content))
     flipped = content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
-    others = (content[:at], content[: len(content) // 2], b"", content + b"x", bytes(len(content)), code, name + b"\0")
-    names = (packed(b"\xff\xfe", code), packed(b"nothing", code), packed(b"", code), packed(name * 99, code))
-    return rng.choice((flipped,) * 12 + others + names)
-
-
-def not_compiled() -> None:
-    """Compiling has the result that it had before, without its 15 seconds."""
-    from attnscope.attention.compiled import object_code
-
-    name, code = _parts()
-    object_code._compiled = lambda: (name.decode(), code)
+    others = (
+        content[:at],
+        content[: len(content) // 2],
+        b"",
+        content + b"x",
+        bytes(len(content)),
+        code,
+        content[: -len(code)],
+    )
+    names = (content.replace(name.encode(), other, 1) for other in (b"\xff\xfe", b"nothing", b"", b"x" * 9999))
+    return rng.choice((flipped,) * 12 + others + tuple(names))
 
 
 def same(folder: Path) -> Callable[[Ended], Iterable[str]]:
@@ -90,7 +98,7 @@ def same(folder: Path) -> Callable[[Ended], Iterable[str]]:
     def after(ended: Ended) -> Iterable[str]:
         if ended.code == 0 and ended.out != numbers():
             yield "other numbers"
-        if left := [path.name for path in folder.rglob("tmp*")]:
+        if left := [path.name for path in folder.rglob("*") if path.name.startswith(("tmp", ".sweep"))]:
             yield f"left {left[0]}"
 
     return after
@@ -98,33 +106,36 @@ def same(folder: Path) -> Callable[[Ended], Iterable[str]]:
 
 @kind
 def kernels(rng: random.Random, folder: Path) -> Try:
-    base, environment = folder / "base", {}
+    base, inside = folder / "base", good()[0]
     what = rng.choice(
         ("damaged",) * 8 + ("owner", "writable", "linked", "odd", "odd", "elsewhere", "elsewhere", "full", "off")
     )
-    place, content = base / "attnscope", damaged(rng) if what == "damaged" else evil()
+    environment: dict[str, str | None] = {"NUMBA_CACHE_DIR": str(base)}
     if what == "elsewhere":
-        environment, within = rng.choice(ELSEWHERE)
-        place = folder / within
-    elif what == "linked":
-        place = outside(folder) / "kernels"
-    place.mkdir(parents=True, mode=0o700)
-    path = place / good()[0]
+        more, within = rng.choice(ELSEWHERE)
+        environment |= more
+        base = folder / within
+    path, most, name_code = base / inside, rng.choice((0, 1000, 30_000)), compiled()
+    path.parent.mkdir(parents=True, mode=0o700)
     if what not in ("full", "off"):
-        path.write_bytes(content)
-    before: Callable[[], object] = not_compiled
+        path.write_bytes(damaged(rng) if what == "damaged" else evil())
     if what == "owner" and os.getuid() == 0:
         os.chown(path, NOBODY, NOBODY)
     elif what == "writable":
-        place.chmod(0o777)
+        path.parent.chmod(0o777)
     elif what == "linked":
-        base.mkdir()
-        (base / "attnscope").symlink_to(place)
+        theirs = path.parent.rename(folder / "theirs")
+        theirs.chmod(0o777)
+        path.parent.symlink_to(theirs)
     elif what == "odd":
         odd_file(rng, path)
-    elif what == "full":
-        most = rng.choice((0, 1000, 30_000))
-        before = lambda: (not_compiled(), full_disk(most))  # noqa: E731
     elif what == "off":
-        environment, before = {"NUMBA_DISABLE_JIT": "1"}, lambda: None
-    return Try(ASKED, environment={"NUMBA_CACHE_DIR": str(base), **environment}, before=before, after=same(folder))
+        environment["NUMBA_DISABLE_JIT"] = "1"
+
+    def before() -> None:
+        if what != "off":
+            made_of(*name_code)
+        if what == "full":
+            full_disk(most)
+
+    return Try(ASKED, environment=environment, before=before, after=same(folder))

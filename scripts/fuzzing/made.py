@@ -12,7 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnscope.model.loading import DEMO_FOLDER
+from attnscope.model.libraries import without_bars
+from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load
+from fuzzing.judging import lay_out
 from fuzzing.trying import Try, fork
 from fuzzing.words import TEXT, edit
 
@@ -55,7 +57,8 @@ def whisper() -> Path:
     """A tiny Whisper with feature extractor and tokenizer."""
     from helpers.sounds import saved_whisper
 
-    return saved_whisper(room() / "whisper")
+    with without_bars():
+        return saved_whisper(room() / "whisper")
 
 
 @cache
@@ -63,17 +66,17 @@ def llava() -> Path:
     """A tiny LLaVA with its processor."""
     from helpers.picture_models import saved
 
-    return Path(saved("llava", room()))
+    with without_bars():
+        return Path(saved("llava", room()))
 
 
 @cache
 def gguf() -> Path:
     """The demo as a GGUF file."""
-    from transformers import AutoModelForCausalLM
-
     from helpers.brought import a_gguf
 
-    return a_gguf(room() / "demo.gguf", AutoModelForCausalLM.from_pretrained(DEMO_FOLDER, dtype="float32"))
+    with without_bars():
+        return a_gguf(room() / "demo.gguf", load(LoadOptions()).model)
 
 
 @cache
@@ -104,10 +107,12 @@ def kernel() -> Path:
 
     own = {name: os.environ.get(name) for name in ("HOME", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
     ran("kernel", Try(["heads", "-q", "--engine", "numba", "--text", TEXT], environment=own))
-    kept = max(object_code.cache_folder().glob("sweep-*.bin"), key=lambda path: path.stat().st_mtime)
-    (place := room() / "kernels" / "attnscope").mkdir(parents=True, mode=0o700)
+    where = object_code.cache_folder()
+    [kept] = where.rglob(f"sweep-{object_code._key()}.bin")
+    place = room() / "kernels" / "attnscope" / kept.relative_to(where)
+    place.parent.mkdir(parents=True, mode=0o700)
     shutil.copy(kept, place)
-    return place.parent
+    return room() / "kernels"
 
 
 COMMANDS = {  # that leave a folder; TEXTS is a file of texts
@@ -141,8 +146,6 @@ def left(name: str) -> Path:
 
 def ran(name: str, one: Try) -> bytes:
     """What a command that has to succeed prints."""
-    from fuzzing.judging import lay_out
-
     ended = fork(one, lay_out(room() / name))
     if ended.code != 0:
         raise RuntimeError(f"{name} left with {ended.code}: {ended.err.decode(errors='replace')}")

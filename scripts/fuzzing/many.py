@@ -62,7 +62,9 @@ def fuzz(
                 _leave(Path(place), keep / f"{name}-{number}")
         said = ended.err.decode(errors="replace").strip()[-300:]
         words = [word[:80].replace(str(folder), ".") for word in one.arguments]
-        report.flagged += [f"{name} {number}: {fault}: {words}: {said!r}" for fault in found]
+        for fault in found:
+            report.flagged.append(f"{name} {number}: {fault}: {words}: {said!r}")
+            print(f"flagged: {report.flagged[-1]}", flush=True)
     return report
 
 

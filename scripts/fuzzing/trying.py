@@ -23,7 +23,7 @@ from typing import Any
 
 from fuzzing.words import TEXT
 
-DEADLINE, PROCESSOR = 90.0, 40  # seconds of one try: by the clock, and of the processor
+DEADLINE, PROCESSOR = 60.0, 40  # seconds of one try: by the clock, and of the processor
 ROOM = 6 * 2**30  # address space that a try may take beyond what this process has
 HEARD = 9  # the file that hooks write to
 NETWORK = 98  # the exit code of a try that asked the network, which ends it
