@@ -17,7 +17,20 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from fuzzing import adapting, cache, command_line, drawing, folders, media, models, pages, processors, reading, studies  # noqa: F401
+from fuzzing import (  # noqa: F401
+    adapting,
+    browsing,
+    cache,
+    command_line,
+    drawing,
+    folders,
+    media,
+    models,
+    pages,
+    processors,
+    reading,
+    studies,
+)
 from fuzzing.many import fuzz, import_everything
 from fuzzing.trying import KINDS
 

@@ -14,12 +14,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import fuzz  # noqa: E402, F401
-from fuzzing import drawing, folders, pages  # noqa: E402
+from fuzzing import browsing, drawing, folders, pages  # noqa: E402
 from fuzzing.judging import MEMORY, beside, faults, lay_out  # noqa: E402
 from fuzzing.trying import KINDS, YES, Ended, Try, fork  # noqa: E402
 from fuzzing.words import damage, odd_file, spoil  # noqa: E402
 
-AFTER_A_COMMAND = {"studies", "atlases", "folders", "manifests", "links", "pages", "kernels", "gguf_files"}
+AFTER_A_COMMAND = {"addresses", "studies", "atlases", "folders", "manifests", "links", "pages", "kernels", "gguf_files"}
 
 
 def test_no_hostile_input_of_any_kind_is_flagged() -> None:
@@ -154,3 +154,19 @@ def test_data_that_a_page_cannot_show_is_found(side, open_: str, fault: str | No
     page = f'<script type="application/json" id="page">{data}</script>\n'
     found = [*pages.of_page(Path("absent"))(Ended(0, page.encode()))]
     assert found == [] if fault is None else [fault in one for one in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("<p title='a'>&lt;img src=x onerror=a&gt; b</p><script>\u202e</script>", None),
+        ("<p>a\u202eb</p>", "the page shows U+202E"),
+        ("<p title='\x1b'>a</p>", "the page shows U+001B"),
+        ("<p>This page cannot be shown: TypeError</p>", "the page 'cannot be shown: TypeError'"),
+        ("<img src=x onerror=a>", "the page ran what it shows"),
+        ("<title>trapped</title>", "the page ran what it shows"),
+    ],
+)
+def test_what_a_page_shows_is_judged(body: str, fault: str | None) -> None:
+    found = browsing.wrong_in(f"<html><body>{body}</body></html>")
+    assert found == ([] if fault is None else [fault])

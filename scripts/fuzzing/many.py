@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pkgutil
@@ -89,4 +90,5 @@ def import_everything() -> None:
     with suppress(ModuleNotFoundError):  # what some versions of typer import while a command runs, and pydantic with it
         importlib.import_module("typer._adapters")
     torch.set_num_threads(1)
+    gc.freeze()  # nothing of it is looked at in the forks, which would copy it
     os.environ["NUMBA_CACHE_DIR"] = str(kernel())

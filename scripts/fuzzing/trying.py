@@ -106,9 +106,8 @@ def fork(one: Try, folder: Path) -> Ended:
     code, memory, (out, err, heard) = _watched(child, [reading for reading, _ in pipes])
     read = os.lseek(given, 0, os.SEEK_CUR) if isinstance(one.stdin, bytes) else 0  # the fork moves what we hold, too
     os.close(given)
-    return Ended(
-        code, out, err, memory - resident, read, tuple(sorted(set(heard.decode(errors="replace").split("\n")) - {""}))
-    )
+    lines = sorted({*heard.decode(errors="replace").split("\n")} - {""})
+    return Ended(code, out, err, memory - resident, read, tuple(lines))
 
 
 def _watched(child: int, streams: list[int]) -> tuple[int | None, int, list[bytes]]:
@@ -122,7 +121,8 @@ def _watched(child: int, streams: list[int]) -> tuple[int | None, int, list[byte
             ended = os.wait4(child, os.WNOHANG)
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # what it has left behind, too
-        late = not ended[0]
+        if late := not ended[0]:
+            os.kill(child, signal.SIGKILL)  # where it was too slow to have a group of its own
         ended = os.wait4(child, 0) if late else ended
         while _hear(waiting, found, 0):
             pass
