@@ -19,7 +19,18 @@ from fuzzing.judging import MEMORY, beside, faults, lay_out  # noqa: E402
 from fuzzing.trying import KINDS, YES, Ended, Try, fork  # noqa: E402
 from fuzzing.words import damage, odd_file, spoil  # noqa: E402
 
-AFTER_A_COMMAND = {"addresses", "studies", "atlases", "folders", "manifests", "links", "pages", "kernels", "gguf_files"}
+AFTER_A_COMMAND = {
+    "addresses",
+    "environments",
+    "studies",
+    "atlases",
+    "folders",
+    "manifests",
+    "links",
+    "pages",
+    "kernels",
+    "gguf_files",
+}
 
 
 def test_no_hostile_input_of_any_kind_is_flagged() -> None:

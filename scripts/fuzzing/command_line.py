@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 import random
 from pathlib import Path
 from typing import Any
 
-from fuzzing.trying import Try, heads, kind, nothing
+from fuzzing.cache import compiled, made_of
+from fuzzing.trying import Try, heads, kind
 from fuzzing.words import NASTY, NUMBERS, REGEXES, TEXT, word
 
 NUMBERED = (
@@ -84,20 +86,7 @@ def names(rng: random.Random, folder: Path) -> Try:
 
 @kind
 def yaml_files(rng: random.Random, folder: Path) -> Try:
-    keys = (
-        "model",
-        "text",
-        "top",
-        "top_k",
-        "min_weight",
-        "config",
-        "out",
-        "scale",
-        "select",
-        "positions",
-        "memory",
-        "file",
-    )
+    keys = "model text top top_k min_weight config out scale select positions memory file".split()
     lines = [
         rng.choice(YAML).replace("{key}", rng.choice(keys)).replace("{value}", rng.choice((*NASTY, *NUMBERS)))
         for _ in range(rng.choice((1, 1, 2, 3)))
@@ -135,22 +124,13 @@ def expressions(rng: random.Random, folder: Path) -> Try:
     options = rng.sample(("--query", "--key", "--define", "--select", "--group", "--sort"), 2)
     asked = [f"{option}={'g0=' * (option == '--define')}{one}" for option, one in zip(options, said, strict=False)]
     if rng.random() < 0.2:
-        asked = [
-            "--query=g0",
-            *FAR[: rng.choice((3, 60, 300))],
-            f"--define={rng.choice(('g3', 'g60', 'g300', 'g0'))}={said[0]}",
-        ]
+        last = rng.choice(("g3", "g60", "g300", "g0"))
+        asked = ["--query=g0", *FAR[: rng.choice((3, 60, 300))], f"--define={last}={said[0]}"]
     return heads("--file", str(folder / "text.txt"), "--truncate", "right", *asked, terminal=rng.random() < 0.5)
 
 
-def _stranger() -> None:
-    """Be a user whom the system does not know."""
-    import pwd
-
-    def unknown(number: int) -> Any:
-        raise KeyError(f"getpwuid(): uid not found: {number}")
-
-    pwd.getpwuid = unknown
+def _unknown(number: int) -> Any:
+    raise KeyError(f"getpwuid(): uid not found: {number}")
 
 
 @kind
@@ -162,17 +142,23 @@ def environments(rng: random.Random, folder: Path) -> Try:
     if rng.random() < 0.3:
         (model / "blobs" / "x").symlink_to("nowhere")
     typed = {"_ATTNSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": "attnscope\nheads\n--model\n", "COMP_CWORD": "3"}
-    command = rng.choice(
-        (["doctor"], ["doctor", "--format", "json"], [], ["metrics"], ["heads", "-q", "--engine", "numba", "a"])
-    )
+    numba = ["heads", "-q", "--engine", "numba", "a"]
+    command = rng.choice((["doctor"], ["doctor", "--format", "json"], [], ["metrics"], numba))
     changed: dict[str, str | None] = {"HF_HOME": str(hub.parent), **(typed if not command else {})}
     names = ("COLUMNS", "LANG", "TERM", "HOME", "HF_HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "OMP_NUM_THREADS", "TZ")
     for name in rng.sample(names, rng.choice((0, 1, 2))):
-        changed[name] = rng.choice((*NUMBERS, word(rng).encode(errors="replace").decode()))
-    lost = rng.random() < 0.3
-    if lost:
+        said = word(rng).replace("../", "")  # what is written there stays in the folder
+        changed[name] = rng.choice((*NUMBERS, said.encode(errors="replace").decode()))
+    lost, kernel = rng.random() < 0.3, compiled()
+    if lost:  # a user whom the system does not know
         changed |= {"HOME": None, "NUMBA_CACHE_DIR": None}
-    return Try(command, environment=changed, before=_stranger if lost else nothing, terminal=True)
+
+    def before() -> None:
+        made_of(*kernel)
+        if lost:
+            pwd.getpwuid = _unknown
+
+    return Try(command, environment=changed, before=before, terminal=True)
 
 
 @kind
@@ -180,10 +166,8 @@ def large(rng: random.Random, folder: Path) -> Try:
     """What takes more room or time than anybody has, if it is not refused first."""
     path, what = folder / "large", rng.choice(("sequences", "sparse", "words", "line", "ids", "yaml"))
     if what == "sequences":
-        more = rng.choice((["--dry-run"], []))
-        return Try(
-            [rng.choice(("scan", "ablate")), "-q", "demo", "--sequences", rng.choice(("1000000000", "9" * 18)), *more]
-        )
+        many = rng.choice(("1000000000", "9" * 18))
+        return Try([rng.choice(("scan", "ablate")), "-q", "demo", "--dry-run", "--sequences", many])
     if what == "sparse":
         path.touch()
         os.truncate(path, rng.choice((2**30, 2**40)))

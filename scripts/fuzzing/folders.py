@@ -18,6 +18,7 @@ INSIDE = (
     "relations", "readings", "texts", "ablation", "atlas.json", "compare.json", "overview.png", "unfinished.json",
     "failures.jsonl",
 )  # fmt: skip
+TARGETS = (".", ".", "kept.txt", "kept.txt", "000000000", "new", "new.json")  # some are not there
 RECORD = {"first": 0, "items": 1, "texts": 1, "tokens": 5, "digest": "x", "rows": {}, "files": {}, "failures": []}
 
 
@@ -49,10 +50,8 @@ def manifests(rng: random.Random, folder: Path) -> Try:
     runs = copied(left("run"), folder, "runs")
     path = runs / "manifest.json"
     rng.choice((damage, damage, damage, spoil, odd_file))(rng, path)
-    asked = rng.choice(
-        (["heads", str(runs)], ["relations", str(runs), "--query", "last"], ["heads", "--from", str(path)])
-    )
-    return Try([asked[0], "-q", *asked[1:]], terminal=rng.random() < 0.5)
+    more = [str(runs), "--query", "last"], [str(runs)], ["--from", str(path)]
+    return Try([rng.choice(("heads", "relations")), "-q", *rng.choice(more)], terminal=rng.random() < 0.5)
 
 
 @kind
@@ -69,20 +68,15 @@ def links(rng: random.Random, folder: Path) -> Try:
         if path.is_dir() and not path.is_symlink():
             path.rename(folder / f"before-{one}")
         path.unlink(missing_ok=True)
-        path.symlink_to(
-            outside(folder) / rng.choice((".", ".", "kept.txt", "kept.txt", "000000000", "new", "new.json"))
-        )
+        path.symlink_to(outside(folder) / rng.choice(TARGETS))
     return Try([*command(name, runs), *rng.choice(([], ["--force"]))])
 
 
 @kind
 def full_disks(rng: random.Random, folder: Path) -> Try:
-    name, runs, most = (
-        rng.choice(sorted(COMMANDS)),
-        folder / "runs",
-        rng.choice((0, 1, 200, 1000, 4000, 20_000, 60_000)),
-    )
-    return Try(command(name, runs), before=lambda: full_disk(most), after=without_halves(runs))
+    runs, most = folder / "runs", rng.choice((0, 1, 200, 1000, 4000, 20_000, 60_000))
+    asked = command(rng.choice(sorted(COMMANDS)), runs)
+    return Try(asked, before=lambda: full_disk(most), after=without_halves(runs))
 
 
 def without_halves(runs: Path) -> Callable[[Ended], Iterable[str]]:
@@ -90,12 +84,8 @@ def without_halves(runs: Path) -> Callable[[Ended], Iterable[str]]:
 
     def after(ended: Ended) -> Iterable[str]:
         for path in runs.rglob("*"):
-            if (
-                path.name.startswith(("tmp", "."))
-                and path.is_file()
-                and path.name != ".lock"
-                and ".partial" not in path.parts
-            ):
+            half = path.name.startswith(("tmp", ".")) and path.name != ".lock" and path.is_file()
+            if half and ".partial" not in path.parts:
                 yield f"left {path.relative_to(runs)}"
 
     return after

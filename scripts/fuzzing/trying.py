@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import os
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attnscope.apart import DEATH_OF_PARENT
 from fuzzing.words import TEXT
 
 DEADLINE, PROCESSOR = 60.0, 40  # seconds of one try: by the clock, and of the processor
@@ -170,6 +172,7 @@ def _run(one: Try, folder: Path, streams: list[int]) -> None:
     code: int = 99
     try:
         os.setsid()
+        ctypes.CDLL(None).prctl(DEATH_OF_PARENT, signal.SIGKILL)
         os.chdir(folder)
         _limit()
         for number, stream in enumerate(streams):
