@@ -86,7 +86,20 @@ def names(rng: random.Random, folder: Path) -> Try:
 
 @kind
 def yaml_files(rng: random.Random, folder: Path) -> Try:
-    keys = "model text top top_k min_weight config out scale select positions memory file".split()
+    keys = [
+        "model",
+        "text",
+        "top",
+        "top_k",
+        "min_weight",
+        "config",
+        "out",
+        "scale",
+        "select",
+        "positions",
+        "memory",
+        "file",
+    ]
     lines = [
         rng.choice(YAML).replace("{key}", rng.choice(keys)).replace("{value}", rng.choice((*NASTY, *NUMBERS)))
         for _ in range(rng.choice((1, 1, 2, 3)))
