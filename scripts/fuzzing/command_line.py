@@ -84,6 +84,11 @@ def names(rng: random.Random, folder: Path) -> Try:
     return heads(option, said, terminal=True)
 
 
+KEYS = (
+    "model", "text", "top", "top_k", "min_weight", "config", "out", "scale", "select", "positions", "memory", "file",
+)  # fmt: skip
+
+
 @kind
 def yaml_files(rng: random.Random, folder: Path) -> Try:
     keys = [
@@ -101,7 +106,7 @@ def yaml_files(rng: random.Random, folder: Path) -> Try:
         "file",
     ]
     lines = [
-        rng.choice(YAML).replace("{key}", rng.choice(keys)).replace("{value}", rng.choice((*NASTY, *NUMBERS)))
+        rng.choice(YAML).replace("{key}", rng.choice(KEYS)).replace("{value}", rng.choice((*NASTY, *NUMBERS)))
         for _ in range(rng.choice((1, 1, 2, 3)))
     ]
     document = rng.choice(
