@@ -91,20 +91,6 @@ KEYS = (
 
 @kind
 def yaml_files(rng: random.Random, folder: Path) -> Try:
-    keys = [
-        "model",
-        "text",
-        "top",
-        "top_k",
-        "min_weight",
-        "config",
-        "out",
-        "scale",
-        "select",
-        "positions",
-        "memory",
-        "file",
-    ]
     lines = [
         rng.choice(YAML).replace("{key}", rng.choice(KEYS)).replace("{value}", rng.choice((*NASTY, *NUMBERS)))
         for _ in range(rng.choice((1, 1, 2, 3)))
