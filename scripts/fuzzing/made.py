@@ -107,7 +107,7 @@ def kernel() -> Path:
 
     own = {name: os.environ.get(name) for name in ("HOME", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
     ran("kernel", Try(["heads", "-q", "--engine", "numba", "--text", TEXT], environment=own))
-    where = object_code.cache_folder()
+    where = Path(own["NUMBA_CACHE_DIR"] or own["XDG_CACHE_HOME"] or Path.home() / ".cache", "attnscope")
     [kept] = where.rglob(f"sweep-{object_code._key()}.bin")
     place = room() / "kernels" / "attnscope" / kept.relative_to(where)
     place.parent.mkdir(parents=True, mode=0o700)
