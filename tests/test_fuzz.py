@@ -98,7 +98,7 @@ def asks_the_network() -> None:
         (lambda: os.mkdir("trapped"), "code of a file was run"),
         (lambda: Path("../outside/kept.txt").write_text("lost"), "changed outside/kept.txt, which is not its own"),
         (lambda: Path("../outside/kept.txt").unlink(), "changed outside/kept.txt, which is not its own"),
-        (lambda: Path("../home/.cache").mkdir(), "changed home/.cache, which is not its own"),
+        (lambda: Path("../home/.config").mkdir(), "changed home/.config, which is not its own"),
         (lambda: Path("pytorch_model.bin").write_bytes(b""), "opened a pickle"),
         (asks_the_network, "asked the network"),
         (lambda: os.kill(os.getpid(), 11), "left with -11"),

@@ -16,37 +16,31 @@ CODES = {0, 1, 2, 3, 4, 5}
 ERRORS = {2, 3, 4, 5}
 MEMORY = 3 * 2**30  # bytes: more than any input of the kinds should take
 LONGEST_LINE = shown.MESSAGE + len("attnscope: ")
-LAID_OUT = {
-    "kept.txt": b"kept\n",
-    "part-000000000.csv": b"kept\n",
-    ".part-000000000.csv": b"kept\n",
-    "L00.png": b"kept",
-}
-LAID_OUT |= {"000000000/heads.csv": b"kept\n", "heads.csv": b"kept\n", ".heads.csv.0123abcd": b"kept\n"}
+OWN = "home/.cache/attnscope"  # where the command may keep what it likes
+NAMES = ("kept.txt", "heads.csv", ".heads.csv.0123abcd", "part-000000000.csv", ".part-000000000.csv", "000000000/x.csv")
 
 
 def lay_out(place: Path) -> Path:
     """The folder of a try, and beside it a home, a temporary folder and what no command may touch."""
-    for name, content in LAID_OUT.items():
+    for name in NAMES:
         path = place / "outside" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    for name in ("here", "home", "tmp"):
-        (place / name).mkdir()
+        path.write_text("kept")
+    for name in ("here", OWN, "tmp"):
+        (place / name).mkdir(parents=True)
     return place / "here"
 
 
 def beside(folder: Path) -> dict[str, str]:
-    """All files beside the folder of a try, and what each holds."""
-    found = {}
-    for at, folders, files in os.walk(folder.parent):
-        if at == str(folder.parent):
-            folders.remove(folder.name)
-            files = [name for name in files if name != "stdin"]
+    """All files beside the folder of a try but attnscope's own cache, and what each holds."""
+    found, place = {}, folder.parent
+    for at, folders, files in os.walk(place):
+        inside = Path(at).relative_to(place)
+        folders[:] = [name for name in folders if str(inside / name) not in (folder.name, OWN)]
         for name in [*folders, *files]:
             path = Path(at) / name
             whole = path.is_file() and not path.is_symlink()
-            found[str(path.relative_to(folder.parent))] = hashlib.sha256(path.read_bytes()).hexdigest() if whole else ""
+            found[str(inside / name)] = hashlib.sha256(path.read_bytes()).hexdigest() if whole else ""
     return found
 
 

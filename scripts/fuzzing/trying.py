@@ -94,10 +94,7 @@ def outside(folder: Path) -> Path:
 
 def fork(one: Try, folder: Path) -> Ended:
     """Run a command in a fork of this process, in that folder; its home and its temporary folder are beside it."""
-    stdin = one.stdin if isinstance(one.stdin, Path) else folder.parent / "stdin"
-    if isinstance(one.stdin, bytes):
-        stdin.write_bytes(one.stdin)
-    given = os.open(stdin if one.stdin is not None else os.devnull, os.O_RDONLY)
+    given = _given(one.stdin)
     pipes = [_terminal() if one.terminal else os.pipe(), os.pipe(), os.pipe()]
     resident = _pages()[1]
     child = os.fork()
@@ -110,6 +107,16 @@ def fork(one: Try, folder: Path) -> Ended:
     os.close(given)
     lines = sorted({*heard.decode(errors="replace").split("\n")} - {""})
     return Ended(code, out, err, memory - resident, read, tuple(lines))
+
+
+def _given(stdin: bytes | Path | None) -> int:
+    """A file that can be read: these bytes, or that path."""
+    if not isinstance(stdin, bytes):
+        return os.open(stdin or os.devnull, os.O_RDONLY)
+    file = os.memfd_create("stdin")
+    os.write(file, stdin)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def _watched(child: int, streams: list[int]) -> tuple[int | None, int, list[bytes]]:

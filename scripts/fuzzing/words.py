@@ -83,7 +83,13 @@ def damage(rng: random.Random, path: Path) -> None:
 
     try:
         edit(path, change)
-    except (LookupError, TypeError):  # the second change met what the first had left
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ):  # damaged before, or by the first change
         path.write_bytes(rng.choice(RAW_JSON))
 
 
