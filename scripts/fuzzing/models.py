@@ -112,7 +112,8 @@ METHODS = (
     "bitsandbytes", "gptq", "awq", "fp8", "fbgemm_fp8", "hqq", "quanto", "torchao", "compressed-tensors", "aqlm", "x",
     5,
 )  # fmt: skip
-ENDLESS = (10**12, 10**6, -1, 0, 1.5, "x", [], {})
+LOOPS = ("assistant_early_exit", "prompt_lookup_num_tokens")  # what generates in other ways
+ENDLESS = (10**12, 10**12, 10**6, -1, "x")
 # What the model's own generation config says, whatever was asked.
 GENERATION: dict[str, tuple[Any, ...]] = {
     "assistant_early_exit": ENDLESS, "num_beams": (10**6, 3), "num_return_sequences": (10**9, 2),
@@ -142,7 +143,7 @@ def generation(rng: random.Random, folder: Path) -> Try:
     model = model_folder(folder)
     path = model / "generation_config.json"
     if rng.random() < 0.7:
-        for key in rng.sample(sorted(GENERATION), rng.choice((1, 1, 2))):
+        for key in sorted({rng.choice((*GENERATION, *LOOPS * 5)) for _ in range(rng.choice((1, 1, 2)))}):
             value = rng.choice((*GENERATION[key], *GENERATION[key], rng.choice(JSONS)))
             edit(path, lambda values, key=key, value=value: values.update({key: value}))
     else:
