@@ -3,62 +3,181 @@
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-import fuzz  # noqa: E402
+import fuzz  # noqa: E402, F401
+from fuzzing import browsing, drawing, folders, pages  # noqa: E402
+from fuzzing.judging import MEMORY, beside, faults, lay_out  # noqa: E402
+from fuzzing.trying import KINDS, YES, Ended, Try, fork  # noqa: E402
+from fuzzing.words import damage, odd_file, spoil  # noqa: E402
+
+AFTER_A_COMMAND = {
+    "addresses",
+    "environments",
+    "studies",
+    "atlases",
+    "folders",
+    "manifests",
+    "links",
+    "pages",
+    "kernels",
+    "gguf_files",
+}
 
 
 def test_no_hostile_input_of_any_kind_is_flagged() -> None:
-    tries = 4 * len(fuzz.KINDS)
+    tries = 2 * len(KINDS)
     command = [sys.executable, ROOT / "scripts" / "fuzz.py", "--tries", str(tries), "--seed", "7"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.stdout.splitlines()[-1:] == [f"{tries} tries, 0 flagged"], done.stdout + done.stderr
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("name", sorted(set(fuzz.KINDS) - {"folders"}))  # which runs a command to make one
+@pytest.mark.parametrize("name", sorted(set(KINDS) - AFTER_A_COMMAND))  # which damage what a command has left
 def test_a_try_is_made_of_its_seed_alone(tmp_path: Path, name: str) -> None:
-    def made(folder: Path) -> list[str]:
-        folder.mkdir()
-        return [word.replace(str(folder), "") for word in fuzz.KINDS[name](random.Random(3), folder).arguments]
+    def made(place: Path) -> tuple[list[str], list[tuple[str, int]]]:
+        folder = lay_out(place)
+        one = KINDS[name](random.Random(3), folder)
+        files = [(str(path.relative_to(place)), path.lstat().st_size) for path in sorted(place.rglob("*"))]
+        return [word.replace(str(folder), "") for word in one.arguments], files
 
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
     assert made(tmp_path / "a") == made(tmp_path / "b")
 
 
 @pytest.mark.parametrize(
     ("ended", "fault"),
     [
-        (fuzz.Ended(70, b"", b"attnscope: internal error: a\n"), "left with 70"),
-        (fuzz.Ended(2, b"", b"attnscope: internal error: a\n"), "a traceback or an internal error"),
-        (fuzz.Ended(None, b"", b""), "took too long"),
-        (fuzz.Ended(2, b"", b"attnscope: a\nattnscope: b\n"), "2 lines of error"),
-        (fuzz.Ended(3, b"", b"a\n"), "1 lines of error"),
-        (fuzz.Ended(3, b"", b"attnscope: \x1b[2J\n"), "sent U+001B"),
-        (fuzz.Ended(0, "\u202e\x85".encode(), b""), "sent U+0085, U+202E"),
-        (fuzz.Ended(4, b"", b"attnscope: " + b"a" * 2000 + b"\n"), "a line of 2011 characters"),
+        (Ended(70, b"", b"attnscope: internal error: a\n"), "left with 70"),
+        (Ended(-11), "left with -11"),
+        (Ended(2, b"", b"attnscope: internal error: a\n"), "a traceback or an internal error"),
+        (Ended(None, b"", b""), "took too long"),
+        (Ended(2, b"", b"attnscope: a\nattnscope: b\n"), "2 lines of error"),
+        (Ended(3, b"", b"a\n"), "1 lines of error"),
+        (Ended(3, b"", b"attnscope: \x1b[2J\n"), "sent U+001B"),
+        (Ended(0, "\u202e\x85".encode(), b""), "sent U+0085, U+202E"),
+        (Ended(4, b"", b"attnscope: " + b"a" * 2000 + b"\n"), "a line of 2011 characters"),
+        (Ended(0, b"", b"Converting: 100%\n"), "talk under -q"),
+        (Ended(0, memory=MEMORY + 2**30), "took 4.0 GiB"),
+        (Ended(5, b"", b"attnscope: out of memory; a\n"), "took all the memory that it was given"),
+        (Ended(0, read=2), "2 bytes of stdin were read"),
+        (Ended(98, heard=("asked the network",)), "asked the network"),
     ],
 )
-def test_what_is_wrong_is_flagged(tmp_path: Path, ended: "fuzz.Ended", fault: str) -> None:
-    assert fault in fuzz.faults(fuzz.Try([], terminal=True), ended, tmp_path)
+def test_what_is_wrong_is_flagged(tmp_path: Path, ended: Ended, fault: str) -> None:
+    assert fault in faults(Try(["-q"], terminal=True), ended, tmp_path)
 
 
 def test_what_is_right_is_not_flagged(tmp_path: Path) -> None:
-    for ended in (fuzz.Ended(0, "日👩‍👩‍👧\n".encode(), b""), fuzz.Ended(3, b"", b"attnscope: no model; name one\n")):
-        assert fuzz.faults(fuzz.Try([], terminal=True), ended, tmp_path) == []
-    assert fuzz.faults(fuzz.Try([]), fuzz.Ended(0, b"\x1b", b""), tmp_path) == []  # data stays as it is
+    for ended in (Ended(0, "日👩‍👩‍👧\n".encode(), b""), Ended(3, b"", b"attnscope: no model; name one\n")):
+        assert faults(Try([], terminal=True), ended, tmp_path) == []
+    assert faults(Try(["--format", "tsv"], terminal=True), Ended(0, b"a\tb\n"), tmp_path) == []
+    assert faults(Try([]), Ended(0, b"\x1b", b""), tmp_path) == []  # data stays as it is
+    assert faults(Try(["--file", "-"]), Ended(0, read=9), tmp_path) == []
     (tmp_path / "trapped").mkdir()
-    assert fuzz.faults(fuzz.Try([]), fuzz.Ended(0, b"", b""), tmp_path) == ["a pickle was run"]
+    assert faults(Try([]), Ended(0, b"", b""), tmp_path) == ["code of a file was run"]
 
 
-def test_a_damaged_document_is_still_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
+def asks_the_network() -> None:
+    socket.create_connection(("localhost", 9))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        (input, f"{len(YES)} bytes of stdin were read"),
+        (lambda: os.mkdir("trapped"), "code of a file was run"),
+        (lambda: Path("../outside/kept.txt").write_text("lost"), "changed outside/kept.txt, which is not its own"),
+        (lambda: Path("../outside/kept.txt").unlink(), "changed outside/kept.txt, which is not its own"),
+        (lambda: Path("../home/.config").mkdir(), "changed home/.config, which is not its own"),
+        (lambda: Path("pytorch_model.bin").write_bytes(b""), "opened a pickle"),
+        (asks_the_network, "asked the network"),
+        (lambda: os.kill(os.getpid(), 11), "left with -11"),
+        (lambda: bytearray(MEMORY + 2**28), "took 3."),
+        (lambda: bytearray(2**40), "left with 99"),
+    ],
+    ids=["input", "code", "changed", "removed", "home", "pickle", "network", "signal", "memory", "too much memory"],
+)
+def test_what_a_try_does_is_seen(tmp_path: Path, wrong: Callable[[], object], fault: str) -> None:
+    folder = lay_out(tmp_path)
+    before, one = beside(folder), Try(["metrics"], before=wrong)
+    found = faults(one, fork(one, folder), folder, before)
+    assert any(one.startswith(fault) for one in found), found
+
+
+def test_a_try_that_does_nothing_wrong_is_not_flagged(tmp_path: Path) -> None:
+    folder = lay_out(tmp_path)
+    for one in (Try(["metrics"]), Try(["metrics"], terminal=True), Try(["metrics"], None), Try(["metrics"], folder)):
+        before, ended = beside(folder), fork(one, folder)
+        assert faults(one, ended, folder, before) == []
+        assert ended.code == 0
+        assert (b"\xe2\x94\x80" in ended.out) == one.terminal  # a line of a table
+
+
+def test_a_damaged_document_is_still_a_file_and_an_odd_one_is_none(tmp_path: Path) -> None:
     for seed in range(50):
+        path = tmp_path / f"{seed}.json"
         path.write_text(json.dumps({"a": {"b": [1, 2]}, "c": 3}))
-        fuzz.damage(random.Random(seed), path)
+        damage(random.Random(seed), path)
+        spoil(random.Random(seed), path)
         assert path.is_file()
+        odd_file(random.Random(seed), path)
+        assert not path.is_file() or path.stat().st_size > 2**30 or path.is_symlink()
+
+
+def test_a_picture_that_no_browser_opens_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.svg").write_text("<svg><title>a</title></svg>")
+    assert [*drawing.of_pictures(tmp_path)(Ended(0))] == []
+    (tmp_path / "a.svg").write_text("<svg><title>\u202ea</title></svg>")
+    assert [*drawing.of_pictures(tmp_path)(Ended(0))] == ["a.svg holds U+202E"]
+    (tmp_path / "a.svg").write_text("<svg><title>\uffff</title></svg>")
+    assert "is no XML" in next(iter(drawing.of_pictures(tmp_path)(Ended(0))))
+
+
+def test_a_half_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / ".partial").mkdir()
+    for name in (".lock", ".partial/.heads.csv.0123abcd", "heads.csv"):
+        (tmp_path / name).touch()
+    assert [*folders.without_halves(tmp_path)(Ended(2))] == []
+    (tmp_path / ".heads.csv.0123abcd").touch()
+    assert [*folders.without_halves(tmp_path)(Ended(2))] == ["left .heads.csv.0123abcd"]
+
+
+@pytest.mark.parametrize(
+    ("side", "open_", "fault"),
+    [
+        ({"model": {"name": "a", "layers": 4}, "metrics": [{}]}, "view=metrics&at=0", None),
+        ({"model": {"name": "a", "layers": 4}, "metrics": []}, "view=metrics&at=0", "metrics that it does not have"),
+        ({"model": {"layers": {"toString": "x"}}, "metrics": [{}]}, "", "neither word nor number"),
+    ],
+)
+def test_data_that_a_page_cannot_show_is_found(side, open_: str, fault: str | None) -> None:
+    data = json.dumps({"sides": [side], "open": open_})
+    page = f'<script type="application/json" id="page">{data}</script>\n'
+    found = [*pages.of_page(Path("absent"))(Ended(0, page.encode()))]
+    assert found == [] if fault is None else [fault in one for one in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("<p title='a'>&lt;img src=x onerror=a&gt; b</p><script>\u202e</script>", None),
+        ("<p>a\u202eb</p>", "the page shows U+202E"),
+        ("<p title='\x1b'>a</p>", "the page shows U+001B"),
+        ("<p>This page cannot be shown: TypeError</p>", "the page 'cannot be shown: TypeError'"),
+        ("<img src=x onerror=a>", "the page ran what it shows"),
+        ("<title>trapped</title>", "the page ran what it shows"),
+    ],
+)
+def test_what_a_page_shows_is_judged(body: str, fault: str | None) -> None:
+    found = browsing.wrong_in(f"<html><body>{body}</body></html>")
+    assert found == ([] if fault is None else [fault])

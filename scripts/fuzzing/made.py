@@ -1,0 +1,162 @@
+"""What kinds damage copies of: models, runs and studies, each made once, when it is first asked for."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attnscope.model.libraries import without_bars
+from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load
+from fuzzing.judging import lay_out
+from fuzzing.trying import Try, fork
+from fuzzing.words import TEXT, edit
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # its helpers make tiny models
+TEXTS = "a bank\nthe river\n"
+
+
+@cache
+def room() -> Path:
+    """Where all that is made here is, until this process ends."""
+    place = Path(tempfile.mkdtemp(prefix="fuzz-made-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return place
+
+
+def model_folder(folder: Path, **config: Any) -> Path:
+    """A copy of the demo, its config changed."""
+    target = folder / "model"
+    shutil.copytree(DEMO_FOLDER, target, ignore=shutil.ignore_patterns("*.md", "training.json", "LICENSE"))
+    if config:
+        edit(target / "config.json", lambda values: values.update(config))
+    return target
+
+
+@cache
+def shallow() -> Path:
+    """The demo's first layer: a study of it takes a fraction of the time."""
+    from safetensors.numpy import load_file, save_file
+
+    (place := room() / "shallow").mkdir()
+    model = model_folder(place, num_hidden_layers=1)
+    tensors = load_file(model / "model.safetensors")
+    kept = {name: one for name, one in tensors.items() if not any(f".layers.{n}." in name for n in (1, 2, 3))}
+    save_file(kept, model / "model.safetensors", {"format": "pt"})
+    return model
+
+
+@cache
+def whisper() -> Path:
+    """A tiny Whisper with feature extractor and tokenizer."""
+    from helpers.sounds import saved_whisper
+
+    with without_bars():
+        return saved_whisper(room() / "whisper")
+
+
+@cache
+def llava() -> Path:
+    """A tiny LLaVA with its processor."""
+    from helpers.picture_models import saved
+
+    with without_bars():
+        return Path(saved("llava", room()))
+
+
+@cache
+def gguf() -> Path:
+    """The demo as a GGUF file."""
+    from helpers.brought import a_gguf
+
+    with without_bars():
+        return a_gguf(room() / "demo.gguf", load(LoadOptions()).model)
+
+
+@cache
+def picture() -> Path:
+    """A small picture."""
+    from helpers import picture_models
+
+    return Path(picture_models.picture(room() / "field.png"))
+
+
+@cache
+def sound(form: str = "WAV", kind: str | None = None) -> bytes:
+    """Half a second of a tone, in a format of soundfile."""
+    import io
+
+    import soundfile
+
+    from helpers.sounds import samples
+
+    soundfile.write(file := io.BytesIO(), samples(0.5), 16_000, format=form, subtype=kind)
+    return file.getvalue()
+
+
+@cache
+def kernel() -> Path:
+    """The value of NUMBA_CACHE_DIR with which the kernel that the user has, or that is compiled now, is found."""
+    from attnscope.attention.compiled import object_code
+
+    own = {name: os.environ.get(name) for name in ("HOME", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
+    ran("kernel", Try(["heads", "-q", "--engine", "numba", "--text", TEXT], environment=own))
+    where = Path(own["NUMBA_CACHE_DIR"] or own["XDG_CACHE_HOME"] or Path.home() / ".cache", "attnscope")
+    [kept] = where.rglob(f"sweep-{object_code._key()}.bin")
+    place = room() / "kernels" / "attnscope" / kept.relative_to(where)
+    place.parent.mkdir(parents=True, mode=0o700)
+    shutil.copy(kept, place)
+    return room() / "kernels"
+
+
+COMMANDS = {  # that leave a folder; TEXTS is a file of texts
+    "run": ["heads", "--text", TEXT, "--figures", "overview"],
+    "batch": ["batch", "TEXTS", "--tables", "heads,relations"],
+    "scan": ["scan", "MODEL", "--sequences", "2"],
+    "texts": ["scan", "MODEL", "--sequences", "2", "--texts", "TEXTS"],
+    "ablate": ["ablate", "MODEL", "--sequences", "2", "--random", "2", "--select", "0.0,0.1"],
+    "pairs": ["ablate", "MODEL", "--sequences", "2", "--pairs", "--select", "0.0,0.1"],
+    "prune": ["ablate", "MODEL", "--sequences", "2", "--prune", "--select", "0.0,0.1"],
+    "compare": ["compare", "--text", TEXT, "--compare-text", "the bank"],
+    "models": ["compare", "--compare-model", "MODEL", "--model", "MODEL", "--texts", "TEXTS"],
+}  # fmt: skip
+
+
+def command(name: str, out: Path | None = None) -> list[str]:
+    """One of the commands that leave a folder, quiet, into that folder."""
+    (texts := room() / "texts.txt").write_text(TEXTS)
+    given = {"TEXTS": str(texts), "MODEL": str(shallow()) if "MODEL" in COMMANDS[name] else ""}
+    words = [given.get(one, one) for one in COMMANDS[name]]
+    return [words[0], "-q", *words[1:], *(["--out", str(out)] if out else [])]
+
+
+@cache
+def left(name: str) -> Path:
+    """The folder that a command has left."""
+    runs = room() / name / "here" / "runs"
+    ran(name, Try(command(name, runs)))
+    return runs
+
+
+def ran(name: str, one: Try) -> bytes:
+    """What a command that has to succeed prints."""
+    ended = fork(one, lay_out(room() / name))
+    if ended.code != 0:
+        raise RuntimeError(f"{name} left with {ended.code}: {ended.err.decode(errors='replace')}")
+    return ended.out
+
+
+def copied(path: Path, folder: Path, name: str = "model") -> Path:
+    """A copy of a folder, to be damaged."""
+    return Path(shutil.copytree(path, folder / name, symlinks=True))
+
+
+def lines(*rows: Any) -> bytes:
+    """A corpus of JSON objects."""
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)

@@ -1,0 +1,50 @@
+"""Sounds: cut short, of other formats, with headers that lie."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+from fuzzing.made import sound, whisper
+from fuzzing.trying import Try, kind
+
+RATES = (16_000, 16_000, 44_100, 0, 1, 2**32 - 1)  # samples per second
+FORMATS = (
+    ("WAV", None), ("WAV", "FLOAT"), ("WAV", "IMA_ADPCM"), ("WAV", "GSM610"), ("WAVEX", None), ("RF64", None),
+    ("AIFF", None), ("AIFF", "IMA_ADPCM"), ("AU", None), ("CAF", None), ("CAF", "ALAC_16"), ("FLAC", None),
+    ("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", None), ("SVX", None), ("NIST", None), ("W64", None), ("VOC", None),
+    ("MAT4", None), ("MAT5", None), ("HTK", None), ("PVF", None), ("SDS", None), ("AVR", None), ("IRCAM", None),
+    ("PAF", None), ("MPC2K", None),
+)  # fmt: skip
+
+
+def _lying(rng: random.Random) -> bytes:
+    """A WAV file whose header is made up."""
+    wide, channels, rate = rng.choice((8, 16, 24, 32, 40, 0, 65535)), rng.choice((1, 2, 0, 65535)), rng.choice(RATES)
+    data = rng.randbytes(rng.choice((0, 1, 700, 4000)))
+    form = struct.pack("<HHIIHH", rng.choice((1, 1, 3, 65534)), channels, rate, 0, 4, wide)
+    parts = b"WAVEfmt " + struct.pack("<I", rng.choice((16, 16, 0))) + form + b"data"
+    parts += struct.pack("<I", rng.choice((len(data), 2**32 - 1))) + data
+    document = b"RIFF" + struct.pack("<I", len(parts)) + parts
+    start = rng.choice((b"", b"", b"", b"fLaC", b"OggS", b"ID3", rng.randbytes(9)))
+    return start + document[: rng.choice((len(document), 30))]
+
+
+def _damaged(rng: random.Random) -> bytes:
+    """A sound of some format that is cut short, or some of whose first bytes are others."""
+    content = sound(*rng.choice(FORMATS))
+    if rng.random() < 0.5:
+        return content[: rng.randrange(len(content))]
+    for _ in range(rng.choice((1, 2, 8))):
+        at = rng.randrange(min(200, len(content)))
+        content = content[:at] + rng.choice((b"\0", b"\xff", rng.randbytes(1))) + content[at + 1 :]
+    return content
+
+
+@kind
+def sounds(rng: random.Random, folder: Path) -> Try:
+    path = folder / rng.choice(("sound.wav", "a b.mp3", "x.flac", "x.aiff", "x"))
+    path.write_bytes(_damaged(rng) if rng.random() < 0.75 else _lying(rng))
+    model = ["--model", str(whisper()), "--target", "hi"] if rng.random() < 0.9 else []
+    return Try(["heads", "-q", *model, "--audio", rng.choice((str(path), "-"))], path.read_bytes(), terminal=True)

@@ -1,0 +1,146 @@
+"""Folders that scan, ablate and compare have left, damaged; and the lists that they are given."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fuzzing.made import command, copied, left, lines, room, shallow
+from fuzzing.trying import Try, heads, kind
+from fuzzing.words import JSONS, NASTY, RAW_JSON, TEXT, damage, edit, odd_file, spoil
+
+STUDIES = ("scan", "texts", "ablate", "pairs", "prune", "compare", "models")
+ROLES: tuple[Any, ...] = ([5], "induction", {"a": 1}, [None], [NASTY[0]], [[]], ["x" * 9999], 10**30)
+PLACES = ("L0H0", "L9H9", "L-1H0", "LxH0", "", "L0H" + "9" * 5000, NASTY[2], "cross.L0H0")
+MANY = 5 * 10**7  # rows of a table that takes a few KB
+
+
+@kind
+def studies(rng: random.Random, folder: Path) -> Try:
+    name = rng.choice(STUDIES)
+    runs = copied(left(name), folder, "runs")
+    for _ in range(rng.choice((1, 1, 2))):
+        _break(rng, rng.choice(_data(runs)))
+    return Try([*command(name, runs), *rng.choice(([], [], ["--force"]))])
+
+
+def _data(runs: Path) -> list[Path]:
+    """The files of a study that are read again."""
+    return sorted(path for path in runs.rglob("*") if path.suffix in {".json", ".npz", ".parquet", ".csv"})
+
+
+def _break(rng: random.Random, path: Path) -> None:
+    if rng.random() < 0.1:
+        odd_file(rng, path)
+    elif path.suffix == ".npz" and rng.random() < 0.6:
+        _other_arrays(rng, path)
+    elif path.suffix == ".json" and rng.random() < 0.7:
+        damage(rng, path)
+    elif not path.is_dir():
+        spoil(rng, path)
+
+
+def _other_arrays(rng: random.Random, path: Path) -> None:
+    """The arrays of a file, one of them missing, of another shape or of another type."""
+    import numpy as np
+
+    arrays = dict(np.load(path)) if path.is_file() else {}
+    name = rng.choice(sorted(arrays) or ["x"])
+    old = arrays.pop(name, np.zeros(1))
+    odd = (
+        np.array(1.0),
+        np.array([{}], object),
+        np.array(["x"]),
+        old[..., None],
+        old.ravel()[:0],
+        np.full(old.shape, np.nan),
+    )
+    if rng.random() < 0.8:
+        arrays[name] = rng.choice((*odd, old.astype(complex), np.zeros((0, 7)), -np.ones_like(old)))
+    np.savez(path, **arrays)
+
+
+@kind
+def atlases(rng: random.Random, folder: Path) -> Try:
+    """What other commands read of an atlas."""
+    runs = copied(left("scan"), folder, "atlas")
+    said, table = runs / "atlas.json", runs / "atlas.parquet"
+    what = rng.choice(("roles", "damaged", "damaged", "table", "broken", "broken", "many"))
+    if what == "roles":
+        edit(said, lambda values: values.update(roles={rng.choice(PLACES): rng.choice(ROLES)}))
+    elif what == "damaged":
+        damage(rng, said)
+    elif what == "broken":
+        _break(rng, rng.choice((said, table)))
+    else:
+        table.write_bytes(many_rows() if what == "many" else _other_table(rng, table))
+    model = ["--model", str(shallow())]
+    other = Try(["ablate", "-q", *model, "--atlas", "atlas", "--sequences", "2", "--random", "0"])
+    compare = Try(
+        ["compare", "-q", *model, "--text", TEXT, "--compare-text", "a bank", "--atlas", "atlas", "--select", "@sink"]
+    )
+    asked = heads(*model, "--atlas", "atlas", "--select", rng.choice(("@induction", "@sink", "0")))
+    return rng.choice((asked, asked, asked, compare, other))
+
+
+def _other_table(rng: random.Random, path: Path) -> bytes:
+    """The table with one column missing, null, twice, or of another type."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    at = rng.randrange(table.num_columns)
+    name, count = table.column_names[at], len(table)
+    columns = (
+        pa.nulls(count, table.schema.types[at]),
+        pa.nulls(count),
+        pa.array(["x"] * count),
+        pa.array([[1]] * count),
+    )
+    columns += (pa.array([float("nan")] * count), pa.array([-(2**62)] * count), pa.array([NASTY[0]] * count))
+    if (way := rng.random()) < 0.2:
+        table = table.drop_columns([name])
+    elif way < 0.3:
+        table = table.append_column(name, table[at])
+    elif way < 0.4:
+        table = pa.concat_tables([table, table])
+    else:
+        table = table.set_column(at, name, rng.choice(columns))
+    parquet.write_table(table, sink := pa.BufferOutputStream())
+    return sink.getvalue().to_pybytes()
+
+
+@cache
+def many_rows() -> bytes:
+    """The table with its first row some ten million times, which compresses well."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    row = parquet.read_table(left("scan") / "atlas.parquet").slice(0, 1)
+    block = pa.concat_tables([row] * 1000).combine_chunks()
+    for _ in range(3):
+        block = pa.concat_tables([block] * 10).combine_chunks()
+    with parquet.ParquetWriter(path := room() / "many.parquet", block.schema) as writer:
+        for _ in range(MANY // len(block)):
+            writer.write_table(block)
+    return path.read_bytes()
+
+
+@kind
+def lists(rng: random.Random, folder: Path) -> Try:
+    """Sets of heads, tasks, pools of tokens and corpora, as studies are given them."""
+    option = rng.choice(("--sets", "--on", "--pool", "--texts"))
+    row = {"--sets": {"set": "a", "heads": ["L0H0"]}, "--on": {"text": TEXT, "targets": [[3, 5]]}}.get(
+        option, {"text": TEXT}
+    )
+    row[rng.choice(sorted(row))] = rng.choice((*JSONS, *NASTY, [rng.choice(PLACES)], [[rng.choice(JSONS)] * 2]))
+    path = folder / "list.jsonl"
+    path.write_bytes(rng.choice((lines(row), lines(row, row), b"[" * 100_000, *RAW_JSON, json.dumps([row]).encode())))
+    if rng.random() < 0.1:
+        odd_file(rng, path, waits=False)
+    study = "scan" if option == "--pool" else "ablate"
+    more = ["--random", "0", "--select", "0.0"] if study == "ablate" and option != "--sets" else []
+    return Try([study, "-q", str(shallow()), "--sequences", "2", option, str(path), *more])
