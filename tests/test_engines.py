@@ -11,12 +11,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.errors import MemoryLimitError, UsageError
+from attnscope.measure.probes import View
 from attnscope.model.geometry import geometry_of, longer
 from attnscope.model.loading import LoadedModel, LoadOptions, load
 from attnscope.observe import Request
 from attnscope.seam import choice
 from attnscope.seam.checks import CHECKED_ROWS, sampled_rows
-from attnscope.seam.choice import FASTER_TOKENS, LACKING, Case, Choice, automatic, choose, difference, read_size
+from attnscope.seam.choice import (
+    FASTER_ROWS,
+    FASTER_TOKENS,
+    LACKING,
+    Case,
+    Choice,
+    automatic,
+    choose,
+    difference,
+    read_size,
+)
 from attnscope.seam.engines import ENGINES, Beside, Eager, Engine, Tiled
 from attnscope.seam.listen import listen
 from attnscope.text.prompt import from_text
@@ -85,6 +96,10 @@ def test_auto_takes_what_is_faster_and_says_why(on_cpu: Case, monkeypatch) -> No
     without = automatic(on_cpu, FASTER_TOKENS, Request(), fits=True)
     assert (without.words, without.hint) == ("fused (tiles): faster from 1,000 tokens", LACKING)
     assert automatic(on_cpu, FASTER_TOKENS - 1, Request(), fits=True).hint == ""
+    for weights in ("scores", "value"):
+        logits = Request(view=View(weights=weights))
+        assert automatic(on_cpu, FASTER_ROWS - 1, logits, fits=True) == short
+        assert automatic(on_cpu, FASTER_ROWS, logits, fits=True).words == "fused (tiles): faster from 2,000 tokens"
     drawn = automatic(on_cpu, FASTER_TOKENS, Request(maps="all"), fits=True)
     assert (drawn.words, drawn.hint) == (without.words, "")  # the kernel sums over cells no faster
 

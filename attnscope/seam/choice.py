@@ -28,7 +28,8 @@ SHARE = 0.5  # of the free memory that one layer's matrices may take before auto
 # From here on a first reading in float32 on a CPU is faster without matrices, the loading of the kernel and the
 # comparison with eager counted: "Which engine auto takes" in benchmarks/RESULTS.md, by benchmarks/choice.py; of texts
 # side by side, "Batch". Other devices were not measured: there auto goes by memory alone.
-FASTER_TOKENS = 1_000  # of the text, by the kernel and by the tiles, whatever is asked but matrices
+FASTER_TOKENS = 1_000  # of a text, by the kernel and by the tiles, whatever is asked of weights but whole matrices
+FASTER_ROWS = 2_000  # of a text whose logits or norms are asked, which either reads row by row
 FASTER_SCORES = 2**24  # of shorter texts together, where the kernel answers all that is asked
 LACKING = "a compiled kernel reads such a text faster: pip install 'attnscope[fast]'"
 COMPARED_TOKENS = 64
@@ -122,10 +123,11 @@ class Case(NamedTuple):
 
 def automatic(case: Case, tokens: int, request: Request | None, *, fits: bool) -> Choice:
     """What auto takes for a text; fits: whether eager's matrices do."""
-    long = tokens >= FASTER_TOKENS and request is not None
+    least = FASTER_TOKENS if request is None or request.view.weights == "softmax" else FASTER_ROWS
+    long = tokens >= least and request is not None
     kept = case.keeps_eager(request) if request is not None else ""
     if long and not kept:
-        return _fused(case, tokens, request, f"faster from {FASTER_TOKENS:,} tokens")._replace(for_speed=fits)
+        return _fused(case, tokens, request, f"faster from {least:,} tokens")._replace(for_speed=fits)
     if not fits and case.can_fuse:
         return _fused(case, tokens, request, "a layer's matrices do not fit")
     return Choice(ENGINES["eager"], kept * long)
