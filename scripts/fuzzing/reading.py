@@ -15,16 +15,13 @@ TOKENIZERS = (
     "BertTokenizer", "T5Tokenizer", "GPT2Tokenizer", "CanineTokenizer", "ByT5Tokenizer", "Wav2Vec2CTCTokenizer",
     "TapasTokenizer", "LayoutLMv3Tokenizer", "WhisperTokenizer", "CpmAntTokenizer", "NoTokenizer", "os.system", "",
 )  # fmt: skip
-
 TEMPLATES = (
     "{{ raise_exception('\x1b[2J\u202e') }}", "{% for %}", "{{ messages[9].x.y }}", "{{ 1/0 }}",
     "\x1b[2J{{ messages }}",
     "{{ ''.__class__.__mro__ }}", "{{ 'a' * 10 }}", "{% include 'x' %}", "{{ range(10**9) }}", "", "{{ '\\ud800' }}",
-    "{{ 9 ** 9 ** 9 }}", "{{ ('a' * 4000000000)|length }}", "{% set a = ['x' * 10**9] * 9 %}{{ a|join }}",
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 9 ** 9 ** 9 }}", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
 )  # fmt: skip
-
-
+LARGE = ("{{ ('a' * 4000000000)|length }}", "{% set a = ['x' * 10**9] * 9 %}{{ a|join }}")  # and quickly made
 TWICE = {"type": "Replace", "pattern": {"String": "i"}, "content": "ii"}
 # What a tokenizer makes of every text before it is cut up.
 NORMALIZERS: tuple[Any, ...] = (
@@ -59,7 +56,7 @@ def targets(rng: random.Random, folder: Path) -> Try:
 @kind
 def tokenizers(rng: random.Random, folder: Path) -> Try:
     model = model_folder(folder)
-    what = rng.choice(("json", "json", "config", "class", "ids", "special", "template", "pattern", "normalizer"))
+    what = rng.choice(("json", "json", "config", "class", "ids", "special", "pattern", "normalizer"))
     if what == "json":
         damage(rng, model / "tokenizer.json")
     elif what == "config":
@@ -84,12 +81,6 @@ def tokenizers(rng: random.Random, folder: Path) -> Try:
                 {**values["added_tokens"][-1], "id": 1999, "content": rng.choice(words)}
             ),
         )
-    elif what == "template":
-        edit(
-            model / "tokenizer_config.json",
-            lambda values: values.update(chat_template=rng.choice((*TEMPLATES, *JSONS))),
-        )
-        return heads("--model", str(model), "--chat", terminal=True)
     else:
         split = {
             "type": "Split",
@@ -99,6 +90,14 @@ def tokenizers(rng: random.Random, folder: Path) -> Try:
         edit(model / "tokenizer.json", lambda values: values.update(pre_tokenizer=split))
     text = rng.choice((TEXT, "\x1b[2J" + TEXT, rng.choice(NASTY).replace("\x00", "") or "x"))
     return heads("--model", str(model), "--text", text, terminal=rng.random() < 0.5)
+
+
+@kind
+def templates(rng: random.Random, folder: Path) -> Try:
+    model, said = model_folder(folder), rng.choice((*TEMPLATES * 3, *LARGE * 3, *JSONS))
+    edit(model / "tokenizer_config.json", lambda values: values.update(chat_template=said))
+    seconds = {"ATTNSCOPE_READING_SECONDS": "20" if said in LARGE else "2"}
+    return heads("--model", str(model), "--chat", terminal=True, environment=seconds)
 
 
 @kind
