@@ -58,7 +58,7 @@ def processors(rng: random.Random, folder: Path) -> Try:
     what = rng.choice(("brought", "brought", "elsewhere", "changed", "damaged", "odd"))
     names = [path.name for path in model.glob("*processor*.json")]
     if what == "brought":
-        name, said = rng.choice(BROUGHT)
+        name, said = rng.choice((*BROUGHT, *BROUGHT[:2] * 4))
         edit(model / name, lambda values: values.update(said))
         if rng.random() < 0.5:  # the folder's own class is the only one that is named
             edit(model / name, lambda values: [values.pop(one, None) for one in TYPES])
