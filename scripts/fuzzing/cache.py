@@ -23,6 +23,7 @@ define i32 @evil(ptr %records, ptr %info, i64 %start, i64 %count) {{
   ret i32 1
 }}
 """
+FOREIGN = ("owner", "writable", "linked", "odd", "odd", "elsewhere", "elsewhere", "full", "off")
 # The environment's names, and the base under the working folder that they lead to.
 ELSEWHERE: tuple[tuple[Mapping[str, str | None], str], ...] = (
     ({"NUMBA_CACHE_DIR": None, "XDG_CACHE_HOME": "."}, "."),
@@ -79,17 +80,10 @@ def damaged(rng: random.Random) -> bytes:
     content, (name, code) = good()[1], compiled()
     at = rng.randrange(len(content))
     flipped = content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
-    others = (
-        content[:at],
-        content[: len(content) // 2],
-        b"",
-        content + b"x",
-        bytes(len(content)),
-        code,
-        content[: -len(code)],
-    )
+    cut = (b"", content[:at], content[: len(content) // 2], content[: -len(code)], code)
+    others = (*cut, content + b"x", bytes(len(content)))
     names = (content.replace(name.encode(), other, 1) for other in (b"\xff\xfe", b"nothing", b"", b"x" * 9999))
-    return rng.choice((flipped,) * 12 + others + tuple(names))
+    return rng.choice((*(flipped,) * 12, *others, *names))
 
 
 def same(folder: Path) -> Callable[[Ended], Iterable[str]]:
@@ -107,15 +101,13 @@ def same(folder: Path) -> Callable[[Ended], Iterable[str]]:
 @kind
 def kernels(rng: random.Random, folder: Path) -> Try:
     base, inside = folder / "base", good()[0]
-    what = rng.choice(
-        ("damaged",) * 8 + ("owner", "writable", "linked", "odd", "odd", "elsewhere", "elsewhere", "full", "off")
-    )
+    what = rng.choice(("damaged",) * 8 + FOREIGN)
     environment: dict[str, str | None] = {"NUMBA_CACHE_DIR": str(base)}
     if what == "elsewhere":
         more, within = rng.choice(ELSEWHERE)
         environment |= more
         base = folder / within
-    path, most, name_code = base / inside, rng.choice((0, 1000, 30_000)), compiled()
+    path, most, sound = base / inside, rng.choice((0, 1000, 30_000)), compiled()
     path.parent.mkdir(parents=True, mode=0o700)
     if what not in ("full", "off"):
         path.write_bytes(damaged(rng) if what == "damaged" else evil())
@@ -134,7 +126,7 @@ def kernels(rng: random.Random, folder: Path) -> Try:
 
     def before() -> None:
         if what != "off":
-            made_of(*name_code)
+            made_of(*sound)
         if what == "full":
             full_disk(most)
 

@@ -128,8 +128,9 @@ def expressions(rng: random.Random, folder: Path) -> Try:
     options = rng.sample(("--query", "--key", "--define", "--select", "--group", "--sort"), 2)
     asked = [f"{option}={'g0=' * (option == '--define')}{one}" for option, one in zip(options, said, strict=False)]
     if rng.random() < 0.2:
-        last = rng.choice(("g3", "g60", "g300", "g0"))
-        asked = ["--query=g0", *FAR[: rng.choice((3, 60, 300))], f"--define={last}={said[0]}"]
+        count = rng.choice((3, 60, 300))
+        last = rng.choice((f"g{count}", f"g{count}", "g0"))
+        asked = ["--query=g0", *FAR[:count], f"--define={last}={said[0]}"]
     return heads("--file", str(folder / "text.txt"), "--truncate", "right", *asked, terminal=rng.random() < 0.5)
 
 
