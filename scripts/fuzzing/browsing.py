@@ -49,7 +49,7 @@ KEYS = (
 
 @kind
 def addresses(rng: random.Random, folder: Path) -> Try:
-    """A page of tables whose manifest and roles are hostile words, at an address that nobody would write."""
+    """A page of tables whose manifest and roles are hostile words, at an address that no link of ours has."""
     runs, words = copied(left("run"), folder, "runs"), [*NASTY[:14], *MARKUP]
     word = rng.choice(words).replace("\ud800", "")
     edit(runs / "manifest.json", lambda values: values["model"].update({rng.choice(FACTS[:3]): word}))

@@ -173,7 +173,7 @@ def environments(rng: random.Random, folder: Path) -> Try:
 
 @kind
 def large(rng: random.Random, folder: Path) -> Try:
-    """What takes more room or time than anybody has, if it is not refused first."""
+    """What takes more room or time than there is, if it is not refused first."""
     path, what = folder / "large", rng.choice(("sequences", "sparse", "words", "line", "ids", "yaml"))
     if what == "sequences":
         many = rng.choice(("1000000000", "9" * 18))
