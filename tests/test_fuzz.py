@@ -81,7 +81,8 @@ def test_what_is_wrong_is_flagged(tmp_path: Path, ended: Ended, fault: str) -> N
 def test_what_is_right_is_not_flagged(tmp_path: Path) -> None:
     for ended in (Ended(0, "日👩‍👩‍👧\n".encode(), b""), Ended(3, b"", b"attnscope: no model; name one\n")):
         assert faults(Try([], terminal=True), ended, tmp_path) == []
-    assert faults(Try(["--format", "tsv"], terminal=True), Ended(0, b"a\tb\n"), tmp_path) == []
+    for form in ("csv", "tsv"):
+        assert faults(Try(["--format", form], terminal=True), Ended(0, b"a\tb\n"), tmp_path) == []
     assert faults(Try([]), Ended(0, b"\x1b", b""), tmp_path) == []  # data stays as it is
     assert faults(Try(["--file", "-"]), Ended(0, read=9), tmp_path) == []
     (tmp_path / "trapped").mkdir()

@@ -84,9 +84,9 @@ def _of_its_words(one: Try, ended: Ended) -> list[str]:
 
 
 def _on_screen(one: Try, ended: Ended) -> str:
-    """What a terminal is given; a tab between two cells of tsv is none of a text."""
+    """What a terminal is given; in tables for programs a tab is between two cells, or part of one."""
     text = ended.out.decode(errors="surrogateescape")
-    return text.replace("\t", " ") if "tsv" in one.arguments else text
+    return text.replace("\t", " ") if {"csv", "tsv"} & {*one.arguments} else text
 
 
 def steers(text: str) -> list[str]:
