@@ -1,5 +1,6 @@
 """What somebody else wrote runs nothing, steers no terminal, ends in time, and costs one line where it is broken."""
 
+import base64
 import hashlib
 import json
 import os
@@ -7,6 +8,7 @@ import pickle
 import re
 import shutil
 import unicodedata
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from attnscope.batch.journal import Journal
 from attnscope.cli import output
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model import hub
+from attnscope.model.checkpoint import check_tokenizer
 from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load
 from attnscope.shown import LINE, LINES, MESSAGE, brief, in_a_line, visible
 from helpers.command_line import call, on_terminal, spawn
@@ -513,6 +516,17 @@ def test_a_batch_goes_on_after_a_text_that_never_ends(folder: Path) -> None:
 def with_pattern(folder: Path, pattern: str) -> None:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     edit(folder / "tokenizer.json", lambda values: values.update(pre_tokenizer=split))
+
+
+def test_a_normalizer_that_says_of_more_than_it_has_is_refused_before_it_is_built(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    whole = (8).to_bytes(4, "little") + bytes(8)
+    for content, held in ((b"\xff" * 99, False), (whole[:-1], False), (b"abc", False), (whole, True)):
+        written = json.loads(path.read_text())
+        written["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(content).decode()}
+        path.write_text(json.dumps(written))
+        with nullcontext() if held else pytest.raises(ModelError, match="damaged normalizer"):
+            check_tokenizer(folder)
 
 
 def test_a_panic_of_the_tokenizer_is_one_line(folder: Path) -> None:

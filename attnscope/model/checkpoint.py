@@ -6,8 +6,10 @@ step.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -19,6 +21,8 @@ from attnscope.errors import ModelError, is_panic
 from attnscope.model.families import BYTE_TOKENIZERS, family
 from attnscope.shown import brief
 
+TOKENIZER_BYTES = 2**30
+CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]+)"')
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab*", "merges.txt", "tekken.json", "*.tiktoken", "dict.txt")
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -106,6 +110,26 @@ def check_tokenizer(folder: Path, trust_remote_code: bool = False) -> None:
             f"{folder} has no tokenizer (no tokenizer.json, tokenizer.model or vocabulary)",
             "copy the tokenizer files of the model into it",
         )
+    if (path := folder / "tokenizer.json").is_file():
+        _check_charsmaps(path)
+
+
+def _check_charsmaps(path: Path) -> None:
+    """Raise for a precompiled normalizer that is shorter than it says: tokenizers takes as much memory, or aborts.
+
+    Its first four bytes are the size of what follows them (sentencepiece's normalizer.cc).
+    """
+    try:
+        found = CHARSMAP.findall(files.read_small(path, TOKENIZER_BYTES))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}", "check the file") from None
+    for written in found:
+        try:
+            content = base64.b64decode(written.replace(b"\\/", b"/"), validate=True)
+        except ValueError:
+            content = b""
+        if len(content) < 4 or int.from_bytes(content[:4], "little") > len(content) - 4:
+            raise ModelError(f"{path} has a damaged normalizer (precompiled_charsmap)", "download the model again")
 
 
 def weight_files(folder: Path, allow_pickle: bool = False, listing: frozenset[str] | None = None) -> list[str]:
