@@ -4,7 +4,7 @@ One process imports everything and forks for each try. Whatever a try does, it m
 the README lists, at most one line of error and no line longer than a message may be; nothing that steers a terminal
 reaches stderr or a terminal's stdout, no traceback and no "internal error". No code of a file is run, no pickle opened,
 no network asked, no stdin read that was not named, no file changed that is not the command's own, and no more memory
-taken than 3 GiB. Prints how many tries of each kind ended with which code, and each that was flagged; leaves with 1
+taken than 4.5 GiB. Prints how many tries of each kind ended with which code, and each that was flagged; leaves with 1
 where there is one. `--kind NAME --first N --tries 1 --keep FOLDER` repeats one and leaves its folder.
 """
 

@@ -65,7 +65,7 @@ def names(rng: random.Random, folder: Path) -> Try:
     option = rng.choice(NAMED)
     said = word(rng)
     if rng.random() < 0.3:
-        said += rng.choice(NASTY).replace("\x00", "")
+        said += word(rng)
     if option == "--out":
         return heads("--out", str(folder / "runs") + "/" + said.replace("/", "|")[:200], terminal=True)
     if option == "--revision":

@@ -9,7 +9,7 @@ from typing import Any
 
 from fuzzing.made import copied, lines, llava, model_folder, picture, sound, whisper
 from fuzzing.trying import Try, heads, kind
-from fuzzing.words import JSONS, NASTY, RAW_JSON, TEXT, damage, edit
+from fuzzing.words import JSONS, NASTY, RAW_JSON, TEXT, damage, edit, word
 
 TOKENIZERS = (
     "BertTokenizer", "T5Tokenizer", "GPT2Tokenizer", "CanineTokenizer", "ByT5Tokenizer", "Wav2Vec2CTCTokenizer",
@@ -21,7 +21,7 @@ TEMPLATES = (
     "{{ ''.__class__.__mro__ }}", "{{ 'a' * 10 }}", "{% include 'x' %}", "{{ range(10**9) }}", "", "{{ '\\ud800' }}",
     "{{ 9 ** 9 ** 9 }}", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
 )  # fmt: skip
-LARGE = ("{{ ('a' * 4000000000)|length }}", "{% set a = ['x' * 10**9] * 9 %}{{ a|join }}")  # and quickly made
+LARGE = ("{{ ('a' * 6000000000)|length }}", "{% set a = ['x' * 10**9] * 9 %}{{ a|join }}")  # and quickly made
 TWICE = {"type": "Replace", "pattern": {"String": "i"}, "content": "ii"}
 # What a tokenizer makes of every text before it is cut up.
 NORMALIZERS: tuple[Any, ...] = (
@@ -40,7 +40,7 @@ def targets(rng: random.Random, folder: Path) -> Try:
     split = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": rng.choice(PATTERNS)}}
     key, said = rng.choice((("normalizer", rng.choice(NORMALIZERS)), ("pre_tokenizer", split)))
     edit(model / "tokenizer.json", lambda values: values.update({key: said}))
-    words = rng.choice(("i" * 2000, "x" * 2000, "hi", "i", rng.choice(NASTY[:12]).replace("\x00", "")))
+    words = rng.choice(("i" * 2000, "x" * 2000, "hi", "i", word(rng)))
     given = folder / ("tone.wav" if hears else "field.png")
     given.write_bytes(sound() if hears else picture().read_bytes())
     if not hears:
@@ -74,7 +74,7 @@ def tokenizers(rng: random.Random, folder: Path) -> Try:
     elif what == "normalizer":
         edit(model / "tokenizer.json", lambda values: values.update(normalizer=rng.choice(NORMALIZERS)))
     elif what == "special":
-        words = [word.replace("\ud800", "?") or "x" for word in NASTY]
+        words = [one.replace("\ud800", "?") or "x" for one in NASTY]
         edit(
             model / "tokenizer.json",
             lambda values: values["added_tokens"].append(
@@ -88,7 +88,7 @@ def tokenizers(rng: random.Random, folder: Path) -> Try:
         }
         split |= {"behavior": rng.choice(("Isolated", "Nope")), "invert": False}
         edit(model / "tokenizer.json", lambda values: values.update(pre_tokenizer=split))
-    text = rng.choice((TEXT, "\x1b[2J" + TEXT, rng.choice(NASTY).replace("\x00", "") or "x"))
+    text = rng.choice((TEXT, "\x1b[2J" + TEXT, word(rng) or "x"))
     return heads("--model", str(model), "--text", text, terminal=rng.random() < 0.5)
 
 

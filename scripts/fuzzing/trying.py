@@ -26,7 +26,7 @@ from attnscope.apart import DEATH_OF_PARENT
 from fuzzing.words import TEXT
 
 DEADLINE, PROCESSOR = 60.0, 40  # seconds of one try: by the clock, and of the processor
-ROOM = 6 * 2**30  # address space that a try may take beyond what this process has
+ROOM = 9 * 2**30  # address space that a try may take beyond what this process has
 HEARD = 9  # the file that hooks write to
 NETWORK = 98  # the exit code of a try that asked the network, which ends it
 YES = b"y\n" * 4096  # agrees to all that a library asks

@@ -45,8 +45,8 @@ REGEXES = (r"((\w+\.?)+)+@", "(.*.*)*x", "(a|a|a)*b", "(?:x+x+)+y", "(", "[", "(
 
 
 def word(rng: random.Random) -> str:
-    """A hostile word that can be an argument: none holds a NUL."""
-    return rng.choice(NASTY).replace("\x00", "\x01")
+    """A hostile word that can be an argument: no NUL, and a byte that is no UTF-8 as Python has it."""
+    return rng.choice(NASTY).replace("\x00", "\x01").replace("\ud800", "\udcff")
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
