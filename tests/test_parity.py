@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from attnscope.cli import run
-from attnscope.errors import UsageError
+from attnscope.errors import ForwardError, UsageError
 from attnscope.files import save_json
 from attnscope.model.loading import LoadedModel, LoadOptions, load
 from attnscope.parity import ParityReport, check_parity
@@ -180,7 +180,7 @@ def test_the_model_is_left_as_it_was_found() -> None:
 def test_hooks_are_gone_when_the_forward_raises() -> None:
     model = model_in(torch.float32)
     attention_of(model).o_proj.register_forward_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ForwardError, match="division by zero"):
         parity_of(model)
     assert sum(len(module._forward_hooks) for module in model.modules()) == 1
 

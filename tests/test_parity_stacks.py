@@ -91,7 +91,8 @@ def test_no_row_of_the_tables_is_idle() -> None:
 
 def test_the_readme_counts_them() -> None:
     count = len({*ENCODER, *ALIKE, *SEQ2SEQ, *ALIKE_SEQ2SEQ})
-    assert f"and {count} encoders and\n  encoder-decoders" in (Path(__file__).parents[1] / "README.md").read_text()
+    readme = " ".join((Path(__file__).parents[1] / "README.md").read_text().split())
+    assert f"and {count} encoders and encoder-decoders" in readme
 
 
 @pytest.mark.parametrize("family", sorted(UNREAD_ENCODERS))

@@ -49,7 +49,8 @@ def test_weights_are_pefts_own(tmp_path: Path, kind: str, engine: str) -> None:
     assert seen.prompt.special[:COUNT] == (True,) * COUNT
     expected = in_peft(folder, ids)
     assert expected.shape[-2:] == (COUNT + len(ids),) * 2
-    torch.testing.assert_close(torch.stack(list(seen.weights.values())), expected, rtol=0, atol=1e-6)
+    # float32 in another order: 1.01e-6 on one machine, less than 1e-6 on others
+    torch.testing.assert_close(torch.stack(list(seen.weights.values())), expected, rtol=0, atol=2e-6)
     assert not seen.failures
 
 

@@ -72,8 +72,10 @@ def made(asked: Mapping[str, Any]) -> Any:
     """The model, from its files; asked: as `whole.recipe` gives it."""
     import transformers
 
-    files = {"local_files_only": True, "trust_remote_code": asked["trust_remote_code"], **asked["files"]}
-    config = transformers.AutoConfig.from_pretrained(asked["folder"], **files)
+    code = asked["trust_remote_code"]
+    config = transformers.AutoConfig.from_pretrained(
+        asked["folder"], local_files_only=True, trust_remote_code=code, **asked["files"]
+    )
     for part, changes in ((config, asked["config"]), (config.get_text_config(), asked["text_config"])):
         for name, value in changes.items():
             setattr(part, name, value)
@@ -86,7 +88,9 @@ def made(asked: Mapping[str, Any]) -> Any:
         attn_implementation="eager",
         use_safetensors=asked["use_safetensors"],
         quantization_config=quantize,
-        **files,
+        local_files_only=True,
+        trust_remote_code=code,
+        **asked["files"],
     )
     model = adapted(model, **asked["adapter"]) if asked["adapter"] else model
     return (model.get_encoder() if asked["encoder"] else model).eval()
@@ -98,7 +102,7 @@ def adapted(model: Any, folder: str, embeddings: int, merged: bool) -> Any:
 
     if embeddings != model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(embeddings, mean_resizing=False)
-    found = PeftModel.from_pretrained(model, folder, local_files_only=True)
+    found = PeftModel.from_pretrained(model, folder, local_files_only=True, trust_remote_code=False)
     return found.merge_and_unload() if merged else found
 
 

@@ -52,7 +52,11 @@ class Reading:
 
 
 class OutputStages(NamedTuple):
-    """What follows the values: the heads' outputs after the gate, after the output projection, the module's output."""
+    """What follows the values: the heads' outputs after the gate, after the output projection, the module's output.
+
+    >>> output_stages(given, read(given).heads_BTHV).projected_BTE.shape
+    torch.Size([1, 9, 8])
+    """
 
     gated_BTHV: Tensor
     projected_BTE: Tensor
