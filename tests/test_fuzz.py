@@ -173,6 +173,7 @@ def test_data_that_a_page_cannot_show_is_found(side, open_: str, fault: str | No
     ("body", "fault"),
     [
         ("<p title='a'>&lt;img src=x onerror=a&gt; b</p><script>\u202e</script>", None),
+        ("<p>a\u200db</p>", None),
         ("<p>a\u202eb</p>", "the page shows U+202E"),
         ("<p title='\x1b'>a</p>", "the page shows U+001B"),
         ("<p>This page cannot be shown: TypeError</p>", "the page 'cannot be shown: TypeError'"),
