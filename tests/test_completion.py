@@ -5,6 +5,7 @@ import pty
 import select
 import shutil
 import subprocess
+import sys
 import time
 
 import pytest
@@ -111,14 +112,18 @@ def test_a_real_shell_can_read_its_script(shell, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def bash(commands, home):
-    env = os.environ | {"PATH": f"{shim()}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
+def bash(commands, home, found_in=None):
+    env = os.environ | {"PATH": f"{found_in or shim()}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
     return subprocess.run(["bash", "-c", commands], env=env, capture_output=True, text=True, timeout=HANGS)
 
 
 def test_bash_installs_it_for_itself(tmp_path):
-    """Typer finds out from its parent process which shell asks."""
-    done = bash("attnscope --install-completion; true", tmp_path)
+    """Typer finds out from its parent process which shell asks: a fork of the tests' server has another."""
+    command = tmp_path / "bin" / "attnscope"
+    command.parent.mkdir()
+    command.write_text(f"#!{sys.executable}\nfrom attnscope.cli import main\n\nmain()\n")
+    command.chmod(0o755)
+    done = bash("attnscope --install-completion; true", tmp_path, command.parent)
     assert "bash completion installed in" in done.stdout
     asking = "COMP_WORDS=(attnscope heads --sort indu); COMP_CWORD=3; _attnscope_completion attnscope"
     done = bash(f'source "$HOME/.bashrc"; {asking}; echo "${{COMPREPLY[@]}}"', tmp_path)
