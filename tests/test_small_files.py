@@ -12,16 +12,19 @@ import pytest
 from attnscope.apart import within
 from attnscope.batch.folder import check_ours
 from attnscope.batch.journal import Journal
-from attnscope.errors import AttnscopeError, InputError, UsageError
+from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.files import SMALL_BYTES, read_small
 from attnscope.manifest import read_manifest
+from attnscope.media.sound import extractor_of
 from attnscope.model.checkpoint import read_json
+from attnscope.model.loading import LoadOptions, load
 from attnscope.study.atlas.atlas import atlas_of, kept
 from attnscope.study.claim import claim
 from attnscope.study.differences import check_folder
 from attnscope.text import reading
 from helpers.atlases import made_atlas
 from helpers.command_line import SENTENCE, call
+from helpers.sounds import saved_whisper
 
 HANGS = 60  # seconds: nothing here takes one
 READERS = {
@@ -43,6 +46,14 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path, name: str) -> None
     with pytest.raises((AttnscopeError, OSError)) as error:
         within(HANGS, lambda: READERS[name](tmp_path))
     assert not isinstance(error.value, TimeoutError)
+
+
+def test_a_feature_extractor_that_is_too_large_is_refused_before_transformers_reads_it(tmp_path: Path) -> None:
+    loaded = load(LoadOptions(model=str(saved_whisper(tmp_path))))
+    with (tmp_path / "preprocessor_config.json").open("r+b") as stream:
+        stream.truncate(SMALL_BYTES + 1)
+    with pytest.raises(ModelError, match="larger than 64 MiB"):
+        extractor_of(loaded)
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != "journal.jsonl"])

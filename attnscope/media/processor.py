@@ -59,10 +59,16 @@ def processor_of(loaded: LoadedModel) -> Any:
         raise unread(f"the processor of {loaded.name}", error, "check its files") from error
 
 
+def read_files(folder: Path) -> dict[Path, dict[str, Any]]:
+    """What the files of a processor say, before transformers reads them. Raises ModelError where they are no JSON."""
+    there = [folder / name for name in (*FILES, f"{AUDIO}_config.json") if (folder / name).is_file()]
+    return {path: read_json(path) for path in there}
+
+
 def check_files(folder: Path) -> None:
     """Raise ModelError for files of a processor that are no JSON, or that have another model loaded from elsewhere."""
-    there = [folder / name for name in (*FILES, f"{AUDIO}_config.json") if (folder / name).is_file()]
-    wrong = next((path for path in there if AUDIO in path.name or AUDIO in read_json(path)), None)
+    said = read_files(folder)
+    wrong = next((path for path, values in said.items() if AUDIO in path.name or AUDIO in values), None)
     if wrong is not None:
         raise ModelError(
             f"{wrong} has an {AUDIO} loaded, which reads no picture",

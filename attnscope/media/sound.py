@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from attnscope.apart import without_stderr
 from attnscope.errors import InputError, ModelError, UsageError, first_line
+from attnscope.media.processor import read_files
 from attnscope.model.permits import RUNS_CODE, TRUST, needs_code
 from attnscope.text.prompt import Prompt, Side
 from attnscope.text.reading import opened
@@ -258,6 +260,7 @@ def extractor_of(loaded: LoadedModel) -> Any:
     from transformers import AutoFeatureExtractor
 
     folder = loaded.base_folder or loaded.source_folder or loaded.model.config.name_or_path
+    read_files(Path(folder))
     try:
         with loaded.permits.held(), without_stderr():
             found = AutoFeatureExtractor.from_pretrained(folder, **loaded.permits.given)
