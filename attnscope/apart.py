@@ -199,7 +199,7 @@ def _bound_memory() -> None:
     """Let a template of one line that asks for gigabytes fail, and not the machine."""
     import resource
 
-    with suppress(OSError, ValueError):  # nobody mounted /proc
+    with suppress(OSError, ValueError):  # /proc is not mounted
         with open("/proc/self/statm", "rb") as stream:
             taken = int(stream.read().split()[0]) * resource.getpagesize()
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -211,7 +211,7 @@ def _open_files() -> Iterable[int]:
     """Numbers of the files that are open: a container may allow a billion, which take minutes to close."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:  # nobody mounted it
+    except OSError:  # /proc is not mounted
         return range(1 << 16)
 
 

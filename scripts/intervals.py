@@ -2,7 +2,7 @@
 
 Scores are made with a known mean, S sequences of N heads, as often as --times. Two things are counted: how often the
 intervals of all heads hold all means (95 % is meant), and how much of its lower bound a head keeps when heads that give
-next to nothing are beside it. Each stands for two ways: `before`, the largest |t| of all heads in a resample, without
+next to nothing are beside it. Each is there in two ways: `before`, the largest |t| of all heads in a resample, without
 a margin; and `paired` of attnscope.study.statistics, as it is.
 
 Shapes: S sequence, N head, B draw.

@@ -17,7 +17,7 @@ import fuzz  # noqa: E402, F401
 from fuzzing import browsing, drawing, folders, pages  # noqa: E402
 from fuzzing.judging import MEMORY, beside, faults, lay_out  # noqa: E402
 from fuzzing.trying import KINDS, YES, Ended, Try, fork  # noqa: E402
-from fuzzing.words import damage, odd_file, spoil  # noqa: E402
+from fuzzing.words import JSONS, damage, odd_file, spoil  # noqa: E402
 
 AFTER_A_COMMAND = {
     "addresses",
@@ -126,7 +126,8 @@ def test_a_try_that_does_nothing_wrong_is_not_flagged(tmp_path: Path) -> None:
 
 
 def test_a_damaged_document_is_still_a_file_and_an_odd_one_is_none(tmp_path: Path) -> None:
-    for seed in range(50):
+    shared = json.dumps(JSONS)
+    for seed in range(200):
         path = tmp_path / f"{seed}.json"
         path.write_text(json.dumps({"a": {"b": [1, 2]}, "c": 3}))
         damage(random.Random(seed), path)
@@ -134,6 +135,7 @@ def test_a_damaged_document_is_still_a_file_and_an_odd_one_is_none(tmp_path: Pat
         assert path.is_file()
         odd_file(random.Random(seed), path)
         assert not path.is_file() or path.stat().st_size > 2**30 or path.is_symlink()
+    assert json.dumps(JSONS) == shared  # the values that documents are damaged with stay as they are
 
 
 def test_a_picture_that_no_browser_opens_is_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Loading runs no code that no flag allowed, asks nobody, stays offline where that is asked, and ends within bounds."""
+"""Loading runs no code without a flag, asks no question, stays offline where that is asked, and ends within bounds."""
 
 import ast
 import io

@@ -258,7 +258,7 @@ def test_a_second_instance_that_fails_is_one_line(
         check_parity(demo, [5, 6, 7], whole=True)
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
-    assert asked[0]["stdin"] == subprocess.DEVNULL  # nobody answers for the user
+    assert asked[0]["stdin"] == subprocess.DEVNULL  # a question finds no answer
     assert asked[0]["env"]["HF_HUB_OFFLINE"] == "1"
 
 

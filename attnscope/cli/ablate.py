@@ -160,12 +160,12 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     if taken.each:
         asked = replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)})
     token_layers, operations = (on.of_all(one, task) for one in cost(loaded, task, asked, taken.replace))
-    told = f"{len(asked.sets)} sets on {on.of_all(len(task), task)} sequences of {task.name}"
-    told += f": {token_layers} tokens x layers, about {operations:.0e} operations"
+    plan = f"{len(asked.sets)} sets on {on.of_all(len(task), task)} sequences of {task.name}"
+    plan += f": {token_layers} tokens x layers, about {operations:.0e} operations"
     if on.dry_run:
-        output.show(told)
+        output.show(plan)
         return 0
-    output.talk(told, measured.quiet)
+    output.talk(plan, measured.quiet)
     with unwinding(), output.progress("sets", token_layers, measured.quiet) as advance:
         found = ablated_by(
             loaded,

@@ -205,7 +205,7 @@ def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     if asked.from_ is None:
         raise UsageError("--from-tables is about a run", "name its folder: attnscope view runs/bank --from-tables")
     side = KeptSide(asked.from_.parent)
-    write(page_of([side], Plan(pages.max_mb, 16), About(command, f"view=metrics&{side.open}")), pages)
+    write(page_of([side], Plan(pages.max_mb, 16), About(command, side.open)), pages)
     return 0
 
 

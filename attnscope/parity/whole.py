@@ -157,7 +157,7 @@ def _second(
 
 
 def _run(folder: Path, model: str) -> None:
-    """Run `alone` over a folder: off the network, and with nobody to answer a question."""
+    """Run `alone` over a folder: off the network, with an empty stdin."""
     done = subprocess.run(
         [sys.executable, "-P", alone.__file__, str(folder)],
         env={**os.environ, "HF_HUB_OFFLINE": "1"},

@@ -79,10 +79,11 @@ class KeptSide:
 
     @property
     def open(self) -> str:
-        """The head with the largest focus, as the state of the page that shows it."""
+        """The state of the page at first: the head with the largest focus, among the metrics where there are any."""
         crossed = [place for place in self._places if place[0][0] == CROSS] or self._places
         best = max(crossed, key=lambda place: self._rows.get(place, {}).get("focus") or 0.0)
-        return f"at={self._layers.index(best[0])}&head={best[1]}"
+        view = "metrics" if self.said["metrics"] else "head"
+        return f"view={view}&at={self._layers.index(best[0])}&head={best[1]}"
 
     def packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
         """The side as the page's JSON has it. Raises UsageError for tables without anything that a view shows."""

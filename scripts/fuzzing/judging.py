@@ -90,6 +90,6 @@ def _on_screen(one: Try, ended: Ended) -> str:
 
 
 def steers(text: str) -> list[str]:
-    """The characters of a text that steer a terminal, as code points; a joiner may stand in an emoji."""
+    """The characters of a text that steer a terminal, as code points; a joiner is part of an emoji."""
     found = {char for char in text if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Zl", "Zp"}} - {"\n"}
     return sorted(f"U+{ord(char):04X}" for char in found) if shown.visible(text, shown.LINES) != text else []

@@ -82,7 +82,7 @@ def gguf_files(rng: random.Random, folder: Path) -> Try:
     path, whole = folder / "model.gguf", gguf().read_bytes()
     path.write_bytes(rng.choice((document, document, document[:20], b"GGUF", b"", whole)))
     if rng.random() < 0.3:
-        at = rng.randrange(4000)  # in what is said of the weights
+        at = rng.randrange(4000)  # in its metadata
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << rng.randrange(8)]) + whole[at + 1 :])
     return heads("--model", str(path)) if rng.random() < 0.7 else Try(["info", str(path)], terminal=True)
 

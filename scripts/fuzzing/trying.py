@@ -27,6 +27,7 @@ from fuzzing.words import TEXT
 
 DEADLINE, PROCESSOR = 60.0, 40  # seconds of one try: by the clock, and of the processor
 ROOM = 9 * 2**30  # address space that a try may take beyond what this process has
+STATM = Path("/proc/self/statm")
 HEARD = 9  # the file that hooks write to
 NETWORK = 98  # the exit code of a try that asked the network, which ends it
 YES = b"y\n" * 4096  # agrees to all that a library asks
@@ -37,7 +38,8 @@ PICKLE = re.compile(r"(pytorch_model|adapter_model|model)[^/]*\.(bin|pt|pth|pkl)
 class Ended:
     """How a try ended; code is None where it had to be killed.
 
-    memory: bytes beyond what this process has. read: bytes of its standard input. heard: what Python says of it.
+    memory: bytes beyond what a fork of this process has at once. read: bytes of its standard input. heard: what Python
+    says of it.
     """
 
     code: int | None
@@ -167,9 +169,12 @@ def _terminal() -> tuple[int, int]:
 
 
 def _pages() -> tuple[int, int]:
-    """Address space and memory of this process, in bytes."""
-    pages = Path("/proc/self/statm").read_text().split()
-    return int(pages[0]) * resource.getpagesize(), int(pages[1]) * resource.getpagesize()
+    """Address space of this process and the memory that a fork of it has at once, in bytes.
+
+    Pages of files are not among that memory: a fork has them only when it reads them.
+    """
+    size, resident, of_files = (int(pages) * resource.getpagesize() for pages in STATM.read_text().split()[:3])
+    return size, resident - of_files
 
 
 def _run(one: Try, folder: Path, streams: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -79,7 +80,7 @@ def damage(rng: random.Random, path: Path) -> None:
             if rng.random() < 0.2:
                 del holder[last]
             else:
-                holder[last] = rng.choice(JSONS)
+                holder[last] = copy.deepcopy(rng.choice(JSONS))  # what is put there may be changed, too
 
     try:
         edit(path, change)

@@ -274,6 +274,15 @@ def test_a_run_without_tables_and_one_of_kv_heads_are_refused(tmp_path, run):
     assert (result.code, "of means over kv heads" in result.err) == (2, True)
 
 
+def test_tables_without_metrics_open_at_their_weights(tmp_path, run):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("manifest.json", "relations.csv"):
+        (folder / name).write_bytes((run / name).read_bytes())
+    page, _ = viewed(tmp_path, str(folder), "--from-tables")
+    assert (page.said["sides"][0]["metrics"], page.said["open"]) == ([], "view=head&at=0&head=0")
+
+
 @pytest.mark.parametrize(
     ("name", "columns"),
     [("heads.csv", ("layer", "head", "kv_head")), ("relations.csv", ("layer", "head", "kv_head", "query", "key"))],

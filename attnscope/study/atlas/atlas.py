@@ -130,7 +130,7 @@ def kept(folder: Path) -> Atlas:
 
 
 def _columns(path: Path) -> Mapping[str, list[Any]]:
-    """The columns of an atlas's table. Raises ValueError for more rows than any has: few bytes may stand for many."""
+    """The columns of an atlas's table. Raises ValueError for more rows than any has: few bytes decompress to many."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(pa.BufferReader(read_small(path)))
