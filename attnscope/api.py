@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import UsageError
+from attnscope.face import Capture
 from attnscope.measure.probes import View
 from attnscope.media.picture import Given
 from attnscope.media.sound import sound_of
 from attnscope.model.libraries import without_bars
-from attnscope.model.loading import LoadedModel, LoadOptions
+from attnscope.model.loading import LoadedModel
 from attnscope.model.loading import load as load_model
-from attnscope.observation import Observation
+from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from attnscope.run import Text, read
 from attnscope.study.atlas.atlas import Atlas
@@ -24,7 +25,7 @@ from attnscope.text.prompt import Side
 def load(model: str = "demo", **options: Any) -> LoadedModel:
     """Load a model with its tokenizer: the embedded `demo`, a folder, an adapter's too, a GGUF file, or a hub id.
 
-    options: the other fields of `attnscope.model.loading.LoadOptions` (device, dtype, revision, offline, ...). Raises
+    options: the other fields of `attnscope.model.options.LoadOptions` (device, dtype, revision, offline, ...). Raises
     ModelError when it cannot be found or read, UsageError for an option that does not exist.
 
         >>> model = attnscope.load("demo", device="cpu")
@@ -59,7 +60,7 @@ def capture(
     target: str | Sequence[int] | None = None,
     picture: Given | Sequence[Given] | None = None,
     audio: Any = None,
-) -> Observation:
+) -> Capture:
     """One forward pass over one text: every head's weights, scores, role, relations and map.
 
     text: the text, a Prompt, or token ids. layers: of which relations, maps and matrices are kept, None for all.
@@ -77,9 +78,9 @@ def capture(
     picture: one or several, files or pictures of Pillow, that a vision-language model reads with the text: its tokens
     are `img 3,7`, row and column, and `img` names them all; `beside["vision"]` has the vision tower's layers.
 
-    Returns an Observation: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads` has one entry per head; `prompt` the
-    tokens. Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the
-    memory, UsageError for what cannot be meant.
+    Returns a Capture, which is an Observation with its ways out: `weights[layer]` is (H, Q, K) fp32 on the CPU; `heads`
+    has one entry per head; `prompt` the tokens. Raises InputError for a text that does not fit the model,
+    MemoryLimitError for one that does not fit the memory, UsageError for what cannot be meant.
 
         >>> seen = attnscope.capture(model, "the financial bank is located on river bank")
         >>> seen.weights[0].shape
@@ -94,7 +95,7 @@ def capture(
     asked: dict[str, Any] = {name: str(value) for name, value in (("query", query), ("key", key)) if value is not None}
     asked |= {} if define is None else {"define": define}
     request = replace(request, **asked)
-    return read(
+    seen = read(
         model,
         sound_of(audio) if text is None else text,
         request,
@@ -111,6 +112,7 @@ def capture(
         target=target,
         picture=picture,
     )
+    return Capture.made_of(seen)
 
 
 def _heads_of(model: LoadedModel, layers: Sequence[int]) -> dict[int, range]:

@@ -39,8 +39,10 @@ from attnscope.panels import (
 from attnscope.stacks import DECODER, DIFFERENCE, ENCODER, GLOBAL, POOLING
 
 if TYPE_CHECKING:
+    from attnscope.columns import Head
     from attnscope.figures.terminal import HeadMaps
-    from attnscope.observation import Head, LayerMaps, Observation
+    from attnscope.measure.maps import LayerMaps
+    from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 
 FIGURES, ASKED_FOR = ("overview", "layers", "heads", "metrics"), ("mass", "top")  # of every run; where they are named

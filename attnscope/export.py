@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnscope.drawing import FIGURES, Advance, check_kinds, drawings, save_rollout
 from attnscope.figures import Style
 from attnscope.files import jsonable, refuse_links, save_json
+from attnscope.looks import Mean, look_table
 from attnscope.manifest import NAME, TARGET, about, check, inner_folders, taken, tokens_of
 from attnscope.model.libraries import versions
 from attnscope.stacks import ENCODER
 from attnscope.tables import save
 
 if TYPE_CHECKING:
-    from attnscope.looks import Mean
     from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen, Found
 
@@ -90,7 +90,7 @@ def export(
         if keys:
             written.append(save(seen.key_table(), made / "keys.csv", spreadsheet=spreadsheet))
         if per_token:
-            written.append(save(seen.token_table(per_token), made / "text.csv", spreadsheet=spreadsheet))
+            written.append(save(look_table(seen, per_token), made / "text.csv", spreadsheet=spreadsheet))
         if seen.rollout is not None:
             shares = seen.rollout_table(top_k, min_weight)
             written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))

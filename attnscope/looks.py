@@ -74,7 +74,7 @@ def coloured(seen: Observation) -> Prompt:
 
 
 def look_table(seen: Observation, mean: Mean = "none") -> pa.Table:
-    """The looks as rows; see `Observation.token_table`."""
+    """The looks as rows; see `Capture.token_table`."""
     found = looks(seen, mean)
     counts = [len(look.weight_T) for look in found]
     position = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 from pathlib import Path
 
-from attnscope.errors import MemoryLimitError
+from attnscope.errors import MemoryLimitError, UsageError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20, "mps": 64 * 2**20}  # of a tile of the tiled engine, at most
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -68,6 +71,18 @@ def keep_freed_memory() -> None:
         return
     tune(M_MMAP_THRESHOLD, 32 * 2**20)
     tune(M_TRIM_THRESHOLD, 64 * 2**20)
+
+
+def read_size(text: str) -> int:
+    """Bytes of "4GB", "512M", "1e9". Raises UsageError for anything else."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)i?b?\s*", text.lower())
+    try:
+        size = float(found[1]) * UNITS[found[2]] if found else 0.0
+    except ValueError:
+        size = 0.0
+    if not 1 <= size < math.inf:
+        raise UsageError(f"a size of memory was expected, {text!r} came", "write {memory=4GB}")
+    return int(size)
 
 
 def human_bytes(count: int) -> str:

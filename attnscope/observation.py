@@ -5,23 +5,21 @@ Shapes: N heads of all layers, H heads of a layer, Q query, K key, k kept keys.
 
 from __future__ import annotations
 
-import html
-import inspect
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from attnscope.columns import Head, HeadColumns, Relation
 from attnscope.errors import UsageError
 from attnscope.measure.layers import LayerKey, PerLayer, codes
-from attnscope.measure.metrics import COLUMNS, KNOWN, MASS, order_of
+from attnscope.measure.metrics import COLUMNS, MASS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
 from attnscope.stacks import CROSS, CSA, DECODER, ENCODER, HCA, KINDS
 from attnscope.tables import as_table, flags, numbers, texts_at, words
@@ -30,8 +28,7 @@ from attnscope.text.tokens import Chosen
 if TYPE_CHECKING:
     import torch
 
-    from attnscope.drawing import Picture
-    from attnscope.measure.maps import Cells, KeptMap, Maps
+    from attnscope.measure.maps import LayerMaps
     from attnscope.measure.operands import KeptOperands
     from attnscope.measure.per_token import TokenWeights
     from attnscope.measure.probes import View
@@ -39,145 +36,23 @@ if TYPE_CHECKING:
     from attnscope.measure.rollout import Rollout
     from attnscope.measure.spans import SpanPairs
     from attnscope.seam.call import CallCheck, CaptureReport
-    from attnscope.study.atlas.atlas import Atlas
     from attnscope.text.prompt import Prompt
-    from attnscope.viewer.page import Page
 
-SHOWN_HEADS = 12  # of the table in a notebook
 ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
 Axis = Literal["queries", "keys"]
 OWN = (DECODER, CSA, HCA)  # the kinds of maps of a decoder's own heads, over tokens and over summaries of them
 RELATION = ("layer", "head", "kv_head", "query", "key", "weight", "kind")
 
 
-@dataclass(frozen=True)
-class Score:
-    """One metric of all heads, (N,) each, NaN for null: its value, and what uniform attention would score.
-
-    low, high: the ends of an interval of the value, None where none was measured.
-    """
-
-    value: np.ndarray
-    null: np.ndarray
-    low: np.ndarray | None = None
-    high: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class HeadColumns:
-    """All heads (with by_kv, the means over the heads of each kv head) of all layers, one entry each, in model order.
-
-    layer, kind, head, kv_head: which head; head is -1 for the mean over a kv head's group. role: its name, or `-`.
-    near_uniform: True, False, or None where the text cannot tell. scores: {metric id: Score}. top_key, top_key_mass:
-    the key that receives most, and its mean mass. relation_*: its strongest relation; the weight is NaN where it has
-    none. kept: whether the view keeps it.
-    """
-
-    layer: np.ndarray
-    kind: np.ndarray
-    head: np.ndarray
-    kv_head: np.ndarray
-    role: np.ndarray
-    near_uniform: np.ndarray
-    scores: Mapping[str, Score]
-    top_key: np.ndarray
-    top_key_mass: np.ndarray
-    relation_weight: np.ndarray
-    relation_query: np.ndarray
-    relation_key: np.ndarray
-    kept: np.ndarray
-
-    @classmethod
-    def joined(cls, parts: Sequence[HeadColumns]) -> HeadColumns:
-        """Those of several stacks as one; a metric without an interval in one of them has none.
-
-        One that was not measured in a stack is null there.
-        """
-        if len(parts) == 1:
-            return parts[0]
-        of_heads = [one.name for one in fields(cls) if one.name != "scores"]
-        nulls = [Score(*[np.full(len(part.layer), np.nan, np.float32)] * 2) for part in parts]
-        names = dict.fromkeys(name for part in parts for name in part.scores)
-        found = {name: [part.scores.get(name, null) for part, null in zip(parts, nulls, strict=True)] for name in names}
-        scores = {
-            name: Score(np.concatenate([one.value for one in of]), np.concatenate([one.null for one in of]))
-            for name, of in found.items()
-        }
-        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in of_heads}
-        return cls(**joined, scores=scores)
-
-
-@dataclass(frozen=True)
-class Relation:
-    """One query looking at one key: token positions and the weight."""
-
-    query: int
-    key: int
-    weight: float
-
-
-@dataclass(frozen=True)
-class Head:
-    """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null.
-
-    uniform: the `mass` that uniform attention would have, None where no keys were chosen. atlas_roles: what the atlas
-    names it, where there is one; role is what it looks like on this text. kind: the stack of its layer; beside: whether
-    a number alone means a layer of another stack.
-    """
-
-    layer: int
-    head: int | None
-    kv_head: int
-    role: str
-    score: Mapping[str, float]
-    strongest: Relation | None
-    kind: str = "decoder"
-    near_uniform: bool | None = None
-    top_key: int = 0
-    top_key_mass: float = float("nan")
-    uniform: float | None = None
-    atlas_roles: tuple[str, ...] = ()
-    beside: bool = False
+class NamedHeads(Protocol):
+    """What names the heads of a model, as an atlas does."""
 
     @property
-    def mass(self) -> float | None:
-        """What the chosen queries give the chosen keys; NaN where none sees one, None where no keys were chosen."""
-        return self.score.get("mass")
+    def roles(self) -> Mapping[tuple[int, int], Sequence[str]]:
+        """{(layer, head): names}."""
 
-    @property
-    def name(self) -> str:
-        """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in a stack beside the decoder's."""
-        number = f"KV{self.kv_head}" if self.head is None else f"H{self.head}"
-        return f"{self.kind} " * self.beside + f"L{self.layer}{number}"
-
-
-@dataclass(frozen=True)
-class LayerMaps:
-    """What can be drawn: values[layer] is (H, rows, columns) float32, NaN where nothing is visible; heads[layer] (H,).
-
-    rows, columns: the queries and the keys, and how many of them each row and column stands for. rule: "sum" over keys
-    and mean over queries, or "max". key0: the mean mass on key 0 where it was split off binned weights, (H,).
-    """
-
-    values: PerLayer[np.ndarray]
-    heads: PerLayer[Sequence[int]]
-    rows: Cells
-    columns: Cells
-    rule: str
-    key0: PerLayer[np.ndarray] = field(default_factory=PerLayer)
-
-    @classmethod
-    def of(cls, probe: Maps, kept: Mapping[LayerKey, KeptMap]) -> LayerMaps:
-        """From what the probe kept of each layer."""
-        values = PerLayer({key: one.values for key, one in kept.items()})
-        heads = PerLayer({key: one.heads for key, one in kept.items()})
-        key0 = PerLayer({key: one.key0 for key, one in kept.items() if one.key0 is not None})
-        return cls(values, heads, probe.rows, probe.columns, probe.rule, key0)
-
-    @property
-    def bin_size(self) -> int:
-        """How many keys a column stands for."""
-        return self.columns.size
+    def by_role(self) -> Mapping[str, Mapping[int, Sequence[int]]]:
+        """{name: {layer: heads}}."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -200,7 +75,6 @@ class Observation:
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
-        >>> seen.export("runs/bank")
     """
 
     queries: Prompt
@@ -223,7 +97,7 @@ class Observation:
     chosen: Chosen = Chosen()
     per_token: PerLayer[TokenWeights] = field(default_factory=PerLayer)
     spans: PerLayer[SpanPairs] = field(default_factory=PerLayer)
-    atlas: Atlas | None = None
+    atlas: NamedHeads | None = None
     without: Mapping[int, str] = field(default_factory=dict)
     within: Mapping[int, str] = field(default_factory=dict)
     beside: Mapping[str, Observation] = field(default_factory=dict)
@@ -369,17 +243,6 @@ class Observation:
             }
         )
 
-    def token_table(self, mean: Literal["none", "layer", "all"] = "none") -> pa.Table:
-        """Every token's weight: a row per head and token, or per token of the heads' mean in a layer, or of all.
-
-        Columns layer, head, kv_head (null where several were averaged), position, token, weight, uniform. The weight is
-        what the chosen queries give the token on average, or, where keys alone were chosen, what it gives to them; null
-        where the mask hides it. Raises UsageError where it was not asked for.
-        """
-        from attnscope.looks import look_table
-
-        return look_table(self, mean)
-
     def rollout_table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
         """Where each unit of every stack's own text came from: the rows of `Rollout.table`, and kind, the stack.
 
@@ -514,71 +377,9 @@ class Observation:
             lines.append("mass: no query that was named sees a key that was named")
         return lines
 
-    def with_facts(self, **facts: Any) -> Observation:
-        """The same with more for its manifest to say."""
-        return replace(self, facts={**self.facts, **facts})
-
-    def heatmap(self, layer: int, head: int, **style: Any) -> Picture:
-        """One head's map as a picture, for a notebook or `.save(path)`; style: the fields of `figures.Style`.
-
-        Raises UsageError for a head whose map was not kept.
-        """
-        from attnscope.drawing import head_picture
-
-        return head_picture(self, layer, head, **style)
-
-    def over_picture(self, *heads: str, picture: int = 0, **style: Any) -> Picture:
-        """Where the chosen queries look in a picture beside the text, drawn over it, for a notebook or `.save(path)`.
-
-        heads: as `L1H3`, or none for those that look most at it. picture: which, counted from 0. style: the fields of
-        `figures.Style`. Raises UsageError where no weights per token were kept.
-
-            >>> attnscope.capture(model, "What is this?", picture="cat.png", query="last").over_picture("L1H3")
-        """
-        from attnscope.drawing import over_picture
-
-        return over_picture(self, heads, picture, **style)
-
-    def page(self, *, select: str | None = None, precision: Literal[8, 16] = 8, max_mb: float = 20.0) -> Page:
-        """What was kept as one HTML file to hover over: shown in a notebook's frame, or `.save(path)`.
-
-        select: heads whose maps stay whole where a page of `max_mb` has no room for all, as "27.3,last". precision:
-        bits per weight. Of an encoder-decoder it has the kept heads of all stacks, over the text and behind it the
-        target; of a text with pictures those of decoder and vision tower, over the text and behind it the patches.
-        Raises UsageError for logits, and for means over kv heads.
-
-            >>> seen.page().save("bank.html")
-        """
-        from attnscope.selection import select as selected
-        from attnscope.viewer.page import about, page_of
-        from attnscope.viewer.plan import Plan
-        from attnscope.viewer.side import Side
-        from attnscope.viewer.stacks import StackedSide, stacked
-
-        if stacked(self):
-            of_all = StackedSide(self)
-            return page_of([of_all], Plan(max_mb, precision), about(of_all.seen, {}))
-        side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
-        named = self.atlas.by_role() if self.atlas else None
-        whole = selected(select, there, named) if select is not None else {}
-        return page_of([side], Plan(max_mb, precision, whole), about(self, whole))
-
     def named_by_atlas(self, layer: int, head: int, kind: str = DECODER) -> tuple[str, ...]:
         """The roles that the atlas gives a head of a decoder; none without an atlas, and none of another stack."""
         return tuple(self.atlas.roles.get((layer, head), ())) if self.atlas and kind in OWN else ()
-
-    def export(self, folder: str | Path, **how: Any) -> list[Path]:
-        """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`.
-
-        Raises UsageError for a folder that holds another run (force=True writes over it) and for what does not exist.
-        """
-        from attnscope.export import export
-
-        names = [name for name in inspect.signature(export).parameters if name not in ("seen", "folder")]
-        for name in how:
-            if name not in names:
-                raise UsageError(f"export has no option {name!r}", f"it has {', '.join(names)}")
-        return export(self, Path(folder), **how)
 
     def __repr__(self) -> str:
         model, columns = self.facts.get("model", {}), self.every
@@ -596,23 +397,6 @@ class Observation:
                 f"  kept      {', '.join(names.get(name, name) for name in kept) or 'scores alone'}",
             )
         )
-
-    def _repr_html_(self) -> str:
-        """The strongest heads as a table, and the overview where maps were kept."""
-        from attnscope.drawing import overview_picture
-
-        heads, scores = self.kept_heads(self.ranked_by)[:SHOWN_HEADS], self.columns.scores
-        names = sorted(scores, key=lambda name: name != MASS.id)[:8]
-        head_row = "".join(f"<th>{html.escape(KNOWN[name].short)}</th>" for name in names)
-        rows = "".join(
-            f"<tr><td>{head.name}</td><td>{html.escape(head.role)}</td>"
-            + "".join(f"<td>{head.score[name]:.2f}</td>" for name in names)
-            + "</tr>"
-            for head in heads
-        )
-        picture = overview_picture(self)._repr_html_() if self.maps else ""
-        table = f"<table><tr><th>head</th><th>role</th>{head_row}</tr>{rows}</table>"
-        return f"<div><pre>{html.escape(repr(self))}</pre>{table}{picture}</div>"
 
     def _head(self, place: int) -> Head:
         columns = self.every

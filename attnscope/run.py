@@ -23,7 +23,7 @@ from attnscope.model.geometry import tokens_that_fit, with_tower
 from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
-from attnscope.seam.choice import Choice, choose, difference
+from attnscope.observe.choice import Choice, choose, difference
 from attnscope.seam.engines import Engine
 from attnscope.seam.generation import continuation, ends, start_token, translation
 from attnscope.seam.inputs import given_of

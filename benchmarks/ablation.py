@@ -19,7 +19,8 @@ import torch
 from results import measured_here
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from attnscope.model.loading import LoadedModel, LoadOptions, load, wrap
+from attnscope.model.loading import LoadedModel, load, wrap
+from attnscope.model.options import LoadOptions
 from attnscope.seam.engines import Altered, Unchecked
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.branches import unheard

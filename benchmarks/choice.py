@@ -70,7 +70,8 @@ def model(name: str, tokens: int):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from attnscope.model.loading import LoadOptions, load, wrap
+    from attnscope.model.loading import load, wrap
+    from attnscope.model.options import LoadOptions
     from attnscope.observe import Request
     from attnscope.run import read
 

@@ -36,7 +36,8 @@ def plain_logger() -> None:
 @pytest.fixture(scope="session")
 def demo():
     """The embedded model."""
-    from attnscope.model.loading import LoadOptions, load
+    from attnscope.model.loading import load
+    from attnscope.model.options import LoadOptions
 
     return load(LoadOptions())
 

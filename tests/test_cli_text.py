@@ -9,7 +9,7 @@ import pytest
 
 from attnscope.errors import InputError, UsageError
 from attnscope.observe import Request
-from attnscope.seam.choice import choose
+from attnscope.observe.choice import choose
 from attnscope.seam.engines import ENGINES
 from attnscope.text.reading import read_text
 from helpers.command_line import SENTENCE, call, on_terminal

@@ -12,22 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.measure.probes import View
+from attnscope.memory import read_size
 from attnscope.model.geometry import geometry_of, longer
-from attnscope.model.loading import LoadedModel, LoadOptions, load
-from attnscope.observe import Request
-from attnscope.seam import choice
+from attnscope.model.loading import LoadedModel, load
+from attnscope.model.options import LoadOptions
+from attnscope.observe import Request, choice
+from attnscope.observe.choice import FASTER_ROWS, FASTER_TOKENS, LACKING, Case, Choice, automatic, choose, difference
 from attnscope.seam.checks import CHECKED_ROWS, sampled_rows
-from attnscope.seam.choice import (
-    FASTER_ROWS,
-    FASTER_TOKENS,
-    LACKING,
-    Case,
-    Choice,
-    automatic,
-    choose,
-    difference,
-    read_size,
-)
 from attnscope.seam.engines import ENGINES, Beside, Eager, Engine, Tiled
 from attnscope.seam.listen import listen
 from attnscope.text.prompt import from_text
@@ -330,7 +321,7 @@ def test_the_manifest_names_the_layers_with_masks(tmp_path: Path, family: str, m
 
 
 def test_a_forced_engine_that_cannot_read_here_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setattr("attnscope.seam.choice.device_can", lambda device: False)
+    monkeypatch.setattr("attnscope.observe.choice.device_can", lambda device: False)
     done = call("heads", "the bank", "--engine", "triton")
     assert (done.code, done.out) == (2, b"")
     assert done.err == (

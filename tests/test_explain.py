@@ -162,7 +162,8 @@ def test_every_head_of_the_demo_equals_the_models_own(demo: LoadedModel) -> None
 
 
 def test_real_weights_hold(real_model_folder: Path) -> None:
-    from attnscope.model.loading import LoadOptions, load
+    from attnscope.model.loading import load
+    from attnscope.model.options import LoadOptions
 
     loaded = load(LoadOptions(model=str(real_model_folder)))
     explanation = explain_head(loaded, from_text(loaded.tokenizer, "Once upon a time"), 3, 5, query=2)
@@ -171,7 +172,8 @@ def test_real_weights_hold(real_model_folder: Path) -> None:
 
 
 def test_half_precision_is_held_to_a_float32_copy(demo: LoadedModel) -> None:
-    from attnscope.model.loading import LoadOptions, load
+    from attnscope.model.loading import load
+    from attnscope.model.options import LoadOptions
 
     half = load(LoadOptions(dtype="bfloat16"))
     explanation = explain_head(half, from_text(half.tokenizer, SENTENCE), 1, 2)

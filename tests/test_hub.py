@@ -28,7 +28,8 @@ import sys, json, os
 from attnscope.model import hub
 from attnscope.errors import AttnscopeError
 from attnscope.model.libraries import silence_libraries
-from attnscope.model.loading import LoadOptions, load
+from attnscope.model.loading import load
+from attnscope.model.options import LoadOptions
 silence_libraries(False)
 within, deadlines = hub.within, []
 def counted(seconds, call):
@@ -178,7 +179,8 @@ def test_the_deadline_bounds_what_has_no_timeout_of_its_own():
 def test_a_hub_model_is_identified_by_its_commit_without_its_weights(folder, tmp_path):
     script = """
 import sys
-from attnscope.model.loading import LoadOptions, identify
+from attnscope.model.loading import identify
+from attnscope.model.options import LoadOptions
 words, options = identify(LoadOptions(model="owner/tiny"))
 print(words, options.revision, "torch" in sys.modules)
 """

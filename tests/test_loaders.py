@@ -24,7 +24,8 @@ from attnscope.errors import AttnscopeError, ModelError
 from attnscope.media.processor import processor_of
 from attnscope.media.sound import Sound, extractor_of
 from attnscope.model.libraries import OFFLINE
-from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load, load_config, load_tokenizer
+from attnscope.model.loading import DEMO_FOLDER, load, load_config, load_tokenizer
+from attnscope.model.options import LoadOptions
 from helpers import picture_models
 from helpers.brought import a_gguf, an_adapter
 from helpers.command_line import Result, call, spawn

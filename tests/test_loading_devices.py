@@ -18,7 +18,8 @@ from attnscope import memory
 from attnscope.attention.tiled import tiles
 from attnscope.memory import human_bytes
 from attnscope.model import loading
-from attnscope.model.loading import LoadedModel, LoadOptions, load
+from attnscope.model.loading import LoadedModel, load
+from attnscope.model.options import LoadOptions
 from helpers.command_line import call
 from helpers.pretend import Pretended, place, pretend
 

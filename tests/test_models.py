@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.model import hub
 from attnscope.model.libraries import uncollected
-from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load, load_config
+from attnscope.model.loading import DEMO_FOLDER, load, load_config
+from attnscope.model.options import LoadOptions
 from helpers.families import tiny_model
 from helpers.folders import TOKENIZER_FILES, edit_config, saved
 

@@ -21,7 +21,8 @@ from attnscope.measure.layers import LayerKey
 from attnscope.measure.maps import Maps
 from attnscope.measure.metrics import Texts
 from attnscope.measure.probes import Layer, View
-from attnscope.model.loading import LoadOptions, load
+from attnscope.model.loading import load
+from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.seam.engines import engine_named

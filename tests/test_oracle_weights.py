@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch.testing import assert_close
 
-from attnscope.model.loading import LoadOptions, load
+from attnscope.model.loading import load
+from attnscope.model.options import LoadOptions
 from attnscope.seam.listen import listen
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from attnscope.errors import UsageError
-from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load
+from attnscope.model.loading import DEMO_FOLDER, load
+from attnscope.model.options import LoadOptions
 from attnscope.parity import ATOL, ParityReport, check_parity
 from attnscope.parity.certificate import certificate, in_words, table, verify
 from attnscope.reference import reader

@@ -24,7 +24,8 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, load
+from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load
+from attnscope.model.options import LoadOptions
 from attnscope.parity import alone, check_parity, whole
 from attnscope.parity.certificate import certificate
 from attnscope.run import prepare

@@ -15,7 +15,8 @@ import torch
 import attnscope
 from attnscope.errors import UsageError
 from attnscope.measure.probes import View
-from attnscope.model.loading import LoadedModel, LoadOptions, load
+from attnscope.model.loading import LoadedModel, load
+from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.seam.engines import ENGINES

@@ -16,7 +16,8 @@ from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.measure import rollout
 from attnscope.measure.rollout import Rollout, RolloutProbe, bins
 from attnscope.model.geometry import geometry_of
-from attnscope.model.loading import LoadedModel, LoadOptions, load
+from attnscope.model.loading import LoadedModel, load
+from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.seam.engines import Tiled, engine_named

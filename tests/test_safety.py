@@ -21,7 +21,8 @@ from attnscope.cli import output
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.model import hub
 from attnscope.model.checkpoint import check_tokenizer
-from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load
+from attnscope.model.loading import DEMO_FOLDER, load
+from attnscope.model.options import LoadOptions
 from attnscope.shown import LINE, LINES, MESSAGE, brief, in_a_line, visible
 from helpers.command_line import call, on_terminal, spawn
 from helpers.folders import edit_config

@@ -17,7 +17,8 @@ from attnscope.files import SMALL_BYTES, read_small
 from attnscope.manifest import read_manifest
 from attnscope.media.sound import extractor_of
 from attnscope.model.checkpoint import read_json
-from attnscope.model.loading import LoadOptions, load
+from attnscope.model.loading import load
+from attnscope.model.options import LoadOptions
 from attnscope.study.atlas.atlas import atlas_of, kept
 from attnscope.study.claim import claim
 from attnscope.study.differences import check_folder

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, dynamic_module_utils
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError, UsageError
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, load
+from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load
+from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from attnscope.seam.listen import calls_interface, listen
 from helpers import their_code

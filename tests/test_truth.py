@@ -20,7 +20,8 @@ from transformers.models.llama import modeling_llama
 
 from attnscope.cli.parity import verdict
 from attnscope.measure.probes import View
-from attnscope.model.loading import LoadOptions, load
+from attnscope.model.loading import load
+from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.parity import ParityReport, check_parity

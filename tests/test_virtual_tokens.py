@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 import attnscope
 from attnscope.errors import AttnscopeError, InputError, ModelError
 from attnscope.model import adapters
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, LoadOptions, load
+from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load
+from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from helpers.brought import an_adapter, in_peft
 from helpers.command_line import call

@@ -47,7 +47,7 @@ from attnscope.attention.triton_kernel import TritonAttention, kernels, operator
 from attnscope.attention.triton_kernel.sweep import Sweep
 from attnscope.attention.visibility import Visibility
 from attnscope.model.loading import LoadedModel, wrap
-from attnscope.seam import choice
+from attnscope.observe import choice
 from helpers.parity_models import roused_model
 from helpers.pretend import MixedDevicesError, devices_of, held, place, pretend
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.model.loading import LoadOptions
+from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from attnscope.text.prompt import Side
 
@@ -50,7 +50,7 @@ class Job:
 
     batch_tokens: the most tokens of a padded batch, None to choose by memory. shard_bytes: about what the files of one
     shard hold. strict: the first item that fails ends the run. engine: auto is what is faster, by the rule of a single
-    text (`seam/choice.py`), or the kernel for many short ones together; else eager while the batch's matrices fit.
+    text (`observe/choice.py`), or the kernel for many short ones together; else eager while the batch's matrices fit.
     query_field, key_field: of the records, where each says itself which tokens are asked about. target_field: where
     each says what an encoder-decoder's decoder reads; without it, what the model itself makes of the text. audio_field:
     where each names the file of a sound, which is read in the text's stead; picture_field: the file of a picture

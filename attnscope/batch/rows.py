@@ -27,7 +27,8 @@ from attnscope.tables import numbers, tamed, texts_at
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
-    from attnscope.observation import HeadColumns, Observation
+    from attnscope.columns import HeadColumns
+    from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen
 
 SCHEMA_VERSIONS = {"texts": 2, "heads": 3, "relations": 1, "spans": 1, "summary": 1, "weights": 1}

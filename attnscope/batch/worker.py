@@ -22,7 +22,7 @@ from attnscope.model.loading import LoadedModel, load
 from attnscope.model.padding import pads
 from attnscope.observation import Observation
 from attnscope.observe import observe
-from attnscope.seam.choice import FASTER_SCORES, Choice, choose, kernel_reads
+from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import translation
 from attnscope.selection import select_stacks

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from attnscope.cli import output
+from attnscope.cli.ablate_options import Measured, On, Taken
 from attnscope.cli.ablate_other import Otherwise, answered
 from attnscope.cli.ablate_tables import notes, sets_sheet
-from attnscope.cli.options import Exporting, Format, Heads, Seed, Sequences, Top
 from attnscope.cli.scan import Scanned
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,88 +32,6 @@ EXAMPLES = (
 )
 EACH = "each head"
 PROBED = ("repeated", "offsets")  # trials that name the sets where nobody does
-
-
-@dataclass(frozen=True, kw_only=True)
-class Taken(Heads):
-    """Which heads go, and what stands in for them."""
-
-    panel = "Attention"
-    sets: Annotated[
-        Path | None,
-        Option(help='Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', metavar="FILE"),
-    ] = None
-    atlas: Annotated[
-        Path | None, Option(help="What `scan` wrote: sets are its roles, or what @ROLE selects.", metavar="DIR")
-    ] = None
-    by: Annotated[Literal["kv"] | None, Option(help="Take away whole groups, all heads of a kv head.")] = None
-    each: Annotated[bool, Option(help="Every head of the model alone, too.")] = False
-    replace: Annotated[
-        Literal["mean", "zero", "resample"],
-        Option(help="What stands in: its mean over other sequences; zero; another sequence's, which misinforms."),
-    ] = "mean"
-    random: Annotated[int, Option(min=0, help="Random sets of as many heads to hold each against.", metavar="N")] = 100
-    controls: Annotated[
-        Literal["unnamed", "all"],
-        Option(help="Draw random sets from the heads that no set names, or from all heads."),
-    ] = "unnamed"
-
-    def __post_init__(self) -> None:
-        named = [f"--{name}" for name in ("select", "atlas") if getattr(self, name) is not None]
-        if self.sets is not None and named:
-            raise UsageError(f"{named[0]} and --sets were both given", "give one of them")
-
-    @property
-    def nothing(self) -> bool:
-        """Whether no heads were named."""
-        return self.select is None and self.sets is None and self.atlas is None
-
-
-@dataclass(frozen=True, kw_only=True)
-class On(Sequences, Seed, Top):
-    """What is to be predicted meanwhile."""
-
-    panel = "Corpus"
-    on: Annotated[
-        str | None,
-        Option(
-            help='copy: repeated tokens; texts: of --texts; or {"text": "...", "targets": [[12, 16]]} per line.',
-            metavar="copy|texts|FILE",
-        ),
-    ] = None
-    texts: Annotated[str | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
-    sequences: Annotated[int, Option(min=2, help="Sequences or texts at most; intervals need 32.", metavar="N")] = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.texts is not None and self.on not in (None, "texts"):
-            raise UsageError(f"--texts was given, and --on {self.on}", "leave out one of them")
-        if self.texts is None and self.on == "texts":
-            raise UsageError("--on texts needs a corpus", "name it with --texts FILE")
-
-    def of_all(self, count: int, task: Task) -> int:
-        """What all sequences take, where those of the task take so much: a rehearsal draws few of equal length."""
-        drawn = self.texts is None and self.on in (None, "copy")
-        return count * self.sequences // len(task) if drawn else count
-
-    def task(self, loaded: LoadedModel) -> Task:
-        """The sequences, and what counts in them."""
-        from attnscope.study.ablation import tasks
-
-        if self.texts is not None:
-            return tasks.texts(loaded, _corpus(Path(self.texts), self.sequences))
-        if self.on in (None, "copy"):
-            return tasks.copy(loaded, sequences=self.drawn, seed=self.seed)
-        return tasks.targets(loaded, Path(self.on), self.sequences)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured(Format, Exporting):
-    """A table to stdout, table and facts to --out."""
-
-    out: Annotated[
-        Path | None, Option(help="Write table and facts here; a run that was stopped goes on.", metavar="DIR")
-    ] = None
 
 
 @takes(Scanned, Taken, On, Otherwise, Measured)
@@ -258,17 +174,3 @@ def _each_head(loaded: LoadedModel, taken: Taken) -> Sequence[HeadSet]:
     from attnscope.study.ablation.sets import head_set, parts
 
     return parts(head_set(EACH, everything(loaded.geometry.heads_by_layer)), loaded.geometry, taken.by == "kv")
-
-
-def _corpus(path: Path, most: int) -> list[str]:
-    """The first texts of a corpus."""
-    from itertools import islice
-
-    from attnscope.batch.corpus import Corpus, find_files
-    from attnscope.batch.items import read_items
-
-    corpus = Corpus((str(path),))
-    found = list(islice((one.text for one in read_items(corpus, find_files(corpus)) if not one.problem), most))
-    if not found:
-        raise InputError(f"{path} holds no text", "give one text per line, or records with a field 'text'")
-    return found

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from rich.table import Table as RichTable
 
-    from attnscope.cli.ablate import Measured, On, Taken
+    from attnscope.cli.ablate_options import Measured, On, Taken
     from attnscope.figures import Style
     from attnscope.model.loading import LoadedModel
     from attnscope.study.ablation.passes import Advance, Passes

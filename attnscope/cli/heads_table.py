@@ -16,7 +16,8 @@ from attnscope.stacks import ENCODER
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from attnscope.observation import Head, Observation
+    from attnscope.columns import Head
+    from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt
 
 # What narrow screens keep, first to last; metrics not named here come after them.

@@ -22,7 +22,7 @@ from attnscope.stacks import KINDS, VISION
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from attnscope.model.loading import LoadOptions
+    from attnscope.model.options import LoadOptions
 
 SIZES = ("heads", "kv_heads", "head_dim", "value_dim", "window")
 EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
@@ -98,7 +98,7 @@ def describe(
     from attnscope.model.families import family
     from attnscope.model.geometry import eager_bytes, fused_bytes
     from attnscope.observe import Request
-    from attnscope.seam.choice import SHARE, Case, automatic
+    from attnscope.observe.choice import SHARE, Case, automatic
     from attnscope.seam.engines import ENGINES
 
     device, dtype = where

@@ -23,7 +23,7 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     from attnscope.figures import Style
     from attnscope.measure.probes import View
-    from attnscope.model.loading import LoadOptions
+    from attnscope.model.options import LoadOptions
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
@@ -76,7 +76,7 @@ class Checkpoint:
 
     def load_options(self) -> LoadOptions:
         """What `load` takes."""
-        from attnscope.model.loading import LoadOptions
+        from attnscope.model.options import LoadOptions
 
         return fill(LoadOptions, self)
 

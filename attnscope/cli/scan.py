@@ -21,7 +21,7 @@ from attnscope.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from attnscope.model.loading import LoadOptions
+    from attnscope.model.options import LoadOptions
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.findings import Finding
     from attnscope.study.atlas.texts import OnTexts

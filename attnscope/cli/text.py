@@ -71,7 +71,7 @@ def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing
     from attnscope.cli.options import Entries
     from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.figures import Style
-    from attnscope.looks import looks
+    from attnscope.looks import look_table, looks
 
     options = recorded(asked, chosen, question, mean, printing, colours)
     entries = Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by)
@@ -84,7 +84,7 @@ def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing
 
         output.show(Group(*(prose(seen, look, fill(Style, colours)) for look in looks(seen, over))))
     else:
-        output.emit(seen.token_table(over), format, lambda: "", printing.spreadsheet)
+        output.emit(look_table(seen, over), format, lambda: "", printing.spreadsheet)
     return report_checks(seen, printing.quiet)
 
 

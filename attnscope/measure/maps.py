@@ -5,7 +5,7 @@ Shapes: B text, H head (or kv head, where a view averages them), Q query, K key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal, NamedTuple
@@ -19,6 +19,7 @@ from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Key, Question
 from attnscope.attention.visibility import BLOCK_BYTES
 from attnscope.measure.groups import group_mass, group_question
+from attnscope.measure.layers import LayerKey, PerLayer
 from attnscope.measure.probes import Answers, Layer, OfMasks, View
 
 MAP_SIDE = 200  # the most rows and columns of a drawn map; longer texts are binned
@@ -205,3 +206,32 @@ def _neighbours(tokens: Sequence[int]) -> list[tuple[int, int]]:
     """[2, 3, 4, 8] -> (2, 4), (8, 8): the first and the last of each run of neighbours."""
     ends = [place for place in range(1, len(tokens)) if tokens[place] != tokens[place - 1] + 1]
     return [(tokens[a], tokens[b - 1]) for a, b in zip([0, *ends], [*ends, len(tokens)], strict=True)]
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """What can be drawn: values[layer] is (H, rows, columns) float32, NaN where nothing is visible; heads[layer] (H,).
+
+    rows, columns: the queries and the keys, and how many of them each row and column stands for. rule: "sum" over keys
+    and mean over queries, or "max". key0: the mean mass on key 0 where it was split off binned weights, (H,).
+    """
+
+    values: PerLayer[np.ndarray]
+    heads: PerLayer[Sequence[int]]
+    rows: Cells
+    columns: Cells
+    rule: str
+    key0: PerLayer[np.ndarray] = field(default_factory=PerLayer)
+
+    @classmethod
+    def of(cls, probe: Maps, kept: Mapping[LayerKey, KeptMap]) -> LayerMaps:
+        """From what the probe kept of each layer."""
+        values = PerLayer({key: one.values for key, one in kept.items()})
+        heads = PerLayer({key: one.heads for key, one in kept.items()})
+        key0 = PerLayer({key: one.key0 for key, one in kept.items() if one.key0 is not None})
+        return cls(values, heads, probe.rows, probe.columns, probe.rule, key0)
+
+    @property
+    def bin_size(self) -> int:
+        """How many keys a column stands for."""
+        return self.columns.size

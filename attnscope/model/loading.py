@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from attnscope.apart import without_stderr
 from attnscope.errors import AttnscopeError, InputError, MemoryLimitError, ModelError, UsageError, first_line, is_panic
@@ -21,9 +21,10 @@ from attnscope.model import adapters, checkpoint, generating, hub, sources
 from attnscope.model.families import family
 from attnscope.model.geometry import MOST_NUMBER, Geometry, geometry_of, longer, weight_bytes
 from attnscope.model.libraries import bars_as_elsewhere, needed, uncollected
+from attnscope.model.options import LoadOptions
 from attnscope.model.patterns import check_quantised
 from attnscope.model.permits import RUNS_CODE, TRUST, Permits, unread
-from attnscope.model.sources import DEMO, DEMO_FOLDER, Source
+from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
 from attnscope.stacks import DECODER, ENCODER, LOCAL, NAMES
@@ -36,31 +37,6 @@ logger = logging.getLogger(__name__)
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?|mps")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """Which model, where, and how; the defaults are those of the command line."""
-
-    model: str = DEMO
-    device: str = "auto"
-    dtype: str = "auto"
-    device_map: str | None = None
-    revision: str | None = None
-    offline: bool = False
-    quantize: Literal["8bit", "4bit"] | None = None
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
-    attention: str = "eager"
-    positions: int | None = None
-    base: str | None = None
-    adapter: Literal["merged", "beside"] | None = None
-    task: str | None = None
-
-    @property
-    def permits(self) -> Permits:
-        """What the libraries may do while they load it."""
-        return Permits(code=self.trust_remote_code, network=not self.offline)
 
 
 @dataclass(frozen=True, repr=False)

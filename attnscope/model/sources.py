@@ -8,15 +8,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attnscope.errors import ModelError, UsageError
 from attnscope.model import adapters, checkpoint, hub
+from attnscope.model.options import DEMO, LoadOptions
 
-if TYPE_CHECKING:
-    from attnscope.model.loading import LoadOptions
-
-DEMO = "demo"
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from attnscope.columns import HeadColumns, Score
 from attnscope.measure.layers import LayerKey, PerLayer
-from attnscope.measure.maps import Maps
+from attnscope.measure.maps import LayerMaps, Maps
 from attnscope.measure.metrics import METRICS
 from attnscope.measure.operands import KeptOperands
 from attnscope.measure.per_token import TokenWeights
@@ -29,7 +30,7 @@ from attnscope.measure.probes import Relation as TopRelations
 from attnscope.measure.roles import NONE, near_uniform, roles_of
 from attnscope.measure.rollout import Rollout, RolloutProbe, spans_of
 from attnscope.measure.spans import SpanPairs
-from attnscope.observation import HeadColumns, LayerMaps, Observation, Score
+from attnscope.observation import Observation
 from attnscope.observe.probing import probes_of, root_of, texts_of
 from attnscope.observe.request import Asked, Request
 from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport

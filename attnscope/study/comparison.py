@@ -22,11 +22,10 @@ from attnscope.measure.divergence import Divergence, Side, diverge, readable
 from attnscope.measure.layers import LayerKey
 from attnscope.measure.maps import MAP_SIDE, Cells
 from attnscope.measure.metrics import KNOWN, METRICS, measure, of_kind
-from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes
+from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 from attnscope.observe.probing import texts_of
 from attnscope.observe.request import Asked
 from attnscope.seam.call import CaptureReport
-from attnscope.seam.choice import read_size
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS, NAMES, TASKS

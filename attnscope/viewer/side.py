@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     import torch
 
     from attnscope.measure.layers import LayerKey
+    from attnscope.measure.maps import LayerMaps
     from attnscope.measure.operands import KeptOperands
     from attnscope.measure.relations import KeptKeys
-    from attnscope.observation import LayerMaps, Observation
+    from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 
 MOST_KEYS = 16  # per query beside a binned map

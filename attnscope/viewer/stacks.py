@@ -23,8 +23,9 @@ from attnscope.viewer.side import Side, ahead, both_sides, first_key
 if TYPE_CHECKING:
     import torch
 
+    from attnscope.columns import HeadColumns
     from attnscope.measure.relations import KeptKeys
-    from attnscope.observation import HeadColumns, Observation
+    from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt
     from attnscope.text.tokens import Chosen, Found
 

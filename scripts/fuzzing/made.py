@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.model.libraries import without_bars
-from attnscope.model.loading import DEMO_FOLDER, LoadOptions, load
+from attnscope.model.loading import DEMO_FOLDER, load
+from attnscope.model.options import LoadOptions
 from fuzzing.judging import lay_out
 from fuzzing.trying import Try, fork
 from fuzzing.words import TEXT, edit

@@ -16,6 +16,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_folder: Path):
     """The same, loaded."""
-    from attnscope.model.loading import LoadOptions, load
+    from attnscope.model.loading import load
+    from attnscope.model.options import LoadOptions
 
     return load(LoadOptions(model=str(tiny_folder), device="cpu"))

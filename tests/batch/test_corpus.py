@@ -19,7 +19,7 @@ from attnscope.batch.items import Item, read_items
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
 from attnscope.errors import InputError, UsageError
-from attnscope.model.loading import LoadOptions
+from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from helpers.corpora import rows, some_texts
 

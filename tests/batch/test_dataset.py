@@ -25,7 +25,7 @@ from attnscope.batch.run import run_folder
 from attnscope.batch.worker import Worker
 from attnscope.cli import run
 from attnscope.cli.app import app
-from attnscope.model.loading import LoadOptions
+from attnscope.model.options import LoadOptions
 from attnscope.observe import Request, observe
 from attnscope.tables import WRITERS
 from attnscope.text.prompt import from_text

@@ -16,9 +16,8 @@ from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
-from attnscope.model.loading import LoadOptions
-from attnscope.observe import Request
-from attnscope.seam import choice
+from attnscope.model.options import LoadOptions
+from attnscope.observe import Request, choice
 from attnscope.seam.engines import Compiled, Fused
 from helpers.corpora import some_texts
 

@@ -27,7 +27,7 @@ from attnscope.cli.batch_report import GracefulStop
 from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.figures.pool import drawing_pool
-from attnscope.model.loading import LoadOptions
+from attnscope.model.options import LoadOptions
 from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts
 from helpers.forks import Forked

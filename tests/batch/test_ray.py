@@ -23,7 +23,7 @@ from attnscope.batch.run import run_folder
 from attnscope.batch.summary import write_summary
 from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, InputError, UsageError
-from attnscope.model.loading import LoadOptions
+from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts

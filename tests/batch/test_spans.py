@@ -17,7 +17,8 @@ from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
 from attnscope.batch.spans import given_spans
 from attnscope.errors import InputError
-from attnscope.model.loading import LoadOptions, load
+from attnscope.model.loading import load
+from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from attnscope.text.prompt import from_text
 from helpers.command_line import Result, call

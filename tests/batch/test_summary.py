@@ -18,7 +18,7 @@ from attnscope.batch.run import run_folder
 from attnscope.batch.summary import write_summary
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import METRICS
-from attnscope.model.loading import LoadOptions
+from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from attnscope.study.statistics import means
 from helpers.command_line import Result, call

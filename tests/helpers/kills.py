@@ -16,7 +16,7 @@ import torch
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
-from attnscope.model.loading import LoadOptions
+from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 
 

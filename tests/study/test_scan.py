@@ -82,7 +82,8 @@ def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):
 def test_a_stranger_has_no_induction_head(real_model_folder):
     if "stories" not in real_model_folder.name:
         pytest.skip("said of the other model")
-    from attnscope.model.loading import LoadOptions, load
+    from attnscope.model.loading import load
+    from attnscope.model.options import LoadOptions
 
     loaded = load(LoadOptions(model=str(real_model_folder)))
     planned = plan(loaded)

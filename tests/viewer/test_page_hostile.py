@@ -49,7 +49,7 @@ def ran_nothing(visit) -> bool:
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text):
     prompt = called(seen, [text, "b"])
-    page = replace(seen, queries=prompt, keys=prompt).with_facts(model={"name": text}).page()
+    page = replace(seen, queries=prompt, keys=prompt, facts={**seen.facts, "model": {"name": text}}).page()
     path = page.save(tmp_path / "page.html")
     with visiting(browser, path) as visit:
         for view in VIEWS[:-1]:
@@ -132,7 +132,9 @@ def test_no_word_of_a_hand_made_run_steers_the_page(browser, hand_made, tmp_path
 
 def test_two_hostile_texts_beside_each_other_steer_no_page(browser, seen, tmp_path):
     prompt = called(seen, [STEERING, "b"])
-    one = Side(replace(seen, queries=prompt, keys=prompt).with_facts(model={"name": STEERING, "type": STEERING}))
+    one = Side(
+        replace(seen, queries=prompt, keys=prompt, facts={**seen.facts, "model": {"name": STEERING, "type": STEERING}})
+    )
     asked = ("\u202eb", (1, 2))
     said = About("attnscope view --text '\u202eb'", "view=compare", {"\u202e": (1,)}, asked, asked)
     path = page_of([one, one], Plan(), said).save(tmp_path / "page.html")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnscope.attention.compiled.asked import Asked
+from attnscope.attention.compiled.jobs import Job
 from attnscope.attention.compiled.records import Each, Given
 from attnscope.attention.compiled.shapes import (
     ENERGY,
@@ -29,9 +30,6 @@ from attnscope.attention.compiled.shapes import (
 from attnscope.attention.questions import Entropy, GroupMass, MaxWeight, Question, RowSum, SumOfSquares, TopK
 from attnscope.attention.rows import TINY, of_found
 from attnscope.attention.spec import AttentionSpec
-
-if TYPE_CHECKING:
-    from attnscope.attention.compiled.sweeping import Job
 
 
 class Answers:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from attnscope.attention.compiled.answers import Answers
 from attnscope.attention.compiled.asked import Asked
+from attnscope.attention.compiled.jobs import Job, Texts
 from attnscope.attention.compiled.object_code import sweep as compiled_sweep
 from attnscope.attention.compiled.records import Each, Given, records
 from attnscope.attention.compiled.shapes import BLOCK, HIDDEN, LANES, PANEL, REACH, STATE, STRIP, SUMS
@@ -30,50 +30,6 @@ CPU = torch.device("cpu")
 MOST_ROWS, FEWEST_ROWS = 256, 64  # that are read at once, all heads of a kv head together
 SHARE_OF_CACHE = 1.0  # for their logits: what leaves it costs less than reading all keys for fewer rows
 JOBS, JOB_SCORES = 32, (2**18, 2**21)  # of a text at least, and what each of them reads
-
-
-@dataclass(eq=False)
-class Texts:
-    """What the jobs of some texts read."""
-
-    q_bGRQD: Tensor
-    k_bGPDn: Tensor
-    columns_bGcKs: Tensor  # (b, G or 1, strips, P * 64, STRIP)
-
-
-@dataclass(eq=False)
-class Job:
-    """The same rows of the heads of some kv heads of some texts.
-
-    queries: how many are read at once. turn: the job's number among those of its texts and kv heads.
-    """
-
-    texts: slice
-    groups: slice
-    rows: slice
-    keys: slice
-    inputs: Texts
-    queries: int
-    turn: int
-
-    @property
-    def heads(self) -> int:
-        """Of one kv head."""
-        return self.inputs.q_bGRQD.shape[2]
-
-    @property
-    def padded(self) -> int:
-        """Rows that are read at once, in whole blocks."""
-        return -(-self.queries * self.heads // BLOCK) * BLOCK
-
-    @property
-    def panels(self) -> tuple[int, int]:
-        return self.keys.start // PANEL, -(-self.keys.stop // PANEL)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """How many texts, and how many kv heads of each."""
-        return self.texts.stop - self.texts.start, self.groups.stop - self.groups.start
 
 
 class Sweeping:

@@ -15,7 +15,7 @@ import torch
 from attnscope.measure.layers import LayerKey
 from attnscope.measure.metrics import Texts
 from attnscope.measure.probes import run_probes
-from attnscope.seam.choice import choose
+from attnscope.observe.choice import choose
 from attnscope.seam.listen import listen
 from attnscope.study.atlas.copying import CalledLayer
 from attnscope.study.atlas.long_range_copying import completed

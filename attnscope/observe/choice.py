@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,8 +9,9 @@ import torch
 from attnscope.attention import compiled
 from attnscope.attention.triton_kernel import device_can
 from attnscope.errors import ForwardError, MemoryLimitError, UsageError
-from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes
+from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 from attnscope.model.geometry import Geometry, tokens_that_fit
+from attnscope.observe.request import Request
 from attnscope.seam.engines import ENGINES, Eager, Engine, OnCard, Tiled, engine_named
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
@@ -20,7 +19,6 @@ from attnscope.stacks import DIFFERENCE
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
-    from attnscope.observe.request import Request
     from attnscope.seam.call import AttentionCall
     from attnscope.text.prompt import Prompt
 
@@ -33,7 +31,6 @@ FASTER_ROWS = 2_000  # of a text whose logits or norms are asked, which either r
 FASTER_SCORES = 2**24  # of shorter texts together, where the kernel answers all that is asked
 LACKING = "a compiled kernel reads such a text faster: pip install 'attnscope[fast]'"
 COMPARED_TOKENS = 64
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 class Choice(NamedTuple):
@@ -167,18 +164,6 @@ def does_not_fit(
         f"{human_bytes(room)} for it",
         f"{tokens_that_fit(geometry, room, width)} tokens fit: shorten the text{otherwise}",
     )
-
-
-def read_size(text: str) -> int:
-    """Bytes of "4GB", "512M", "1e9". Raises UsageError for anything else."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)i?b?\s*", text.lower())
-    try:
-        size = float(found[1]) * UNITS[found[2]] if found else 0.0
-    except ValueError:
-        size = 0.0
-    if not 1 <= size < math.inf:
-        raise UsageError(f"a size of memory was expected, {text!r} came", "write {memory=4GB}")
-    return int(size)
 
 
 def difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None) -> float | None:

@@ -1,0 +1,112 @@
+"""What the heads of a text do: all of them as columns, and one as a record.
+
+Shapes: N heads of all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of all heads, (N,) each, NaN for null: its value, and what uniform attention would score.
+
+    low, high: the ends of an interval of the value, None where none was measured.
+    """
+
+    value: np.ndarray
+    null: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class HeadColumns:
+    """All heads (with by_kv, the means over the heads of each kv head) of all layers, one entry each, in model order.
+
+    layer, kind, head, kv_head: which head; head is -1 for the mean over a kv head's group. role: its name, or `-`.
+    near_uniform: True, False, or None where the text cannot tell. scores: {metric id: Score}. top_key, top_key_mass:
+    the key that receives most, and its mean mass. relation_*: its strongest relation; the weight is NaN where it has
+    none. kept: whether the view keeps it.
+    """
+
+    layer: np.ndarray
+    kind: np.ndarray
+    head: np.ndarray
+    kv_head: np.ndarray
+    role: np.ndarray
+    near_uniform: np.ndarray
+    scores: Mapping[str, Score]
+    top_key: np.ndarray
+    top_key_mass: np.ndarray
+    relation_weight: np.ndarray
+    relation_query: np.ndarray
+    relation_key: np.ndarray
+    kept: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence[HeadColumns]) -> HeadColumns:
+        """Those of several stacks as one; a metric without an interval in one of them has none.
+
+        One that was not measured in a stack is null there.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        of_heads = [one.name for one in fields(cls) if one.name != "scores"]
+        nulls = [Score(*[np.full(len(part.layer), np.nan, np.float32)] * 2) for part in parts]
+        names = dict.fromkeys(name for part in parts for name in part.scores)
+        found = {name: [part.scores.get(name, null) for part, null in zip(parts, nulls, strict=True)] for name in names}
+        scores = {
+            name: Score(np.concatenate([one.value for one in of]), np.concatenate([one.null for one in of]))
+            for name, of in found.items()
+        }
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in of_heads}
+        return cls(**joined, scores=scores)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One query looking at one key: token positions and the weight."""
+
+    query: int
+    key: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null.
+
+    uniform: the `mass` that uniform attention would have, None where no keys were chosen. atlas_roles: what the atlas
+    names it, where there is one; role is what it looks like on this text. kind: the stack of its layer; beside: whether
+    a number alone means a layer of another stack.
+    """
+
+    layer: int
+    head: int | None
+    kv_head: int
+    role: str
+    score: Mapping[str, float]
+    strongest: Relation | None
+    kind: str = "decoder"
+    near_uniform: bool | None = None
+    top_key: int = 0
+    top_key_mass: float = float("nan")
+    uniform: float | None = None
+    atlas_roles: tuple[str, ...] = ()
+    beside: bool = False
+
+    @property
+    def mass(self) -> float | None:
+        """What the chosen queries give the chosen keys; NaN where none sees one, None where no keys were chosen."""
+        return self.score.get("mass")
+
+    @property
+    def name(self) -> str:
+        """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in a stack beside the decoder's."""
+        number = f"KV{self.kv_head}" if self.head is None else f"H{self.head}"
+        return f"{self.kind} " * self.beside + f"L{self.layer}{number}"

@@ -1,0 +1,122 @@
+"""What `attnscope.capture` returns: an observation that draws, exports and shows itself."""
+
+from __future__ import annotations
+
+import html
+import inspect
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnscope.errors import UsageError
+from attnscope.measure.metrics import KNOWN, MASS
+from attnscope.observation import Observation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from attnscope.drawing import Picture
+    from attnscope.viewer.page import Page
+
+SHOWN_HEADS = 12  # of the table in a notebook
+
+
+@dataclass(frozen=True, repr=False)
+class Capture(Observation):
+    """An observation with its ways out, and those of every stack beside it.
+
+    >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
+    >>> seen.export("runs/bank")
+    """
+
+    @classmethod
+    def made_of(cls, seen: Observation) -> Capture:
+        """The same numbers, with their ways out."""
+        parts = {one.name: getattr(seen, one.name) for one in fields(seen)}
+        return cls(**parts | {"beside": {kind: cls.made_of(one) for kind, one in seen.beside.items()}})
+
+    def token_table(self, mean: Literal["none", "layer", "all"] = "none") -> pa.Table:
+        """Every token's weight: a row per head and token, or per token of the heads' mean in a layer, or of all.
+
+        Columns layer, head, kv_head (null where several were averaged), position, token, weight, uniform. The weight is
+        what the chosen queries give the token on average, or, where keys alone were chosen, what it gives to them; null
+        where the mask hides it. Raises UsageError where it was not asked for.
+        """
+        from attnscope.looks import look_table
+
+        return look_table(self, mean)
+
+    def heatmap(self, layer: int, head: int, **style: Any) -> Picture:
+        """One head's map as a picture, for a notebook or `.save(path)`; style: the fields of `figures.Style`.
+
+        Raises UsageError for a head whose map was not kept.
+        """
+        from attnscope.drawing import head_picture
+
+        return head_picture(self, layer, head, **style)
+
+    def over_picture(self, *heads: str, picture: int = 0, **style: Any) -> Picture:
+        """Where the chosen queries look in a picture beside the text, drawn over it, for a notebook or `.save(path)`.
+
+        heads: as `L1H3`, or none for those that look most at it. picture: which, counted from 0. style: the fields of
+        `figures.Style`. Raises UsageError where no weights per token were kept.
+
+            >>> attnscope.capture(model, "What is this?", picture="cat.png", query="last").over_picture("L1H3")
+        """
+        from attnscope.drawing import over_picture
+
+        return over_picture(self, heads, picture, **style)
+
+    def page(self, *, select: str | None = None, precision: Literal[8, 16] = 8, max_mb: float = 20.0) -> Page:
+        """What was kept as one HTML file to hover over: shown in a notebook's frame, or `.save(path)`.
+
+        select: heads whose maps stay whole where a page of `max_mb` has no room for all, as "27.3,last". precision:
+        bits per weight. Of an encoder-decoder it has the kept heads of all stacks, over the text and behind it the
+        target; of a text with pictures those of decoder and vision tower, over the text and behind it the patches.
+        Raises UsageError for logits, and for means over kv heads.
+
+            >>> seen.page().save("bank.html")
+        """
+        from attnscope.selection import select as selected
+        from attnscope.viewer.page import about, page_of
+        from attnscope.viewer.plan import Plan
+        from attnscope.viewer.side import Side
+        from attnscope.viewer.stacks import StackedSide, stacked
+
+        if stacked(self):
+            of_all = StackedSide(self)
+            return page_of([of_all], Plan(max_mb, precision), about(of_all.seen, {}))
+        side, there = Side(self), {key.layer: heads for key, (heads, _) in self.kv_of.items()}
+        named = self.atlas.by_role() if self.atlas else None
+        whole = selected(select, there, named) if select is not None else {}
+        return page_of([side], Plan(max_mb, precision, whole), about(self, whole))
+
+    def export(self, folder: str | Path, **how: Any) -> list[Path]:
+        """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`.
+
+        Raises UsageError for a folder that holds another run (force=True writes over it) and for what does not exist.
+        """
+        from attnscope.export import export
+
+        names = [name for name in inspect.signature(export).parameters if name not in ("seen", "folder")]
+        for name in how:
+            if name not in names:
+                raise UsageError(f"export has no option {name!r}", f"it has {', '.join(names)}")
+        return export(self, Path(folder), **how)
+
+    def _repr_html_(self) -> str:
+        """The strongest heads as a table, and the overview where maps were kept."""
+        from attnscope.drawing import overview_picture
+
+        heads, scores = self.kept_heads(self.ranked_by)[:SHOWN_HEADS], self.columns.scores
+        names = sorted(scores, key=lambda name: name != MASS.id)[:8]
+        head_row = "".join(f"<th>{html.escape(KNOWN[name].short)}</th>" for name in names)
+        rows = "".join(
+            f"<tr><td>{head.name}</td><td>{html.escape(head.role)}</td>"
+            + "".join(f"<td>{head.score[name]:.2f}</td>" for name in names)
+            + "</tr>"
+            for head in heads
+        )
+        picture = overview_picture(self)._repr_html_() if self.maps else ""
+        table = f"<table><tr><th>head</th><th>role</th>{head_row}</tr>{rows}</table>"
+        return f"<div><pre>{html.escape(repr(self))}</pre>{table}{picture}</div>"
