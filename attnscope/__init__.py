@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnscope.errors import AttnscopeError
     from attnscope.face import Capture
     from attnscope.figures import Style
-    from attnscope.measure.probes import View
+    from attnscope.keep.view import View
     from attnscope.model.loading import LoadedModel, wrap
     from attnscope.observation import Observation
     from attnscope.observe import Request
@@ -48,7 +48,7 @@ _HOMES = {
     "Observation": "attnscope.observation",
     "Request": "attnscope.observe",
     "Style": "attnscope.figures",
-    "View": "attnscope.measure.probes",
+    "View": "attnscope.keep.view",
     "capture": "attnscope.api",
     "listen": "attnscope.seam.listen",
     "load": "attnscope.api",

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.face import Capture
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from attnscope.media.picture import Given
 from attnscope.media.sound import sound_of
 from attnscope.model.libraries import without_bars

@@ -24,7 +24,7 @@ from attnscope.figures.beside import Beside, begun
 from attnscope.figures.pool import worker_count
 from attnscope.figures.style import Quantity, head_title, layer_name, printed
 from attnscope.files import write_whole
-from attnscope.measure.layers import LayerKey, PerLayer
+from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NONE
 from attnscope.panels import (
@@ -39,9 +39,9 @@ from attnscope.panels import (
 from attnscope.stacks import DECODER, DIFFERENCE, ENCODER, GLOBAL, POOLING
 
 if TYPE_CHECKING:
-    from attnscope.columns import Head
     from attnscope.figures.terminal import HeadMaps
-    from attnscope.measure.maps import LayerMaps
+    from attnscope.keep.columns import Head
+    from attnscope.keep.maps import LayerMaps
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 
@@ -369,7 +369,7 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
     jobs: dict[str, tuple[Path, Maps, int]] = {}
     for kind, one in seen.stacks.items():
         if one.maps is not None:
-            one = replace(one, maps=coarser(one.maps, side, style.sink == "mask"))
+            one = one.keeping(maps=coarser(one.maps, side, style.sink == "mask"))
             maps = layer_maps(one, f"{kind} " * (kind in seen.beside))
             jobs |= {name: (Path(), of, index) for of in maps for index, name in enumerate(_names(of))}
 

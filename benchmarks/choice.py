@@ -110,7 +110,7 @@ def apart(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict[st
 def measured(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict[str, float]:
     import torch
 
-    from attnscope.measure.probes import View
+    from attnscope.keep.view import View
     from attnscope.observe import Request
     from attnscope.run import read
 

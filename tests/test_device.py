@@ -19,8 +19,8 @@ from attnscope.batch.job import Job
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.explain import explain_head
-from attnscope.measure import probes
-from attnscope.measure.probes import View
+from attnscope.keep import probe as probes
+from attnscope.keep.view import View
 from attnscope.measure.texts import Texts
 from attnscope.model.loading import LoadedModel, wrap
 from attnscope.observe import observe

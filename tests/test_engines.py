@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.errors import MemoryLimitError, UsageError
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from attnscope.memory import read_size
 from attnscope.model.geometry import geometry_of, longer
 from attnscope.model.loading import LoadedModel, load

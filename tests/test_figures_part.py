@@ -19,7 +19,7 @@ from attnscope.figures.layers import layer_figure
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import TAKEN, alone, split_sink
 from attnscope.figures.writer import drawing
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from attnscope.observe import Request
 from attnscope.run import prepare
 from helpers.command_line import call

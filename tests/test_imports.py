@@ -34,27 +34,27 @@ MAY_IMPORT = {
     "model": "_version apart errors files memory shown stacks",
     "attention": "errors files memory",
     "seam": "errors memory attention model text stacks",
-    "measure": "errors memory tables attention text stacks",
+    "measure": "errors attention stacks",
+    "keep": "errors memory tables attention measure model seam stacks text",
     "reference": "",
     "parity": "errors memory seam model reference selection stacks tables text",
     "explain": "errors model seam reference parity stacks text",
-    "columns": "",
-    "observation": "columns errors measure seam stacks tables text",
-    "observe": "columns errors attention memory model seam measure text observation stacks",
+    "observation": "errors keep measure seam stacks tables text",
+    "observe": "errors attention keep memory model observation seam measure text stacks",
     "manifest": "errors files text stacks",
     "figures": "apart errors files shown",
     "panels": "figures measure observation shown",
-    "drawing": "columns errors figures files measure observation panels stacks text",
-    "looks": "errors measure observation tables stacks text",
+    "drawing": "errors figures files keep measure observation panels stacks text",
+    "looks": "errors keep observation tables stacks text",
     "export": "drawing figures files looks manifest model observation stacks tables text",
-    "viewer": "_version columns errors files manifest measure memory observation selection shown stacks text",
+    "viewer": "_version errors files keep manifest measure memory observation selection shown stacks text",
     "face": "drawing errors export looks measure observation selection viewer",
     "run": "apart errors media memory model observation observe parity seam selection study text stacks",
-    "api": "errors face measure media model observe run study text",
-    "batch": "_version apart columns drawing errors figures files measure media memory model observation observe seam"
+    "api": "errors face keep media model observe run study text",
+    "batch": "_version apart drawing errors figures files keep measure media memory model observation observe seam"
     " selection shown stacks study tables text",
-    "study": "errors figures files attention measure memory model observe seam selection shown tables text stacks",
-    "": "_version api errors face figures measure model observation observe seam",  # handed out, imported on first use
+    "study": "errors figures files attention keep measure memory model observe seam selection shown tables text stacks",
+    "": "_version api errors face figures keep model observation observe seam",  # handed out, imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them
 

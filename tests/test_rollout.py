@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from attnscope.errors import MemoryLimitError, ModelError
-from attnscope.measure import rollout
-from attnscope.measure.rollout import Rollout, RolloutProbe, bins
+from attnscope.keep import rollout
+from attnscope.keep.rollout import Rollout, RolloutProbe, bins
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.options import LoadOptions

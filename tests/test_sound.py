@@ -16,8 +16,8 @@ from transformers import AutoModelForSpeechSeq2Seq, WhisperFeatureExtractor, Whi
 import attnscope
 from attnscope.drawing import layer_maps
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.keep.view import View
 from attnscope.manifest import prompt_of, read_manifest
-from attnscope.measure.probes import View
 from attnscope.media import sound as sounds
 from attnscope.media.sound import Sound, read_sound, sound_of
 from attnscope.model.loading import wrap

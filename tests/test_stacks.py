@@ -11,7 +11,7 @@ import attnscope
 from attnscope.drawing import drawings
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export import manifest
-from attnscope.measure.layers import LayerKey, PerLayer
+from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import DEMO_FOLDER, wrap

@@ -31,11 +31,12 @@ from attnscope.attention.tiled import TiledAttention, tiles
 from attnscope.attention.tiled.readers import READERS, RowSumReader
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import MemoryLimitError
-from attnscope.measure.layers import LayerKey
+from attnscope.keep.heads import HeadScores, TopRelation
+from attnscope.keep.layers import LayerKey
+from attnscope.keep.probe import Layer, run_probes
+from attnscope.keep.relations import TopKeys
+from attnscope.keep.rollout import RolloutProbe
 from attnscope.measure.metrics import METRICS, Texts, means, measure, questions
-from attnscope.measure.probes import HeadScores, Layer, TopRelation, run_probes
-from attnscope.measure.relations import TopKeys
-from attnscope.measure.rollout import RolloutProbe
 from attnscope.seam.engines import Compiled, Tiled
 from attnscope.seam.listen import listen
 from helpers.dispatched import largest_tensor, thread_count

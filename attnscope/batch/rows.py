@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from attnscope.batch.items import Item, printable
 from attnscope.batch.journal import Failure
-from attnscope.measure.layers import codes
+from attnscope.keep.layers import codes
 from attnscope.measure.metrics import MASS, METRICS
 from attnscope.seam.call import joined_ways
 from attnscope.selection import spelled
@@ -27,7 +27,7 @@ from attnscope.tables import numbers, tamed, texts_at
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
-    from attnscope.columns import HeadColumns
+    from attnscope.keep.columns import HeadColumns
     from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen
 

@@ -263,7 +263,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
     def job(self) -> Job:
         """What a worker needs to know."""
         from attnscope.batch.job import Job
-        from attnscope.measure.probes import View
+        from attnscope.keep.view import View
         from attnscope.observe import Request
 
         output = self.output({key: value for key, value in self.held().items() if key != "sources"}, self)

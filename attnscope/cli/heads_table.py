@@ -16,7 +16,7 @@ from attnscope.stacks import ENCODER
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from attnscope.columns import Head
+    from attnscope.keep.columns import Head
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt
 

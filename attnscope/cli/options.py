@@ -22,7 +22,7 @@ from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.figures import Style
-    from attnscope.measure.probes import View
+    from attnscope.keep.view import View
     from attnscope.model.options import LoadOptions
 
 # The sections of --help in their order; a group without a panel is of the first.
@@ -345,7 +345,7 @@ class Entries(Heads):
 
     def view(self) -> View:
         """How entries are read."""
-        from attnscope.measure.probes import View
+        from attnscope.keep.view import View
 
         return View(self.weights, self.by == "kv")
 

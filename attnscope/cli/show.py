@@ -13,8 +13,8 @@ from attnscope.cli import output
 from attnscope.cli.groups import Mark
 
 if TYPE_CHECKING:
-    from attnscope.columns import Head
     from attnscope.figures import Style
+    from attnscope.keep.columns import Head
     from attnscope.observation import Observation
 
 FEW = 4  # heads that are drawn where nobody names them

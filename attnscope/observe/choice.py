@@ -9,9 +9,9 @@ import torch
 from attnscope.attention import compiled
 from attnscope.attention.triton_kernel import device_can
 from attnscope.errors import ForwardError, MemoryLimitError, UsageError
+from attnscope.keep.request import Request
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 from attnscope.model.geometry import Geometry, tokens_that_fit
-from attnscope.observe.request import Request
 from attnscope.seam.engines import ENGINES, Eager, Engine, OnCard, Tiled, engine_named
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen

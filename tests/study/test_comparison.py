@@ -20,8 +20,8 @@ from attnscope.attention.visibility import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Style
 from attnscope.figures.colours import find_limits
+from attnscope.measure.binned import Cells
 from attnscope.measure.divergence import Side, diverge, js_bits
-from attnscope.measure.maps import Cells
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import ENGINES
 from attnscope.study import comparison

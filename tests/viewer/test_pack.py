@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from attnscope.observe import Request
 from attnscope.viewer.pack import Blobs, packed_maps
 from attnscope.viewer.page import About, page_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from attnscope.errors import UsageError
-from attnscope.measure.maps import MAP_SIDE
+from attnscope.keep.view import View
+from attnscope.measure.binned import MAP_SIDE
 from attnscope.measure.metrics import METRICS
-from attnscope.measure.probes import View
 from attnscope.stacks import CROSS, CSA, DECODER, HCA, OVER_PATCHES, VISION
 from attnscope.text.tokens import Chosen, choose, choose_of_two
 
@@ -131,3 +131,18 @@ class Asked(NamedTuple):
     def looked_at(self) -> Prompt:
         """The text that the keys are of."""
         return self.keys or self.prompt
+
+    @property
+    def queries(self) -> Sequence[int]:
+        """The queries that are asked about: those that were named, or all that there are."""
+        return self.chosen.query.positions if self.chosen.query else range(self.prompt.unasked, len(self.prompt))
+
+    @property
+    def key_positions(self) -> Sequence[int]:
+        """The keys that are asked about: those that were named, or all."""
+        return self.chosen.key.positions if self.chosen.key else range(len(self.looked_at))
+
+
+def nothing_named(asked: Sequence[Asked]) -> bool:
+    """Whether tokens were named, and no text has any of them."""
+    return all(one.chosen.nothing for one in asked)
