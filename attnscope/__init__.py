@@ -18,7 +18,6 @@ from attnscope._version import __version__
 if TYPE_CHECKING:
     from attnscope.api import capture, load
     from attnscope.errors import AttnscopeError
-    from attnscope.face import Capture
     from attnscope.figures import Style
     from attnscope.keep.view import View
     from attnscope.model.loading import LoadedModel, wrap
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttnscopeError",
-    "Capture",
     "LoadedModel",
     "Observation",
     "Request",
@@ -43,7 +41,6 @@ __all__ = [
 
 _HOMES = {
     "AttnscopeError": "attnscope.errors",
-    "Capture": "attnscope.face",
     "LoadedModel": "attnscope.model.loading",
     "Observation": "attnscope.observation",
     "Request": "attnscope.observe",

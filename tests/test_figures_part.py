@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.drawing import layer_maps
@@ -90,7 +91,7 @@ def test_a_small_part_of_a_long_text_is_not_binned_and_reads_its_rows_alone(demo
         monkeypatch.setattr(
             kind, "rows", lambda self, a, b, rows=kind.rows: read.update(range(a, b)) or rows(self, a, b)
         )
-    run = prepare(demo, LONG, Request(metrics=(), maps="all", query="bank", key="green"), engine=engine)
+    run = prepare(demo, Ask(LONG, Request(metrics=(), maps="all", query="bank", key="green"), engine=engine))
     read.clear()  # of what was compared with eager
     seen = run.observe()
     queries, keys = places(seen.prompt, "bank"), places(seen.prompt, "green")

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "shown": "",
     "errors": "shown",
     "apart": "errors",
+    "typed": "errors shown",
     "memory": "errors",
     "stacks": "",
     "selection": "errors stacks",
@@ -49,12 +50,14 @@ MAY_IMPORT = {
     "export": "drawing figures files looks manifest model observation stacks tables text",
     "viewer": "_version errors files keep manifest measure memory observation selection shown stacks text",
     "face": "drawing errors export looks measure observation selection viewer",
-    "run": "apart errors media memory model observation observe parity seam selection study text stacks",
-    "api": "errors face keep media model observe run study text",
+    "ask": "errors keep media study text typed",
+    "run": "apart ask errors media memory model observation observe parity seam selection study text stacks",
+    "api": "ask errors face keep media model observe run",
     "batch": "_version apart drawing errors figures files keep measure media memory model observation observe seam"
     " selection shown stacks study tables text",
-    "study": "errors figures files attention keep measure memory model observe seam selection shown tables text stacks",
-    "": "_version api errors face figures keep model observation observe seam",  # handed out, imported on first use
+    "study": "errors files attention keep measure memory model observe seam selection tables text stacks",
+    "show": "errors figures files measure model shown study tables",
+    "": "_version api errors figures keep model observation observe seam",  # handed out, imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them
 

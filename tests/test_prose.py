@@ -17,6 +17,7 @@ from attnscope.errors import UsageError
 from attnscope.figures.colours import Limits
 from attnscope.figures.prose import RAMP, Prose
 from attnscope.keep.view import View
+from attnscope.looks import look_table
 from attnscope.observe import Request, observe
 from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import from_text
@@ -141,7 +142,7 @@ def test_who_asks_for_nothing_keeps_nothing(demo):
     seen = observe(demo, [from_text(demo.tokenizer, SENTENCE)], Request(metrics=()))[0]
     assert not seen.per_token
     with pytest.raises(UsageError, match="per_token=True"):
-        seen.token_table()
+        look_table(seen)
 
 
 def test_out_writes_the_numbers_and_from_repeats_them(tmp_path):

@@ -14,7 +14,8 @@ import torch
 
 from attnscope.errors import MemoryLimitError, ModelError
 from attnscope.keep import rollout
-from attnscope.keep.rollout import Rollout, RolloutProbe, bins
+from attnscope.keep.groups import bins
+from attnscope.keep.rollout import Rollout, RolloutProbe
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.options import LoadOptions

@@ -77,11 +77,18 @@ def relations(asked: TextRun, entries: Entries, question: Question, top: Top, pr
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
+    from attnscope.keep.request import Request
 
-    kept = {"relations": True, "top_k": listed.keys_per_query, "group": listed.group}
-    kept |= question.asks()
+    keep = Request(
+        view=entries.view(),
+        metrics=(),
+        relations=True,
+        top_k=listed.keys_per_query,
+        group=listed.group,
+        **question.asks(),
+    )
     options = recorded(asked, entries, question, top, printing, listed)
-    seen = observe_text(asked, entries, printing, options, metrics=(), **kept)
+    seen = observe_text(asked, entries, printing, options, keep)
     if printing.out:
         export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
     how = listed.shown() if format == "table" else listed.written()

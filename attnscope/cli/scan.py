@@ -136,6 +136,7 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
     with output.progress(f"loading {options.model}", None, kept.quiet):
         loaded = load(options)
 
+    from attnscope.show.atlas import save_probes
     from attnscope.study.atlas.scan import cost as cost_of
     from attnscope.study.atlas.scan import plan
     from attnscope.study.atlas.scan import scan as scanned_by
@@ -157,13 +158,15 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
     output.talk(cost, kept.quiet)
     with unwinding(), output.progress("probes", planned.tokens, kept.quiet) as advance:
         atlas = scanned_by(loaded, planned, kept.out, force=kept.force, advance=advance)
+        if kept.out is not None:
+            save_probes(atlas, kept.out, loaded.name)
     return atlas, scan_texts.read_texts(loaded, atlas, prompts, kept) if prompts else None
 
 
 def scan_each(scanned: Scanned, given: Given, probing: Probing, kept: Kept) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
     from attnscope.cli.scan_revisions import effects_at, folder_of
-    from attnscope.study.atlas.checkpoints import save_checkpoints, stacked
+    from attnscope.show.checkpoints import save_checkpoints, stacked
 
     atlases: dict[str, Atlas] = {}
     for number, revision in enumerate(scanned.revisions, start=1):

@@ -23,7 +23,7 @@ def effects_at(atlases: Mapping[str, Atlas], probe: str, top: int | None) -> Ric
     """The effect of one probe at every checkpoint, by head: those with a role at the last first, then by effect."""
     import numpy as np
 
-    from attnscope.study.atlas.checkpoints import courses
+    from attnscope.show.checkpoints import courses
 
     last = list(atlases.values())[-1]
     heads = list(last.heads)

@@ -43,7 +43,7 @@ def cost(prompts: Sequence[Prompt], layers: int) -> str:
 def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kept: Exporting) -> OnTexts:
     """Read the texts into --out, and draw how far apart heads are on them."""
     from attnscope.figures import About, Style
-    from attnscope.study.atlas.picture import HEAD_JS, save_head_js
+    from attnscope.show.atlas import HEAD_JS, save_head_js
     from attnscope.study.atlas.texts import on_texts
 
     assert kept.out is not None

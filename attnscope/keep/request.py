@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from attnscope.errors import UsageError
 from attnscope.keep.view import View
@@ -16,6 +16,23 @@ from attnscope.text.tokens import Chosen, choose, choose_of_two
 if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
     from attnscope.text.prompt import Prompt
+
+
+class TokenFields(TypedDict):
+    """The fields of `Request` that name tokens."""
+
+    query: str | None
+    key: str | None
+    define: Mapping[str, str]
+
+
+class MapFields(TypedDict, total=False):
+    """The fields of `Request` that say which maps are kept, and how."""
+
+    maps: Literal["all", "kept"] | None
+    map_side: int
+    bin_rule: Literal["sum", "max"]
+    split_sink: bool
 
 
 @dataclass(frozen=True)

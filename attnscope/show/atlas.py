@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.figures import Pairs, Panel, Style, save_metrics, save_pairs
+from attnscope.figures import About, Pairs, Panel, Style, save_metrics, save_pairs
 from attnscope.figures.style import ROLE_COLOURS, count
 from attnscope.study.atlas.clusters import clustered
 from attnscope.study.atlas.roles import LEAST
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 MORE_COLOURS = {"prefix-matching": "#7fb8da", "offset-2": "#8c6d31", "long-range-copying": "#7a0177"}
 OTHER_ROLE = "#000000"
-HEAD_JS = "head_js.png"
+PROBES, HEAD_JS = "probes.png", "head_js.png"
 
 
-def save_probes(atlas: Atlas, path: Path, style: Style = Style()) -> Path:
-    """Draw an atlas; heads whose lower bound names nothing stand behind grey."""
+def save_probes(atlas: Atlas, folder: Path, name: str) -> Path:
+    """Draw an atlas into its folder; heads whose lower bound names nothing are behind grey. name: of the model."""
+    style = Style(about=About(line=name, model=name))
     layers = sorted({layer for layer, _ in atlas.heads})
     first: dict[str, Finding] = {}
     for one in atlas.findings:
@@ -36,7 +37,7 @@ def save_probes(atlas: Atlas, path: Path, style: Style = Style()) -> Path:
     panels = [probe_panel(atlas, first[name], layers) for name in names]
     title = style.headed(f"Probes of {len(atlas.heads)} heads in {len(layers)} layers")
     note = f"effect: score minus null; behind grey: a lower bound for all heads at once below {LEAST}"
-    return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
+    return save_metrics(folder / PROBES, panels, style, layer_labels=layers, title=title, note=note)
 
 
 def _kind(probe: str) -> str:
