@@ -19,11 +19,12 @@ from attnscope.media.beside import read_beside
 from attnscope.media.picture import Picture, all_opened
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, heard, reads_sound
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
-from attnscope.model.geometry import tokens_that_fit, with_tower
+from attnscope.model.geometry import with_tower
 from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
 from attnscope.observe.choice import Choice, choose, difference
+from attnscope.seam.cost import tokens_that_fit
 from attnscope.seam.engines import Engine
 from attnscope.seam.generation import continuation, ends, start_token, translation
 from attnscope.seam.inputs import given_of

@@ -21,10 +21,12 @@ TEXT = "the financial bank is located on river bank by the river"
 
 READ = ("--text", TEXT, "--format", "csv", "-q")
 HEADS = ("heads", "--engine")
+INFO = ("info", "demo", "--format", "json")
 COMMANDS = (
     (*HEADS, "recomputed", *READ),
     (*HEADS, "eager", *READ),
     ("tokens", *READ),
+    INFO,
     ("heads", "--help"),
     ("--help",),
 )
@@ -77,6 +79,13 @@ def test_the_metric_is_measured_on_the_new_engine_as_python_loops_have_it(demo, 
         assert float(row["two_back"]) == pytest.approx(sum(expected) / len(expected), abs=1e-5)
     eager = table(said[(*HEADS, "eager", *READ)])
     assert float(eager[0]["entropy"]) == pytest.approx(float(rows[0]["entropy"]), abs=1e-5)
+
+
+def test_the_engine_has_its_cost_in_what_info_says(said: dict[tuple[str, ...], str]) -> None:
+    costs = json.loads(said[INFO])["costs"]
+    assert costs
+    for cost in costs:
+        assert cost["engines"]["recomputed"] == cost["eager_bytes"] > 0
 
 
 def test_the_option_is_in_the_help_and_the_command_in_the_list(said: dict[tuple[str, ...], str]) -> None:

@@ -96,9 +96,9 @@ def describe(
 ) -> dict[str, Any]:
     """The facts as plain data: sizes in bytes; where: device and dtype; free: bytes of the device, None if unknown."""
     from attnscope.model.families import family
-    from attnscope.model.geometry import eager_bytes, fused_bytes
     from attnscope.observe import Request
     from attnscope.observe.choice import SHARE, Case, automatic
+    from attnscope.seam.cost import eager_bytes, fused_bytes
     from attnscope.seam.engines import ENGINES
 
     device, dtype = where

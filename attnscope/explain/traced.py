@@ -23,7 +23,7 @@ from attnscope.parity.given import given_of, is_quantised, mask_of, precise
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.call import AttentionCall
-from attnscope.seam.engines import Eager
+from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
 from attnscope.stacks import DECODER, ENCODER
@@ -93,7 +93,7 @@ def run_layer(loaded: LoadedModel, ids: Sequence[int], layer: int) -> LayerRun:
             loaded.model,
             torch.tensor([list(ids)], device=loaded.device),
             recorder.record,
-            engine=Eager(),
+            engine=ENGINES["eager"],
             windows=loaded.geometry.windows,
         )
     if not found:

@@ -9,14 +9,13 @@ Shapes: S sequence, B text, N head of all layers, T token, H head, V width of v.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.seam.engines import Altered
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.branches import unheard
 from attnscope.study.ablation.sets import HeadSet
@@ -110,7 +109,7 @@ def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int
         passes.loaded.model,
         passes.ids(batch),
         unheard,
-        engine=Altered(passes.engine, keep),
+        engine=replace(passes.engine, change=keep),
         logits_at=asked,
         gradients=True,
     )

@@ -22,7 +22,7 @@ from torch import Tensor
 from attnscope.errors import ForwardError, InputError, ModelError, first_line
 from attnscope.model.padding import pads, to_be_found
 from attnscope.seam.call import Place
-from attnscope.seam.engines import Altered, Engine, Unchecked
+from attnscope.seam.engines import UNCHECKED, Engine
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.study.ablation.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
 from attnscope.study.ablation.replacement import Replace, Replacement, Summing, of_the_next, replacing, zeros
@@ -76,7 +76,7 @@ def prepared(
     engine: who computes the attention; the model itself without one.
     """
     _check(loaded, task, replacement)
-    passes = Passes(loaded, task, replacement, engine or Unchecked())
+    passes = Passes(loaded, task, replacement, engine or UNCHECKED)
     if replacement == "resample":
         passes = replace(passes, instead=of_the_next)
     elif replacement == "mean":
@@ -144,7 +144,7 @@ class Passes:
                 self.loaded.model,
                 self.ids(batch, 1 if self.layers else 1 + len(sets)),
                 unheard,
-                engine=Altered(self.engine, change),
+                engine=replace(self.engine, change=change),
                 expected_layers=tuple({layer for one in sets for layer, _ in one.heads}),
                 logits_at=asked,
             )
@@ -162,7 +162,7 @@ class Passes:
                 summing.add(place, output_BTHV, lengths)
                 return output_BTHV
 
-            listen(self.loaded.model, self.ids(batch), unheard, engine=Altered(self.engine, add))
+            listen(self.loaded.model, self.ids(batch), unheard, engine=replace(self.engine, change=add))
             advance(self.cost(batch, []))
         return summing.means()
 
@@ -190,7 +190,7 @@ class Passes:
     def planned(cls, loaded: LoadedModel, task: Task, replacement: Replacement) -> Passes:
         """Passes to ask what they would take: sets share where the family's layers are found."""
         _check(loaded, task, replacement)
-        passes = cls(loaded, task, replacement, Unchecked())
+        passes = cls(loaded, task, replacement, UNCHECKED)
         try:
             return replace(passes, layers=decoder_layers(loaded, task.ids[0][:2]))
         except BranchError as error:

@@ -21,10 +21,11 @@ Replace = Callable[[Place, Tensor, Sequence[int]], Tensor]
 
 
 def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Callable[[Place, Tensor], Tensor]:
-    """What `Altered` does to a pass of some texts and, behind them, the same texts once per set: in the set's rows the
-    outputs of its heads are replaced.
+    """An engine's `change` for a pass of some texts and, behind them, the same texts once per set: in the set's rows
+    the outputs of its heads are replaced.
 
-        >>> listen(model, ids_BT.repeat(2, 1), on_call, engine=Altered(Eager(), replacing([one], lengths, zeros)))
+        >>> engine = replace(ENGINES["eager"], change=replacing([one], lengths, zeros))
+        >>> listen(model, ids_BT.repeat(2, 1), on_call, engine=engine)
     """
     batch = len(lengths)
 
