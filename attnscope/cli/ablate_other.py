@@ -114,7 +114,7 @@ def answered(
     asking = Asking(
         Passes.planned(loaded, task, taken.replace), heads or in_order(everything(loaded.geometry.heads_by_layer))
     )
-    means = asking.passes.token_layers([]) if taken.replace == "mean" else 0
+    means = asking.passes.token_layers([]) if asking.passes.intervention.learns else 0
     cost = on.of_all(question.cost(asking) + means, task)
     once = on.of_all(asking.passes.token_layers([]), task)
     rows = on.of_all(sum(map(len, task.rows)), task) * cost // max(1, once)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnscope.attention import compiled, triton_kernel
 from attnscope.attention.compiled import CompiledAttention
@@ -26,39 +26,10 @@ from attnscope.errors import ModelError, UsageError
 from attnscope.seam.call import AttentionCall, CallCheck, Place
 from attnscope.seam.checks import CHECKED_ROWS, REPEATED_ROWS, check_call, relative_error, sampled_rows, sdpa_kernel
 from attnscope.seam.cost import Cost, eager_bytes, fused_bytes
+from attnscope.seam.hiding import Hide, without
+from attnscope.seam.own import OwnAttention
 
-ARGUMENTS = ("query", "key", "value", "attention_mask", "scaling", "dropout")  # of an attention function, by position
 OnCall = Callable[[AttentionCall], None]
-
-
-@dataclass(frozen=True)
-class OwnAttention:
-    """The model's own attention function with the arguments of one call, for an engine that wants it run."""
-
-    attend: Callable[..., Any]
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The arguments by name."""
-        return {**dict(zip(ARGUMENTS, self.args, strict=False)), **self.kwargs}
-
-    def __call__(self) -> tuple[Tensor, Tensor | None]:
-        """Output (B, Q, H, V) and weights (B, H, Q, K), None under fused implementations."""
-        output, weights = self.attend(self.module, *self.args, **self.kwargs)
-        return output, weights
-
-    def rows(self, spec: AttentionSpec, row_R: Tensor) -> Tensor:
-        """The output of some queries alone, (B, R, H, V)."""
-        given = self.given
-        asked = {**given, "query": given["query"][:, :, row_R], "attention_mask": _mask_rows(given, spec, row_R)}
-        for name in ("position_bias", "sinks"):  # one per query, where the family has them
-            if isinstance(given.get(name), Tensor) and given[name].ndim == 4:
-                asked[name] = given[name][..., row_R, :]
-        output, _ = self.attend(self.module, *(asked.pop(name) for name in ARGUMENTS[:4]), **asked)
-        return output
 
 
 @dataclass(frozen=True)
@@ -70,7 +41,8 @@ class Engine:
     that the model runs under. output: who gives the layers' outputs: the model's own attention, or attnscope, by an
     operator that is a TiledAttention; some rows are then compared with the model's own. checked: whether the calls of
     the model's own attention are checked. change(place, output_BQHV): returns what the model gets instead of a layer's
-    output, for heads that are switched off, patched or steered; the operator shows the attention as it was.
+    output, for heads that are switched off, patched or steered; the operator shows the attention as it was. hide(place,
+    spec): which keys are hidden from which queries, see `hiding`; the operator shows the attention without them.
 
         >>> def without_head_3(place, output):
         ...     return output if place.layer != 2 else output.index_fill(2, torch.tensor([3]), 0.0)
@@ -84,16 +56,21 @@ class Engine:
     output: Literal["model", "attnscope"] = "model"
     checked: bool = True
     change: Callable[[Place, Tensor], Tensor] | None = None
+    hide: Hide | None = None
 
     @property
     def alters(self) -> bool:
         """Whether it changes what the model computes."""
-        return self.change is not None
+        return self.change is not None or self.hide is not None
 
     def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
         """Give the layer's output (B, Q, H, V) and how the call held; `on_call` was given the call."""
+        hidden = None if self.hide is None else self.hide(place, spec)
+        if hidden is not None:
+            spec, own = without(place, spec, own, hidden)
         attend = self._by_model if self.output == "model" else self._by_operator
         output, check = attend(place, spec, own, on_call)
+        check.altered = hidden is not None
         if self.change is None:
             return output, check
         changed = self.change(place, output)
@@ -103,7 +80,7 @@ class Engine:
                 f"{tuple(changed.shape)} came",
                 "return a tensor of the shape that was given",
             )
-        check.altered = changed is not output
+        check.altered |= changed is not output
         return changed, check
 
     def _by_model(
@@ -187,13 +164,3 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """A block whose arithmetic no autocast of the caller rounds; the model's own is left to him."""
     casts = torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if casts else nullcontext()
-
-
-def _mask_rows(given: Mapping[str, Any], spec: AttentionSpec, row_R: Tensor) -> Tensor:
-    mask = given.get("attention_mask")
-    if isinstance(mask, Tensor):
-        return mask[..., row_R, :] if mask.shape[-2] > 1 else mask
-    runs = row_R.cpu().split(max(1, len(row_R) // 4))  # one copy: each number of a device's tensor makes the host wait
-    seen = torch.cat([spec.visible.rows(int(run[0]), int(run[-1]) + 1) for run in runs], 2)
-    dtype = spec.q_BHQD.dtype
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)

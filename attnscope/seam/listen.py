@@ -37,8 +37,9 @@ from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
 from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport, Place
 from attnscope.seam.checks import check_call
-from attnscope.seam.engines import ENGINES, Engine, OnCall, OwnAttention, full_precision
+from attnscope.seam.engines import ENGINES, Engine, OnCall, full_precision
 from attnscope.seam.hooked import near, weights_in, whole, without
+from attnscope.seam.own import OwnAttention
 from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
 from attnscope.seam.windows import InWindows

@@ -18,7 +18,8 @@ from attnscope.attention.operator import DenseAttention
 from attnscope.attention.pieces import RowsAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.seam.call import AttentionCall, CallCheck, Place
-from attnscope.seam.engines import Engine, OnCall, OwnAttention, check_own, full_precision
+from attnscope.seam.engines import Engine, OnCall, check_own, full_precision
+from attnscope.seam.own import OwnAttention
 from attnscope.seam.pieces import joined, joined_checks
 
 

@@ -210,7 +210,7 @@ OTHERS = [(layer, head) for layer in range(4) for head in range(6) if (layer, he
 def induction_scores(demo, task, sets, texts=2):
     """The induction score of L3H0 in the first texts, intact and while heads are away: the mean weight on the first
     copy's successor."""
-    instead, found = prepared(demo, task, sets, shared=False).instead, []
+    instead, found = prepared(demo, task, sets, shared=False).intervention.instead, []
 
     def on_call(call):
         if call.layer == 3:
