@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
-from attnscope.files import jsonable, read_json, refuse_links, save_json
+from attnscope.files import jsonable, read_json, refuse_links, save_json, sha256_of
 from attnscope.measure.metrics import METRICS, Metric, of_kind
 from attnscope.model.libraries import versions
 from attnscope.shown import visible
@@ -196,7 +196,7 @@ def save(
     for path in _pictures(found, folder, style):
         written.append(path)
         advance(1)
-    hashes = {path.relative_to(folder).as_posix(): _sha256(path) for path in written}
+    hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in written}
     said = {"schema": SCHEMA, "asked": asked, "versions": versions(), "texts": found.texts, "files": hashes}
     return [*written, save_json({**said, "failures": list(found.failures)}, folder / NAME)]
 
@@ -275,8 +275,3 @@ def _signed(metric: Metric, values_LH: np.ndarray) -> Panel:
 def _largest(values: np.ndarray) -> float:
     finite = values[np.isfinite(values)]
     return float(finite.max()) if finite.size else 0.0
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
