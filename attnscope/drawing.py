@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope import figures
+from attnscope.cells import head_name, printed, shortened
 from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Part, PatchSheet, Style
 from attnscope.figures.beside import Beside, begun
 from attnscope.figures.pool import worker_count
-from attnscope.figures.style import Quantity, head_title, layer_name, printed
+from attnscope.figures.style import Quantity, head_title, layer_name
 from attnscope.files import write_whole
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
@@ -33,7 +34,6 @@ from attnscope.panels import (
     mass_panels,
     patch_sheets,
     score_panels,
-    shortened,
     with_rows,
 )
 from attnscope.stacks import DECODER, DIFFERENCE, ENCODER, GLOBAL, POOLING
@@ -262,7 +262,7 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
 
 
 def _names(maps: Maps) -> list[str]:
-    return [f"{maps.stack}L{maps.layer}{'KV' if maps.by_kv else 'H'}{head}" for head in maps.heads]
+    return [maps.stack + head_name(maps.layer, head, maps.by_kv) for head in maps.heads]
 
 
 def _caption(head: Head, name: str) -> str:
@@ -457,7 +457,7 @@ def unit_labels(prompt: Prompt, units: Sequence[Span], group: str) -> tuple[str,
 
 def head_picture(seen: Observation, layer: int, head: int, **style: Any) -> Picture:
     """One head's labelled heatmap; style: fields of `Style`. Raises UsageError for a head whose map was not kept."""
-    name, look = f"L{layer}{'KV' if seen.view.by_kv else 'H'}{head}", _style(style)
+    name, look = head_name(layer, head, seen.view.by_kv), _style(style)
     maps = layer_maps(seen)
     if not head_jobs(Path(), maps, [name], look):
         raise UsageError(f"there is no map of {name}", "the observation keeps the maps that its Request asks for")

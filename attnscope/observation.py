@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 import numpy as np
 import pyarrow as pa
 
+from attnscope.cells import shortened
 from attnscope.errors import UsageError
 from attnscope.keep.columns import Head, HeadColumns, Relation
 from attnscope.keep.layers import LayerKey, PerLayer, codes
@@ -387,12 +388,11 @@ class Observation:
         roles = Counter(role for role in columns.role.tolist() if role != NONE)
         kept = [name for name in ("kept_keys", "maps", "weights", "rollout") if getattr(self, name)]
         names = {"kept_keys": "relations"}
-        text = self.prompt.text if len(self.prompt.text) <= 60 else self.prompt.text[:59] + "…"
         return "\n".join(
             (
                 f"Observation: {len(self.prompt)} tokens, {len(columns.layer)} heads in {layers} layers of "
                 f"{model.get('name', 'a model')}, engine {self.facts.get('engine', 'eager')}",
-                f"  text      {text!r}",
+                f"  text      {shortened(self.prompt.text, 60)!r}",
                 f"  roles     {', '.join(f'{count} {role}' for role, count in roles.most_common()) or 'none'}",
                 f"  kept      {', '.join(names.get(name, name) for name in kept) or 'scores alone'}",
             )

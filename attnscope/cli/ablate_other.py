@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
+from attnscope.cells import head_name
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import pairs_sheet, prune_sheet, screen_sheet, trusted
 from attnscope.cli.signals import unwinding
@@ -124,7 +125,7 @@ def answered(
         output.show(told)
         return 0
     output.talk(told, measured.quiet)
-    facts = {**task_facts(loaded, task, taken.replace), "heads": [f"L{layer}H{head}" for layer, head in asking.heads]}
+    facts = {**task_facts(loaded, task, taken.replace), "heads": [head_name(*head) for head in asking.heads]}
     kept = None
     if measured.out is not None:
         kept = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
@@ -189,7 +190,7 @@ def _pruning(asking: Asking) -> Answer:
     def draw(path: Path, style: Style) -> None:
         from attnscope.figures.pruning import save_pruning
 
-        names = [f"L{one.layer}H{one.head}" for one in steps]
+        names = [head_name(one.layer, one.head) for one in steps]
         guess = math.log(loaded.geometry.vocab_size)
         save_pruning(path, names, [intact, *(one.loss for one in steps)], [("uniform guess", guess)], style)
 

@@ -155,19 +155,10 @@ def texts_of(asked: Sides, printing: Differences) -> list[Named]:
         text = read_given(asked, printing)
         return [Named("the text", text, text if asked.compare_text is None else asked.compare_text)]
 
-    from attnscope.batch.corpus import Corpus, find_files
-    from attnscope.batch.items import read_items
+    from attnscope.batch.items import texts_in
 
     output.complain_through_talk(printing.quiet)
-    corpus, found = Corpus((asked.texts,), chat=asked.chat), list[Named]()
-    for item in read_items(corpus, find_files(corpus)):
-        if item.problem is None:
-            found.append(Named(item.id, item.text, item.text))
-        elif item.problem not in ("empty", "empty line"):
-            raise InputError(f"{item.id}: {item.problem}", "mend the file, or name another with --texts")
-    if not found:
-        raise InputError(f"{asked.texts} holds no text", "name a file with one text per line")
-    return found
+    return [Named(item.id, item.text, item.text) for item in texts_in(asked.texts, chat=asked.chat, strict=True)]
 
 
 def load_models(asked: Sides, printing: Differences) -> tuple[LoadedModel, LoadedModel]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
+from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
@@ -129,5 +130,5 @@ def _cell(name: str, value: object) -> RichText:
     from attnscope.text.labels import visible
 
     if isinstance(value, float):
-        return output.one_line(f"{value:.4f}")
+        return output.one_line(cells.number(value, 4))
     return output.one_line("" if value is None else visible(str(value)) if name.endswith("token") else str(value))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnscope import cells
 from attnscope.cli import output
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ def effects_at(atlases: Mapping[str, Atlas], probe: str, top: int | None) -> Ric
     best_N = np.nan_to_num(course.values_RN[-1], nan=-np.inf)
     order = sorted(range(len(heads)), key=lambda place: (not last.roles[heads[place]], -best_N[place]))
     for place in order[:top]:
-        effects = ("-" if value != value else f"{value:+.2f}" for value in course.values_RN[:, place].tolist())
-        layer, head = heads[place]
-        sheet.add_row(f"L{layer}H{head}", " ".join(last.roles[layer, head]) or "-", *effects)
+        head, effects = heads[place], map(cells.signed, course.values_RN[:, place].tolist())
+        sheet.add_row(cells.head_name(*head), " ".join(last.roles[head]) or cells.MISSING, *effects)
     return sheet

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnscope.cells import head_name
 from attnscope.figures import About, Pairs, Panel, Style, save_metrics, save_pairs
 from attnscope.figures.style import ROLE_COLOURS, count
 from attnscope.study.atlas.clusters import clustered
@@ -68,7 +69,7 @@ def save_head_js(found: OnTexts, atlas: Atlas, path: Path, style: Style = Style(
     legend = {role: role_colour(role) for role in named}
     pairs = Pairs(
         values_NN=found.js_NN,
-        labels=[f"L{layer}H{head}" for layer, head in found.heads],
+        labels=[head_name(*head) for head in found.heads],
         leaves=tree.leaves,
         merges=tree.merges,
         colours=[[legend[role] for role in names] for names in roles],

@@ -7,7 +7,6 @@ Shapes: L layer, H head, Q, K cell of a map.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 
 from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
-from attnscope.files import save_json
+from attnscope.files import save_json, sha256_of
 from attnscope.measure.metrics import METRICS, Metric, of_kind
 from attnscope.model.libraries import versions
 from attnscope.shown import visible
@@ -55,7 +54,7 @@ def save(
     for path in _pictures(found, folder, style):
         written.append(path)
         advance(1)
-    hashes = {path.relative_to(folder).as_posix(): _sha256(path) for path in written}
+    hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in written}
     said = {"schema": SCHEMA, "asked": asked, "versions": versions(), "texts": found.texts, "files": hashes}
     return [*written, save_json({**said, "failures": list(found.failures)}, folder / NAME)]
 
@@ -153,8 +152,3 @@ def _signed(metric: Metric, values_LH: np.ndarray) -> Panel:
 def _largest(values: np.ndarray) -> float:
     finite = values[np.isfinite(values)]
     return float(finite.max()) if finite.size else 0.0
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from attnscope.cells import head_name
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.request import Asked
@@ -150,8 +151,7 @@ class Comparison:
 
     def name(self, place: int) -> str:
         """`L3H2`, `cross L3H2` of the head at a place."""
-        layer, head = self.heads[place]
-        return f"{self.stack_name(self.kinds[place])}L{layer}H{head}"
+        return self.stack_name(self.kinds[place]) + head_name(*self.heads[place])
 
     @cached_property
     def js(self) -> Effects:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.cells import head_name
 from attnscope.errors import UsageError
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.branches import unheard
@@ -50,7 +51,7 @@ class FirstOrder:
         order = np.argsort(-self.signed_SN.mean(0), kind="stable")
         places = np.unique(np.linspace(0, len(order) - 1, TRIED).round().astype(int))
         heads = [self.heads[place] for place in order[places]]
-        return [HeadSet(f"L{layer}H{head}", ((layer, head),)) for layer, head in heads]
+        return [HeadSet(head_name(*head), (head,)) for head in heads]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.cells import head_name
 from attnscope.model.libraries import versions
 from attnscope.study.atlas.atlas import SCHEMA, Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
@@ -133,7 +134,7 @@ def _beside(trial: Trial, readings: Readings) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if FROM_UNIFORM in readings.values:
         marked = near_uniform(readings.values[FROM_UNIFORM])
-        said["near_uniform"] = {"L{}H{}".format(*readings.heads[place]): value for place, value in marked.items()}
+        said["near_uniform"] = {head_name(*readings.heads[place]): value for place, value in marked.items()}
     if RECALL in readings.values:
         said["long_range_copying"] = recalled(trial.arms[RECALL.arm].ids_ST, readings.values[RECALL][:, 0])
     return said
