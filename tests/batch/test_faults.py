@@ -30,15 +30,14 @@ from attnscope.figures.pool import drawing_pool
 from attnscope.model.options import LoadOptions
 from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts
-from helpers.forks import Forked
+from helpers.forks import Forked, forked
 
 KILLS = Path(__file__).parents[1] / "helpers" / "kills.py"
 
 
 def killed(tmp_path: Path, model: Path, texts: int, kills: int, seed: int) -> None:
     corpus = jsonl(tmp_path / "corpus.jsonl", [*some_texts(texts), ""])
-    command = [sys.executable, str(KILLS), str(model), str(corpus), str(tmp_path), str(kills), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = forked(KILLS, model, corpus, tmp_path, kills, seed)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == kills
     whole = content(tmp_path / "whole")

@@ -189,16 +189,14 @@ def test_random_weights_name_nobody(demo):
 def test_the_command_prints_and_writes(kept, tmp_path):
     """From the readings of the same scan, which it would else make again."""
     shutil.copytree(kept[1] / "readings", tmp_path / "a" / "readings")
-    result = call("scan", "demo", "-q", "--out", str(tmp_path / "a"), columns=120)
-    assert (result.code, result.err) == (0, "")
+    result = call("scan", "demo", "-q", "--out", str(tmp_path / "a"), columns=120).silent()
     first = result.out.decode().splitlines()
     assert any(line.split()[:3] == ["L3H0", "induction", "sink"] for line in first)
     assert (tmp_path / "a" / "atlas.parquet").exists()
 
 
 def test_what_it_would_take_is_said_before_anything_is_read(demo, tmp_path):
-    result = call("scan", "demo", "--dry-run", "--out", str(tmp_path / "a"))
-    assert result.code == 0
+    result = call("scan", "demo", "--dry-run", "--out", str(tmp_path / "a")).ok()
     planned = plan(demo)
     assert f"long-range-copying): {planned.tokens} tokens x 4 layers" in result.out.decode()
     assert not (tmp_path / "a").exists()
@@ -206,7 +204,7 @@ def test_what_it_would_take_is_said_before_anything_is_read(demo, tmp_path):
 
 def test_few_sequences_have_no_interval_and_no_role():
     result = call("scan", "demo", "--sequences", "8", "-q", "--format", "jsonl")
-    rows = [json.loads(line) for line in result.out.splitlines()]
+    rows = result.records
     assert {row["low_all"] for row in rows} == {None}
 
 
