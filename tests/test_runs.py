@@ -238,7 +238,7 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("heads", "--text", STORY, "--top", "2", "--sort", "entropy", "--by", "kv", "--group", "words", "-s", "1-2"),
+        ("heads", "--text", STORY, "--top", "2", "--sort", "entropy", "--by", "kv", "--group", "words", "-s", "1"),
         (
             "heads",
             "--text",
@@ -251,7 +251,7 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
             "--top",
             "all",
             "-s",
-            "3",
+            "3.0-1",
         ),
         ("heads", "--text", STORY * 60, "--truncate", "left", "--bin", "max", "--top", "1", "-s", "1.2"),
         ("heads", "--text", STORY, "--chat", "--top", "1", "-s", "last"),

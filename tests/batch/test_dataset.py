@@ -222,7 +222,7 @@ def test_jsonl_on_stdout_is_one_object_a_text(
     assert run(["batch", str(corpus), "--model", str(tiny_folder), "--to-stdout", "jsonl", "-q"]) == 1
     printed = capfd.readouterr()
     assert printed.err.splitlines() == ["1 item failed", f"failed: {corpus}, line 6: empty"]
-    found = printed.records
+    found = json_lines(printed.out.encode())
     out = tmp_path / "out"
     run_folder(Job(LoadOptions(model=str(tiny_folder), device="cpu")), Corpus((str(corpus),)), out, {})
     for table in ("heads", "relations"):
