@@ -1,7 +1,8 @@
 """Add a metric, an option, an engine and a command to a copy of attnscope: `python scripts/extend.py FOLDER`.
 
-Each is what its author would write, in the one or two files that CONTRIBUTING.md names; `tests/test_extend.py` runs
-them. `cd FOLDER && python -m attnscope heads --text "a b c" --sort two_back --engine recomputed --role sink`.
+Each is what its author would write, in the files that CONTRIBUTING.md names. The files and lines that each took are
+printed; `tests/test_extend.py` runs the extensions, and leaves each out in turn.
+`cd FOLDER && python -m attnscope heads --text "a b c" --sort two_back --engine recomputed --role sink`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping
+from difflib import unified_diff
 from pathlib import Path
+from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1] / "attnscope"
 
@@ -39,7 +42,7 @@ def recomputed(spec: AttentionSpec) -> AttentionOperator:
 
 '''
 
-COMMAND = '''"""`attnscope tokens`: how a text is cut."""
+COMMAND = '''"""`attnscope sentences`: how a text is cut into sentences."""
 
 from __future__ import annotations
 
@@ -47,23 +50,23 @@ from attnscope.cli import output
 from attnscope.cli.options import ModelText, Printing
 from attnscope.cli.takes import takes
 
-EXAMPLES = ('attnscope tokens --text "the bank"',)
+EXAMPLES = ('attnscope sentences --text "The bank. The river."',)
 
 
 @takes(ModelText, Printing)
-def tokens(asked: ModelText, printing: Printing) -> int:
-    """The tokens of a text, one a row."""
+def sentences(asked: ModelText, printing: Printing) -> int:
+    """The sentences of a text, one a row."""
     from attnscope.cli.single import prepared, read_text
     from attnscope.tables import as_table
 
     format = output.wanted_format(printing.format)
-    prompt = prepared(asked, printing, read_text(asked, printing)).prompt
-    columns = {"position": list(range(len(prompt))), "id": list(prompt.ids), "token": list(prompt.labels)}
-    output.emit(as_table(columns), format, lambda: " ".join(prompt.labels))
+    found = prepared(asked, printing, read_text(asked, printing)).prompt.sentences
+    columns = {"first": [one.start for one in found], "sentence": [one.name for one in found]}
+    output.emit(as_table(columns), format, lambda: "\\n".join(columns["sentence"]))
     return 0
 '''
 
-# What is added -> its files -> (the line it stands before, or "" for a new file; what is written there) ...
+# Extension -> its files -> (the anchor before which it is written, or "" for a new file; what is written) ...
 EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "a metric": {"measure/metrics.py": (('        Metric(\n            id="self",', METRIC.lstrip("\n")),)},
     "an option": {
@@ -80,29 +83,58 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
         "cli/options.py": (('"fused", "tiles", "numba", "triton"],', '"recomputed", '),),
     },
     "a command": {
-        "cli/tokens.py": (("", COMMAND),),
-        "cli/app.py": (('    "metrics": (', '    "tokens": (LOOK_UP, "The tokens of a text, one a row."),\n'),),
+        "cli/sentences.py": (("", COMMAND),),
+        "cli/app.py": (('    "metrics": (', '    "sentences": (LOOK_UP, "The sentences of a text, one a row."),\n'),),
     },
 }
 
 
-def extend(folder: Path) -> Path:
-    """A copy of the package in `folder`, extended; the folder to put on PYTHONPATH. Raises ValueError."""
+class Cost(NamedTuple):
+    """What an extension took: files of existing code that were edited, new files, and lines that were written."""
+
+    edited: tuple[str, ...]
+    new: tuple[str, ...]
+    lines: int
+
+
+def extend(folder: Path, without: str | None = None) -> dict[str, Cost]:
+    """Write the extensions, all but one, into a copy of the package in `folder`, which goes on PYTHONPATH.
+
+    Returns {extension: what it took}. Raises ValueError where an edit does not fit the code of today.
+    """
     target = folder / "attnscope"
     shutil.copytree(PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__"))
-    for files in EXTENSIONS.values():
-        for name, edits in files.items():
-            path = target / name
-            source = path.read_text(encoding="utf-8") if path.exists() else ""
-            for before, addition in edits:
-                if before and source.count(before) != 1:
-                    raise ValueError(f"{name}: {before.strip()!r} stands there {source.count(before)} times, not once")
-                source = source.replace(before, addition + before) if before else addition
-            path.write_text(source, encoding="utf-8")
-    return folder
+    return {what: _write(target, files) for what, files in EXTENSIONS.items() if what != without}
+
+
+def _write(target: Path, files: Mapping[str, tuple[tuple[str, str], ...]]) -> Cost:
+    edited, new, lines = [], [], 0
+    for name, edits in files.items():
+        path = target / name
+        (edited if path.exists() else new).append(name)
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        after = before
+        for anchor, addition in edits:
+            after = _inserted(after, anchor, addition, name)
+        path.write_text(after, encoding="utf-8")
+        changes = unified_diff(before.splitlines(), after.splitlines(), n=0)
+        lines += sum(line.startswith("+") and not line.startswith("+++") for line in changes)
+    return Cost(tuple(edited), tuple(new), lines)
+
+
+def _inserted(source: str, anchor: str, addition: str, name: str) -> str:
+    """The addition before the anchor; without an anchor it is a whole new file."""
+    if not anchor and source:
+        raise ValueError(f"{name}: expected a new file, and it exists")
+    if anchor and source.count(anchor) != 1:
+        raise ValueError(f"{name}: expected {anchor.strip()!r} once, got it {source.count(anchor)} times")
+    return source.replace(anchor, addition + anchor) if anchor else addition
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python scripts/extend.py FOLDER")
-    print(f"attnscope with {', '.join(EXTENSIONS)}: {extend(Path(sys.argv[1]))}")
+    print(f"{'extension':<12} {'edited':>6} {'new':>4} {'lines':>6}  files")
+    for what, cost in extend(Path(sys.argv[1])).items():
+        files = ", ".join(cost.edited + cost.new)
+        print(f"{what:<12} {len(cost.edited):>6} {len(cost.new):>4} {cost.lines:>6}  {files}")

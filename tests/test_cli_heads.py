@@ -1,6 +1,5 @@
 """What heads, relations and heatmap give: rows, files and filters, against a second spelling in loops."""
 
-import csv
 import io
 import json
 from collections import defaultdict
@@ -15,6 +14,7 @@ import torch
 from attnscope.measure.metrics import METRICS
 from attnscope.text.prompt import from_text
 from helpers.command_line import SENTENCE, call
+from helpers.rows import csv_rows
 from test_metrics import by_loops
 
 LAYERS, HEADS, KV_HEADS = 28, 24, 8
@@ -22,16 +22,9 @@ ABOUT = ["layer", "head", "kv_head", "role", "near_uniform", "top_key", "top_key
 RELATION = ["layer", "head", "kv_head", "query", "query_token", "key", "key_token", "weight", "kind"]
 
 
-def table(data):
-    """Rows of a csv as dictionaries."""
-    return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
-
-
 def ran(*arguments):
-    """stdout of a quiet run that went well and said nothing."""
-    result = call(*arguments, "--quiet")
-    assert (result.code, result.err) == (0, "")
-    return result.out
+    """A quiet run that went well and said nothing."""
+    return call(*arguments, "--quiet").silent()
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +69,9 @@ def llama_32_3b(tmp_path_factory):
 
 
 def test_a_pipe_and_the_file_hold_the_same_rows(tmp_path):
-    out = ran("heads", "--text", SENTENCE, "--out", str(tmp_path))
-    assert (tmp_path / "heads.csv").read_bytes() == out
-    rows = table(out)
+    result = ran("heads", "--text", SENTENCE, "--out", str(tmp_path))
+    assert (tmp_path / "heads.csv").read_bytes() == result.out
+    rows = result.rows
     assert list(rows[0]) == [*ABOUT, *METRICS, "kind"]
     assert {row["kind"] for row in rows} == {"decoder"}
     assert {(int(row["layer"]), int(row["head"])) for row in rows} == {(i, j) for i in range(4) for j in range(6)}
@@ -89,7 +82,7 @@ def test_a_pipe_and_the_file_hold_the_same_rows(tmp_path):
 
 def test_out_holds_exactly_the_named_files(tmp_path):
     ran("heads", "--text", SENTENCE, "--top", "3", "--out", str(tmp_path))
-    best = [(int(row["layer"]), int(row["head"])) for row in table((tmp_path / "heads.csv").read_bytes())][:3]
+    best = [(int(row["layer"]), int(row["head"])) for row in csv_rows((tmp_path / "heads.csv").read_bytes())][:3]
     expected = {"heads.csv", "relations.csv", "overview.png", "metrics.png", "manifest.json"}
     expected |= {f"layers/L0{layer}.png" for layer in range(4)}
     expected |= {f"heads/L0{layer}H0{head}.png" for layer, head in best}
@@ -97,7 +90,7 @@ def test_out_holds_exactly_the_named_files(tmp_path):
     assert written == expected
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert set(manifest["files"]) == expected - {"manifest.json"}
-    relations = table((tmp_path / "relations.csv").read_bytes())
+    relations = csv_rows((tmp_path / "relations.csv").read_bytes())
     assert list(relations[0]) == RELATION
     assert len({(row["layer"], row["head"]) for row in relations}) == 24
 
@@ -116,13 +109,13 @@ def test_out_holds_exactly_the_named_files(tmp_path):
 )
 @pytest.mark.parametrize("command", ["heads", "relations"])
 def test_a_selection_filters(command, selection, expected):
-    rows = table(ran(command, "--text", SENTENCE, "--select", selection))
+    rows = ran(command, "--text", SENTENCE, "--select", selection).rows
     assert {(int(row["layer"]), int(row["head"])) for row in rows} == expected
 
 
 def test_a_metric_sorts_and_is_the_mean_of_its_group_by_kv():
-    single = table(ran("heads", "--text", SENTENCE, "--sort", "entropy"))
-    grouped = table(ran("heads", "--text", SENTENCE, "--sort", "entropy", "--by", "kv"))
+    single = ran("heads", "--text", SENTENCE, "--sort", "entropy").rows
+    grouped = ran("heads", "--text", SENTENCE, "--sort", "entropy", "--by", "kv").rows
     for rows in (single, grouped):
         scores = [float(row["entropy"]) for row in rows]
         assert scores == sorted(scores, reverse=True)
@@ -137,22 +130,23 @@ def test_a_metric_sorts_and_is_the_mean_of_its_group_by_kv():
 
 @pytest.mark.parametrize("other_way", [("--sort", "-entropy"), ("--sort", "entropy", "--ascending")])
 def test_the_smallest_come_first_where_that_is_asked(other_way):
-    down = table(ran("heads", "--text", SENTENCE, "--sort", "entropy"))
-    up = table(ran("heads", "--text", SENTENCE, *other_way))
+    down = ran("heads", "--text", SENTENCE, "--sort", "entropy").rows
+    up = ran("heads", "--text", SENTENCE, *other_way).rows
     assert [row["entropy"] for row in up] == [row["entropy"] for row in down][::-1]
 
 
 def test_short_names_sort_like_ids():
     for short, name in (("prev", "previous_token"), ("loc 32", "local_mass_32"), ("dupl", "duplicate_token")):
-        assert ran("heads", "--text", SENTENCE, "--sort", short) == ran("heads", "--text", SENTENCE, "--sort", name)
-    places = [(row["layer"], row["head"]) for row in table(ran("heads", "--text", SENTENCE, "--sort", "layer"))]
+        by_short, by_name = (ran("heads", "--text", SENTENCE, "--sort", one).out for one in (short, name))
+        assert by_short == by_name
+    places = [(row["layer"], row["head"]) for row in ran("heads", "--text", SENTENCE, "--sort", "layer").rows]
     assert places == sorted(places)
 
 
 def test_metrics_of_length_are_columns_where_they_are_asked_for(demo):
     """As Python loops have them over the model's own matrices."""
     text, asked = "The river bank is wide. " * 9, ("--metrics", "keys 95,streaming_mass_32")
-    rows = table(ran("heads", "--text", text, "--engine", "fused", *asked))
+    rows = ran("heads", "--text", text, "--engine", "fused", *asked).rows
     assert list(rows[0]) == [*ABOUT, *METRICS, "keys_95", "streaming_mass_32", "kind"]
     ids = demo.tokenizer(text).input_ids
     with torch.no_grad():
@@ -162,14 +156,14 @@ def test_metrics_of_length_are_columns_where_they_are_asked_for(demo):
         weights = matrices[int(row["layer"])][0, int(row["head"])]
         for name in ("keys_95", "streaming_mass_32"):
             assert float(row[name]) == pytest.approx(by_loops(weights, visible, ids, name), abs=1e-5, rel=1e-3), name
-    assert [*table(ran("heads", "--text", SENTENCE, "--sort", "-str 512"))[0]][-2] == "streaming_mass_512"
+    assert [*ran("heads", "--text", SENTENCE, "--sort", "-str 512").rows[0]][-2] == "streaming_mass_512"
 
 
 def test_parquet_has_the_types_of_a_dataset(tmp_path):
     from attnscope.batch.job import DatasetOutput
     from attnscope.batch.rows import schema_of
 
-    found = pq.read_schema(io.BytesIO(ran("heads", "--text", SENTENCE, "--format", "parquet")))
+    found = pq.read_schema(io.BytesIO(ran("heads", "--text", SENTENCE, "--format", "parquet").out))
     plain = {
         one.name: pa.string() if pa.types.is_dictionary(one.type) else one.type
         for one in schema_of("heads", DatasetOutput())
@@ -178,7 +172,7 @@ def test_parquet_has_the_types_of_a_dataset(tmp_path):
 
 
 def test_numbers_have_the_digits_of_their_precision():
-    for row in table(ran("heads", "--text", SENTENCE)):
+    for row in ran("heads", "--text", SENTENCE).rows:
         for name in METRICS:
             assert row[name] == "" or row[name] == str(np.float32(row[name])), name
 
@@ -187,7 +181,7 @@ def test_numbers_have_the_digits_of_their_precision():
 
 
 def test_all_pairs_stand_once_and_rows_sum_to_one(weights):
-    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all"))
+    rows = ran("relations", "--text", SENTENCE, "--top-k", "all").rows
     tokens = weights[0].shape[-1]
     pairs = [tuple(int(row[name]) for name in ("layer", "head", "query", "key")) for row in rows]
     assert set(pairs) == {
@@ -206,7 +200,7 @@ def test_all_pairs_stand_once_and_rows_sum_to_one(weights):
 
 
 def test_the_strongest_keys_are_those_of_a_loop(weights, demo):
-    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "2"))
+    rows = ran("relations", "--text", SENTENCE, "--top-k", "2").rows
     tokens = from_text(demo.tokenizer, SENTENCE).tokens
     found = defaultdict(list)
     for row in rows:
@@ -223,14 +217,14 @@ def test_the_strongest_keys_are_those_of_a_loop(weights, demo):
 
 
 def test_small_entries_are_left_out(weights):
-    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all", "--min-weight", "0.3"))
+    rows = ran("relations", "--text", SENTENCE, "--top-k", "all", "--min-weight", "0.3").rows
     expected = sum(int((matrix >= 0.3).sum()) for matrix in weights.values())
     assert len(rows) == expected > 0
     assert min(float(row["weight"]) for row in rows) >= 0.3
 
 
 def test_words_sum_over_keys_and_average_over_queries(weights, demo):
-    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all", "--group", "words", "--select", "1.2"))
+    rows = ran("relations", "--text", SENTENCE, "--top-k", "all", "--group", "words", "--select", "1.2").rows
     words = from_text(demo.tokenizer, SENTENCE).words
     assert {row["query_token"] for row in rows} == {word.name for word in words}
     seen = {(int(row["query"]), int(row["key"])): float(row["weight"]) for row in rows}
@@ -245,7 +239,7 @@ def test_words_sum_over_keys_and_average_over_queries(weights, demo):
 
 
 def test_relations_of_kv_heads_are_means(weights):
-    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all", "--by", "kv", "--select", "2"))
+    rows = ran("relations", "--text", SENTENCE, "--top-k", "all", "--by", "kv", "--select", "2").rows
     assert {row["head"] for row in rows} == {""}
     assert {row["kv_head"] for row in rows} == {"0", "1", "2"}
     for row in rows:
@@ -270,8 +264,8 @@ EITHER_ENGINE = pytest.mark.parametrize("engine", ["eager", "fused"])
 )
 def test_only_the_tokens_that_are_asked_about_are_listed(weights, tmp_path, engine, asked, queries, keys):
     flags = ("--engine", engine, "--top-k", "all", "--out", str(tmp_path))
-    out = ran("relations", "--text", SENTENCE, *asked, *flags)
-    found = {tuple(int(row[name]) for name in ("layer", "head", "query", "key")): row["weight"] for row in table(out)}
+    result = ran("relations", "--text", SENTENCE, *asked, *flags)
+    found = {tuple(int(row[name]) for name in ("layer", "head", "query", "key")): row["weight"] for row in result.rows}
     expected = {
         (layer, head, query, key): float(matrix[head, query, key])
         for layer, matrix in weights.items()
@@ -281,8 +275,8 @@ def test_only_the_tokens_that_are_asked_about_are_listed(weights, tmp_path, engi
         if key <= query
     }
     assert {place: float(weight) for place, weight in found.items()} == pytest.approx(expected, abs=1e-5)
-    assert len(table(out)) == len(expected)
-    assert (tmp_path / "relations.csv").read_bytes() == out
+    assert len(result.rows) == len(expected)
+    assert (tmp_path / "relations.csv").read_bytes() == result.out
     options = json.loads((tmp_path / "manifest.json").read_text())["options"]
     said = dict(zip(asked[::2], asked[1::2], strict=True))
     assert (options["query"], options["key"]) == (said.get("--query"), said.get("--key"))
@@ -290,7 +284,7 @@ def test_only_the_tokens_that_are_asked_about_are_listed(weights, tmp_path, engi
 
 @EITHER_ENGINE
 def test_the_strongest_of_the_chosen_keys_need_not_be_a_row_s_strongest(weights, engine):
-    rows = table(ran("relations", "--text", SENTENCE, "--key", "bank", "--top-k", "1", "--engine", engine))
+    rows = ran("relations", "--text", SENTENCE, "--key", "bank", "--top-k", "1", "--engine", engine).rows
     assert {row["key_token"] for row in rows} == {" bank"}
     for row in rows:
         layer, head, query = (int(row[name]) for name in ("layer", "head", "query"))
@@ -301,30 +295,30 @@ def test_the_strongest_of_the_chosen_keys_need_not_be_a_row_s_strongest(weights,
 
 def test_over_heads_the_strongest_come_first(tmp_path):
     asked = ("relations", "--text", SENTENCE, "--query", "last")
-    out = ran(*asked, "--over", "heads", "--all-keys", "--out", str(tmp_path))
-    rows, by_head = table(out), table(ran(*asked, "--over", "none"))
-    assert ran(*asked) == ran(*asked, "--over", "none")
+    result = ran(*asked, "--over", "heads", "--all-keys", "--out", str(tmp_path))
+    rows, by_head = result.rows, ran(*asked, "--over", "none").rows
+    assert ran(*asked).out == ran(*asked, "--over", "none").out
     assert rows == sorted(by_head, key=lambda row: -float(row["weight"]))  # which keeps the order of equal ones
     assert rows != by_head
     assert list(rows[0]) == RELATION
-    assert (tmp_path / "relations.csv").read_bytes() == out
+    assert (tmp_path / "relations.csv").read_bytes() == result.out
     others = [row for row in rows if row["key"] not in ("0", row["query"])]
-    assert ran(*asked, "--over", "heads") == ran(*asked, "--over", "heads", "--other-keys")
-    assert table(ran(*asked, "--over", "heads")) == others != rows
-    scores = table(ran(*asked, "--over", "heads", "--weights", "scores"))
+    assert ran(*asked, "--over", "heads").out == ran(*asked, "--over", "heads", "--other-keys").out
+    assert ran(*asked, "--over", "heads").rows == others != rows
+    scores = ran(*asked, "--over", "heads", "--weights", "scores").rows
     assert scores == sorted(scores, key=lambda row: -float(row["score"]))
 
 
 def test_words_are_ranked_and_left_out_as_words():
     asked = ("relations", "--text", "an internationalisation of counterrevolutionaries", "--group", "words")
-    every = table(ran(*asked, "--over", "heads", "--top-k", "all", "--all-keys"))
-    others = table(ran(*asked, "--over", "heads", "--top-k", "all"))
+    every = ran(*asked, "--over", "heads", "--top-k", "all", "--all-keys").rows
+    others = ran(*asked, "--over", "heads", "--top-k", "all").rows
     assert others == [row for row in every if row["key"] not in ("0", row["query"])]
     assert {row["query_token"].strip() for row in others} == {"internationalisation", "of", "counterrevolutionaries"}
 
 
 def test_scores_are_the_logits_behind_the_weights(weights):
-    rows = table(ran("relations", "--text", SENTENCE, "--top-k", "all", "--weights", "scores", "--select", "3.1"))
+    rows = ran("relations", "--text", SENTENCE, "--top-k", "all", "--weights", "scores", "--select", "3.1").rows
     assert [*rows[0]][-2:] == ["score", "kind"]
     logits = defaultdict(dict)
     for row in rows:
@@ -339,11 +333,8 @@ def test_scores_are_the_logits_behind_the_weights(weights):
 
 
 def test_heatmap_prints_the_path_of_every_picture(tmp_path):
-    lines = (
-        ran("heatmap", "--text", SENTENCE, "--select", "0.1,3", "--by", "kv", "--out", str(tmp_path))
-        .decode()
-        .splitlines()
-    )
+    result = ran("heatmap", "--text", SENTENCE, "--select", "0.1,3", "--by", "kv", "--out", str(tmp_path))
+    lines = result.out.decode().splitlines()
     pictures = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png")}
     assert {Path(line).relative_to(tmp_path).as_posix() for line in lines} == pictures
     kv = {f"heads/L03KV0{head}.png" for head in range(3)} | {"heads/L00KV00.png"}
@@ -358,10 +349,10 @@ def test_the_shape_of_llama_32_3b(llama_32_3b, tmp_path):
     assert [token.strip() for token in seen.prompt.tokens] == ["<s>", *SENTENCE.split()]
     assert [key.layer for key in seen.weights] == list(range(LAYERS))
     assert {tuple(matrix.shape) for matrix in seen.weights.values()} == {(HEADS, 9, 9)}
-    out = ran("heads", "--text", SENTENCE, "--model", str(llama_32_3b), "--select", "last", "--out", str(tmp_path))
-    assert len(table(out)) == HEADS
+    result = ran("heads", "--text", SENTENCE, "--model", str(llama_32_3b), "--select", "last", "--out", str(tmp_path))
+    assert len(result.rows) == HEADS
     assert sorted(path.name for path in (tmp_path / "heads").iterdir()) == [f"L27H{h:02d}.png" for h in range(HEADS)]
     assert sorted(path.name for path in (tmp_path / "layers").iterdir()) == ["L27.png"]
-    rows = table(ran("heads", "--text", SENTENCE, "--model", str(llama_32_3b)))
+    rows = ran("heads", "--text", SENTENCE, "--model", str(llama_32_3b)).rows
     assert len(rows) == LAYERS * HEADS
     assert all(int(row["kv_head"]) == int(row["head"]) // (HEADS // KV_HEADS) for row in rows)

@@ -1,6 +1,5 @@
 """The table of heads on a terminal: its columns at every width, its rows of uniform attention, what is said below."""
 
-import json
 import re
 from pathlib import Path
 
@@ -18,8 +17,7 @@ TEXT = "The river bank is wide and green. The old mill stands by the river and t
 
 def lines_of(*arguments, columns):
     """The printed table, without colours, and the talk."""
-    result = call(*arguments, columns=columns)
-    assert result.code == 0
+    result = call(*arguments, columns=columns).ok()
     return CODES.sub("", result.out.decode()).splitlines(), result.err.splitlines()
 
 
@@ -131,7 +129,7 @@ def test_what_stands_below_the_table(tmp_path):
 
 def test_the_demo_configuration_names_the_heads_that_it_speaks_of(tmp_path):
     result = call("heads", "--config", "configs/demo.yaml", "--format", "jsonl", "--out", str(tmp_path), "-q")
-    rows = [json.loads(line) for line in result.out.splitlines()]
+    rows = result.records
     roles = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == role} for role in ("-", "other")}
     named = {role: {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == role} for role in NAMED}
     assert named == NAMED

@@ -1,6 +1,5 @@
 """What `attnscope keys` gives: what every token receives, against sums over `output_attentions`."""
 
-import csv
 import io
 import json
 
@@ -13,9 +12,7 @@ from helpers.command_line import SENTENCE, call
 
 
 def ran(*arguments):
-    result = call("keys", "--text", SENTENCE, *arguments, "--quiet")
-    assert (result.code, result.err) == (0, "")
-    return result.out
+    return call("keys", "--text", SENTENCE, *arguments, "--quiet").silent()
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +30,7 @@ def received(demo):
 
 @pytest.mark.parametrize("engine", ["eager", "fused"])
 def test_a_row_per_token_says_what_it_receives_and_who_rests_on_it(demo, received, engine):
-    rows = [json.loads(line) for line in ran("--format", "jsonl", "--engine", engine).splitlines()]
+    rows = ran("--format", "jsonl", "--engine", engine).records
     tokens = from_text(demo.tokenizer, SENTENCE).tokens
     assert [(row["position"], row["token"]) for row in rows] == list(enumerate(tokens))
     for key, row in enumerate(rows):
@@ -49,26 +46,22 @@ def test_a_row_per_token_says_what_it_receives_and_who_rests_on_it(demo, receive
 
 
 def test_of_the_selected_heads_alone(received):
-    rows = list(csv.DictReader(io.StringIO(ran("--select", "1.2").decode())))
+    rows = ran("--select", "1.2").rows
     assert [float(row["received"]) for row in rows] == pytest.approx(received[1, 2], abs=1e-6)
     assert {row["resting"] for row in rows} <= {"", f"L1H2 {max(received[1, 2]):.2f}"}
 
 
 def test_every_format_and_the_file_hold_the_same(tmp_path):
-    data = ran("--out", str(tmp_path))
-    assert (tmp_path / "keys.csv").read_bytes() == data
+    result = ran("--out", str(tmp_path))
+    assert (tmp_path / "keys.csv").read_bytes() == result.out
     assert json.loads((tmp_path / "manifest.json").read_text())["files"].keys() == {"keys.csv"}
-    found = pq.read_table(io.BytesIO(ran("--format", "parquet"))).to_pylist()
-    assert [json.loads(line) for line in ran("--format", "jsonl").splitlines()] == [
-        row | {"received": pytest.approx(row["received"])} for row in found
-    ]
+    found = pq.read_table(io.BytesIO(ran("--format", "parquet").out)).to_pylist()
+    assert ran("--format", "jsonl").records == [row | {"received": pytest.approx(row["received"])} for row in found]
 
 
 def test_a_terminal_gets_those_that_receive_most():
-    shown = call("keys", "--text", SENTENCE, "--top", "3", columns=100)
-    assert shown.code == 0
-    rows = list(csv.DictReader(io.StringIO(ran().decode())))
-    best = sorted(rows, key=lambda row: -float(row["received"]))[:3]
+    shown = call("keys", "--text", SENTENCE, "--top", "3", columns=100).ok()
+    best = sorted(ran().rows, key=lambda row: -float(row["received"]))[:3]
     body = shown.out.decode().splitlines()[3:6]
     assert [int(line.split()[0]) for line in body] == [int(row["position"]) for row in best]
     assert "3 of 9 rows" in shown.err

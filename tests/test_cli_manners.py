@@ -19,7 +19,8 @@ import yaml
 
 from attnscope.cli import output, signals
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, start, tree
-from helpers.forks import Forked, shim
+from helpers.forks import Forked, forked, shim
+from helpers.rows import json_lines
 
 ESCAPE = "\x1b"
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -28,17 +29,17 @@ LONG = "the bank is on the river and the cat sat by it. " * 40
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 
 
-def rows(data):
-    return list(csv.reader(io.StringIO(data.decode(), newline="")))
+def rows_of(data, delimiter=","):
+    """The rows of CSV, the header first."""
+    return list(csv.reader(io.StringIO(data.decode(), newline=""), delimiter=delimiter))
 
 
 # stdout is data, stderr is talk
 
 
 def test_a_pipe_gets_csv_and_the_talk_goes_to_stderr():
-    result = start("heads", "--text", SENTENCE)
-    assert result.code == 0
-    header, *body = rows(result.out)
+    result = start("heads", "--text", SENTENCE).ok()
+    header, *body = rows_of(result.out)
     assert header[:4] == ["layer", "head", "kv_head", "role"]
     assert len(body) == 24
     assert {len(row) for row in body} == {len(header)}
@@ -48,9 +49,7 @@ def test_a_pipe_gets_csv_and_the_talk_goes_to_stderr():
 
 @pytest.mark.parametrize("command", ["heads", "relations"])
 def test_quiet_is_silent(command):
-    result = call(command, "--text", SENTENCE, "--quiet")
-    assert (result.code, result.err) == (0, "")
-    assert rows(result.out)
+    assert call(command, "--text", SENTENCE, "--quiet").silent().rows
 
 
 @pytest.mark.parametrize("command", ["heads", "relations"])
@@ -58,12 +57,11 @@ def test_every_format_holds_the_same_table(command):
     def data(format):
         return call(command, "--text", SENTENCE, "--format", format).out
 
-    expected = rows(data("csv"))
-    tsv = list(csv.reader(io.StringIO(data("tsv").decode(), newline=""), delimiter="\t"))
-    assert tsv == expected
+    expected = rows_of(data("csv"))
+    assert rows_of(data("tsv"), "\t") == expected
     columns, *values = expected
     for found in (
-        [json.loads(line) for line in data("jsonl").decode().splitlines()],
+        json_lines(data("jsonl")),
         pq.read_table(io.BytesIO(data("parquet"))).to_pylist(),
         pa.ipc.open_stream(data("arrow")).read_all().to_pylist(),
     ):
@@ -82,7 +80,7 @@ def test_every_format_holds_the_same_table(command):
 def test_tokens_come_through_exactly(format, delimiter):
     text = 'say "yes, no",\n\tthen: end'
     result = call("relations", "--text", text, "--top-k", "1", "--select", "0.0", "--format", format, "-q")
-    header, *body = csv.reader(io.StringIO(result.out.decode(), newline=""), delimiter=delimiter)
+    header, *body = rows_of(result.out, delimiter)
     tokens = [row[header.index("query_token")] for row in body]
     assert "".join(tokens).removeprefix("<s>") == text
     assert any("\n" in token for token in tokens)
@@ -94,8 +92,7 @@ def test_tokens_come_through_exactly(format, delimiter):
     ids=str,
 )
 def test_a_table_in_a_pipe_is_plain_text(environment):
-    result = call("heads", "--text", SENTENCE, "--format", "table", **environment)
-    assert result.code == 0
+    result = call("heads", "--text", SENTENCE, "--format", "table", **environment).ok()
     assert ESCAPE not in result.out.decode() + result.err
     assert "→" in result.out.decode()
 
@@ -111,8 +108,7 @@ def test_a_table_in_a_pipe_for_less_has_the_colours_and_the_width_that_are_asked
 
 
 def test_a_locale_without_arrows_still_gets_its_table():
-    result = start("heads", "--text", SENTENCE, "--format", "table", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-    assert result.code == 0
+    result = start("heads", "--text", SENTENCE, "--format", "table", PYTHONIOENCODING="ascii", PYTHONUTF8="0").ok()
     assert rb"\u2192" in result.out
 
 
@@ -131,8 +127,7 @@ def test_a_locale_without_arrows_still_gets_its_table():
     ids=lambda command: command[0],
 )
 def test_a_terminal_gets_a_table_that_fits(command, columns):
-    result = call(*command, columns=columns)
-    assert result.code == 0
+    result = call(*command, columns=columns).ok()
     lines = CODES.sub("", result.out.decode()).splitlines()
     assert 40 < max(len(line.rstrip()) for line in lines) <= columns
     if command[0] == "heads":
@@ -147,8 +142,7 @@ def test_a_terminal_gets_a_table_that_fits(command, columns):
 
 def related(*flags, columns=200):
     """What `relations` shows on a terminal: (query, key) and weight of every row, and what is said."""
-    result = call("relations", "--text", SENTENCE, *flags, columns=columns)
-    assert result.code == 0, result.err
+    result = call("relations", "--text", SENTENCE, *flags, columns=columns).ok()
     lines = [line.split() for line in CODES.sub("", result.out.decode()).splitlines()]
     body = [cells for cells in lines if cells and cells[0].isdigit()]
     return [((int(cells[3]), int(cells[5])), float(cells[-1])) for cells in body], result.err
@@ -160,8 +154,8 @@ def test_a_terminal_has_the_strongest_relations_without_those_that_every_token_h
     assert len(found) == 40
     assert [weight for _, weight in found] == sorted((weight for _, weight in found), reverse=True)
     assert all(key not in (0, query) for (query, key), _ in found)
-    every = rows(call("relations", "--text", SENTENCE, "-q").out)[1:]
-    others = [float(row[-2]) for row in every if row[5] not in ("0", row[3])]
+    every = call("relations", "--text", SENTENCE, "-q").rows
+    others = [float(row["weight"]) for row in every if row["key"] not in ("0", row["query"])]
     assert [weight for _, weight in found] == pytest.approx(sorted(others, reverse=True)[:40], abs=1e-4)
     assert f"40 of {len(others)} rows; --top N shows more" in said
     left_out = len(every) - len(others)
@@ -226,10 +220,11 @@ def test_what_is_said_on_a_terminal_breaks_between_words(arguments):
     assert max(len(line.rpartition("\r")[2]) for line in lines) <= 44
 
 
-def test_the_noise_of_libraries_needs_verbose():
+def test_the_noise_of_libraries_needs_verbose(tmp_path):
     """Two commands, forked from one process that has imported the libraries."""
     noisy = "import warnings, transformers.utils.logging as t; warnings.warn('noise'); t.get_logger().warning('noise')"
-    script = (
+    script = tmp_path / "noisy.py"
+    script.write_text(
         "import os, sys, torch, transformers, attnscope.cli as cli, attnscope.model.loading as models\n"
         "load = models.load\n"
         f"models.load = lambda options: (exec({noisy!r}), load(options))[1]\n"
@@ -239,8 +234,8 @@ def test_the_noise_of_libraries_needs_verbose():
         "os.write(2, b'second')\n"
         "cli.main([*sys.argv[1:], '--verbose'])"
     )
-    command = [sys.executable, "-c", script, "heads", "--text", SENTENCE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=True)
+    done = forked(script, "heads", "--text", SENTENCE)
+    assert done.returncode == 0
     first, second = done.stderr.split("second")
     assert "noise" not in first
     assert "noise" in second
@@ -541,8 +536,7 @@ def test_a_disk_that_fills_up_while_writing(monkeypatch, tmp_path):
 
 def test_a_folder_whose_name_is_not_utf8(tmp_path):
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
-    result = call("heatmap", "--text", "a bank", "-q", "--out", folder)
-    assert result.code == 0
+    result = call("heatmap", "--text", "a bank", "-q", "--out", folder).ok()
     assert result.out.splitlines()[0] == os.fsencode(folder) + b"/overview.png"
     assert json.loads((Path(folder) / "manifest.json").read_text())["options"]["out"] == folder
 
@@ -555,17 +549,17 @@ def test_a_configuration_is_used_and_flags_win(tmp_path):
     config = ("--config", str(tmp_path / "run.yaml"))
     plain = call("heads", *config)
     assert plain.err == ""
-    found = [json.loads(line) for line in plain.out.splitlines()]
+    found = plain.records
     assert {row["layer"] for row in found} == {1}
     assert [row["entropy"] for row in found] == sorted((row["entropy"] for row in found), reverse=True)
     flagged = call("heads", *config, "--select", "0.1", "--format", "csv", "--sort", "focus")
-    assert [row[:2] for row in rows(flagged.out)] == [["layer", "head"], ["0", "1"]]
+    assert [(row["layer"], row["head"]) for row in flagged.rows] == [("0", "1")]
 
 
 def test_the_text_of_a_flag_wins_over_the_file_of_a_configuration(tmp_path):
     (tmp_path / "absent.yaml").write_text("file: absent.txt\n")
     assert call("heads", "--config", str(tmp_path / "absent.yaml")).code == 4
-    assert call("heads", "--config", str(tmp_path / "absent.yaml"), "--text", "a bank").code == 0
+    call("heads", "--config", str(tmp_path / "absent.yaml"), "--text", "a bank").ok()
     (tmp_path / "text.yaml").write_text("text: a bank\n")
     result = call("heads", "--config", str(tmp_path / "text.yaml"), "--file", "absent.txt")
     assert "there is no file absent.txt" in result.err
@@ -579,6 +573,5 @@ def test_the_shipped_configurations_run(path, tmp_path, monkeypatch):
         [] if yaml.safe_load(path.read_text())["model"] == "demo" else ["--model", "demo", "--device", "cpu"]
     )
     result = call("heads", "--config", str(path), "-q", "--select", "0.0", "--dtype", "float32", *on_this_machine)
-    assert (result.code, result.err) == (0, "")
-    assert len(rows(result.out)) == 2
+    assert len(result.silent().rows) == 1
     assert list((tmp_path / "runs").glob("*/manifest.json"))

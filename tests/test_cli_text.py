@@ -34,8 +34,7 @@ def test_a_text_in_a_pipe(expected, asked):
 
 @pytest.mark.parametrize("command", ["relations", "rollout"])
 def test_other_commands_read_it_the_same_way(command):
-    expected = call(command, "--text", "a bank", "-q")
-    assert expected.code == 0
+    expected = call(command, "--text", "a bank", "-q").ok()
     assert call(command, "a bank", "-q") == expected
     assert call(command, "-q", stdin=b"a bank") == expected
 
@@ -44,7 +43,7 @@ def test_explain_and_heatmap_read_it_too(tmp_path):
     steps = [call("explain", *text, "--head", "L0H0", "-q") for text in (("a bank",), ("--text", "a bank"))]
     assert steps[0] == steps[1]
     assert call("explain", "--head", "L0H0", "-q", stdin=b"a bank") == steps[0]
-    assert call("heatmap", "a bank", "-q", "--out", str(tmp_path)).code == 0
+    call("heatmap", "a bank", "-q", "--out", str(tmp_path)).ok()
 
 
 def test_what_has_a_text_leaves_standard_input_alone(expected, tmp_path):
@@ -61,7 +60,7 @@ def test_what_has_a_text_leaves_standard_input_alone(expected, tmp_path):
 def test_parity_has_a_text_of_its_own():
     alone = call("parity", "--format", "jsonl")
     assert (alone.code, alone.out) == (0, call("parity", "--format", "jsonl", stdin=b"another text").out)
-    assert call("parity", "a bank").code == 0
+    call("parity", "a bank").ok()
 
 
 @pytest.mark.parametrize("stdin", [b"", b" \n"])
@@ -94,11 +93,11 @@ def test_the_text_of_a_pipe_is_taken_as_it_is(monkeypatch):
 
 def test_a_text_behind_the_command_wins_over_a_file_of_options(tmp_path):
     (tmp_path / "run.yaml").write_text("file: absent.txt\n")
-    assert call("heads", "a bank", "--config", str(tmp_path / "run.yaml"), "-q").code == 0
+    call("heads", "a bank", "--config", str(tmp_path / "run.yaml"), "-q").ok()
 
 
 def test_a_manifest_does_not_hold_the_text(tmp_path):
-    assert call("heads", "a secret bank", *QUIET, "--out", str(tmp_path)).code == 0
+    call("heads", "a secret bank", *QUIET, "--out", str(tmp_path)).ok()
     assert "secret" not in json.dumps(json.loads((tmp_path / "manifest.json").read_text())["options"])
 
 

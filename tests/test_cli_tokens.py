@@ -1,6 +1,5 @@
 """`attnscope tokens`: a text's tokens by number, and which of them an expression means."""
 
-import csv
 import io
 import json
 import re
@@ -19,9 +18,7 @@ COLUMNS = ["position", "token", "id", "special", "start", "stop", "word", "sente
 
 
 def listed(*arguments, **how):
-    result = call("tokens", *arguments, "--format", "jsonl", **how)
-    assert result.code == 0, result.err
-    return [json.loads(line) for line in result.out.splitlines()]
+    return call("tokens", *arguments, "--format", "jsonl", **how).ok().records
 
 
 def test_a_row_per_token_says_where_it_stands(demo):
@@ -43,7 +40,7 @@ def test_a_row_per_token_says_where_it_stands(demo):
 def test_every_format_holds_the_same():
     rows = listed("--text", SENTENCE)
     assert pq.read_table(io.BytesIO(call("tokens", SENTENCE, "--format", "parquet").out)).to_pylist() == rows
-    said = list(csv.DictReader(io.StringIO(call("tokens", SENTENCE).out.decode())))
+    said = call("tokens", SENTENCE).rows
     assert said == [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
 
 
@@ -110,8 +107,7 @@ def test_a_text_longer_than_the_model_reads_is_listed_and_may_be_cut():
 
 def test_nothing_in_a_token_steers_the_terminal():
     text = "a\x1b[2J\x07b\u202ec\r\nd\x00e\x9b31m"
-    shown = call("tokens", "--file", "-", "--query", r"/\x1b/,/\x9b/", "--format", "table", stdin=text.encode())
-    assert shown.code == 0
+    shown = call("tokens", "--file", "-", "--query", r"/\x1b/,/\x9b/", "--format", "table", stdin=text.encode()).ok()
     for said in (shown.out.decode(), shown.err):
         assert not set("\x1b\x07\u202e\r\x00\x9b") & set(said)
     assert "⟨001B⟩" in shown.out.decode()

@@ -192,8 +192,7 @@ def test_a_long_text_is_read_in_tiles(tmp_path: Path) -> None:
     file.write_text("".join(f"On day {day} the river rose and the boats went by. " for day in range(120)))
     done = call(
         "heads", "--file", str(file), "--positions", "4096", "--engine", "fused", "--out", str(tmp_path / "out")
-    )
-    assert done.code == 0
+    ).ok()
     assert "engine fused (output attnscope" in done.err
     assert "positions 512 stretched to 4096 by linear rope scaling" in done.err
     assert "heads may do something else" in done.err
@@ -207,8 +206,7 @@ def test_a_long_text_is_read_in_tiles(tmp_path: Path) -> None:
 
 
 def test_listening_keeps_the_model_s_own_call(tmp_path: Path) -> None:
-    done = call("heads", "--text", TEXT, "--engine", "fused", "--listen", "--out", str(tmp_path))
-    assert done.code == 0
+    call("heads", "--text", TEXT, "--engine", "fused", "--listen", "--out", str(tmp_path)).ok()
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["output"] == "model"
     assert {one["route"] for one in manifest["calls"]} == {"interface"}
@@ -218,7 +216,7 @@ def test_both_engines_print_the_same_rows() -> None:
     rows = {}
     for engine in ("eager", "fused"):
         done = call("heads", "--text", TEXT, "--engine", engine, "--sort", "previous_token", "--format", "jsonl")
-        rows[engine] = [json.loads(line) for line in done.out.splitlines()]
+        rows[engine] = done.records
     for eager, fused in zip(rows["eager"], rows["fused"], strict=True):
         texts = [name for name, value in eager.items() if not isinstance(value, float)]
         assert {name: eager[name] for name in texts} == {name: fused[name] for name in texts}
@@ -228,8 +226,7 @@ def test_both_engines_print_the_same_rows() -> None:
 
 
 def test_verify_goes_into_the_manifest(tmp_path: Path) -> None:
-    done = call("heads", "--text", "the river bank", "--verify", "--out", str(tmp_path))
-    assert done.code == 0
+    call("heads", "--text", "the river bank", "--verify", "--out", str(tmp_path)).ok()
     parity = json.loads((tmp_path / "manifest.json").read_text())["parity"]
     assert parity["holds"]
     assert parity["level"] == "full"
@@ -313,10 +310,9 @@ def test_masks_that_a_model_builds_are_named() -> None:
 def test_the_manifest_names_the_layers_with_masks(tmp_path: Path, family: str, masks: list, listening: list) -> None:
     folder = saved(tmp_path / "model", family, vocab_size=2000)
     out = tmp_path / "out"
-    done = call(
+    call(
         "relations", "--model", str(folder), "--text", TEXT, "--engine", "fused", "--out", str(out), "-q", *listening
-    )
-    assert (done.code, done.err) == (0, "")
+    ).silent()
     manifest = json.loads((out / "manifest.json").read_text())
     assert [(one["layer"], one["mask"]) for one in manifest["calls"]] == list(enumerate(masks))
     assert manifest["output"] == ("model" if listening else "attnscope")

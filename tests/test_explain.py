@@ -472,14 +472,12 @@ def test_curves_show_points_lines_and_the_root() -> None:
 
 def test_the_command_explains_in_a_pipe_and_draws(tmp_path: Path) -> None:
     done = call("explain", "--text", "the river", "--head", "L2H3", "--out", str(tmp_path / "a.svg"))
-    lines = [json.loads(line) for line in done.out.splitlines()]
-    assert done.code == 0
+    lines = done.ok().records
     assert lines[-1]["name"] == "output projection"
     assert lines[0]["query"] == len(lines[0]["tokens"]) - 1
     assert (tmp_path / "a.svg").stat().st_size > 1000
-    again = call("explain", "--text", "the river", "--head", "2.3", "--query", "1", "--out", str(tmp_path / "a.svg"))
-    assert again.code == 0  # a file that is there is drawn anew
-    assert json.loads(again.out.splitlines()[0])["query"] == 1
+    drawn = ("explain", "--text", "the river", "--head", "2.3", "--query", "1", "--out", str(tmp_path / "a.svg"))
+    assert call(*drawn).ok().records[0]["query"] == 1  # a file that is there is drawn anew
 
 
 def test_the_command_leaves_with_1_where_a_check_fails(monkeypatch: Any, demo: LoadedModel) -> None:
@@ -510,7 +508,7 @@ def test_toy_and_scaling_need_no_model(tmp_path: Path) -> None:
     scaling = call("explain", "--scaling", "--out", str(tmp_path))
     assert (toy_run.code, scaling.code) == (0, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scaling.png", "toy-L0H1.png"]
-    rows = [json.loads(line) for line in scaling.out.splitlines()]
+    rows = scaling.records
     assert {row["d_k"] for row in rows} >= {1, 64, 512}
     assert rows[0]["std_formula"] == 1.0
     printed = call("explain", "--scaling", "--format", "table")

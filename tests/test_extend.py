@@ -1,9 +1,8 @@
-"""A metric, an option, an engine and a command are each one or two files' work: done on a copy, and run there."""
+"""What CONTRIBUTING.md says that an extension touches is all that it takes: done on a copy, run there, and left out."""
 
-import csv
-import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,22 +10,30 @@ from pathlib import Path
 import pytest
 
 import attnscope
+from helpers.command_line import ATTNSCOPE, Result
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
-from extend import EXTENSIONS, extend  # noqa: E402
+from extend import EXTENSIONS, Cost, extend  # noqa: E402
 
 TEXT = "the financial bank is located on river bank by the river"
-
+EDITED = {"a metric": 1, "an option": 1, "an engine": 2, "a command": 1}  # files of existing code, at most
 
 READ = ("--text", TEXT, "--format", "csv", "-q")
+STORY = ("heads", "--file", str(ROOT / "examples" / "story.txt"), "-q")
 HEADS = ("heads", "--engine")
 INFO = ("info", "demo", "--format", "json")
+NEEDS = {  # extension -> a command that only it makes possible
+    "a metric": ("heads", "--sort", "two_back", *READ),
+    "an option": (*STORY, "--role", "induction", "--top", "all", "--format", "table"),
+    "an engine": (*HEADS, "recomputed", *READ),
+    "a command": ("sentences", "--text", "The bank. The river.", "--format", "csv", "-q"),
+}
 COMMANDS = (
-    (*HEADS, "recomputed", *READ),
+    *NEEDS.values(),
     (*HEADS, "eager", *READ),
-    ("tokens", *READ),
     INFO,
+    (*STORY, "--format", "csv"),
     ("heads", "--help"),
     ("--help",),
 )
@@ -38,59 +45,82 @@ print(json.dumps([(one.code, one.out.decode(), one.err) for one in done]))
 """
 
 
+def within(folder: Path, command: tuple[str, ...], **settings) -> subprocess.CompletedProcess:
+    """A process that imports the copy in this folder."""
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'tests'}", "COLUMNS": "100"}
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, **settings)
+
+
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], str]:
-    """{command: what it prints} in a process of the copy."""
-    folder = extend(tmp_path_factory.mktemp("copy"))
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS],
-        input=json.dumps(COMMANDS),
-        env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'tests'}", "COLUMNS": "100"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+def copy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Cost]]:
+    """A folder with the extended package, and what each extension took."""
+    folder = tmp_path_factory.mktemp("copy")
+    return folder, extend(folder)
+
+
+@pytest.fixture(scope="module")
+def said(copy: tuple[Path, dict[str, Cost]]) -> dict[tuple[str, ...], Result]:
+    """{command: what it ended with} in a process of the copy."""
+    done = within(copy[0], (sys.executable, "-c", PROCESS), input=json.dumps(COMMANDS))
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [code for code, _, _ in found] == [0] * len(COMMANDS), found
-    return {command: out for command, (_, out, _) in zip(COMMANDS, found, strict=True)}
-
-
-def table(printed: str) -> list[dict[str, str]]:
-    """The rows of CSV."""
-    return list(csv.DictReader(io.StringIO(printed)))
+    found = [Result(code, out.encode(), err).ok() for code, out, err in json.loads(done.stdout)]
+    return dict(zip(COMMANDS, found, strict=True))
 
 
 @pytest.mark.parametrize("what", EXTENSIONS)
-def test_it_is_one_or_two_files_which_the_guide_names(what: str) -> None:
+def test_it_takes_the_files_that_the_guide_names(what: str, copy: tuple[Path, dict[str, Cost]]) -> None:
     [line] = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith(f"| {what} |")]
-    files = EXTENSIONS[what]
-    assert len(files) <= 2
-    assert all(f"`{name.replace('tokens', 'NAME')}`" in line for name in files)
+    edited, new, lines = copy[1][what]
+    assert len(edited) <= EDITED[what]
+    assert sorted(edited + new) == sorted(EXTENSIONS[what])
+    assert all(f"`{name.replace('sentences', 'NAME')}`" in line for name in edited + new)
+    assert lines >= len(edited + new)
+
+
+@pytest.mark.parametrize("what", EXTENSIONS)
+def test_what_it_adds_is_refused_where_it_is_left_out(what: str, tmp_path: Path) -> None:
+    extend(tmp_path, without=what)
+    done = within(tmp_path, (*ATTNSCOPE, *NEEDS[what]))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert not done.stdout
 
 
 def test_the_metric_is_measured_on_the_new_engine_as_python_loops_have_it(demo, said) -> None:
     weights = attnscope.capture(demo, TEXT, engine="eager").weights
-    rows = table(said[(*HEADS, "recomputed", *READ)])
+    rows = said[NEEDS["an engine"]].rows
     assert len(rows) == 24
     for row in rows:
         matrix = weights[int(row["layer"])][int(row["head"])].tolist()
         expected = [matrix[query][query - 2] for query in range(2, len(matrix))]
         assert float(row["two_back"]) == pytest.approx(sum(expected) / len(expected), abs=1e-5)
-    eager = table(said[(*HEADS, "eager", *READ)])
+    eager = said[(*HEADS, "eager", *READ)].rows
     assert float(eager[0]["entropy"]) == pytest.approx(float(rows[0]["entropy"]), abs=1e-5)
 
 
-def test_the_engine_has_its_cost_in_what_info_says(said: dict[tuple[str, ...], str]) -> None:
-    costs = json.loads(said[INFO])["costs"]
+def test_the_engine_has_its_cost_in_what_info_says(said: dict[tuple[str, ...], Result]) -> None:
+    costs = json.loads(said[INFO].out)["costs"]
     assert costs
     for cost in costs:
         assert cost["engines"]["recomputed"] == cost["eager_bytes"] > 0
 
 
-def test_the_option_is_in_the_help_and_the_command_in_the_list(said: dict[tuple[str, ...], str]) -> None:
-    assert "--role ROLE" in said["heads", "--help"]
-    assert "auto|eager|recomputed|fused" in said["heads", "--help"]
-    assert "tokens" in said[("--help",)]
-    labels = [row["token"] for row in table(said["tokens", *READ])]
-    assert "".join(labels).replace("·", " ").split()[-2:] == ["the", "river"]
+def test_heads_are_sorted_by_the_metric(said: dict[tuple[str, ...], Result]) -> None:
+    scores = [float(row["two_back"]) for row in said[NEEDS["a metric"]].rows]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_the_option_is_in_the_help_and_leaves_heads_of_its_role(said: dict[tuple[str, ...], Result]) -> None:
+    assert b"--role ROLE" in said["heads", "--help"].out
+    rows = said[(*STORY, "--format", "csv")].rows
+    expected = {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == "induction"}
+    assert 0 < len(expected) < len(rows)
+    assert set(re.findall(r"^ *(L\d+H\d+) ", said[NEEDS["an option"]].out.decode(), re.MULTILINE)) == expected
+
+
+def test_the_engine_is_in_the_help(said: dict[tuple[str, ...], Result]) -> None:
+    assert b"auto|eager|recomputed|fused" in said["heads", "--help"].out
+
+
+def test_the_command_is_in_the_list_and_prints_its_table(said: dict[tuple[str, ...], Result]) -> None:
+    assert b"sentences" in said[("--help",)].out
+    assert [row["sentence"].strip() for row in said[NEEDS["a command"]].rows] == ["<s>", "The bank.", "The river."]

@@ -23,50 +23,14 @@ from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, fonts, save_head_maps, save_layer, save_metrics, save_overview
 from attnscope.figures.colours import LIGHT_CELL, find_limits, luminance
 from attnscope.figures.fonts import Fonts, fonts_for, shown_label
-from attnscope.figures.heads import prepare_heads
-from attnscope.figures.heatmap import HeadFigure
-from attnscope.figures.layers import layer_figure
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure, pooled
 from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.writer import drawing, write_whole
 from helpers.command_line import HANGS
+from helpers.figures import BANK, bank_maps, causal, layer_figure, numbered, pixels, shown, words
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-BANK = ("the", "financial", "bank", "is", "located", "on", "the", "river", "bank")
-
-
-def causal(heads: int, tokens: int, seed: int = 0) -> np.ndarray:
-    """Rows that sum to 1 over the keys up to the query, spelled with loops."""
-    draw, values = np.random.default_rng(seed), np.full((heads, tokens, tokens), np.nan, np.float32)
-    for head in range(heads):
-        for query in range(tokens):
-            row = np.exp(2 * draw.normal(size=query + 1))
-            values[head, query, : query + 1] = row / row.sum()
-    return values
-
-
-def bank_maps(heads: int = 4, layer: int = 27, seed: int = 0) -> Maps:
-    groups = tuple(head // 2 for head in range(heads))
-    return Maps(layer, tuple(range(heads)), causal(heads, 9, seed), BANK, BANK, kv_heads=groups)
-
-
-def numbered(tokens: int) -> tuple[str, ...]:
-    return tuple(f"t{index}" for index in range(tokens))
-
-
-def shown(maps: Maps, style: Style, index: int = 0) -> HeadFigure:
-    """The figure of one head, as it stands before it is written."""
-    heads = prepare_heads([(Path("x.png"), maps, i) for i in range(len(maps.heads))], style)
-    with drawing(Fonts()):
-        figure = HeadFigure(heads[0], style)
-        figure.show(heads[index])
-        figure.canvas.draw()
-    return figure
-
-
-def words(ticks: list) -> list[str]:
-    return [tick.get_text() for tick in ticks]
 
 
 def test_head_plots_its_values_labels_and_numbers() -> None:
@@ -258,10 +222,10 @@ def test_the_fast_picture_is_the_plain_drawing(tmp_path: Path, style: Style) -> 
     """A re-used figure against one that matplotlib draws whole: no pixel differs by more than rounding."""
     maps = bank_maps()
     paths = save_head_maps([(tmp_path / f"{i}.png", maps, i) for i in range(4)], style)
-    fast = np.asarray(Image.open(paths[3]).convert("RGB"), int)
+    fast = pixels(paths[3])
     whole = np.asarray(shown(maps, style, index=3).canvas.buffer_rgba(), int)[..., :3]
     assert np.abs(fast - whole).max() <= 2
-    other = np.asarray(Image.open(paths[2]).convert("RGB"), int)
+    other = pixels(paths[2])
     assert np.abs(other - whole).max() > 50, "the comparison sees another head"
 
 

@@ -15,7 +15,7 @@ from attnscope.drawing import ASKED_FOR, FIGURES, Drawing, head_sheet, layer_map
 from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, save_metrics, save_overview
 from attnscope.figures.fonts import Fonts
-from attnscope.figures.layers import grid_columns, layer_figure
+from attnscope.figures.layers import grid_columns
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import ROLE_COLOURS
@@ -26,8 +26,7 @@ from attnscope.measure.roles import ROLES
 from attnscope.observe import Request
 from attnscope.panels import mass_panels
 from helpers.command_line import call
-from test_figures import BANK, bank_maps, causal, words
-from test_figures_part import attentions, pixels, places
+from helpers.figures import BANK, attentions, bank_maps, causal, layer_figure, pixels, places, words
 
 TEXT = "the financial bank is located on river bank"
 STORY = (Path(__file__).parents[1] / "examples" / "story.txt").read_text()
@@ -129,8 +128,7 @@ def test_the_overview_of_a_text_that_shows_roles_says_them(tmp_path: Path) -> No
     assert [len(maps.roles) for maps in layer_maps(by_kv)] == [3] * 4
     file = tmp_path / "story.txt"
     file.write_text(STORY)
-    done = call("heatmap", "--file", str(file), "--image", "svg", "--out", str(tmp_path / "run"))
-    assert done.code == 0
+    call("heatmap", "--file", str(file), "--image", "svg", "--out", str(tmp_path / "run")).ok()
     drawn = (tmp_path / "run" / "overview.svg").read_text()
     assert all(f">{role}</text>" in drawn for role in found - {"other"})
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["layers", "manifest.json", "overview.svg"]
@@ -239,22 +237,21 @@ def test_tall_maps_stand_side_by_side() -> None:
 
 def test_a_figure_is_drawn_where_it_is_named(tmp_path: Path) -> None:
     base = ("heatmap", "--text", TEXT, "--query", "bank", "--key", "the", "--out", str(tmp_path))
-    done = call(*base, "--figures", "top,mass", "--top", "3")
-    assert done.code == 0
+    done = call(*base, "--figures", "top,mass", "--top", "3").ok()
     names = [Path(line).relative_to(tmp_path).as_posix() for line in done.out.decode().splitlines()]
     assert names == ["mass.png", "top.png"]
     assert {path.name for path in tmp_path.iterdir()} == {*names, "manifest.json"}
     for name in names:
         assert OURS.fullmatch(name)
         assert Image.open(tmp_path / name).text["Command"].startswith("attnscope heatmap --query bank --key the")
-    assert call(*base, "--force").code == 0
+    call(*base, "--force").ok()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"overview.png", "layers", "manifest.json"}, "what the run before drew is gone"
 
 
 def test_heads_draws_what_is_named_beside_its_tables(tmp_path: Path) -> None:
     arguments = ("heads", "--text", TEXT, "--key", "the", "--out", str(tmp_path))
-    assert call(*arguments, "--figures", "mass,top", "--top", "2").code == 0
+    call(*arguments, "--figures", "mass,top", "--top", "2").ok()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"heads.csv", "relations.csv", "mass.png", "top.png", "manifest.json"}
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 import attnscope
 from attnscope.ask import Ask
@@ -16,7 +14,6 @@ from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.drawing import layer_maps
 from attnscope.figures import Maps, Part, Style, save_head_maps, save_layer, save_overview
 from attnscope.figures.fonts import Fonts
-from attnscope.figures.layers import layer_figure
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import TAKEN, alone, split_sink
 from attnscope.figures.writer import drawing
@@ -24,22 +21,11 @@ from attnscope.keep.view import View
 from attnscope.observe import Request
 from attnscope.run import prepare
 from helpers.command_line import call
-from test_figures import causal, numbered, shown, words
+from helpers.figures import attentions, causal, layer_figure, numbered, pixels, places, shown, words
 
 TEXT = "the financial bank is located on river bank"
 LONG = "the river bank is green and the old boat lies still near the mill . " * 17
 EITHER_ENGINE = pytest.mark.parametrize("engine", ["eager", "fused"])
-
-
-def attentions(demo, prompt) -> list[np.ndarray]:
-    """The model's own weights, a layer (H, Q, K) each."""
-    with torch.no_grad():
-        ids = torch.tensor([prompt.ids])
-        return [layer[0].numpy() for layer in demo.model(ids, output_attentions=True).attentions]
-
-
-def places(prompt, word: str) -> list[int]:
-    return [place for place, text in enumerate(prompt.plain) if text.strip() == word]
 
 
 def part(queries: tuple[int, ...], keys: tuple[int, ...], heads: int = 2, tokens: int = 9) -> Maps:
@@ -170,10 +156,6 @@ def test_a_white_line_stands_where_tokens_are_left_out(tmp_path: Path) -> None:
         assert white.sum() == 2 * (4 * side) + 2 * (3 * side) - 4, name
 
 
-def pixels(path: Path) -> np.ndarray:
-    return np.asarray(Image.open(path).convert("RGB"), int)
-
-
 def commonest(picture: np.ndarray) -> np.ndarray:
     """The colour that most pixels have, white and greys aside."""
     values, counts = np.unique(picture[np.ptp(picture, axis=-1) > 30], axis=0, return_counts=True)
@@ -265,7 +247,7 @@ def test_a_single_query_tells_no_sink(demo) -> None:
 )
 def test_the_command_draws_the_part(tmp_path: Path, more: tuple[str, ...]) -> None:
     arguments = ("--query", "bank", "--key", "financial", "--image", "svg", "--select", "1.1", *more)
-    assert call("heatmap", "--text", TEXT, *arguments, "--out", str(tmp_path)).code == 0
+    call("heatmap", "--text", TEXT, *arguments, "--out", str(tmp_path)).ok()
     said = "queries “bank” (2 of 9), keys “financial” (1 of 9)"
     drawn = {path: path.read_text() for path in tmp_path.rglob("*.svg")}
     assert len(drawn) == 3

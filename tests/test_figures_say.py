@@ -31,14 +31,14 @@ from attnscope.figures.explain import effect_figure, scaling_effect
 from attnscope.figures.fonts import Fonts, shown_label
 from attnscope.figures.heatmap import HeadFigure
 from attnscope.figures.jobs import prepare_heads
-from attnscope.figures.layers import Layer, LayerFigure, grid_columns, layer_figure
+from attnscope.figures.layers import Layer, LayerFigure, grid_columns
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.raster import press_images
 from attnscope.figures.style import TAKEN, split_sink
 from attnscope.figures.writer import drawing, save_figure
 from helpers.command_line import call
-from test_figures import BANK, bank_maps, causal, numbered, shown, words
+from helpers.figures import BANK, bank_maps, causal, layer_figure, numbered, pixels, shown, words
 
 ABOUT = About("demo, “the bank”, 9 tokens", "demo", "ab12", "attnscope heads --select 1.4")
 TEXT = "the financial bank is located on river bank"
@@ -93,7 +93,7 @@ def test_every_figure_says_of_what_it_is() -> None:
 
 def test_the_command_tells_model_text_and_itself(tmp_path: Path, seen) -> None:
     arguments = ("heatmap", "--text", TEXT, "--select", "1.4", "--title", "A head", "--out", str(tmp_path))
-    assert call(*arguments).code == 0
+    call(*arguments).ok()
     said = Image.open(tmp_path / "heads" / "L01H04.png").text
     assert said["Command"] == "attnscope heatmap --select 1.4 --title 'A head'"
     assert said["Text-SHA256"] == seen.prompt.sha256
@@ -267,7 +267,7 @@ def test_the_observation_gives_first_tokens_and_positions(seen) -> None:
 def test_rollout_of_sentences_numbers_them(tmp_path: Path) -> None:
     text = "Lily was very happy and played. She loved the garden."
     arguments = ("rollout", "--text", text, "--group", "sentences", "--image", "svg", "--out", str(tmp_path))
-    assert call(*arguments).code == 0
+    call(*arguments).ok()
     drawn = (tmp_path / "rollout.svg").read_text()
     for label in ("S1 Lily was ver…", "S2 She loved th…", "sentence", "attributed to"):
         assert f">{label}</text>" in drawn, label
@@ -371,7 +371,7 @@ def test_a_picture_painted_by_cells_is_the_plain_drawing(tmp_path: Path, style: 
             path = save_figure(figure, tmp_path / f"{name}.png", style)
             if name == "layer":
                 path = save_layer(path, maps, style)
-            painted = np.asarray(Image.open(path).convert("RGB"), int)
+            painted = pixels(path)
             assert np.abs(painted - whole).max() <= 2, name
             assert painted.std() > 10
 
@@ -394,7 +394,7 @@ def test_panels_drawn_in_turn_are_the_plain_drawing(tmp_path: Path, dpi: int) ->
         figure.set_dpi(dpi)
         figure.canvas.draw()
         whole = np.asarray(figure.canvas.buffer_rgba())[..., :3].astype(int)
-    assert np.abs(np.asarray(Image.open(path).convert("RGB"), int) - whole).max() <= 2
+    assert np.abs(pixels(path) - whole).max() <= 2
 
 
 def test_cells_that_are_half_seen_through_are_left_to_the_plain_drawing() -> None:
@@ -552,7 +552,7 @@ def test_the_command_takes_out_the_full_stop_that_a_head_rests_on(tmp_path: Path
     [head] = [head for head in story.heads if head.name == "L1H1"]
     assert story.prompt.tokens[head.top_key] == "."
     arguments = ("--text", text, "--sink", "mask", "--image", "svg", "--select", "1.0-1", "--out", str(tmp_path))
-    assert call("heatmap", *arguments).code == 0
+    call("heatmap", *arguments).ok()
     named = f"without key {head.top_key} (.), mean mass {head.top_key_mass:.2f} (grey strip, 0 to 1)"
     assert f">{named}</text>" in (tmp_path / "heads" / "L01H01.svg").read_text()
     assert ">without key 0 (&lt;s&gt;), mean mass" in (tmp_path / "heads" / "L01H00.svg").read_text()

@@ -104,16 +104,26 @@ def asks_the_network() -> None:
         (lambda: Path("pytorch_model.bin").write_bytes(b""), "opened a pickle"),
         (asks_the_network, "asked the network"),
         (lambda: os.kill(os.getpid(), 11), "left with -11"),
-        (lambda: bytearray(MEMORY + 2**28), "took 4."),
         (lambda: bytearray(2**40), "left with 99"),
     ],
-    ids=["input", "code", "changed", "removed", "home", "pickle", "network", "signal", "memory", "too much memory"],
+    ids=["input", "code", "changed", "removed", "home", "pickle", "network", "signal", "too much memory"],
 )
 def test_what_a_try_does_is_seen(tmp_path: Path, wrong: Callable[[], object], fault: str) -> None:
     folder = lay_out(tmp_path)
     before, one = beside(folder), Try(["metrics"], before=wrong)
     found = faults(one, fork(one, folder), folder, before)
     assert any(one.startswith(fault) for one in found), found
+
+
+@pytest.mark.parametrize(("taken", "fault"), [(0, False), (2**29 + 2**28, True)])
+def test_the_memory_that_a_try_takes_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int, fault: bool
+) -> None:
+    """Of a smaller allowance than MEMORY: to take so much takes seconds."""
+    monkeypatch.setattr("fuzzing.judging.MEMORY", 2**29)
+    folder = lay_out(tmp_path)
+    one = Try(["metrics"], before=lambda: bytearray(taken))
+    assert any(found.startswith("took 0.") for found in faults(one, fork(one, folder), folder)) == fault
 
 
 def test_a_try_that_does_nothing_wrong_is_not_flagged(tmp_path: Path) -> None:

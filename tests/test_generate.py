@@ -331,16 +331,14 @@ def said(folder: Path) -> dict:
 
 def test_a_run_says_what_was_generated_and_is_repeated_with_it(tmp_path: Path) -> None:
     made, again, ranked = tmp_path / "a", tmp_path / "b", ("--sort", "lookback", "--select", "1.*")
-    done = call("relations", TEXT, "--generate", "8", "--query", "answer", "--select", "1.4", "-o", str(made))
-    assert done.code == 0, done.err
+    done = call("relations", TEXT, "--generate", "8", "--query", "answer", "--select", "1.4", "-o", str(made)).ok()
     assert "generated 5 of 8 tokens, the last the end token: the new castle.</s>(7-11)" in done.err.splitlines()
     assert "query answer: the new castle.</s>(7-11)" in done.err.splitlines()
     manifest = said(made)
     assert manifest["generated"] == {"asked": 8, "ids": [265, 586, 1501, 16, 1], "stopped_by": "end token"}
     assert (manifest["options"]["generate"], manifest["prompt"]["answer"]) == (8, 7)
     for folder in (again, made):  # the second time it is the same run
-        repeated = call("relations", str(made), "-o", str(folder))
-        assert repeated.code == 0, repeated.err
+        repeated = call("relations", str(made), "-o", str(folder)).ok()
         assert "answer: the new castle.</s>(7-11)" in repeated.err.splitlines()
         assert repeated.out == done.out
     first, second = (call("heads", *words, *ranked, "-q") for words in ((TEXT, "--generate", "8"), (str(made),)))
@@ -354,7 +352,7 @@ def test_a_run_says_what_was_generated_and_is_repeated_with_it(tmp_path: Path) -
 
 
 def test_an_answer_in_a_manifest_stands_within_its_tokens(tmp_path: Path) -> None:
-    assert call("relations", TEXT, "--answer", " the river", "-q", "-o", str(tmp_path)).code == 0
+    call("relations", TEXT, "--answer", " the river", "-q", "-o", str(tmp_path)).ok()
     manifest = said(tmp_path)
     for answer in (0, 9, -1, 1.5, True, "7"):
         manifest["prompt"]["answer"] = answer
@@ -379,8 +377,7 @@ def test_an_answer_in_a_manifest_stands_within_its_tokens(tmp_path: Path) -> Non
 def test_every_command_of_a_text_takes_an_answer(tmp_path: Path, command: tuple[str, ...]) -> None:
     name, *rest = (word.format(tmp_path) for word in command)
     asked = ("--query", "answer") if name not in ("rollout", "keys") else ()
-    done = call(name, TEXT, "--answer", " the river bank", *asked, *rest)
-    assert done.code == 0, done.err
+    done = call(name, TEXT, "--answer", " the river bank", *asked, *rest).ok()
     assert "answer: the river bank(7-9)" in done.err.splitlines()
     if asked:
         assert "query answer: the river bank(7-9)" in done.err.splitlines()
@@ -388,8 +385,7 @@ def test_every_command_of_a_text_takes_an_answer(tmp_path: Path, command: tuple[
 
 def test_a_page_generates_for_both_its_sides_and_knows_their_answers(tmp_path: Path) -> None:
     page = tmp_path / "two.html"
-    done = call("view", TEXT, "--compare-text", "the river bank is", "--generate", "3", "--out", str(page))
-    assert done.code == 0, done.err
+    done = call("view", TEXT, "--compare-text", "the river bank is", "--generate", "3", "--out", str(page)).ok()
     assert [line.split(":")[0] for line in done.err.splitlines() if line.startswith("generated")] == [
         "generated 3 tokens"
     ] * 2
@@ -428,7 +424,7 @@ REFUSED = [
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    assert call("relations", TEXT, "-q", "-o", str(folder)).code == 0
+    call("relations", TEXT, "-q", "-o", str(folder)).ok()
     return folder
 
 

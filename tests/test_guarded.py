@@ -152,8 +152,7 @@ def test_groups_lie_so_deep_and_no_deeper(demo) -> None:
 
 @pytest.mark.parametrize("columns", ["²", "٣", "9" * 5000, "-1", "wide"])
 def test_a_width_that_is_no_number_is_none(columns: str) -> None:
-    result = call("tokens", "the bank", "-q", "--format", "table", COLUMNS=columns, LINES=columns)
-    assert (result.code, result.err) == (0, "")
+    result = call("tokens", "the bank", "-q", "--format", "table", COLUMNS=columns, LINES=columns).silent()
     assert b"bank" in result.out
     wrong = call("tokens", "--no-such-option", COLUMNS=columns)
     assert wrong.code == 2

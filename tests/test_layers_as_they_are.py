@@ -1,7 +1,5 @@
 """Layers as they are: those without attention have their place in tables and pictures, windows draw their edge."""
 
-import csv
-import io
 import json
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +15,6 @@ from attnscope.export import manifest
 from attnscope.figures.fonts import Fonts
 from attnscope.figures.heatmap import HeadFigure
 from attnscope.figures.jobs import prepare_heads
-from attnscope.figures.layers import layer_figure
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.mosaic import EDGE_COLOUR
 from attnscope.figures.overview import overview_figure
@@ -29,6 +26,7 @@ from attnscope.model.loading import wrap
 from attnscope.observe import Request
 from helpers.command_line import call
 from helpers.families import tiny_config, tiny_model
+from helpers.figures import layer_figure
 from helpers.folders import saved
 from helpers.parity_models import DECODERS, NESTED, TYPES, roused_model
 
@@ -136,7 +134,7 @@ def test_the_command_lists_them_and_its_folder_is_shown(tmp_path):
     folder = saved(tmp_path / "lfm2", "lfm2", vocab_size=2000, **CONV)
     out = tmp_path / "out"
     done = call("heads", TEXT, "-m", str(folder), "--out", str(out), "--figures", "overview", "--sort", "entropy")
-    rows = list(csv.DictReader(io.StringIO(done.out.decode())))
+    rows = done.rows
     assert [(row["layer"], row["head"], row["entropy"], row["kind"]) for row in rows[-2:]] == [
         ("0", "", "", "conv"),
         ("2", "", "", "conv"),
@@ -145,7 +143,7 @@ def test_the_command_lists_them_and_its_folder_is_shown(tmp_path):
     assert Counter(json.loads(line)["kind"] for line in as_json) == {"decoder": 8, "conv": 2}
     assert "layers 0,2 have no attention: conv" in call("heads", TEXT, "-m", str(folder), columns=100).err
     assert "2 layers x 4 heads (2 kv), 2 conv" in done.err
-    assert call("view", str(out), "--from-tables", "--out", str(tmp_path / "page.html")).code == 0
+    call("view", str(out), "--from-tables", "--out", str(tmp_path / "page.html")).ok()
     facts = json.loads(call("info", str(folder), "--format", "json").out)
     assert facts["layers_without_attention"] == [
         {"stack": "decoder", "layer": layer, "kind": "conv"} for layer in (0, 2)

@@ -206,7 +206,7 @@ def test_an_export_is_what_the_command_writes(seen, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     names = [head.name for head in seen.kept_heads("focus")[:2]]
     written = seen.export(ours, heads=names, sort="focus")
-    assert call("heads", "--text", SENTENCE, "--top", "2", "--out", str(theirs)).code == 0
+    call("heads", "--text", SENTENCE, "--top", "2", "--out", str(theirs)).ok()
     files, expected = contents(ours), contents(theirs)
     assert {str(path.relative_to(ours)) for path in written} == files.keys() == expected.keys()
     manifest, told = (json.loads(found.pop("manifest.json")) for found in (files, expected))
@@ -219,7 +219,7 @@ def test_an_export_is_what_the_command_writes(seen, tmp_path: Path) -> None:
 def test_a_picture_is_what_the_command_draws(seen, tmp_path: Path) -> None:
     """A map of the scale of its own: the command's scale holds across the files of one call."""
     arguments = ("--select", "1.4", "--scale", "log", "--out", str(tmp_path))
-    assert call("heatmap", "--text", SENTENCE, *arguments).code == 0
+    call("heatmap", "--text", SENTENCE, *arguments).ok()
     drawn = without_command((tmp_path / "heads" / "L01H04.png").read_bytes())
     picture = seen.heatmap(1, 4, scale="log")
     assert picture.save(tmp_path / "mine.png").read_bytes() == picture._repr_png_() == drawn

@@ -180,7 +180,7 @@ def test_a_summary_of_a_corpus_keeps_the_numbers_of_heads_beside_their_differenc
     folder = saved(tmp_path / "model", "diffllama", vocab_size=2000)
     (tmp_path / "texts.txt").write_text("the bank is on river\nMary saw John\n")
     out = tmp_path / "out"
-    assert call("batch", str(tmp_path / "texts.txt"), "-m", str(folder), "--out", str(out), "--summary").code == 0
+    call("batch", str(tmp_path / "texts.txt"), "-m", str(folder), "--out", str(out), "--summary").ok()
     [listed] = (out / "heads").iterdir()
     heads, means = pq.read_table(listed).to_pylist(), pq.read_table(out / "summary.parquet").to_pylist()
     assert {row["kind"] for row in heads} == {"decoder", "difference"}

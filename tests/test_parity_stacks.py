@@ -328,7 +328,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 def test_the_command_on_an_encoder(folders: Mapping[str, Path]) -> None:
     done = call("parity", "--model", str(folders["bert"]), "--text", "the river bank", "--format", "jsonl")
-    rows = [json.loads(line) for line in done.out.splitlines()]
+    rows = done.records
     assert [(row["layer"], row["kind"], row["level"], row["holds"]) for row in rows] == [
         (layer, "encoder", "full", True) for layer in range(LAYERS)
     ]
@@ -340,8 +340,7 @@ def test_the_command_on_two_texts(folders: Mapping[str, Path], tmp_path: Path) -
     written = tmp_path / "certificate.json"
     done = call(
         *("parity", "--model", str(folders["bart"]), *texts, "--format", "table", "--out", str(written)), columns=200
-    )
-    assert done.code == 0
+    ).ok()
     named = [line.split("full")[0].strip() for line in done.out.decode().splitlines() if "full" in line]
     assert named == [f"{prefix}L{layer}" for prefix in ("encoder ", "", "cross ") for layer in range(LAYERS)]
     said = "parity holds: encoder 4 at level full, decoder 4 at level full, cross 4 at level full; "
@@ -351,7 +350,7 @@ def test_the_command_on_two_texts(folders: Mapping[str, Path], tmp_path: Path) -
 
 def test_heads_verified(folders: Mapping[str, Path]) -> None:
     texts = ("--text", "the river bank", "--target", "a bank")
-    assert call("heads", "--model", str(folders["bart"]), *texts, "--verify").code == 0
+    call("heads", "--model", str(folders["bart"]), *texts, "--verify").ok()
     seen = read(load(LoadOptions(model=str(folders["bart"]))), Ask(texts[1], target=texts[3], verify=True))
     parity = seen.facts["parity"]
     assert (parity["holds"], parity["levels"]) == (True, dict.fromkeys(STACKS, "full"))

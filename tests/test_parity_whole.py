@@ -12,6 +12,7 @@ import math
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from attnscope.run import prepare
 from helpers.brought import a_gguf, an_adapter
 from helpers.command_line import call
 from helpers.folders import saved, with_tokenizer
+from helpers.forks import forked
 from helpers.parity_models import as_loaded, ids_for, roused_model
 from helpers.parity_stacks import stack_model
 
@@ -62,8 +64,14 @@ def once() -> dict[str, Any]:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, once: dict[str, Any]) -> None:
-    """A second instance of the same files and inputs is made once in this module: it takes seconds."""
+    """A second instance of the same files and inputs is made once in this module, in a fork: a start takes seconds."""
     made = whole._second
+
+    def run(command: list[str], env: dict[str, str], **how: Any) -> subprocess.CompletedProcess[str]:
+        assert command[:2] == [sys.executable, "-P"]
+        return forked(*command[2:], env=env)
+
+    monkeypatch.setattr(whole.subprocess, "run", run)
 
     def second(loaded: LoadedModel, options: LoadOptions, inputs: dict[str, torch.Tensor], modules: list[str]) -> Any:
         given = {name: one.tolist() for name, one in inputs.items()}
@@ -293,8 +301,7 @@ def test_what_runs_alone_imports_nothing_of_ours() -> None:
 
 
 def test_the_command_says_both_verdicts(tmp_path: Path) -> None:
-    done = call("parity", "--whole", "--text", TEXT, "--out", str(tmp_path / "c.json"))
-    assert done.code == 0
+    done = call("parity", "--whole", "--text", TEXT, "--out", str(tmp_path / "c.json")).ok()
     assert "taken on trust: transformers' own code, the config and the files" in done.err
     assert "differs from a second instance by 0 of the norm" in done.err.splitlines()[-1]
     assert list(json.loads((tmp_path / "c.json").read_text())["whole"]["differences"])[-1] == "logits"

@@ -1,7 +1,5 @@
 """Pictures beside text: what vision-language models are given, what its tokens are called, and what is measured."""
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -367,13 +365,8 @@ def asked(models: dict[str, LoadedModel], command: str, field: str, *more: str, 
     return call(command, "-m", str(models[family].source_folder), "--text", TEXT, "--picture", field, *more)
 
 
-def rows(result: Result) -> list[dict[str, str]]:
-    assert result.code == 0, result.err
-    return list(csv.DictReader(io.StringIO(result.out.decode(), newline="")))
-
-
 def test_heads_lists_decoder_and_tower(models: dict[str, LoadedModel], field: str) -> None:
-    found = rows(asked(models, "heads", field))
+    found = asked(models, "heads", field).ok().rows
     assert {(row["kind"], row["layer"], row["head"]) for row in found} == {
         (kind, str(layer), str(head))
         for kind, layers in ((DECODER, 2), (VISION, 3))
@@ -381,7 +374,7 @@ def test_heads_lists_decoder_and_tower(models: dict[str, LoadedModel], field: st
         for head in range(4)
     }
     assert all(not row["induction"] and not row["distance"] for row in found if row["kind"] == VISION)
-    only = rows(asked(models, "heads", field, "--select", "vision.2.1"))
+    only = asked(models, "heads", field, "--select", "vision.2.1").ok().rows
     assert [(row["kind"], row["layer"], row["head"]) for row in only] == [(VISION, "2", "1")]
 
 
@@ -395,22 +388,21 @@ def test_info_lists_the_towers_layers(models: dict[str, LoadedModel]) -> None:
 
 
 def test_other_commands_read_pictures(models: dict[str, LoadedModel], field: str) -> None:
-    found = rows(asked(models, "relations", field, "--query", "last", "--top-k", "all"))
+    found = asked(models, "relations", field, "--query", "last", "--top-k", "all").ok().rows
     assert {row["kind"] for row in found} == {DECODER}
     assert "img 3,3" in {row["key_token"] for row in found}
-    keys = rows(asked(models, "keys", field))
+    keys = asked(models, "keys", field).ok().rows
     assert [row["token"] for row in keys if row["kind"] == VISION][:2] == ["[CLS]", "img 0,0"]
-    tokens = rows(asked(models, "text", field, "--query", "last"))
+    tokens = asked(models, "text", field, "--query", "last").ok().rows
     assert tokens[1]["token"] == "img 0,0"
-    parity = rows(asked(models, "parity", field, family="gemma3"))
+    parity = asked(models, "parity", field, family="gemma3").ok().rows
     assert {(row["kind"], row["level"], row["holds"]) for row in parity} == {
         (kind, "full", "True") for kind in (DECODER, VISION)
     }
 
 
 def test_a_run_with_a_picture_is_told_apart(models: dict[str, LoadedModel], field: str, tmp_path: Path) -> None:
-    result = asked(models, "heatmap", field, "--query", "last", "--select", "1.3", "--out", str(tmp_path / "run"))
-    assert result.code == 0, result.err
+    result = asked(models, "heatmap", field, "--query", "last", "--select", "1.3", "--out", str(tmp_path / "run")).ok()
     names = [Path(line).relative_to(tmp_path / "run").as_posix() for line in result.out.decode().splitlines()]
     assert names == ["overview.png", "layers/L01.png", "heads/L01H03.png", "picture.png"]
     said = json.loads((tmp_path / "run" / "manifest.json").read_text())
@@ -428,8 +420,7 @@ def test_a_run_with_a_picture_is_told_apart(models: dict[str, LoadedModel], fiel
 def test_heads_draws_over_a_picture_where_it_is_asked_to(
     models: dict[str, LoadedModel], field: str, tmp_path: Path
 ) -> None:
-    result = asked(models, "heads", field, "--figures", "picture", "--out", str(tmp_path / "run"))
-    assert result.code == 0, result.err
+    asked(models, "heads", field, "--figures", "picture", "--out", str(tmp_path / "run")).ok()
     assert (tmp_path / "run" / DECODER / "picture.png").exists()
 
 

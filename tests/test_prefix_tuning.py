@@ -1,7 +1,5 @@
 """Prefix tuning: keys and values of every layer that no token has made, read as PEFT's own model reads them."""
 
-import csv
-import io
 from pathlib import Path
 
 import numpy as np
@@ -148,9 +146,8 @@ def test_the_model_itself_is_as_it_was(loaded: LoadedModel) -> None:
 
 
 def test_the_command_line(folder: Path) -> None:
-    done = call("relations", TEXT, "-m", str(folder), "--key", "0", "--format", "csv")
-    assert done.code == 0, done.err
-    rows = list(csv.DictReader(io.StringIO(done.out.decode())))
+    done = call("relations", TEXT, "-m", str(folder), "--key", "0", "--format", "csv").ok()
+    rows = done.rows
     assert {row["key_token"] for row in rows} == {"virtual 0"}
     assert min(int(row["query"]) for row in rows) == COUNT
 

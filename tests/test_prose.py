@@ -1,8 +1,6 @@
 """`attnscope text`: its numbers against sums over `output_attentions`, and what is printed decoded back to them."""
 
-import csv
 import io
-import json
 import math
 import re
 
@@ -49,9 +47,12 @@ def given(matrix, keys):
 
 
 def ran(*arguments, **environment):
-    result = call("text", "--text", SENTENCE, "--quiet", *arguments, **environment)
-    assert (result.code, result.err) == (0, "")
-    return result.out.decode()
+    """A quiet run that went well and said nothing."""
+    return call("text", "--text", SENTENCE, "--quiet", *arguments, **environment).silent()
+
+
+def printed_by(*arguments, **environment):
+    return ran(*arguments, **environment).out.decode()
 
 
 # The numbers
@@ -71,8 +72,7 @@ def ran(*arguments, **environment):
     ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",  # an address would differ in every process
 )
 def test_a_row_per_token_says_its_weight(demo, matrices, asked, expected, engine):
-    lines = ran(*asked, "--select", "1.4,3", "--format", "jsonl", "--engine", engine).splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = ran(*asked, "--select", "1.4,3", "--format", "jsonl", "--engine", engine).records
     heads = [(1, 4), *((3, head) for head in range(6))]
     assert [(row["layer"], row["head"], row["kv_head"]) for row in rows[::N]] == [(*one, one[1] // 2) for one in heads]
     tokens = from_text(demo.tokenizer, SENTENCE).tokens
@@ -87,7 +87,7 @@ def test_a_row_per_token_says_its_weight(demo, matrices, asked, expected, engine
 @pytest.mark.parametrize("engine", ["eager", "fused"])
 def test_heads_are_averaged_in_a_layer_or_all(matrices, engine):
     def weights(*arguments):
-        rows = list(csv.DictReader(io.StringIO(ran(*arguments, "--query", "last", "--engine", engine))))
+        rows = ran(*arguments, "--query", "last", "--engine", engine).rows
         return [{row["layer"] for row in rows}, {row["head"] for row in rows}], [float(row["weight"]) for row in rows]
 
     which, found = weights()
@@ -147,7 +147,7 @@ def test_who_asks_for_nothing_keeps_nothing(demo):
 
 def test_out_writes_the_numbers_and_from_repeats_them(tmp_path):
     asked = ("--query", "bank", "--select", "1.4")
-    printed = ran(*asked, "--out", str(tmp_path / "a"), "--format", "csv")
+    printed = printed_by(*asked, "--out", str(tmp_path / "a"), "--format", "csv")
     assert (tmp_path / "a" / "text.csv").read_text() == printed
     again = call("text", "--from", str(tmp_path / "a" / "manifest.json"), "-q", "--format", "csv")
     assert (again.code, again.out.decode()) == (0, printed)
@@ -177,7 +177,7 @@ def painted(printed):
 
 
 def test_colours_read_back_are_the_weights(demo, matrices):
-    screen = ran("--query", "last", "--select", "1.4", columns=80, COLORTERM="truecolor")
+    screen = printed_by("--query", "last", "--select", "1.4", columns=80, COLORTERM="truecolor")
     title, body, scale = Text.from_ansi(screen).plain.strip().splitlines()
     assert title == "L1H4"
     assert body == "<s>the financial bank is located on river »bank«"
@@ -192,7 +192,7 @@ def test_colours_read_back_are_the_weights(demo, matrices):
 
 @pytest.mark.parametrize("scale", ["linear", "sqrt", "log"])
 def test_bars_read_back_are_the_weights(matrices, scale):
-    printed = ran("--key", "bank", "--select", "1.4,3.3", "--format", "table", "--scale", scale)
+    printed = printed_by("--key", "bank", "--select", "1.4,3.3", "--format", "table", "--scale", scale)
     assert ESCAPE not in printed
     for (layer, head), (title, body, bars, legend) in zip([(1, 4), (3, 3)], texts(printed), strict=True):
         assert title == f"L{layer}H{head}"
@@ -221,7 +221,7 @@ def test_bars_read_back_are_the_weights(matrices, scale):
 
 def test_a_sink_can_be_left_out(matrices):
     kept, masked = (
-        ran("--query", "last", "--select", "3.0", "--format", "table", *how) for how in ((), ("--sink", "mask"))
+        printed_by("--query", "last", "--select", "3.0", "--format", "table", *how) for how in ((), ("--sink", "mask"))
     )
     row = matrices[3, 0, 8]
     assert row.argmax() == 0
@@ -237,14 +237,14 @@ def test_a_sink_can_be_left_out(matrices):
 
 
 def test_the_share_of_the_chosen_keys_is_said(matrices):
-    printed = ran("--query", "last", "--key", "5", "--select", "1.4", "--format", "table")
+    printed = printed_by("--query", "last", "--key", "5", "--select", "1.4", "--format", "table")
     assert f"keys {matrices[1, 4, 8, 5]:.2f}, »query«, ‹key›" in printed
     assert "is ‹located› on river »bank«" in printed
 
 
 def test_a_query_that_sees_one_key_sets_no_scale(matrices):
     """It looks at key 0 whatever the head does."""
-    printed = ran("--key", "first", "--select", "1.4", "--format", "table")
+    printed = printed_by("--key", "first", "--select", "1.4", "--format", "table")
     largest = matrices[1, 4, 1:, 0].max()
     assert f"█ {largest:.2g}  " in printed
 
@@ -268,8 +268,7 @@ HOSTILE = (
 @pytest.mark.parametrize("colour", [{"NO_COLOR": "1"}, {"COLORTERM": "truecolor"}, {}], ids=str)
 def test_nothing_steers_the_terminal_or_is_wider_than_it(tmp_path, columns, colour):
     (tmp_path / "text").write_text(f"the bank {HOSTILE} " + "x" * 250)
-    result = call("text", "-f", str(tmp_path / "text"), "-q", "--query", "last", columns=columns, **colour)
-    assert (result.code, result.err) == (0, "")
+    result = call("text", "-f", str(tmp_path / "text"), "-q", "--query", "last", columns=columns, **colour).silent()
     printed = re.sub(r"\x1b\[[0-9;]*m", "", result.out.decode())
     assert ("NO_COLOR" in colour) == (printed == result.out.decode())
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]", printed)
@@ -299,11 +298,11 @@ def test_bars_stand_below_their_own_columns():
 
 
 def test_a_pipe_gets_numbers_unless_the_text_is_asked_for():
-    assert ran("--query", "last").startswith("layer,head,kv_head,position,token,weight,uniform,kind\n")
-    plain = ran("--query", "last", "--format", "table", "--select", "1.4", COLUMNS="60")
-    coloured = ran("--query", "last", "--format", "table", "--select", "1.4", COLUMNS="60", FORCE_COLOR="1")
+    assert printed_by("--query", "last").startswith("layer,head,kv_head,position,token,weight,uniform,kind\n")
+    plain = printed_by("--query", "last", "--format", "table", "--select", "1.4", COLUMNS="60")
+    coloured = printed_by("--query", "last", "--format", "table", "--select", "1.4", COLUMNS="60", FORCE_COLOR="1")
     assert ESCAPE not in plain
     assert painted(coloured) or re.search(r"48;5;\d+", coloured)
     assert BARS[3] not in Text.from_ansi(coloured).plain.splitlines()[2]
-    assert ESCAPE not in ran("--query", "last", columns=80, NO_COLOR="1", COLORTERM="truecolor")
-    assert ESCAPE not in ran("--query", "last", columns=80, TERM="dumb")
+    assert ESCAPE not in printed_by("--query", "last", columns=80, NO_COLOR="1", COLORTERM="truecolor")
+    assert ESCAPE not in printed_by("--query", "last", columns=80, TERM="dumb")

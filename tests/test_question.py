@@ -258,8 +258,7 @@ def test_turns_of_a_chat_are_named_too(engine: str) -> None:
 
 def ranked(*arguments: str, columns: int | None = None) -> tuple[list[str], str]:
     """What `heads` prints of the story, line by line, and what it says."""
-    done = call("heads", "--text", STORY, *arguments, columns=columns)
-    assert done.code == 0, done.err
+    done = call("heads", "--text", STORY, *arguments, columns=columns).ok()
     return done.out.decode().splitlines(), done.err
 
 

@@ -1,6 +1,5 @@
 """README: its sample is what comes out, and every command in it runs in a clone."""
 
-import csv
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from attnscope.cli.app import COMMANDS
 from helpers.command_line import HANGS, call
 from helpers.forks import shim
 from helpers.readme import COLUMNS, SAMPLE, document
+from helpers.rows import csv_rows
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def test_the_sample_shows_roles(made):
 def test_what_is_said_of_the_overview_holds(made):
     folder, _ = made
     said = re.search(r"(L\dH\d) and (L\dH\d) look one token back, (L\dH\d) and (L\dH\d) at\swhat followed", README)
-    role = roles((folder / "runs" / "story" / "heads.csv").read_text(encoding="utf-8"))
+    role = roles(csv_rows((folder / "runs" / "story" / "heads.csv").read_bytes()))
     assert [role[name] for name in said.groups()] == ["previous-token"] * 2 + ["induction"] * 2
 
 
@@ -57,13 +57,13 @@ def test_what_the_demo_configuration_says_of_itself_holds(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     file = ROOT / "configs" / "demo.yaml"
     assert "induction and previous-token heads show" in file.read_text()
-    found = call("heads", "--config", str(file), "-q", "--format", "csv").out.decode()
+    found = call("heads", "--config", str(file), "-q", "--format", "csv").rows
     assert {"induction", "previous-token"} <= set(roles(found).values())
 
 
-def roles(table):
-    """The role of each head of a csv."""
-    return {f"L{row['layer']}H{row['head']}": row["role"] for row in csv.DictReader(table.splitlines())}
+def roles(rows):
+    """The role of each head of heads.csv."""
+    return {f"L{row['layer']}H{row['head']}": row["role"] for row in rows}
 
 
 @pytest.mark.parametrize("line", LINES)

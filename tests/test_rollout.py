@@ -3,8 +3,6 @@
 Shapes: Q query, K key, T token.
 """
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -244,19 +242,14 @@ def test_bins_cover_the_text(demo) -> None:
 # the command
 
 
-def rows(data: bytes) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
-
-
 @pytest.mark.parametrize("engine", ["eager", "fused"])
 def test_the_command_prints_what_it_writes(demo, loaded_as, tmp_path: Path, engine: str) -> None:
-    done = call("rollout", "--text", TEXT, "--top-k", "all", "--engine", engine, "--out", str(tmp_path))
-    assert done.code == 0
+    done = call("rollout", "--text", TEXT, "--top-k", "all", "--engine", engine, "--out", str(tmp_path)).ok()
     assert (tmp_path / "rollout.csv").read_bytes() == done.out
     assert {path.name for path in tmp_path.iterdir()} == {"rollout.csv", "rollout.png", "manifest.json"}
     expected = product(loaded_as("demo", "eager"), from_text(demo.tokenizer, TEXT))
     found = np.zeros_like(expected)
-    for row in rows(done.out):
+    for row in done.rows:
         found[int(row["query"]), int(row["key"])] = float(row["weight"])
     np.testing.assert_allclose(found, expected, atol=1e-5)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -268,19 +261,17 @@ def test_the_command_prints_what_it_writes(demo, loaded_as, tmp_path: Path, engi
 
 def test_a_long_text_is_read_in_runs(tmp_path: Path) -> None:
     long = "The river rose and the boats went by. " * 40
-    done = call("rollout", "--text", long, "--top-k", "2", "--out", str(tmp_path))
-    assert done.code == 0
+    done = call("rollout", "--text", long, "--top-k", "2", "--out", str(tmp_path)).ok()
     assert "a row is a run of 3 tokens; --group tokens keeps them apart" in done.err
     assert json.loads((tmp_path / "manifest.json").read_text())["rollout"]["units"] <= 200
     apart = call("rollout", "--text", long, "--top-k", "1", "--group", "tokens")
-    assert len(rows(apart.out)) > 400
+    assert len(apart.rows) > 400
     assert "a row is a run" not in apart.err
 
 
 def test_layers_without_attention_are_named(tmp_path: Path) -> None:
     folder = saved(tmp_path / "hybrid", "granitemoehybrid", vocab_size=2000)
-    done = call("rollout", "--text", "the river bank", "--model", str(folder), "--out", str(tmp_path / "out"))
-    assert done.code == 0
+    done = call("rollout", "--text", "the river bank", "--model", str(folder), "--out", str(tmp_path / "out")).ok()
     assert "layers [0, 2] do not attend to tokens: the rollout passes them unchanged" in done.err
     said = json.loads((tmp_path / "out" / "manifest.json").read_text())["rollout"]
     assert (said["layers"], said["passed_over"]) == ([1, 3], [0, 2])

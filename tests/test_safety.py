@@ -181,8 +181,7 @@ def test_tables_of_a_hostile_text_and_model_steer_no_terminal(folder: Path, tmp_
     edit(model / "tokenizer.json", name_the_last)
     (tmp_path / "text").write_text(f"the bank {STEERING} by {STEERING}the river {named} bank")
     command = (*arguments, "--model", str(model), "--file", str(tmp_path / "text"))
-    result = call(*command, columns=200, NO_COLOR="1")
-    assert result.code == 0
+    result = call(*command, columns=200, NO_COLOR="1").ok()
     assert "⟨001B⟩" in result.out.decode()
     assert not steers(result.out.decode())
     assert not steers(result.err)
@@ -254,21 +253,12 @@ def test_pictures_of_a_hostile_text_and_model_can_be_opened(folder: Path, tmp_pa
 
     model = folder.rename(tmp_path / "m\x1b[2J\x01\u202e\ufffe")
     (tmp_path / "text").write_text(f"the bank {STEERING} by {STEERING}the \uffff \ufffe river")
-    asked = (
-        "-q",
-        "--model",
-        str(model),
-        "--file",
-        str(tmp_path / "text"),
-        "--image",
-        image,
-        "--out",
-        str(tmp_path / "o"),
-    )
+    asked = ("-q", "--model", str(model), "--file", str(tmp_path / "text"), "--image", image)
     titled = ("--title", f"\u56f3\u3000{STEERING.replace(chr(0), '')}\ufffe\uffff")
-    assert call("explain", "--head", "1.0", *asked).code == 0
-    for command in (("heatmap", "--select", "1.0"), ("rollout",), ("heads", "--figures", "overview,metrics,layers")):
-        assert call(*command, *asked, *titled, "--force").code == 0
+    call("explain", "--head", "1.0", *asked, "--out", str(tmp_path / "o")).ok()
+    heads = ("heads", "--figures", "overview,metrics,layers", "--select", "1")
+    for command in (("heatmap", "--select", "1.0"), ("rollout",), heads):
+        call(*command, *asked, *titled, "--out", str(tmp_path / "o" / command[0])).ok()
     made = sorted((tmp_path / "o").rglob(f"*.{image}"))
     assert len(made) > 5
     for path in made:
@@ -281,7 +271,7 @@ def test_pictures_of_a_hostile_text_and_model_can_be_opened(folder: Path, tmp_pa
         else:
             with Image.open(path) as picture:
                 assert not steers("".join(map(str, picture.text.values())))
-    assert image != "svg" or "\u56f3\u3000⟨001B⟩[2J" in (tmp_path / "o" / "overview.svg").read_text()
+    assert image != "svg" or "\u56f3\u3000⟨001B⟩[2J" in (tmp_path / "o" / "heads" / "overview.svg").read_text()
 
 
 def test_a_table_shows_what_no_cell_was_cleaned_of(capsys, monkeypatch) -> None:
@@ -367,8 +357,7 @@ def test_values_beyond_what_can_be_meant(arguments, code: int, says: str) -> Non
 
 
 def test_a_top_beyond_any_integer_of_a_machine_shows_all() -> None:
-    result = call("relations", "-q", *TEXT, "--select", "0.0", "--top-k", "1", "--top", HUGE, columns=100)
-    assert result.code == 0
+    call("relations", "-q", *TEXT, "--select", "0.0", "--top-k", "1", "--top", HUGE, columns=100).ok()
 
 
 @pytest.mark.parametrize("value", [[], {}, 3, True, ["llama"], {"a": 1}])
@@ -536,8 +525,7 @@ def test_a_panic_of_the_tokenizer_is_one_line(folder: Path) -> None:
     assert (result.code, result.out) == (3, b"")
     assert result.err.startswith("attnscope: the model's tokenizer cannot read the text: PanicException: ")
     assert result.err.count("\n") == 1
-    result = spawn("heads", "-q", "--model", str(folder), "--text", "the bank")
-    assert (result.code, result.err) == (0, "")
+    result = spawn("heads", "-q", "--model", str(folder), "--text", "the bank").silent()
 
 
 def test_a_slow_pattern_is_given_up_in_time(folder: Path) -> None:

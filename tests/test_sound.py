@@ -1,7 +1,5 @@
 """Sounds: read from files, as frames with their seconds, through a tiny Whisper in Python and on the command line."""
 
-import csv
-import io
 import json
 import shutil
 import wave
@@ -25,7 +23,7 @@ from attnscope.model.loading import wrap
 from attnscope.observe import Request
 from attnscope.run import prepare, read
 from attnscope.stacks import CROSS, DECODER, ENCODER
-from helpers.command_line import SENTENCE, Result, call
+from helpers.command_line import SENTENCE, call
 from helpers.sounds import FRAMES, HEADS, LAYERS, RATE, samples, saved_whisper, tiny_listener, write_wav
 
 SPOKEN = 0.6  # seconds
@@ -61,11 +59,6 @@ def features_of(folder, wav):
 
 def asked(command, folder, wav, *arguments):
     return call(command, "-m", str(folder), "--audio", str(wav), *arguments)
-
-
-def rows(result: Result):
-    assert result.code == 0, result.err
-    return list(csv.DictReader(io.StringIO(result.out.decode(), newline="")))
 
 
 # Files
@@ -322,14 +315,14 @@ def test_the_mean_of_the_heads_is_no_head(demo, tmp_path):
 
 def test_heads_of_a_sound(folder, wav):
     result = asked("heads", folder, wav, "--generate", "4", "--format", "csv")
-    assert sorted({row["kind"] for row in rows(result)}) == [CROSS, DECODER, ENCODER]
+    assert sorted({row["kind"] for row in result.ok().rows}) == [CROSS, DECODER, ENCODER]
     assert "0.60 s of sound at 16000 Hz: 30 of 50 frames; from 0.60s on silence pads it" in result.err
     assert "target, generated greedily" in result.err
 
 
 def test_relations_name_frames(folder, wav, seen):
     how = ("--target", "hello", "--select", "cross.1.2", "--top-k", "all", "--format", "csv")
-    for row in rows(asked("relations", folder, wav, *how)):
+    for row in asked("relations", folder, wav, *how).ok().rows:
         expected = seen.of(CROSS).weights[1][2, int(row["query"]), int(row["key"])]
         assert abs(float(row["weight"]) - float(expected)) < 1e-5
         assert row["key_token"] == seen.prompt.tokens[int(row["key"])]
@@ -337,7 +330,7 @@ def test_relations_name_frames(folder, wav, seen):
 
 def test_parity_up_to_level_full(folder, wav, tmp_path):
     out = tmp_path / "certificate.json"
-    found = rows(asked("parity", folder, wav, "--target", "hello", "--format", "csv", "--out", str(out)))
+    found = asked("parity", folder, wav, "--target", "hello", "--format", "csv", "--out", str(out)).ok().rows
     assert {(row["kind"], row["level"], row["holds"]) for row in found} == {
         (kind, "full", "True") for kind in (ENCODER, DECODER, CROSS)
     }
@@ -349,7 +342,7 @@ def test_a_run_in_a_folder_is_of_one_sound(folder, wav, tmp_path):
     out, other = tmp_path / "run", write_wav(tmp_path / "other.wav", samples(SPOKEN, pitch=301))
     how = ("--target", "hello", "--out", str(out), "--format", "csv")
     first = asked("keys", folder, wav, *how)
-    assert rows(first)
+    assert first.ok().rows
     again = asked("keys", folder, wav, *how)
     assert (again.code, again.out) == (0, first.out)
     refused = asked("keys", folder, other, *how)
@@ -379,7 +372,7 @@ def test_a_run_is_repeated_from_its_sound(folder, tmp_path):
 def test_standard_input_and_a_file_of_options(folder, wav, tmp_path):
     how = ("--target", "hello", "--format", "csv", "-q")
     first = asked("keys", folder, wav, *how)
-    assert rows(first)[0]["token"] == "0.00-0.02s"
+    assert first.ok().rows[0]["token"] == "0.00-0.02s"
     assert call("keys", "-m", str(folder), "--audio", "-", *how, stdin=wav.read_bytes()).out == first.out
     (tmp_path / "options.yaml").write_text(f"model: {folder}\naudio: {wav}\ntarget: hello\n")
     assert call("keys", "--config", str(tmp_path / "options.yaml"), "--format", "csv", "-q").out == first.out
@@ -388,8 +381,7 @@ def test_standard_input_and_a_file_of_options(folder, wav, tmp_path):
 @pytest.mark.parametrize("command", ["rollout", "text", "view"])
 def test_what_is_of_one_text_reads_the_encoder_alone(command, folder, wav, tmp_path):
     how = {"view": ("--out", str(tmp_path / "page.html")), "text": ("--query", "last"), "rollout": ()}[command]
-    result = asked(command, folder, wav, "--task", "encoder", *how)
-    assert result.code == 0, result.err
+    result = asked(command, folder, wav, "--task", "encoder", *how).ok()
     assert "not measured" not in result.err
     assert b"0.60-0.62s" in (result.out or (tmp_path / "page.html").read_bytes()) or command == "view"
 

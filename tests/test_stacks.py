@@ -287,8 +287,7 @@ def folders(bart, bert, tmp_path_factory):
 def test_a_run_with_all_its_files(folders, tmp_path):
     out = tmp_path / "run"
     asked = ["--text", SOURCE, "--target", TARGET, "--out", str(out), "--select", "cross.1,enc.0.1"]
-    done = call("heads", "--model", str(folders / "bart"), *asked, "--figures", "overview,heads")
-    assert done.code == 0, done.err
+    call("heads", "--model", str(folders / "bart"), *asked, "--figures", "overview,heads").ok()
     files = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
     assert {"heads.csv", "relations.csv", "manifest.json", "encoder/heads/L00H01.png"} <= files
     assert {f"cross/heads/L01H{head:02d}.png" for head in range(8)} <= files
@@ -296,8 +295,7 @@ def test_a_run_with_all_its_files(folders, tmp_path):
     assert said["prompt"]["text"] == SOURCE
     assert said["options"]["target"] == TARGET
     assert {call["kind"] for call in said["calls"]} == {"encoder", "decoder", "cross"}
-    again = call("heads", str(out), "--out", str(tmp_path / "again"), "--figures", "overview")
-    assert again.code == 0, again.err
+    call("heads", str(out), "--out", str(tmp_path / "again"), "--figures", "overview").ok()
     assert (tmp_path / "again" / "heads.csv").read_bytes() == (out / "heads.csv").read_bytes()
     asked[3] = "another"
     other = call("heads", "--model", str(folders / "bart"), *asked, "--figures", "overview,heads")
@@ -325,9 +323,8 @@ def test_what_is_not_for_an_encoder_decoder(folders, tmp_path, command, says):
 
 
 def test_an_encoder_is_explained_with_every_step_held_to_the_models(folders):
-    done = call("explain", "--model", str(folders / "bert"), "--text", SOURCE, "--head", "L1H2")
-    assert done.code == 0, done.err
-    steps = [json.loads(line) for line in done.out.decode().splitlines()]
+    done = call("explain", "--model", str(folders / "bert"), "--text", SOURCE, "--head", "L1H2").ok()
+    steps = done.records
     assert all(check["holds"] for step in steps for check in step.get("checks", ()))
     [mask] = [step for step in steps if step.get("name") == "mask"]
     assert mask["why"] == "In an encoder a token may look both ways."
@@ -335,8 +332,7 @@ def test_an_encoder_is_explained_with_every_step_held_to_the_models(folders):
 
 
 def test_an_encoder_read_alone(folders):
-    done = call("heads", "--model", str(folders / "bart"), "--task", "encoder", "--text", SOURCE)
-    assert done.code == 0, done.err
+    done = call("heads", "--model", str(folders / "bart"), "--task", "encoder", "--text", SOURCE).ok()
     rows = done.out.decode().splitlines()
     assert len(rows) == 1 + 2 * 4
     assert all(row.endswith(",encoder") for row in rows[1:])

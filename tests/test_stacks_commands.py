@@ -1,7 +1,5 @@
 """The command line on saved tiny models of BERT, T5 and BART: tables, selections, targets, pictures, refusals."""
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -28,17 +26,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(with_tokenizer(model, place / name)) for name, model in made.items()}
 
 
-def rows(result: Result) -> list[dict[str, str]]:
-    assert result.code == 0, result.err
-    return list(csv.DictReader(io.StringIO(result.out.decode(), newline="")))
-
-
 def asked(command: str, folder: str, *arguments: str) -> Result:
     return call(command, "-m", folder, "--text", SENTENCE, *arguments)
 
 
 def table(command: str, folder: str, *arguments: str) -> list[dict[str, str]]:
-    return rows(asked(command, folder, "--format", "csv", "--quiet", *arguments))
+    return asked(command, folder, "--format", "csv", "--quiet", *arguments).ok().rows
 
 
 def test_heads_of_an_encoder(folders: dict[str, str]) -> None:
@@ -85,17 +78,15 @@ def test_relations_are_the_models_own_weights(family: str, folders: dict[str, st
 
 
 def test_a_target_that_nobody_gave_is_generated_and_said_so(folders: dict[str, str]) -> None:
-    result = asked("heads", folders["bart"], "--generate", "4", "--format", "csv")
-    assert result.code == 0, result.err
+    result = asked("heads", folders["bart"], "--generate", "4", "--format", "csv").ok()
     assert "generated greedily" in result.err
-    assert {row["kind"] for row in rows(result)} == ALL
+    assert {row["kind"] for row in result.ok().rows} == ALL
 
 
 def test_pictures_lie_in_a_folder_per_stack(folders: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     figures = ("--figures", "overview,layers", "--out", str(out))
-    result = asked("heatmap", folders["t5"], "--target", TARGET, "--select", "cross.1.2,enc.0", *figures)
-    assert result.code == 0, result.err
+    asked("heatmap", folders["t5"], "--target", TARGET, "--select", "cross.1.2,enc.0", *figures).ok()
     drawn = {path.relative_to(out).as_posix() for path in out.rglob("*.png")}
     assert {"cross/overview.png", "encoder/overview.png", "cross/layers/L01.png", "encoder/layers/L00.png"} <= drawn
     manifest = json.loads((out / "manifest.json").read_text())
@@ -103,8 +94,7 @@ def test_pictures_lie_in_a_folder_per_stack(folders: dict[str, str], tmp_path: P
 
 
 def test_heads_of_an_encoder_are_drawn(folders: dict[str, str], tmp_path: Path) -> None:
-    result = asked("heatmap", folders["bert"], "--select", "0.1", "--out", str(tmp_path / "out"))
-    assert result.code == 0, result.err
+    asked("heatmap", folders["bert"], "--select", "0.1", "--out", str(tmp_path / "out")).ok()
     assert list((tmp_path / "out").rglob("L00H01.png"))
 
 
@@ -141,7 +131,7 @@ def test_a_family_without_such_weights_is_refused_in_one_line(tmp_path: Path) ->
 def test_layers_whose_queries_or_keys_are_pooled_are_not_measured_and_said_so(tmp_path: Path) -> None:
     folder = str(with_tokenizer(tiny("funnel", vocab_size=2000), tmp_path / "funnel"))
     result = asked("heads", folder, "--format", "csv")
-    assert {int(row["layer"]) for row in rows(result)} == {0, 1, 4, 5, 6, 7}
+    assert {int(row["layer"]) for row in result.ok().rows} == {0, 1, 4, 5, 6, 7}
     assert "layers [2, 3] attend to keys that are not tokens" in result.err
 
 

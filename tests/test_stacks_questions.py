@@ -3,8 +3,6 @@
 Shapes: Q query, K key, of one head.
 """
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,9 +66,7 @@ def asked(command: str, read: Read, *arguments: str) -> Result:
 
 
 def table(command: str, read: Read, *arguments: str) -> Rows:
-    result = asked(command, read, "--format", "csv", *arguments)
-    assert result.code == 0, result.err
-    return list(csv.DictReader(io.StringIO(result.out.decode(), newline="")))
+    return asked(command, read, "--format", "csv", *arguments).ok().rows
 
 
 def mean_mass(weights_QK: np.ndarray, queries: Sequence[int], keys: Sequence[int], causal: bool) -> float:
@@ -230,7 +226,7 @@ def test_a_text_that_no_shown_stack_knows_is_refused_with_the_way_out(read: Read
 def test_a_run_says_what_each_stack_was_asked_and_is_drawn_without_the_others(read: Read, tmp_path: Path) -> None:
     out = tmp_path / "out"
     figures = ("--figures", "overview,mass", "--query", "was", "--key", "the")
-    assert asked("heatmap", read, *figures, "--out", str(out)).code == 0
+    asked("heatmap", read, *figures, "--out", str(out)).ok()
     said = json.loads((out / "manifest.json").read_text())["chosen"]
     assert said.keys() == {DECODER, CROSS}
     assert said[CROSS]["query"]["positions"] == read.places("target", "was")

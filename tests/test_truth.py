@@ -3,7 +3,6 @@
 Shapes: H head, G kv head, Q query, K key, T token.
 """
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -62,10 +61,6 @@ def parity_of(model: Any, tokens: int = 24, seed: int = 0) -> ParityReport:
 
 def last_line(result: Result) -> str:
     return result.err.strip().splitlines()[-1]
-
-
-def rows_of(result: Result) -> list[dict[str, str]]:
-    return list(csv.DictReader(result.out.decode().splitlines()))
 
 
 def multiply_logits(model: Any, factor: float) -> Any:
@@ -200,7 +195,7 @@ def minimax(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_heads_of_minimax_hold(minimax: str) -> None:
     done = call("heads", "--model", minimax, "--text", text(24), "--format", "csv")
-    assert {row["layer"] for row in rows_of(done) if row["head"]} == {"0", "2"}
+    assert {row["layer"] for row in done.rows if row["head"]} == {"0", "2"}
     assert "does not hold" not in done.err
     assert done.code == 0
 
@@ -208,8 +203,8 @@ def test_heads_of_minimax_hold(minimax: str) -> None:
 def test_a_linear_layer_of_minimax_has_no_heads(minimax: str) -> None:
     """What it is, and no number."""
     done = call("heads", "--model", minimax, "--text", text(16), "--format", "csv")
-    assert {row["layer"] for row in rows_of(done) if row["head"]} == {"0", "2"}
-    others = [{name: cell for name, cell in row.items() if cell} for row in rows_of(done) if not row["head"]]
+    assert {row["layer"] for row in done.rows if row["head"]} == {"0", "2"}
+    others = [{name: cell for name, cell in row.items() if cell} for row in done.rows if not row["head"]]
     assert others == [{"layer": layer, "kind": "linear"} for layer in ("1", "3")]
 
 
@@ -235,12 +230,12 @@ def test_a_batch_of_deepseek_v4_gives_each_text_the_rows_it_has_alone(deepseek_v
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(text(tokens) for tokens in lengths))
     done = call("batch", str(texts), "--model", deepseek_v4, "--to-stdout", "jsonl", "--batch-tokens", "4000")
-    objects = [json.loads(line) for line in done.out.splitlines()]
+    objects = done.records
     together = {one["tokens"]: len(one["heads"]) for one in objects if "heads" in one}
     for line, tokens in enumerate(lengths, start=1):
         alone = call("heads", "--model", deepseek_v4, "--text", text(tokens), "--format", "csv")
         failed = "failed: " in done.err and f"line {line}: " in done.err
-        assert failed or together.get(tokens) == len(rows_of(alone))
+        assert failed or together.get(tokens) == len(alone.rows)
 
 
 @pytest.mark.parametrize("how", [("heads", "--format", "table"), ("heads", "--out"), ("heatmap", "--out")])
@@ -348,7 +343,7 @@ def dynamic(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("more", [(), ("--positions", "200"), ("--engine", "fused"), ("--verify",)])
 def test_dynamic_positions_are_read_as_far_as_the_text_goes(dynamic: str, more: tuple[str, ...]) -> None:
     done = call("heads", "--model", dynamic, "--text", text(120), "--format", "csv", *more)
-    assert len(rows_of(done)) == 16
+    assert len(done.rows) == 16
     assert done.code == 0
 
 

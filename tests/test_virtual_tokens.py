@@ -1,7 +1,5 @@
 """Prompt tuning and P-tuning: virtual tokens before the text, read as PEFT's own model reads them."""
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -109,17 +107,14 @@ def test_the_command_line(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = call(
         "relations", TEXT, "-m", str(folder), "--query", "last", "--key", "0", "--out", str(run), "--format", "csv"
-    )
-    assert done.code == 0, done.err
-    rows = list(csv.DictReader(io.StringIO(done.out.decode())))
+    ).ok()
+    rows = done.rows
     assert {row["key_token"] for row in rows} == {"virtual 0"}
     assert json.loads((run / "manifest.json").read_text())["prompt"]["tokens"][:COUNT] == list(NAMES)
-    again = call("heads", str(run), "-q")
-    assert again.code == 0, again.err
-    compared = call("compare", "-m", "demo", "--compare-model", str(folder), "--text", TEXT)
-    assert compared.code == 0, compared.err
+    call("heads", str(run), "-q").ok()
+    compared = call("compare", "-m", "demo", "--compare-model", str(folder), "--text", TEXT).ok()
     assert "only in the other: virtual_0 virtual_1 virtual_2(0-2)" in compared.err
-    lost = [float(row["other_lost"]) for row in csv.DictReader(io.StringIO(compared.out.decode()))]
+    lost = [float(row["other_lost"]) for row in compared.rows]
     assert max(lost) > 0.1
     swapped = call("compare", "-m", str(folder), "--text", TEXT, "--compare-text", "the old " + TEXT)
     assert "12 shared tokens" in swapped.err

@@ -1,7 +1,6 @@
 """benchmarks/gpu.sh, what a visit to a card runs, with stand-ins for what it calls; and its records as tables."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command_line import HANGS
+from helpers.rows import json_lines
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -22,7 +22,7 @@ def visit(folder: Path) -> list[dict]:
     env = os.environ | {"PATH": f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin"}
     command = ["bash", BENCHMARKS / "gpu.sh", folder / "gpu.jsonl"]
     subprocess.run(command, env=env, check=True, capture_output=True, timeout=HANGS)
-    return [json.loads(line) for line in (folder / "gpu.jsonl").read_text().splitlines()]
+    return json_lines((folder / "gpu.jsonl").read_bytes())
 
 
 def test_a_visit_goes_on_where_it_was_cut_off_and_becomes_tables(tmp_path: Path) -> None:

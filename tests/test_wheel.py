@@ -1,6 +1,5 @@
 """The built wheel carries the embedded model and runs outside the clone."""
 
-import csv
 import os
 import shutil
 import subprocess
@@ -10,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from helpers.rows import csv_rows
 
 ROOT = Path(__file__).parents[1]
 SENTENCE = "the financial bank is located on river bank"
@@ -55,6 +56,6 @@ def test_a_clean_environment_runs_heads(wheel, tmp_path):
     where = done(binaries / "python", "-c", "import attnscope; print(attnscope.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(tmp_path / "venv")
     table = done(binaries / "attnscope", "heads", "--text", SENTENCE, "--out", "runs/bank", cwd=tmp_path)
-    assert len(list(csv.DictReader(table.splitlines()))) == 24
+    assert len(csv_rows(table.encode())) == 24
     assert (tmp_path / "runs" / "bank" / "overview.png").stat().st_size > 1000
     assert (tmp_path / "runs" / "bank" / "manifest.json").is_file()

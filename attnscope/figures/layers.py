@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
 from attnscope.figures import layout
@@ -63,15 +62,15 @@ def save_layers(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[Pat
     """
     labels = {label for axes in {(maps.labels_Q, maps.labels_K) for _, maps in jobs} for one in axes for label in one}
     with drawing(fonts_for({style.title, style.about.line, *map(shown_label, labels)})):
-        shown = _shown(jobs, style)
+        shown = figures_of(jobs, style)
         if style.image == "png":
             yield from save_behind(((path, layer.pixels()) for path, layer in shown), style)
         else:
             yield from (save_figure(layer.figure, path, style) for path, layer in shown)
 
 
-def _shown(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tuple[Path, LayerFigure]]:
-    """Each path with the figure that shows what belongs there, until the next is asked for."""
+def figures_of(jobs: Sequence[tuple[Path, Maps]], style: Style) -> Iterator[tuple[Path, LayerFigure]]:
+    """Each path with the figure that shows its layer until the next is asked for; within `writer.drawing`."""
     titles = [_titles(maps, style) for _, maps in jobs]
     titled = max(map(_titled, titles), default=0)  # of all: numbers in titles would give each layer a width of its own
     built: dict[tuple, LayerFigure] = {}
@@ -217,12 +216,6 @@ class LayerFigure:
             if text not in self.drawn or self.drawn[text][0] != said:
                 self.drawn[text] = said, reused.changed(text)
             yield self.drawn[text][1]
-
-
-def layer_figure(maps: Maps, style: Style) -> Figure:
-    """The picture of one layer; to be called within `writer.drawing`."""
-    titles = _titles(maps, style)
-    return LayerFigure.of(Layer.of(maps, style, titles, _titled(titles)), style).figure
 
 
 def _cell(longest: int, panel: float, room: float) -> int:

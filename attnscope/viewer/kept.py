@@ -72,8 +72,6 @@ class KeptSide:
             "layers": [_said_of(layer, [one for one in heads if one["at"] == at]) for at, layer in enumerate(layers)],
             "metrics": metrics_of(ids, len(self.prompt)),
             "heads": heads,
-            "quantity": "weight",
-            "received": None,
             "steps": None,
         }
 

@@ -148,8 +148,6 @@ class Side:
             ],
             "metrics": metrics_of(list(seen.columns.scores), len(prompt)),
             "heads": list(self._heads()),
-            "quantity": "weight",
-            "received": None,
         }
 
     def _heads(self) -> Iterator[dict[str, Any]]:

@@ -28,6 +28,7 @@ from attnscope.errors import UsageError
 from attnscope.model.checkpoint import _samples, digest
 from helpers.command_line import HANGS
 from helpers.corpora import jsonl, rows
+from helpers.rows import json_lines
 
 
 @pytest.fixture
@@ -258,7 +259,7 @@ def test_chat_records(place: Path) -> None:
     found = rows(place / "out", "texts")
     assert [row["line"] for row in found] == [1, 2, 4]
     assert found[0]["sha256"] == found[1]["sha256"]
-    [failed] = [json.loads(line) for line in (place / "out" / "failures.jsonl").read_text().splitlines()]
+    [failed] = json_lines((place / "out" / "failures.jsonl").read_bytes())
     assert failed["line"] == 3
     assert "content" in failed["reason"]
 

@@ -22,6 +22,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from helpers.corpora import rows, some_texts
+from helpers.rows import json_lines
 
 
 def read(*sources: object, **how: Any) -> list[Item]:
@@ -204,7 +205,7 @@ def test_thirty_kinds_of_bad_items_among_a_thousand_good_ones(
         output=DatasetOutput(tables=()),
     )
     _, tally = run_folder(job, Corpus(tuple(sources)), tmp_path / "out", {})
-    failures = [json.loads(line) for line in (tmp_path / "out" / "failures.jsonl").read_text().splitlines()]
+    failures = json_lines((tmp_path / "out" / "failures.jsonl").read_bytes())
     found = {(Path(one["file"]).name, one["line"]): one["reason"] for one in failures}
     assert found.keys() == expected.keys()
     assert [key for key, why in expected.items() if why not in found[key]] == []

@@ -1,6 +1,5 @@
 """What is written: the rows of the single-text commands, in input order, readable by everyone."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from attnscope.tables import FORMATS, json_rows, plain, tamed
 from attnscope.text.prompt import from_text
 from helpers.corpora import jsonl, rows, some_texts
 from helpers.pictures import without_command
+from helpers.rows import csv_rows, json_lines
 
 
 def batch(tmp_path: Path, model: Path, texts: list[str], *flags: str, name: str = "out") -> Path:
@@ -139,8 +139,7 @@ def test_csv_and_jsonl_hold_the_rows_of_parquet(tmp_path: Path, tiny_folder: Pat
     expected = rows(batch(tmp_path, tiny_folder, texts), "relations")
     out = batch(tmp_path, tiny_folder, texts, "--format", form, name=form)
     [path] = (out / "relations").iterdir()
-    with open(path, newline="", encoding="utf-8") as stream:
-        found = list(csv.DictReader(stream)) if form == "csv" else [json.loads(line) for line in stream if line.strip()]
+    found = {"csv": csv_rows, "jsonl": json_lines}[form](path.read_bytes())
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         assert np.float32(ours["weight"]) == np.float32(theirs["weight"])
@@ -173,7 +172,7 @@ def test_spreadsheet_cells_that_look_like_formulas_are_neutralised(start: str) -
 def test_weights_are_the_lower_triangles(tmp_path: Path, tiny_folder: Path, tiny: Any) -> None:
     texts = some_texts(6, seed=3)
     out = batch(tmp_path, tiny_folder, texts, "--matrices", "--select", "0.1,2.*", "--tables", "heads")
-    index = [json.loads(line) for line in (out / "weights" / "part-000000000.index.jsonl").read_text().splitlines()]
+    index = json_lines((out / "weights" / "part-000000000.index.jsonl").read_bytes())
     stored = load_file(out / "weights" / "part-000000000.safetensors")
     assert [(row["item"], row["layer"]) for row in index] == [(item, layer) for item in range(6) for layer in (0, 2)]
     for row in index:
@@ -223,7 +222,7 @@ def test_jsonl_on_stdout_is_one_object_a_text(
     assert run(["batch", str(corpus), "--model", str(tiny_folder), "--to-stdout", "jsonl", "-q"]) == 1
     printed = capfd.readouterr()
     assert printed.err.splitlines() == ["1 item failed", f"failed: {corpus}, line 6: empty"]
-    found = [json.loads(line) for line in printed.out.splitlines()]
+    found = json_lines(printed.out.encode())
     out = tmp_path / "out"
     run_folder(Job(LoadOptions(model=str(tiny_folder), device="cpu")), Corpus((str(corpus),)), out, {})
     for table in ("heads", "relations"):

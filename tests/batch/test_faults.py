@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,15 +31,14 @@ from attnscope.figures.pool import drawing_pool
 from attnscope.model.options import LoadOptions
 from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts
-from helpers.forks import Forked
+from helpers.forks import Forked, forked
 
 KILLS = Path(__file__).parents[1] / "helpers" / "kills.py"
 
 
 def killed(tmp_path: Path, model: Path, texts: int, kills: int, seed: int) -> None:
     corpus = jsonl(tmp_path / "corpus.jsonl", [*some_texts(texts), ""])
-    command = [sys.executable, str(KILLS), str(model), str(corpus), str(tmp_path), str(kills), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = forked(KILLS, model, corpus, tmp_path, kills, seed)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == kills
     whole = content(tmp_path / "whole")
@@ -262,17 +262,25 @@ def test_a_closed_pipe_ends_silently(tmp_path: Path, tiny_folder: Path) -> None:
     assert run.stderr.read() == b""
 
 
-def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(tmp_path: Path, tiny_folder: Path) -> None:
-    """The disk is a small tmpfs where this user may mount one, else a limit on the size of a file."""
-    disk = tmp_path / "disk"
+@contextmanager
+def mounted(disk: Path, options: str) -> Iterator[None]:
+    """A tmpfs at this place; skips where this user may not mount one."""
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk], capture_output=True)
-    if mounted.returncode != 0:
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], capture_output=True)
+    if done.returncode != 0:
         pytest.skip("this user may not mount a tmpfs")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(tmp_path: Path, tiny_folder: Path) -> None:
+    disk = tmp_path / "disk"
     corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(120))
     job = Job(LoadOptions(model=str(tiny_folder), device="cpu"), shard_bytes=60_000)
     reading = Corpus((str(corpus),))
-    try:
+    with mounted(disk, "size=400k"):
         with pytest.raises(UsageError, match="No space left on device"):
             run_folder(job, reading, disk / "out", {})
         subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
@@ -280,25 +288,15 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_when_there_is_room(tmp_pa
         assert committed > 0
         run_folder(job, reading, disk / "out", {})
         found = content(disk / "out")
-    finally:
-        subprocess.run(["umount", disk], check=True)
     run_folder(job, reading, tmp_path / "whole", {})
     assert found == content(tmp_path / "whole")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the folder is a read-only mount")
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, tiny_folder: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", disk], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("this user may not mount a tmpfs")
-    corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(3))
-    try:
-        with pytest.raises(UsageError, match=r"cannot write to .*: Read-only file system"):
-            run_folder(Job(LoadOptions(model=str(tiny_folder))), Corpus((str(corpus),)), disk / "out", {})
-    finally:
-        subprocess.run(["umount", disk], check=True)
+    disk, corpus = tmp_path / "disk", jsonl(tmp_path / "corpus.jsonl", some_texts(3))
+    with mounted(disk, "ro"), pytest.raises(UsageError, match=r"cannot write to .*: Read-only file system"):
+        run_folder(Job(LoadOptions(model=str(tiny_folder))), Corpus((str(corpus),)), disk / "out", {})
 
 
 def test_memory_that_runs_out_halves_the_batch_and_fails_only_the_giant(

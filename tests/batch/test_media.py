@@ -17,6 +17,7 @@ from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 from helpers.command_line import Result, call
 from helpers.corpora import content, rows
 from helpers.picture_models import picture, saved
+from helpers.rows import json_lines
 from helpers.sounds import samples, saved_whisper, write_wav
 
 SOUNDS = [
@@ -67,8 +68,7 @@ def batch(corpus: Path, model: LoadedModel | str, out: Path, *flags: str) -> Res
 
 
 def failures(out: Path) -> dict[str, str]:
-    found = map(json.loads, (out / "failures.jsonl").read_text().splitlines())
-    return {one["id"]: one["reason"] for one in found}
+    return {one["id"]: one["reason"] for one in json_lines((out / "failures.jsonl").read_bytes())}
 
 
 def check(out: Path, item: str, seen: Observation, kinds: Sequence[str]) -> None:
@@ -112,7 +112,7 @@ def test_every_sound_is_read_as_alone(place: Path, whisper: LoadedModel, tmp_pat
 def test_a_target_of_a_sound_is_generated_as_alone(place: Path, whisper: LoadedModel, tmp_path: Path) -> None:
     corpus = tmp_path / "sounds.csv"  # absolute paths, and no text
     corpus.write_text(f"id,sound\na,{place / 'sounds' / 'low.wav'}\n")
-    assert batch(corpus, whisper, tmp_path / "out", "--audio-field", "sound", "--select", "cross").code == 0
+    batch(corpus, whisper, tmp_path / "out", "--audio-field", "sound", "--select", "cross").ok()
     seen = attnscope.capture(whisper, audio=place / "sounds" / "low.wav")
     [text] = rows(tmp_path / "out", "texts")
     assert (text["target"], text["target_tokens"]) == ("".join(seen.queries.plain).strip(), len(seen.queries))
@@ -136,7 +136,7 @@ def test_tokens_of_a_picture_are_asked_about(place: Path, llava: LoadedModel, tm
     corpus = tmp_path / "pictures.csv"  # a list in a cell is JSON
     corpus.write_text(f'id,text,seen\na,the river,"[""{place / "field.png"}""]"\n')
     flags = ("--picture-field", "seen", "--query", "last", "--key", "img", "--spans", "what=img", "--spans", "it=river")
-    assert batch(corpus, llava, tmp_path / "out", *flags).code == 0
+    batch(corpus, llava, tmp_path / "out", *flags).ok()
     seen = attnscope.capture(llava, "the river", picture=place / "field.png", query="last", key="img")
     found = rows(tmp_path / "out", "heads")
     assert [row["mass"] for row in found] == pytest.approx([one.score["mass"] for one in seen.heads], abs=1e-5)

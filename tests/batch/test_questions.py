@@ -9,6 +9,7 @@ import pytest
 
 from helpers.command_line import Result, call
 from helpers.corpora import rows
+from helpers.rows import json_lines
 
 TEXTS = ("the bank by the river", "a river bank", "no such word here at all", "bank bank bank")
 RECORDS = [
@@ -43,9 +44,8 @@ def batch(corpus: Path, model: Path, out: Path, *flags: str) -> Result:
 def alone(model: Path, record: dict[str, Any], *flags: str) -> list[dict[str, Any]]:
     """The rows that `heads` prints of one record, in the model's order, as `batch` writes them."""
     asked = ("--query", str(record["asks"]), "--key", record["of"])
-    done = call("heads", "--model", str(model), "-t", record["text"], "-q", "--format", "jsonl", *asked, *flags)
-    assert done.code == 0, done.err
-    found = [json.loads(line) for line in done.out.splitlines()]
+    done = call("heads", "--model", str(model), "-t", record["text"], "-q", "--format", "jsonl", *asked, *flags).ok()
+    found = done.records
     return sorted(found, key=lambda row: (row["layer"], row["kv_head"], row["head"] or 0))
 
 
@@ -71,7 +71,7 @@ def test_a_text_has_the_mass_that_it_has_alone_and_what_means_nothing_fails_alon
                 assert row[name] == (None if one[name] is None else pytest.approx(one[name], abs=1e-5)), name
     assert found[0].keys() >= {"mass", "uniform"}
     assert any(row["mass"] is None for row in found if row["id"] == "d")  # bank#2 does not see bank#3
-    failures = [json.loads(line) for line in (out / "failures.jsonl").read_text().splitlines()]
+    failures = json_lines((out / "failures.jsonl").read_bytes())
     assert {one["id"]: one["reason"][: len(FAILURES[one["id"]])] for one in failures} == FAILURES
 
 
@@ -79,8 +79,7 @@ def test_the_positions_are_in_texts_as_the_grammar_takes_them(tmp_path: Path, ti
     batch(corpus, tiny_folder, tmp_path / "out", *FIELDS)
     found = {row["id"]: (row["query"], row["key"], row["note"]) for row in rows(tmp_path / "out", "texts")}
     assert found == {"a": ("5", "2", None), "b": ("3", "1-2", None), "d": ("3", "4", None)}
-    again = call("heads", "--model", str(tiny_folder), "-t", "a river bank", "--query", "3", "--key", "1-2", "-q")
-    assert again.code == 0
+    call("heads", "--model", str(tiny_folder), "-t", "a river bank", "--query", "3", "--key", "1-2", "-q").ok()
 
 
 def test_the_same_words_for_all_texts_and_what_was_found_in_another_way_is_noted(

@@ -24,6 +24,7 @@ from attnscope.text.prompt import from_text
 from helpers.command_line import Result, call
 from helpers.corpora import jsonl, rows, some_texts
 from helpers.folders import saved
+from helpers.rows import json_lines
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "a", "text": "Mary saw the river bank and John saw Mary", "spans": {"place": [[13, 23]], "other": [[0, 4]]}},
@@ -90,8 +91,7 @@ def test_every_span_has_its_mass_on_every_span(
     tmp_path: Path, corpus: Path, model: str, window: int, flags: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(model)
-    done = batch(corpus, folder, tmp_path / "out", *SPANS, *flags)
-    assert done.code == 0, done.err
+    batch(corpus, folder, tmp_path / "out", *SPANS, *flags).ok()
     assert {row["id"]: json.loads(row["positions"]) for row in rows(tmp_path / "out", "texts")} == POSITIONS
     found = iter(rows(tmp_path / "out", "spans"))
     for record in RECORDS:
@@ -112,8 +112,7 @@ def test_it_is_the_mass_of_query_and_key(tmp_path: Path, tiny_folder: Path, corp
     """Averaged over kv heads, and of chosen heads, too."""
     asked = ("--define", "subject=Mary", "--define", "end=last", "--query", "end", "--key", "subject")
     flags = ("--by", "kv", "--select", "1.*,3.2", "--spans", "subject,end")
-    done = batch(written(corpus, RECORDS[:2]), tiny_folder, tmp_path / "out", *asked, *flags)
-    assert done.code == 0, done.err
+    batch(written(corpus, RECORDS[:2]), tiny_folder, tmp_path / "out", *asked, *flags).ok()
     found = rows(tmp_path / "out", "spans")
     pairs = [row for row in found if (row["query_span"], row["key_span"]) == ("end", "subject")]
     heads = rows(tmp_path / "out", "heads")
@@ -126,14 +125,13 @@ def test_it_is_the_mass_of_query_and_key(tmp_path: Path, tiny_folder: Path, corp
 
 def test_texts_without_a_span_are_counted(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
     asked = ("batch", str(corpus), "--model", str(tiny_folder), *SPANS)
-    done = call(*asked, "--out", str(tmp_path / "out"))
-    assert done.code == 0
+    done = call(*asked, "--out", str(tmp_path / "out")).ok()
     assert "span 'subject' is not in 1 of 4 texts\nspan 'place' is not in 2 of 4 texts\n" in done.err
     again = call(*asked, "--out", str(tmp_path / "out"))
     assert "span 'place' is not in 2 of 4 texts" in again.err  # though this run read none of them
     lines = call(*asked, "--to-stdout", "jsonl")
     assert "span 'place' is not in 2 of 4 texts" in lines.err
-    said = [json.loads(line) for line in lines.out.splitlines()]
+    said = lines.records
     assert [one["positions"] for one in said] == list(POSITIONS.values())
     assert len(said[0]["spans"]) == 4 * 4 * 9
     columns = {"layer", "head", "kv_head", "query_span", "key_span", "mass", "uniform", "kind"}
@@ -174,7 +172,7 @@ def test_character_ranges_are_not_of_a_chat(tiny: Any) -> None:
 def test_bad_spans_are_failures_and_the_rest_goes_on(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
     records = [{"text": "the bank", "spans": {"subject": [[0, 99]], "other": "x"}}, {"text": "the bank"}]
     assert batch(written(corpus, records), tiny_folder, tmp_path / "out", "--spans", "subject").code == 1
-    [failure] = [json.loads(line) for line in (tmp_path / "out" / "failures.jsonl").read_text().splitlines()]
+    [failure] = json_lines((tmp_path / "out" / "failures.jsonl").read_bytes())
     assert failure["reason"] == "span 'subject': [0, 99] is no range of the text's 8 characters"
     assert [row["item"] for row in rows(tmp_path / "out", "texts")] == [1]
 
@@ -185,7 +183,7 @@ def test_spans_in_csv_and_parquet(tmp_path: Path, tiny_folder: Path) -> None:
         csv.writer(stream).writerows([["text", "spans"], *(["the bank", json.dumps(one)] for one in given)])
     pq.write_table(pa.table({"text": ["the bank"] * 3, "spans": given}), tmp_path / "c.parquet")
     for name in ("c.csv", "c.parquet"):
-        assert batch(tmp_path / name, tiny_folder, tmp_path / f"{name}.out", "--spans", "subject=the").code == 0
+        batch(tmp_path / name, tiny_folder, tmp_path / f"{name}.out", "--spans", "subject=the").ok()
         found = [json.loads(row["positions"])["subject"] for row in rows(tmp_path / f"{name}.out", "texts")]
         assert found == ["2", "1", None]
 
@@ -193,7 +191,7 @@ def test_spans_in_csv_and_parquet(tmp_path: Path, tiny_folder: Path) -> None:
 def test_what_was_cut_off_is_not_there(tmp_path: Path, tiny_folder: Path, corpus: Path) -> None:
     records = [{"text": "the bank of the river", "spans": {"head": [[0, 12]], "tail": [[16, 21]]}}]
     flags = ("--spans", "head,tail", "--max-tokens", "3")
-    assert batch(written(corpus, records), tiny_folder, tmp_path / "out", *flags).code == 0
+    batch(written(corpus, records), tiny_folder, tmp_path / "out", *flags).ok()
     [row] = rows(tmp_path / "out", "texts")
     assert json.loads(row["positions"]) == {"head": "1-2", "tail": None}
 
@@ -204,7 +202,7 @@ def test_every_text_is_cut(
 ) -> None:
     records = [{"id": "long", "text": "the bank of the river"}, {"id": "short", "text": "the bank"}]
     flags = ("--max-tokens", "4", *truncate)
-    assert batch(written(corpus, records), tiny_folder, tmp_path / "out", *flags).code == 0
+    batch(written(corpus, records), tiny_folder, tmp_path / "out", *flags).ok()
     found = {row["id"]: (row["tokens"], row["removed_tokens"]) for row in rows(tmp_path / "out", "texts")}
     assert found == {"long": (4, 2), "short": (3, 0)}
     ids = tiny.tokenizer(records[0]["text"])["input_ids"]

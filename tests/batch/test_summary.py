@@ -137,10 +137,9 @@ def test_the_command_writes_it_at_the_end_and_of_a_folder_that_is_whole_already(
 ) -> None:
     corpus, out = jsonl(tmp_path / "c.jsonl", ["the bank", "the river"]), tmp_path / "out"
     flags = ("--out", str(out), "--tables", "heads", "--by", "kv", "--select", "1.*")
-    assert batch(corpus, tiny_folder, *flags).code == 0
+    batch(corpus, tiny_folder, *flags).ok()
     assert not (out / "summary.parquet").exists()
-    done = batch(corpus, tiny_folder, *flags, "--summary")
-    assert done.code == 0, done.err
+    done = batch(corpus, tiny_folder, *flags, "--summary").ok()
     assert f"means over the texts in {out}/summary.parquet" in done.err
     found: list[dict[str, Any]] = pq.read_table(out / "summary.parquet").to_pylist()
     assert [(row["layer"], row["head"], row["kv_head"]) for row in found[:2]] == [(1, None, 0), (1, None, 1)]

@@ -19,6 +19,7 @@ from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.command_line import Result, call
 from helpers.corpora import rows
 from helpers.folders import with_tokenizer
+from helpers.rows import json_lines
 from helpers.stack_families import own, tiny
 
 RECORDS = [
@@ -54,9 +55,7 @@ def batch(corpus: str, model: str, out: Path, *flags: str) -> Result:
 
 
 def alone(command: str, model: str, record: dict[str, Any], *flags: str) -> list[dict[str, Any]]:
-    done = call(command, "-m", model, "-t", record["text"], "-q", "--format", "jsonl", *flags)
-    assert done.code == 0, done.err
-    return [json.loads(line) for line in done.out.splitlines()]
+    return call(command, "-m", model, "-t", record["text"], "-q", "--format", "jsonl", *flags).ok().records
 
 
 def in_order(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -82,7 +81,7 @@ def test_every_text_has_the_rows_that_it_has_alone(models: dict[str, str], corpu
         check_alike(mine, alone("heads", models["t5"], record, *given))
         if record["id"] == "a":
             check_alike(related, alone("relations", models["t5"], record, *given))
-    failures = [json.loads(line) for line in (tmp_path / "out" / "failures.jsonl").read_text().splitlines()]
+    failures = json_lines((tmp_path / "out" / "failures.jsonl").read_bytes())
     assert {one["id"]: one["reason"] for one in failures} == FAILURES
 
 
@@ -114,13 +113,13 @@ def test_a_target_that_no_record_gives_is_generated_as_heads_does_and_said_so(
 ) -> None:
     out, corpus = tmp_path / "out", tmp_path / "corpus.txt"
     corpus.write_text("the new bank\na river\n")
-    assert batch(str(corpus), models["t5"], out, "--tables", "heads").code == 0
+    batch(str(corpus), models["t5"], out, "--tables", "heads").ok()
     assert json.loads((out / "run.json").read_text())["targets"] == {"generated": 2}
     done = call("heads", "-m", models["t5"], "-t", "a river", "--format", "jsonl")
     text = rows(out, "texts")[1]
     assert f"generated greedily: {text['target']} ({text['target_tokens']} tokens)" in done.err
     mine = [row for row in rows(out, "heads") if row["item"] == 1]
-    check_alike(mine, [json.loads(line) for line in done.out.splitlines()])
+    check_alike(mine, done.records)
 
 
 def test_a_run_that_was_cut_off_goes_on_and_has_the_rows_of_a_whole_one(
@@ -161,7 +160,7 @@ def test_pictures_lie_in_a_folder_per_stack(models: dict[str, str], corpus: str,
     one = tmp_path / "one.jsonl"
     one.write_text(json.dumps(RECORDS[0]))
     flags = ("--target-field", "said", "--figures", "overview", "--tables", "heads")
-    assert batch(str(one), models["t5"], tmp_path / "out", *flags).code == 0
+    batch(str(one), models["t5"], tmp_path / "out", *flags).ok()
     drawn = {path.relative_to(tmp_path / "out").as_posix() for path in tmp_path.rglob("*.png")}
     assert drawn == {f"figures/000000/{kind}/overview.png" for kind in KINDS}
 
@@ -187,7 +186,7 @@ def test_tokens_and_spans_are_of_each_stacks_texts(models: dict[str, str], corpu
 def test_to_stdout_gives_the_target(models: dict[str, str], corpus: str) -> None:
     flags = ("--target-field", "said", "--to-stdout", "jsonl", "--tables", "heads", "-q")
     done = call("batch", corpus, "-m", models["bart"], *flags)
-    found = [json.loads(line) for line in done.out.splitlines()]
+    found = done.records
     assert [one["target"] for one in found] == [f"<unk><s>{one['said']}" for one in RECORDS[:4]]
     assert {row["kind"] for row in found[0]["heads"]} == set(KINDS)
 

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 from unittest.mock import patch
 
 from attnscope.cli import run
-from helpers.forks import Forked
+from helpers.forks import HANGS, Forked
+from helpers.rows import csv_rows, json_lines
 
 SENTENCE = "the financial bank is located on river bank"
 ATTNSCOPE = (sys.executable, "-m", "attnscope")
-HANGS = 900  # seconds after which a process is taken to hang; nothing is expected to be this quick
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,26 @@ class Result:
     code: int
     out: bytes
     err: str
+
+    def ok(self) -> Self:
+        """The same result; AssertionError with what stderr says where the exit code is not 0."""
+        assert self.code == 0, self.err
+        return self
+
+    def silent(self) -> Self:
+        """The same result; AssertionError where the exit code is not 0 or stderr has anything."""
+        assert (self.code, self.err) == (0, ""), self.err
+        return self
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The rows of CSV on stdout."""
+        return csv_rows(self.out)
+
+    @property
+    def records(self) -> list[Any]:
+        """The objects of JSON lines on stdout."""
+        return json_lines(self.out)
 
 
 class Screen(io.TextIOWrapper):

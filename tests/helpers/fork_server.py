@@ -31,8 +31,12 @@ LATE = """
 
 @dataclass(frozen=True)
 class Command:
-    """What a fork becomes; stdin, stdout and stderr are file descriptors."""
+    """What a fork becomes; stdin, stdout and stderr are file descriptors.
 
+    script: a file of Python that runs in the place of attnscope.
+    """
+
+    script: str | None
     arguments: list[str]
     cwd: str
     env: dict[str, str]
@@ -99,7 +103,7 @@ def _report(running: dict[int, socket.socket]) -> None:
 
 
 def become(command: Command) -> None:
-    """What `python -m attnscope ARGUMENTS` is once it has imported everything."""
+    """What `python -m attnscope ARGUMENTS` or `python SCRIPT ARGUMENTS` is once it has imported everything."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -114,11 +118,15 @@ def become(command: Command) -> None:
     os.chdir(command.cwd)
     os.environ.clear()
     os.environ.update(command.env)
-    sys.argv = ["attnscope", *command.arguments]
+    sys.argv = [command.script or "attnscope", *command.arguments]
     try:
-        runpy.run_module("attnscope", run_name="__main__", alter_sys=True)
+        if command.script is None:
+            runpy.run_module("attnscope", run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(command.script, run_name="__main__")
     except SystemExit as left:
         _leave(int(left.code or 0))
+    _leave(0)
 
 
 def _leave(code: int) -> None:

@@ -19,8 +19,9 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+HANGS = 900  # seconds after which a process is taken to hang; nothing is expected to be this quick
 TESTS = Path(__file__).parents[1]
 SHIM = """#!{python} -IS
 import sys
@@ -33,7 +34,8 @@ stand_in({address!r})
 class Forked:
     """`attnscope ARGUMENTS` in a forked process, in the manner of `subprocess.Popen`; its pid is its process group.
 
-    stdin, stdout and stderr are file descriptors; stdout and stderr may be subprocess.PIPE.
+    stdin, stdout and stderr are file descriptors; stdout and stderr may be subprocess.PIPE. script: a file of Python
+    that runs in the place of attnscope.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Forked:
         stdout: int = 1,
         stderr: int = 2,
         address: str | None = None,
+        script: Path | str | None = None,
     ) -> None:
         self.returncode: int | None = None
         out, self.stdout = _ends(stdout)
         err, self.stderr = _ends(stderr)
-        request = {"arguments": [*map(str, arguments)], "cwd": str(cwd or os.getcwd()), "env": dict(env or os.environ)}
+        request = {"script": None if script is None else str(script), "arguments": [*map(str, arguments)]}
+        request |= {"cwd": str(cwd or os.getcwd()), "env": dict(env or os.environ)}
         self._server = socket.socket(socket.AF_UNIX)
         self._server.connect(address or server())
         body = json.dumps(request).encode()
@@ -90,6 +94,13 @@ class Forked:
             [self.returncode] = struct.unpack("i", self._server.recv(4, socket.MSG_WAITALL))
             self._server.close()
         return self.returncode
+
+
+def forked(script: Path | str, *arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    """`python SCRIPT ARGUMENTS` in a forked process, in the manner of `subprocess.run`."""
+    process = Forked(arguments, script=script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
+    out, err = process.communicate(HANGS)
+    return subprocess.CompletedProcess([script, *arguments], process.wait(), out.decode(), err.decode())
 
 
 def _ends(stream: int) -> tuple[int, IO[bytes] | None]:

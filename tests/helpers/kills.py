@@ -1,7 +1,8 @@
 """Run a batch again and again, killed at random moments: `python kills.py MODEL CORPUS FOLDER KILLS SEED`.
 
-A server that has imported everything forks a child for each run, so that a kill costs no start. FOLDER/whole holds the
-uninterrupted run, FOLDER/0, FOLDER/1, ... the killed ones; the number of kills that hit a live child is printed.
+It is forked from a process that has imported everything, and forks a child for each run, so that a kill costs no start.
+FOLDER/whole holds the uninterrupted run, FOLDER/0, FOLDER/1, ... the killed ones; the number of kills that hit a live
+child is printed.
 """
 
 import os

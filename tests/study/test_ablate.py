@@ -106,8 +106,7 @@ FAST = ("--sequences", "2", "--random", "2")
 
 
 def test_the_command_prints_a_table_and_writes(tmp_path):
-    result = call("ablate", "demo", "--select", "3.0-1", *FAST, "--out", str(tmp_path / "a"), columns=140)
-    assert result.code == 0
+    result = call("ablate", "demo", "--select", "3.0-1", *FAST, "--out", str(tmp_path / "a"), columns=140).ok()
     lines = [line.split() for line in result.out.decode().splitlines()]
     assert any(line[:3] == ["3.0-1", "L3H0", "L3H1"] for line in lines)
     assert "intact 0." in result.err
@@ -132,7 +131,7 @@ def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path):
 
 def test_every_head_of_a_selection_is_a_set_too():
     result = call("ablate", "demo", "--select", "3.0-1", *FAST, "-q", "--format", "jsonl")
-    rows = [json.loads(line) for line in result.out.splitlines()]
+    rows = result.records
     assert [row["set"] for row in rows if row["kind"] == "together"] == ["3.0-1", "L3H0", "L3H1"]
     assert result.err == ""
 
@@ -143,7 +142,7 @@ def test_sets_and_targets_come_from_files(tmp_path):
     line = json.dumps({"text": "Mary had a lamb. Mary had a lamb.", "targets": [[28, 32]]})
     task.write_text(f"{line}\n{line}\n")
     result = call("ablate", "demo", "--sets", str(sets), "--on", str(task), "--by", "kv", "-q", "--format", "jsonl")
-    rows = [json.loads(line) for line in result.out.splitlines()]
+    rows = result.records
     assert (result.code, result.err) == (0, "")
     assert [(row["kind"], row["heads"], row["n"]) for row in rows if row["set"] == "both"][:2] == [
         ("together", "L3H0 L3H1", 2),
@@ -192,8 +191,7 @@ def test_without_sets_probes_name_them(monkeypatch):
 
 def test_before_the_probes_have_run_a_set_has_its_cost(monkeypatch):
     monkeypatch.setattr("attnscope.study.atlas.scan.scan", lambda *given, **how: pytest.fail("nothing is to be run"))
-    result = call("ablate", "demo", *FAST, "--dry-run")
-    assert result.code == 0
+    result = call("ablate", "demo", *FAST, "--dry-run").ok()
     assert b"then per set and random set at most 202 tokens x 4 layers" in result.out  # 2 sequences of 101 tokens
 
 

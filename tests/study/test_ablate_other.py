@@ -1,7 +1,5 @@
 """`attnscope ablate` with direct effects and its figure, and asked otherwise: pairs, a pruning, a screen."""
 
-import json
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -18,9 +16,8 @@ FEW = ("--sequences", "2", "--replace", "zero")
 
 
 def asked(*arguments):
-    result = call("ablate", "demo", *FEW, *arguments, "--format", "jsonl")
-    assert result.code == 0, result.err
-    return [json.loads(line) for line in result.out.splitlines()], result.err
+    result = call("ablate", "demo", *FEW, *arguments, "--format", "jsonl").ok()
+    return result.records, result.err
 
 
 def test_direct_effects_stand_beside_each_head_alone(demo, tmp_path):

@@ -1,7 +1,5 @@
 """An atlas beside a text: whose it is, what the table of heads says, and `--select @role` everywhere."""
 
-import csv
-import io
 import json
 import shutil
 from dataclasses import replace
@@ -19,6 +17,7 @@ from attnscope.study.atlas.atlas import atlas_of
 from helpers.atlases import made_atlas
 from helpers.command_line import call
 from helpers.folders import saved
+from helpers.rows import csv_rows
 
 TEXT = "the cat sat on the mat"
 ROLES = {(3, 0): ("induction", "sink"), (3, 1): ("induction",), (1, 5): ("previous-token",)}
@@ -45,12 +44,6 @@ def other(tmp_path_factory):
     """A model of the demo's shape with other weights."""
     shape = {"num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48}
     return saved(tmp_path_factory.mktemp("other") / "model", vocab_size=2000, **shape)
-
-
-def rows(result):
-    """The rows that a command printed as csv."""
-    assert (result.code, result.err) == (0, ""), result.err
-    return list(csv.DictReader(io.StringIO(result.out.decode())))
 
 
 # the grammar
@@ -102,10 +95,10 @@ def test_an_atlas_that_was_made_before_a_role_was_renamed_still_reads(demo, tmp_
     """`long-range-copying` was called `retrieval`: a role that no rule has today is a name in the file."""
     made_atlas(DEMO_FOLDER, {(3, 0): ("induction", "retrieval")}).save(tmp_path)
     assert atlas_of(demo, tmp_path).by_role()["retrieval"] == {3: (0,)}
-    shown = rows(call("heads", TEXT, "--select", "@retrieval", "--atlas", str(tmp_path), "-q"))
+    shown = call("heads", TEXT, "--select", "@retrieval", "--atlas", str(tmp_path), "-q").silent().rows
     assert [(row["layer"], row["head"], row["atlas_roles"]) for row in shown] == [("3", "0", "induction retrieval")]
     asked = ("ablate", "demo", "--atlas", str(tmp_path), "--sequences", "2", "--random", "0")
-    assert {row["set"] for row in rows(call(*asked, "-q"))} == {"induction", "retrieval"}
+    assert {row["set"] for row in call(*asked, "-q").silent().rows} == {"induction", "retrieval"}
 
 
 # whose atlas it is
@@ -162,21 +155,22 @@ def test_a_file_that_changes_is_hashed_again(tmp_path):
 
 def test_compare_lists_the_heads_that_the_atlas_names(folder):
     pair = ("compare", "--text", TEXT, "--compare-text", "the " + TEXT, "--select", "@induction")
-    found = rows(call(*pair, "--atlas", str(folder), "-q"))
+    found = call(*pair, "--atlas", str(folder), "-q").silent().rows
     assert {(row["layer"], row["head"]) for row in found} == {("3", "0"), ("3", "1")}
     assert call(*pair, "-q").code == 2
 
 
 def test_the_table_of_heads_says_what_the_atlas_names(folder, tmp_path):
-    found = rows(call("heads", TEXT, "--atlas", str(folder), "-q"))
+    found = call("heads", TEXT, "--atlas", str(folder), "-q").silent().rows
     named = {(int(row["layer"]), int(row["head"])): row["atlas_roles"] for row in found}
     assert {head: roles for head, roles in named.items() if roles} == {
         head: " ".join(roles) for head, roles in ROLES.items()
     }
     assert list(found[0])[-2:] == ["atlas_roles", "kind"]
-    assert "atlas_roles" not in rows(call("heads", TEXT, "-q"))[0]
-    assert {row["atlas_roles"] for row in rows(call("heads", TEXT, "-q", "--atlas", str(folder), "--by", "kv"))} == {""}
-    assert call("relations", TEXT, "--atlas", str(folder), "-q", "--out", str(tmp_path / "run")).code == 0
+    assert "atlas_roles" not in call("heads", TEXT, "-q").silent().rows[0]
+    grouped = call("heads", TEXT, "-q", "--atlas", str(folder), "--by", "kv").silent().rows
+    assert {row["atlas_roles"] for row in grouped} == {""}
+    call("relations", TEXT, "--atlas", str(folder), "-q", "--out", str(tmp_path / "run")).ok()
     said = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert said["atlas"] == {"seed": 0, "sequences": 64, "ids_sha256": "0" * 64}
     assert said["options"]["atlas"] == str(folder)
@@ -205,12 +199,12 @@ def test_in_python_heads_have_both(demo, folder):
 
 @pytest.mark.parametrize("command", ["heads", "relations", "text"])
 def test_tables_are_of_the_heads_that_the_atlas_names(command, folder):
-    found = rows(call(command, TEXT, "--select", "@induction,1.0", "--atlas", str(folder), "-q"))
+    found = call(command, TEXT, "--select", "@induction,1.0", "--atlas", str(folder), "-q").silent().rows
     assert {(row["layer"], row["head"]) for row in found} == {("1", "0"), ("3", "0"), ("3", "1")}
 
 
 def test_the_atlas_in_the_models_own_folder_is_found(own):
-    found = rows(call("heads", TEXT, "--model", str(own), "--select", "@previous-token", "-q"))
+    found = call("heads", TEXT, "--model", str(own), "--select", "@previous-token", "-q").silent().rows
     assert [(row["layer"], row["head"], row["atlas_roles"]) for row in found] == [("1", "5", "previous-token")]
 
 
@@ -218,12 +212,10 @@ def test_pages_pictures_keys_and_certificates_take_roles_too(folder, tmp_path):
     asked = ["--select", "@previous-token", "--atlas", str(folder), "-q"]
     drawn = call("heatmap", TEXT, *asked, "--out", str(tmp_path / "a"), "--figures", "heads")
     assert [line.rpartition("/")[2] for line in drawn.out.decode().splitlines()] == ["L01H05.png"]
-    assert rows(call("keys", TEXT, *asked)) == rows(call("keys", TEXT, "--select", "1.5", "-q"))
-    certified = call("parity", TEXT, *asked, "--out", str(tmp_path / "certificate.json"))
-    assert certified.code == 0
+    assert call("keys", TEXT, *asked).silent().rows == call("keys", TEXT, "--select", "1.5", "-q").silent().rows
+    call("parity", TEXT, *asked, "--out", str(tmp_path / "certificate.json")).ok()
     assert json.loads((tmp_path / "certificate.json").read_text())["select"] == "L1H5"
-    page = call("view", TEXT, *asked, "--out", str(tmp_path / "page.html"), "--max-mb", "0.1")
-    assert page.code == 0, page.err
+    call("view", TEXT, *asked, "--out", str(tmp_path / "page.html"), "--max-mb", "0.1").ok()
 
 
 @pytest.mark.parametrize(
@@ -251,12 +243,12 @@ def test_bad_inputs_in_one_line(command, arguments, code, says, folder, other, t
 def test_a_dataset_is_held_to_the_heads_that_were_meant(folder, tmp_path):
     (tmp_path / "texts.txt").write_text(f"{TEXT}\nthe river bank")
     asked = ["batch", str(tmp_path / "texts.txt"), "--out", str(tmp_path / "data"), "--format", "csv", "-q"]
-    assert call(*asked, "--select", "@induction,0.1", "--atlas", str(folder)).code == 0
+    call(*asked, "--select", "@induction,0.1", "--atlas", str(folder)).ok()
     said = json.loads((tmp_path / "data" / "run.json").read_text())["options"]
     assert said["select"] == "L3H0,L3H1,0.1"
     [written] = (tmp_path / "data" / "heads").glob("*.csv")
-    with written.open() as stream:
-        assert {(row["layer"], row["head"]) for row in csv.DictReader(stream)} == {("0", "1"), ("3", "0"), ("3", "1")}
+    rows = csv_rows(written.read_bytes())
+    assert {(row["layer"], row["head"]) for row in rows} == {("0", "1"), ("3", "0"), ("3", "1")}
     made_atlas(DEMO_FOLDER, {(3, 0): ("induction",)}).save(tmp_path / "again")
     again = call(*asked, "--select", "@induction,0.1", "--atlas", str(tmp_path / "again"))
     assert again.code == 2

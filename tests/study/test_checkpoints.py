@@ -95,8 +95,7 @@ def alone(monkeypatch):
 
 def test_each_checkpoint_is_scanned_and_all_are_shown(hub, alone, tmp_path):
     asked = ["scan", "owner/tiny", "--revision", f"main, {LATER}", "--sequences", "2", "--probe", "sink"]
-    result = call(*asked, "--out", str(tmp_path), columns=160)
-    assert result.code == 0, result.err
+    result = call(*asked, "--out", str(tmp_path), columns=160).ok()
     assert alone == [0, 0]
     assert "roles at the last" in result.out.decode()
     assert {path.name for path in tmp_path.iterdir()} == {"main", LATER, "checkpoints.parquet", "checkpoints.png"}
@@ -132,7 +131,6 @@ def test_bad_inputs_in_one_line(hub, arguments, code, says):
 
 
 def test_what_checkpoints_would_cost_is_that_of_one_each(hub):
-    result = call("scan", "owner/tiny", "--revision", f"main,{LATER}", "--dry-run")
-    assert result.code == 0
+    result = call("scan", "owner/tiny", "--revision", f"main,{LATER}", "--dry-run").ok()
     assert "revision main, 1 of 2" in result.err
     assert result.out.count(b"trials") == 1

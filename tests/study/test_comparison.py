@@ -1,7 +1,6 @@
 """Two texts and two models, head by head: against loops over Hugging Face's own matrices, and against themselves."""
 
 import copy
-import csv
 import io
 import json
 import math
@@ -272,10 +271,6 @@ def test_pictures_are_centred_on_0(two_texts):
 PAIR = ("compare", "--text", FIRST, "--compare-text", OTHER)
 
 
-def rows(data):
-    return list(csv.DictReader(io.StringIO(data.decode())))
-
-
 def test_the_command_prints_names_and_writes(tmp_path, two_texts):
     """Over another comparison, which it refuses at first."""
     kept, out = tmp_path / "layers" / "mine.png", tmp_path
@@ -288,10 +283,9 @@ def test_the_command_prints_names_and_writes(tmp_path, two_texts):
     refused = call(*flags, "-q")
     assert (refused.code, refused.out) == (2, b"")
     assert "holds another comparison: models, texts_sha256, options differ" in refused.err
-    result = call(*flags, "--force")
-    assert result.code == 0, result.err
+    result = call(*flags, "--force").ok()
     order = [two_texts.heads[place] for place in two_texts.order]
-    found = [(int(row["layer"]), int(row["head"])) for row in rows(result.out)]
+    found = [(int(row["layer"]), int(row["head"])) for row in result.rows]
     assert found == [one for one in order if one[0] == 1 or one == (2, 0)]
     assert "only in the other: big" in result.err
     written = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()} - {"layers/mine.png"}
@@ -313,8 +307,7 @@ def test_a_damaged_folder_is_left_as_it_is(tmp_path, content):
 
 
 def test_a_terminal_has_a_table_and_a_pipe_any_format(tmp_path):
-    shown = call(*PAIR, "--top", "3", columns=80)
-    assert shown.code == 0
+    shown = call(*PAIR, "--top", "3", columns=80).ok()
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.out.decode()).splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(re.match(r" *L\d+H\d+ ", line) is not None for line in lines) == 3
@@ -327,26 +320,23 @@ def test_a_terminal_has_a_table_and_a_pipe_any_format(tmp_path):
 @pytest.mark.parametrize("line", re.findall(r"^    attnscope (compare .*)$", PAGE.read_text("utf-8"), re.MULTILINE))
 def test_a_command_of_the_page_runs(line, monkeypatch):
     monkeypatch.chdir(PAGE.parents[1])
-    result = call(*shlex.split(line.partition(" --out ")[0]))
-    assert result.code == 0, result.err
-    assert len(rows(result.out)) == 24
+    result = call(*shlex.split(line.partition(" --out ")[0])).ok()
+    assert len(result.rows) == 24
 
 
 def test_a_model_beside_itself_on_a_file_of_texts(tmp_path):
     (tmp_path / "texts.txt").write_text("\n\n".join(TEXTS) + "\n")
-    result = call("compare", "--texts", str(tmp_path / "texts.txt"), "--compare-model", "demo")
-    assert result.code == 0, result.err
-    assert {(row["js"], row["texts"]) for row in rows(result.out)} == {("0.0", "2")}
+    result = call("compare", "--texts", str(tmp_path / "texts.txt"), "--compare-model", "demo").ok()
+    assert {(row["js"], row["texts"]) for row in result.rows} == {("0.0", "2")}
     assert "2 texts, too few for intervals" in result.err
     assert "no head differs" in result.err
 
 
 def test_a_text_that_does_not_fit_is_left_out_of_many(tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join([*TEXTS, "bank " * 600]) + "\n")
-    result = call("compare", "--texts", str(tmp_path / "texts.txt"), "--compare-model", "demo")
-    assert result.code == 0
+    result = call("compare", "--texts", str(tmp_path / "texts.txt"), "--compare-model", "demo").ok()
     assert "texts.txt:3: the text has" in result.err
-    assert {row["texts"] for row in rows(result.out)} == {"2"}
+    assert {row["texts"] for row in result.rows} == {"2"}
 
 
 @pytest.fixture(scope="module")

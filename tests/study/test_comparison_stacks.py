@@ -1,7 +1,5 @@
 """Encoders and encoder-decoders compared: each stack against loops over the family's own matrices, and the command."""
 
-import csv
-import io
 import json
 from dataclasses import replace
 
@@ -188,17 +186,12 @@ def test_what_is_kept_of_the_first_side_is_counted(loaded):
 # the command
 
 
-def rows(result):
-    assert result.code == 0, result.err
-    return list(csv.DictReader(io.StringIO(result.out.decode())))
-
-
 def test_two_texts_under_one_encoder_decoder(folders, tmp_path):
     """One target for both; tables and pictures of every stack, in a folder of its own."""
     out = tmp_path / "out"
     flags = ("-m", folders["t5"], "--text", FIRST, "--compare-text", OTHER, "--target", TARGETS[0])
     result = call("compare", *flags, "--out", str(out), "--select", "cross.1,0.0")
-    listed = rows(result)
+    listed = result.ok().rows
     assert {(row["kind"], int(row["layer"])) for row in listed} == {(CROSS, 1), (DECODER, 0)}
     assert "text: 7 shared tokens, aligned by characters" in result.err
     assert "target: 5 shared tokens, aligned by characters" in result.err
@@ -209,29 +202,28 @@ def test_two_texts_under_one_encoder_decoder(folders, tmp_path):
     said = json.loads((out / "compare.json").read_text())
     assert said["asked"]["options"]["target"] == TARGETS[0]
     alone = ("-m", folders["t5"], "--text", FIRST, "--compare-text", OTHER, "--task", "encoder", "--select", "0.1")
-    assert {row["kind"] for row in rows(call("compare", *alone, "--out", str(out), "--force", "-q"))} == {ENCODER}
+    assert {row["kind"] for row in call("compare", *alone, "--out", str(out), "--force", "-q").ok().rows} == {ENCODER}
     assert {path.relative_to(out).as_posix() for path in out.rglob("*.png")} == {"differences.png", "layers/L00.png"}
 
 
 def test_targets_that_nobody_gave_are_generated_and_said(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "MOST_MADE", 3)
     result = call("compare", "-m", folders["t5"], "--text", FIRST, "--compare-model", folders["t5b"])
-    assert {row["kind"] for row in rows(result)} == set(STACKS)
+    assert {row["kind"] for row in result.ok().rows} == set(STACKS)
     assert result.err.count("target, generated greedily") == 2
     assert "no encoder head differs" in result.err
     (tmp_path / "texts.txt").write_text(f"{FIRST}\n{OTHER}\n")
     many = call(
         "compare", "-m", folders["t5"], "--texts", str(tmp_path / "texts.txt"), "--compare-model", folders["t5"]
     )
-    assert {(row["js"], row["texts"]) for row in rows(many)} == {("0.0", "2")}
+    assert {(row["js"], row["texts"]) for row in many.ok().rows} == {("0.0", "2")}
     assert "the targets are generated greedily" in many.err
 
 
 def test_a_terminal_names_the_stacks(folders):
     shown = call(
         "compare", "-m", folders["t5"], "--text", FIRST, "--compare-text", OTHER, "--target", "bank", columns=80
-    )
-    assert shown.code == 0, shown.err
+    ).ok()
     text = shown.out.decode()
     assert "cross L1H0" in text
     assert "encoder L0H2" in text
@@ -245,7 +237,7 @@ def test_an_encoder_in_every_option(folders, tmp_path):
         ("--texts", str(tmp_path / "texts.txt"), "--compare-model", folders["bert"], "--engine", "fused"),
         (*texts, "--memory", "1MB", "--select", "enc.1,0.2"),
     ):
-        found = rows(call(*bert, *flags))
+        found = call(*bert, *flags).ok().rows
         assert {row["kind"] for row in found} == {ENCODER}
         assert not any(row["induction_difference"] for row in found)
     assert {(row["layer"], row["head"]) for row in found} == {("0", "2"), *(("1", str(head)) for head in range(4))}
@@ -254,7 +246,7 @@ def test_an_encoder_in_every_option(folders, tmp_path):
 def test_two_models_of_sound_on_one_recording(tmp_path):
     folder, sound = str(saved_whisper(tmp_path / "whisper")), str(write_wav(tmp_path / "a.wav", samples(0.5)))
     result = call("compare", "-m", folder, "--compare-model", folder, "--audio", sound, "--target", "bank")
-    assert {(row["kind"], row["js"]) for row in rows(result)} == {(kind, "0.0") for kind in STACKS}
+    assert {(row["kind"], row["js"]) for row in result.ok().rows} == {(kind, "0.0") for kind in STACKS}
     assert "frames" in result.err
 
 

@@ -1,6 +1,5 @@
 """A scan's own texts: divergences against a loop, looks against captures, clusters against their definition."""
 
-import csv
 import itertools
 import json
 import math
@@ -21,6 +20,7 @@ from attnscope.study.atlas import texts as texts_room
 from attnscope.study.atlas.clusters import clustered
 from attnscope.study.atlas.texts import LONGEST, head_js, on_texts, prompts_of
 from helpers.command_line import call
+from helpers.rows import csv_rows
 
 TEXTS = [
     "the financial bank is located on river bank",
@@ -91,10 +91,8 @@ def test_the_tables_say_the_same(found):
     assert len(rows) == 24 * 23 // 2
     [one] = [row for row in rows if list(row.values())[:4] == [1, 5, 2, 1]]
     assert one["js"] == read.js_NN[11, 13]
-    with (folder / "looks_like.csv").open() as stream:
-        looks = list(csv.DictReader(stream))
     total = {}
-    for row in looks:
+    for row in csv_rows((folder / "looks_like.csv").read_bytes()):
         head = int(row["layer"]), int(row["head"])
         assert float(row["share"]) == read.shares[head][row["looks_like"]]
         total[head] = total.get(head, 0) + float(row["share"])
@@ -184,8 +182,7 @@ def test_the_command_writes_and_says_what_heads_look_like(tmp_path):
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     out = tmp_path / "atlas"
     asked = ["scan", "demo", "--sequences", "2", "--texts", str(tmp_path / "texts.jsonl"), "--out", str(out)]
-    result = call(*asked, columns=160)
-    assert result.code == 0, result.err
+    result = call(*asked, columns=160).ok()
     assert "3 texts: " in result.err
     shown = result.out.decode()
     assert "looks like" in shown

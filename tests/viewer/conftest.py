@@ -67,5 +67,5 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     folder = "demo" if request.param == "demo" else str(pretrained(request.param))
     path = tmp_path_factory.mktemp("page") / f"{request.param}.html"
-    assert call("view", "--model", folder, "--text", TEXT, "-o", str(path)).code == 0
+    call("view", "--model", folder, "--text", TEXT, "-o", str(path)).ok()
     return Subject(attnscope.capture(attnscope.load(folder), TEXT), path, folder)

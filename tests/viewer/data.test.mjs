@@ -38,7 +38,7 @@ function pageOf(change = {}) {
     words: WORDS, sentences: [], turns: [], answer: 4,
     layers: [{ layer: 0 }, { layer: 1 }], metrics: [{ id: "focus" }],
     heads: heads.map(([at, head]) => ({ at, head, role: "-", top_key: 4, top_key_mass: head ? 0.5 : 0.1, scores: [0] })),
-    quantity: "weight", maps, relations: null, received: null, steps: null, first: [null, null],
+    maps, relations: null, steps: null, first: [null, null],
     ...change,
   };
   const unpacked = change.blobs ?? [Uint8Array.from(bytes)];

@@ -14,7 +14,7 @@ FIRST, SECOND = "Mary gave John a book and she was glad", "Mary gave John a book
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     page = tmp_path_factory.mktemp("compare") / "page.html"
-    assert call("view", "--text", FIRST, "--compare-text", SECOND, "-o", str(page)).code == 0
+    call("view", "--text", FIRST, "--compare-text", SECOND, "-o", str(page)).ok()
     return page
 
 

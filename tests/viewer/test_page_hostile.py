@@ -69,7 +69,7 @@ def test_a_hostile_token_is_shown_as_text(browser, seen, tmp_path, text):
 def test_a_hostile_prompt_opens(browser, tmp_path, name):
     path = tmp_path / "page.html"
     text = HOSTILE[name].replace("\x00", "")  # no command line takes it; the test above does
-    assert call("view", "--text", text, "-o", str(path)).code == 0
+    call("view", "--text", text, "-o", str(path)).ok()
     with visiting(browser, path, "view=text") as visit:
         pieces = visit.view("text").locator(".piece")
         pieces.first.wait_for()
@@ -100,7 +100,7 @@ def controls(visit) -> set[str]:
 def hand_made(tmp_path):
     """The folder of a run whose every word is somebody else's."""
     how = ("--top-k", "all", "--figures", "metrics", "--out", str(tmp_path / "run"), "-q")
-    assert call("heads", "the river bank by the river", *how).code == 0
+    call("heads", "the river bank by the river", *how).ok()
     path = tmp_path / "run" / "manifest.json"
     said = json.loads(path.read_text())
     said["model"] |= {"name": STEERING, "type": STEERING}
@@ -118,7 +118,7 @@ def hand_made(tmp_path):
 
 def test_no_word_of_a_hand_made_run_steers_the_page(browser, hand_made, tmp_path):
     path = tmp_path / "page.html"
-    assert call("view", str(hand_made), "--from-tables", "-o", str(path), "-q").code == 0
+    call("view", str(hand_made), "--from-tables", "-o", str(path), "-q").ok()
     with visiting(browser, path) as visit:
         for view in ("model", "metrics", "head", "matrix", "text", "token"):
             visit.go(view=view, at=1, head=2, query=3, key=1)

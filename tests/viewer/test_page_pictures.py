@@ -155,13 +155,11 @@ def test_a_large_picture_is_made_smaller(place: Path) -> None:
 
 
 def test_what_has_no_room_is_said(llava: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some = viewed(llava, field, tmp_path / "some.html", "--select", "vision.1.2,0.3")
-    assert some.code == 0, some.err
+    viewed(llava, field, tmp_path / "some.html", "--select", "vision.1.2,0.3").ok()
     heads = [(one["at"], one["head"]) for one in read(tmp_path / "some.html").said["sides"][0]["heads"]]
     assert len(heads) == 2
     monkeypatch.setattr("attnscope.viewer.plan.DEFLATED", 50.0)
-    small = viewed(llava, field, tmp_path / "small.html", "--max-mb", "0.1")
-    assert small.code == 0, small.err
+    small = viewed(llava, field, tmp_path / "small.html", "--max-mb", "0.1").ok()
     assert "no room for the vision tower: name heads, as in --select vision.3.2" in small.err
     side = read(tmp_path / "small.html").said["sides"][0]
     assert {layer["kind"] for layer in side["layers"]} == {DECODER}
@@ -169,7 +167,7 @@ def test_what_has_no_room_is_said(llava: str, field: str, tmp_path: Path, monkey
 
 
 def test_a_question_is_of_the_text(llava: str, field: str, tmp_path: Path) -> None:
-    assert viewed(llava, field, tmp_path / "page.html", "--query", "bank").code == 0
+    viewed(llava, field, tmp_path / "page.html", "--query", "bank").ok()
     said = read(tmp_path / "page.html").said
     assert said["open"].startswith("view=picture&")
     assert {layer["kind"] for layer in said["sides"][0]["layers"]} == {DECODER}

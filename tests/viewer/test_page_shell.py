@@ -24,7 +24,7 @@ def asked(subject, tmp_path_factory):
     path = tmp_path_factory.mktemp("asked") / "page.html"
     key = "bank" if subject.folder == "demo" else "an"
     question = ("--query", "-1", "--key", key, "-o", str(path))
-    assert call("view", "--model", subject.folder, "--text", TEXT, *question).code == 0
+    call("view", "--model", subject.folder, "--text", TEXT, *question).ok()
     return path
 
 
@@ -123,7 +123,7 @@ def test_further_heads_are_added_and_let_go(browser, subject):
 
 def test_filters_open_on_a_phone_and_the_header_holds_no_token_that_cannot_be_seen(browser, tmp_path):
     path = tmp_path / "page.html"
-    assert call("view", "--text", "abc \u202egnp.exe\u200b", "-o", str(path)).code == 0
+    call("view", "--text", "abc \u202egnp.exe\u200b", "-o", str(path)).ok()
     with visiting(browser, path, size=PHONE) as visit:
         assert "⟨202E⟩gnp.exe⟨200B⟩" in visit.page.locator("h1").inner_text()
         box = visit.page.get_by_label("words")

@@ -104,7 +104,7 @@ def test_all_stacks_are_on_one_axis_with_the_models_own_weights(page: Path, seen
 
 
 def test_selected_stacks_alone_and_pages_too_small_for_maps(folder: str, tmp_path: Path, seen: Any) -> None:
-    assert viewed(folder, tmp_path / "cross.html", "--select", "cross.1", "--max-mb", "0.1").code == 0
+    viewed(folder, tmp_path / "cross.html", "--select", "cross.1", "--max-mb", "0.1").ok()
     side = read(tmp_path / "cross.html").said["sides"][0]
     assert [(one["kind"], one["layer"]) for one in side["layers"]] == [(CROSS, 1)]
     assert len(side["heads"]) == 4
@@ -124,7 +124,7 @@ def test_selected_stacks_alone_and_pages_too_small_for_maps(folder: str, tmp_pat
 def test_a_page_of_an_encoder_shows_both_sides(tmp_path: Path) -> None:
     folder = with_tokenizer(tiny("bert", vocab_size=2000), tmp_path / "bert")
     out = tmp_path / "page.html"
-    assert call("view", "-m", str(folder), "--text", SOURCE, "--out", str(out)).code == 0
+    call("view", "-m", str(folder), "--text", SOURCE, "--out", str(out)).ok()
     found = read(out)
     count = len(found.said["sides"][0]["tokens"]["text"])
     assert all((end == count).all() for end in ends(found, "end"))
@@ -165,8 +165,7 @@ def exported(folder: str | Path, out: Path, target: str | None = None, select: s
 
 def of_tables(run: Path, tmp_path: Path) -> Read:
     out = tmp_path / "tables.html"
-    result = call("view", str(run), "--from-tables", "--out", str(out))
-    assert result.code == 0, result.err
+    call("view", str(run), "--from-tables", "--out", str(out)).ok()
     return read(out)
 
 

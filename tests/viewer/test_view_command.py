@@ -19,6 +19,7 @@ from helpers.command_line import HANGS, SENTENCE, call, tree
 from helpers.folders import saved
 from helpers.forks import shim
 from helpers.pages import Read, read
+from helpers.rows import csv_rows
 
 ROOT = Path(attnscope.__file__).parents[1]
 SWAPPED = "the river bank is located on financial bank"
@@ -36,16 +37,13 @@ def viewed(tmp_path: Path, *arguments: str) -> tuple[Read, str]:
 def run(tmp_path_factory) -> Path:
     """The folder of a run."""
     folder = tmp_path_factory.mktemp("run") / "bank"
-    assert call("heads", "--text", SENTENCE, "--top-k", "3", "--top", "1", "--out", str(folder), "-q").code == 0
+    call("heads", "--text", SENTENCE, "--top-k", "3", "--top", "1", "--out", str(folder), "-q").ok()
     return folder
 
 
 def weights_of(folder: Path) -> dict[tuple[int, int, int, int], float]:
-    with open(folder / "relations.csv", newline="", encoding="utf-8") as stream:
-        rows = csv.DictReader(stream)
-        return {
-            (*(int(row[name]) for name in ("layer", "head", "query", "key")),): float(row["weight"]) for row in rows
-        }
+    rows = csv_rows((folder / "relations.csv").read_bytes())
+    return {(*(int(row[name]) for name in ("layer", "head", "query", "key")),): float(row["weight"]) for row in rows}
 
 
 def test_a_page_of_a_text(tmp_path):
@@ -71,8 +69,7 @@ def test_where_it_opens(tmp_path):
 
 
 def test_to_stdout_comes_the_page_alone():
-    result = call("view", SENTENCE, "-o", "-", "-q")
-    assert (result.code, result.err) == (0, "")
+    result = call("view", SENTENCE, "-o", "-", "-q").silent()
     assert result.out.startswith(b"<!doctype html>")
     assert len(Read(result.out).maps()) == 24
 
@@ -81,7 +78,7 @@ def test_to_stdout_comes_the_page_alone():
 def test_the_pages_weights_are_those_of_the_relations(tmp_path, engine):
     folder = tmp_path / "all"
     listed = ("relations", "--text", SENTENCE, "--top-k", "all", "--engine", engine)
-    assert call(*listed, "--out", str(folder), "-q").code == 0
+    call(*listed, "--out", str(folder), "-q").ok()
     page, _ = viewed(tmp_path, "--text", SENTENCE, "--engine", engine, "--precision", "16")
     maps, expected = page.maps(), weights_of(folder)
     assert len(expected) == 24 * 45
@@ -93,7 +90,7 @@ def test_what_an_atlas_names_stands_beside_the_role(tmp_path):
     atlas, run = tmp_path / "atlas", tmp_path / "run"
     roles = {(3, 0): ["induction", "sink"], (1, 5): ["previous-token"]}
     made_atlas(DEMO_FOLDER, roles).save(atlas)
-    assert call("heads", SENTENCE, "--atlas", str(atlas), "--out", str(run), "-q").code == 0
+    call("heads", SENTENCE, "--atlas", str(atlas), "--out", str(run), "-q").ok()
     for arguments in ((SENTENCE, "--atlas", str(atlas)), (str(run), "--from-tables")):
         [side] = viewed(tmp_path, *arguments)[0].said["sides"]
         named = {(side["layers"][one["at"]]["layer"], one["head"]): one["atlas"] for one in side["heads"]}
@@ -139,8 +136,7 @@ def test_the_tables_of_a_run_make_a_page_without_its_model(tmp_path, run, monkey
     [side] = page.said["sides"]
     assert "there are no maps of 24 of 24 heads, with the 3 strongest keys of every query" in talk
     assert (side["maps"], side["steps"], page.said["open"]) == ([], None, "view=metrics&at=2&head=1")
-    with open(run / "heads.csv", newline="", encoding="utf-8") as stream:
-        rows = {(int(row["layer"]), int(row["head"])): row for row in csv.DictReader(stream)}
+    rows = {(int(row["layer"]), int(row["head"])): row for row in csv_rows((run / "heads.csv").read_bytes())}
     ids = [metric["id"] for metric in side["metrics"]]
     for one in side["heads"]:
         row = rows[side["layers"][one["at"]]["layer"], one["head"]]
@@ -159,7 +155,7 @@ def test_the_tables_of_a_run_make_a_page_without_its_model(tmp_path, run, monkey
 
 def test_tables_with_every_key_make_maps(tmp_path):
     folder = tmp_path / "all"
-    assert call("relations", "--text", SENTENCE, "--top-k", "all", "--out", str(folder), "-q").code == 0
+    call("relations", "--text", SENTENCE, "--top-k", "all", "--out", str(folder), "-q").ok()
     page, _ = viewed(tmp_path, str(folder), "--from-tables")
     maps = page.maps()
     assert len(maps) == 24
@@ -249,7 +245,7 @@ def test_tables_whose_listing_has_no_room_are_refused_before_it_is_taken(tmp_pat
 def test_tables_that_do_not_fit_lose_keys(tmp_path):
     folder = tmp_path / "all"
     text = " ".join([SENTENCE, SWAPPED] * 8)
-    assert call("relations", "--text", text, "--top-k", "all", "--out", str(folder), "-q").code == 0
+    call("relations", "--text", text, "--top-k", "all", "--out", str(folder), "-q").ok()
     page, talk = viewed(tmp_path, str(folder), "--from-tables", "--max-mb", "0.25")
     kept = page.said["sides"][0]["relations"]
     assert page.maps() == {}
@@ -269,7 +265,7 @@ def test_a_run_without_tables_and_one_of_kv_heads_are_refused(tmp_path, run):
     (empty / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
     result = call("view", str(empty), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
     assert (result.code, "has no table of heads or relations" in result.err) == (2, True)
-    assert call("heads", SENTENCE, "--by", "kv", "--out", str(tmp_path / "kv"), "-q").code == 0
+    call("heads", SENTENCE, "--by", "kv", "--out", str(tmp_path / "kv"), "-q").ok()
     result = call("view", str(tmp_path / "kv"), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
     assert (result.code, "of means over kv heads" in result.err) == (2, True)
 
@@ -291,10 +287,10 @@ def test_tables_that_no_view_shows_are_refused(tmp_path, run, name, columns):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "manifest.json").write_bytes((run / "manifest.json").read_bytes())
-    with open(run / name, newline="", encoding="utf-8") as old, open(folder / name, "w", encoding="utf-8") as new:
+    with open(folder / name, "w", encoding="utf-8") as new:
         writer = csv.DictWriter(new, columns, extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(csv.DictReader(old))
+        writer.writerows(csv_rows((run / name).read_bytes()))
     result = call("view", str(folder), "--from-tables", "-o", str(tmp_path / "x.html"), "-q")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "has neither metrics nor weights of tokens; leave out --from-tables" in result.err

@@ -46,7 +46,7 @@ export function place(element, event) {
   return [event.clientX - box.left, event.clientY - box.top];
 }
 
-/** @param {Element} element @param {() => void} change @returns {() => void} stops watching */
+/** @param {Element} element @param {() => void} change */
 export function onResize(element, change) {
   let width = element.clientWidth;
   const watcher = new ResizeObserver(() => {
@@ -56,7 +56,6 @@ export function onResize(element, change) {
     change();
   });
   watcher.observe(element);
-  return () => watcher.disconnect();
 }
 
 /**
@@ -97,9 +96,6 @@ export function latest() {
     begin() {
       const mine = ++count;
       return () => mine === count;
-    },
-    stop() {
-      count++;
     },
   };
 }

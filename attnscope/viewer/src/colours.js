@@ -131,7 +131,15 @@ export function css({ rgb }, t) {
 /** @param {Ramp} ramp @param {number} t @returns {string} the ink that is read best on that colour */
 export function inkOn({ rgb }, t) {
   const at = 3 * index(t);
-  const [r, g, b] = [rgb[at], rgb[at + 1], rgb[at + 2]].map((value) => (value / 255) ** 2.2);
+  return readable([rgb[at], rgb[at + 1], rgb[at + 2]]);
+}
+
+/** @param {number} colour 0xAABBGGRR @returns {string} the ink that is read best on it */
+export const inkOnPixel = (colour) => readable([colour & 255, (colour >> 8) & 255, (colour >> 16) & 255]);
+
+/** @param {[number, number, number]} bytes of a colour; dark ink has the greater contrast above a luminance of 0.2 */
+function readable(bytes) {
+  const [r, g, b] = bytes.map((value) => (value / 255) ** 2.2);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.22 ? "#1a1c22" : "#ffffff";
 }
 

@@ -1,7 +1,7 @@
 /** The two dialogs: the list of keys, and the search for a token. */
 import { make } from "./canvas.js";
 import { find } from "./search.js";
-import { named } from "./status.js";
+import { namedRanges } from "./status.js";
 
 /**
  * @typedef {import("./types.js").Page} Page
@@ -11,7 +11,7 @@ import { named } from "./status.js";
 const KEYS = [
   [["←", "→"], "head before, head after"],
   [["↑", "↓"], "same head, a layer up or down; also [ and ]"],
-  [["1", "…", "8"], "views, in the order of their tabs"],
+  [["1", "…", "9"], "views, in the order of their tabs"],
   [["/"], "find a token; Enter chooses it as query, Shift Enter as key"],
   [["Esc"], "let go: the pinned query, the key, further heads"],
   [["t"], "light or dark"],
@@ -123,7 +123,7 @@ export class SearchDialog {
         .slice(stop, stop + 4)
         .join("")
         .slice(0, CONTEXT);
-      const [position, text] = named(label, [[start, stop]]).split(/ (.*)/s);
+      const [position, text] = namedRanges(label, [[start, stop]]).split(/ (.*)/s);
       return make(
         "li",
         {

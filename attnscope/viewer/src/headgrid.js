@@ -51,7 +51,7 @@ export class HeadGrid {
       onfocusout: () => tooltip.hide(),
     });
     parent.append(this.element);
-    this.stop = onResize(this.element, () => {
+    onResize(this.element, () => {
       this.#measure();
       options.resized();
     });

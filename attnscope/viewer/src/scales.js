@@ -17,8 +17,13 @@ const signed = (value, text) => (value < 0 && /[1-9]/.test(text) ? `−${text}` 
 
 /** @param {number} low @param {number} high @param {import("./colours.js").Ramp} [ramp] @returns {HTMLElement} */
 export function colourScale(low, high, ramp = sequential()) {
+  return make("span", { class: "scale" }, digits(low), gradient(ramp), digits(high));
+}
+
+/** @param {import("./colours.js").Ramp} ramp @returns {HTMLElement} its colours from left to right */
+export function gradient(ramp) {
   const stops = Array.from({ length: 9 }, (_, place) => css(ramp, place / 8));
   const bar = make("i", { class: "gradient" });
   bar.style.backgroundImage = `linear-gradient(to right, ${stops.join(", ")})`;
-  return make("span", { class: "scale" }, digits(low), bar, digits(high));
+  return bar;
 }

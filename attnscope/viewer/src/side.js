@@ -121,12 +121,6 @@ export class Side {
     return (await this.weights(at, head))?.row(query) ?? null;
   }
 
-  /** @returns {Promise<Float32Array|null>} (heads * tokens,): mean mass that each token receives of each head */
-  async received() {
-    const where = this.data.received;
-    return where && this.blobs.floats(where, this.heads.length * this.count);
-  }
-
   /** @param {number} at @param {number} head @param {State} state @returns {Uint8Array} (tokens,): 1 for kept keys */
   keep(at, head, state) {
     return kept(this.data, state, this.sink(at, head));

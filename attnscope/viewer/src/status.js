@@ -40,9 +40,9 @@ export class Status {
     const side = this.page.side(state);
     this.head.textContent = `${this.page.letter(this.page.shown(state))} ${side.name(state.at, state.head)}`.trim();
     const query = this.page.query(state);
-    this.query.textContent = named(side.tokens.label, [[query, query + 1]]);
+    this.query.textContent = namedRanges(side.tokens.label, [[query, query + 1]]);
     const keys = this.page.places(state);
-    if (keys) this.key.textContent = named(side.tokens.label, keys);
+    if (keys) this.key.textContent = namedRanges(side.tokens.label, keys);
   }
 
   /** @param {State} state */
@@ -56,8 +56,8 @@ export class Status {
     const uniform = keys ? await page.uniform(shown, state.at, query, keys, state) : 0;
     const raw = keys ? await mass(page, shown, state, query, keys) : null;
     if (!mine()) return;
-    if (keys) this.key.textContent = named(page.side(state).tokens.label, keys) + (state.key === null ? " (most)" : "");
-    else this.key.textContent = "choose a key";
+    const most = state.key === null ? " (most)" : "";
+    this.key.textContent = keys ? namedRanges(page.side(state).tokens.label, keys) + most : "choose a key";
     this.weight.textContent = raw ?? "the page holds no weights in tokens of this head";
     this.note.textContent = [
       keys && uniform ? `uniform ${uniform.toFixed(6)}` : "",
@@ -71,7 +71,7 @@ export class Status {
 const LONGEST = 40; // characters of a label
 
 /** @param {string[]} labels @param {[number, number][]} tokens half-open ranges @returns {string} as in `8 ·bank` */
-export function named(labels, tokens) {
+export function namedRanges(labels, tokens) {
   const positions = tokens.map(([start, stop]) => (stop - start === 1 ? start : `${start}–${stop - 1}`));
   const [start, stop] = tokens[0];
   const text = labels.slice(start, Math.min(stop, start + LONGEST)).join("");

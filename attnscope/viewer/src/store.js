@@ -133,10 +133,9 @@ export class Store {
     for (const listener of this.listeners) listener(after, before);
   }
 
-  /** @param {(state: State, before: State) => void} listener @returns {() => void} unsubscribes */
+  /** @param {(state: State, before: State) => void} listener */
   subscribe(listener) {
     this.listeners.add(listener);
-    return () => this.listeners.delete(listener);
   }
 
   /** Writes the address now. */

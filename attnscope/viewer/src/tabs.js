@@ -24,7 +24,7 @@ const TABS = [
   { id: "metrics", title: "Metrics", mount: metrics, shows: (side) => side.metrics.length > 0 },
   { id: "head", title: "Head", mount: head, shows: weights },
   { id: "matrix", title: "Matrix", mount: matrix, shows: maps },
-  { id: "text", title: "Text", mount: text, shows: (side) => weights(side) || side.received !== null },
+  { id: "text", title: "Text", mount: text, shows: weights },
   { id: "picture", title: "Picture", mount: picture, shows: (side) => weights(side) && !!side.pictures?.length },
   { id: "token", title: "Token", mount: token, shows: weights },
   { id: "steps", title: "Steps", mount: steps, shows: (side) => side.steps !== null },

@@ -81,10 +81,8 @@
  * @property {Layer[]} layers
  * @property {Metric[]} metrics
  * @property {Head[]} heads
- * @property {string} quantity
  * @property {MapEntry[]} maps
  * @property {Relations|null} relations
- * @property {Place|null} received
  * @property {{heads: StepsHead[], tokens: number}|null} steps
  * @property {(Place|null)[]} first for each layer, the first key that each query sees; null where that is 0
  * @property {{src: string}[]} [pictures] beside the text, as data URIs
@@ -129,7 +127,7 @@
  * @typedef {import("./data.js").Page} Page
  * @typedef {import("./data.js").Side} Side
  *
- * @typedef {{render: (state: State) => void, destroy: () => void}} View
+ * @typedef {{render: (state: State) => void}} View
  * @typedef {(element: HTMLElement, page: Page, store: Store) => View} Mount
  */
 export {};

@@ -44,18 +44,6 @@ export function line(context, from, to) {
   context.stroke();
 }
 
-/** @param {number} value @param {number} decimals @returns {string} without a sign where it is rounded to 0 */
-export function written(value, decimals) {
-  const text = value.toFixed(decimals);
-  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
-}
-
-/** @param {number} colour 0xAABBGGRR @returns {string} ink that is read on it */
-export function readable(colour) {
-  const [r, g, b] = [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255].map((value) => (value / 255) ** 2.2);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.3 ? "#1a1c22" : "#ffffff";
-}
-
 /** @param {number} least @returns {number} 1, 2, 5, 10, 20, ...: the first that is not smaller */
 export function ticks(least) {
   const power = 10 ** Math.floor(Math.log10(least));

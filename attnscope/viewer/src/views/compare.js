@@ -12,8 +12,9 @@
  */
 import { latest, make, onResize, tooltip } from "../canvas.js";
 import { css, diverging, intensity, pixel, sequential } from "../colours.js";
+import { colourScale, digits, gradient } from "../scales.js";
 import { compared, largest } from "./difference.js";
-import { digits, excerpt, named, scaleBar, unitOf } from "./parts.js";
+import { excerpt, named, unitOf } from "./parts.js";
 import { Plot } from "./plot.js";
 
 const SIDES = /** @type {const} */ ([0, 1]);
@@ -64,7 +65,7 @@ class CompareView {
       make("h2", {}, "Heads by their largest difference"),
       this.list,
     );
-    this.unwatch = onResize(element, () => this.plots.forEach((plot) => plot.draw()));
+    onResize(element, () => this.plots.forEach((plot) => plot.draw()));
   }
 
   /** @param {State} state */
@@ -76,13 +77,6 @@ class CompareView {
     this.note.textContent = this.#says();
     this.#draw();
     void this.#heads(state);
-  }
-
-  destroy() {
-    this.drawing.stop();
-    this.listing.stop();
-    this.unwatch();
-    tooltip.hide();
   }
 
   /** @param {number} place */
@@ -108,7 +102,7 @@ class CompareView {
     this.plots.forEach((plot, place) => {
       const grid = this.grids[place];
       plot.show(grid ? { grid, paint: paints[place], chosen: this.#cell(place, chosen) } : null);
-      this.scales[place].replaceChildren(place === DIFFERENCE ? signedScale(most) : scaleBar(max));
+      this.scales[place].replaceChildren(place === DIFFERENCE ? signedScale(most) : colourScale(0, max));
     });
   }
 
@@ -250,8 +244,5 @@ const signed = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs
 
 /** @param {number} most */
 function signedScale(most) {
-  const stops = Array.from({ length: 9 }, (_, place) => css(diverging(), place / 8));
-  const bar = make("i", { class: "gradient" });
-  bar.style.backgroundImage = `linear-gradient(to right, ${stops.join(", ")})`;
-  return make("span", { class: "scale" }, `−${digits(most)}`, bar, `+${digits(most)}`);
+  return make("span", { class: "scale" }, `−${digits(most)}`, gradient(diverging()), `+${digits(most)}`);
 }

@@ -58,7 +58,7 @@ class HeadView {
     element.classList.add("head-view");
     element.append(this.legend, this.note, make("div", { class: "with-beside" }, this.scroller, this.side));
     this.#listen();
-    this.unwatch = onResize(this.scroller, () => this.#draw());
+    onResize(this.scroller, () => this.#draw());
   }
 
   /** @param {State} state */
@@ -78,12 +78,6 @@ class HeadView {
     this.#legend();
     this.#follow();
     this.#draw();
-  }
-
-  destroy() {
-    this.drawing.stop();
-    this.unwatch();
-    tooltip.hide();
   }
 
   /** @returns {HeadName[]} the chosen head, then the others in colours */

@@ -11,7 +11,8 @@
  */
 import { latest, make, onResize, place, tooltip } from "../canvas.js";
 import { css, intensity, pixel, sequential } from "../colours.js";
-import { lacking, named, ranking, scaleBar, swatch, told, unitOf } from "./parts.js";
+import { colourScale } from "../scales.js";
+import { lacking, named, ranking, swatch, told, unitOf } from "./parts.js";
 import { Plot } from "./plot.js";
 
 const LISTED = 6; // of the chosen row and column
@@ -44,7 +45,7 @@ class MatrixView {
     element.classList.add("matrix-view");
     this.beside = make("aside", { class: "beside" });
     element.append(this.legend, this.note, make("div", { class: "with-beside" }, this.plot.element, this.beside));
-    this.unwatch = onResize(element, () => this.plot.draw());
+    onResize(element, () => this.plot.draw());
   }
 
   /** @param {State} state */
@@ -63,7 +64,7 @@ class MatrixView {
     this.note.textContent = grid ? this.#says(grid, strongest?.k ?? 0) : lacking(side, at, head);
     const edges = grid && side.window(at) ? grid.edges(side.layers[at].kind === "encoder") : [];
     this.legend.replaceChildren(
-      scaleBar(grid?.max ?? 1),
+      colourScale(0, grid?.max ?? 1),
       swatch("hatched", "cannot be seen"),
       ...(edges.length ? [swatch("edge", `edge of a ${side.window(at)}`)] : []),
       this.whole,
@@ -103,12 +104,6 @@ class MatrixView {
     if (row) add(`${named(tokenUnits, page.query(state))} looks at`, row, "key");
     if (column && keys) add(`${named(tokenUnits, keys[0])} is looked at by`, column, "query");
     this.beside.replaceChildren(...parts);
-  }
-
-  destroy() {
-    this.drawing.stop();
-    this.unwatch();
-    tooltip.hide();
   }
 
   /** @param {Grid} grid @returns {Cell|null} */

@@ -248,10 +248,6 @@ class MetricsView {
     for (const row of this.box.querySelectorAll("tr[data-head]"))
       row.setAttribute("aria-selected", String(row.getAttribute("data-head") === `${at}.${head}`));
   }
-
-  destroy() {
-    this.grid.stop();
-  }
 }
 
 /** @param {Head[]} heads @param {(head: Head) => number|null} value */

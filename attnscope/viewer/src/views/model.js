@@ -190,13 +190,6 @@ class ModelView {
     if (one.near_uniform) lines.push("near uniform");
     return lines;
   }
-
-  destroy() {
-    this.watcher.disconnect();
-    this.grid.stop();
-    this.grid.element.remove();
-    this.legend.remove();
-  }
 }
 
 /** @type {import("../types.js").Mount} */

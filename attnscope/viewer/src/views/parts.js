@@ -111,20 +111,6 @@ export function shade(element, share) {
   element.style.color = share > 0 ? inkOn(ramp, share) : "";
 }
 
-/** @param {number} max @returns {HTMLElement} the colour scale from 0 to `max` */
-export function scaleBar(max) {
-  const ramp = sequential();
-  const stops = Array.from({ length: 9 }, (_, place) => css(ramp, place / 8));
-  const bar = make("i", { class: "gradient" });
-  bar.style.backgroundImage = `linear-gradient(to right, ${stops.join(", ")})`;
-  return make("span", { class: "scale" }, "0", bar, digits(max));
-}
-
-/** @param {number} value three significant digits, without an exponent where it is not tiny */
-export function digits(value) {
-  return value !== 0 && Math.abs(value) < 1e-4 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
-}
-
 /** @param {Side} side @param {number} at @param {number} head @returns {string} what the page lacks of a head, or "" */
 export function lacking(side, at, head) {
   const [name, held] = [side.name(at, head), side.holds(at, head)];

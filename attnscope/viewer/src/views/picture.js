@@ -13,8 +13,9 @@
  */
 import { fit, latest, make, onResize, place, tooltip } from "../canvas.js";
 import { css, ink, intensity, sequential } from "../colours.js";
+import { colourScale, digits } from "../scales.js";
 import { Strip } from "../strip.js";
-import { digits, lacking, ranking, scaleBar, short, told } from "./parts.js";
+import { lacking, ranking, short, told } from "./parts.js";
 
 const [WIDEST, HIGHEST] = [560, 460]; // pixels of a picture
 const [CLEAREST, DENSEST] = [0.08, 0.85]; // how much of the picture is covered: the smaller a weight, the less
@@ -45,7 +46,7 @@ class PictureView {
     this.beside = make("aside", { class: "beside" });
     element.append(this.query.element, this.title, this.note, make("div", { class: "legend" }, this.scale));
     element.append(make("div", { class: "with-beside" }, this.pictures, this.beside));
-    this.unwatch = onResize(this.pictures, () => this.#paint());
+    onResize(this.pictures, () => this.#paint());
   }
 
   /** @param {State} state */
@@ -65,12 +66,6 @@ class PictureView {
     [this.state, this.look, this.reach] = [asked, look, reach];
     this.#say(side, query);
     this.#paint();
-  }
-
-  destroy() {
-    this.turn.stop();
-    this.unwatch();
-    tooltip.hide();
   }
 
   /** @param {Side} side */
@@ -147,7 +142,7 @@ class PictureView {
       }
       canvas.setAttribute("aria-label", `picture ${number + 1}, the largest weight of a patch ${digits(most)}`);
     });
-    this.scale.replaceChildren(scaleBar(most));
+    this.scale.replaceChildren(colourScale(0, most));
   }
 
   /** @param {Panel} panel @param {MouseEvent} event @returns {Patch|undefined} the smallest patch under the pointer */

@@ -12,13 +12,13 @@
  * @property {Cell|null} chosen
  * @property {[row: number, column: number, row: number, column: number][]} [edges] lines between corners of cells
  * @property {((context: CanvasRenderingContext2D, plot: Plot) => void)} [over] draws more over the cells
- * @property {number} [decimals] how values are written into large cells
  */
 import { select } from "d3-selection";
 import { zoom, zoomIdentity } from "d3-zoom";
 import { fit, make, place } from "../canvas.js";
-import { ink } from "../colours.js";
-import { hatched, line, picture, readable, ticks, written } from "./cells.js";
+import { ink, inkOnPixel } from "../colours.js";
+import { fixed } from "../scales.js";
+import { hatched, line, picture, ticks } from "./cells.js";
 import { short } from "./parts.js";
 
 const GUTTER = { left: 104, top: 92, right: 2, bottom: 2 };
@@ -28,6 +28,7 @@ const LARGEST = 56; // CSS pixels of a cell that is not zoomed
 const DEEPEST = 64; // of a cell that is
 const LEGIBLE = 11; // a row that has a label
 const ROOMY = 29; // a cell that has its value in it
+const DECIMALS = 2; // of that value
 const FONT = 11;
 const LABEL = 15; // characters of a label
 const EDGE = 2; // CSS pixels of the line at the edge of a window
@@ -220,7 +221,7 @@ export class Plot {
 
   /** @param {CanvasRenderingContext2D} context @param {[number, number]} rows @param {[number, number]} columns */
   #numbers(context, rows, columns) {
-    const { grid, paint, decimals = 2 } = /** @type {Drawn} */ (this.drawn);
+    const { grid, paint } = /** @type {Drawn} */ (this.drawn);
     const cell = this.cell * this.transform.k;
     context.font = `${FONT}px ${ink("sans")}`;
     [context.textAlign, context.textBaseline] = ["center", "middle"];
@@ -229,8 +230,8 @@ export class Plot {
         if (!grid.visible(row, column)) continue;
         const [x, y] = this.at(row + 0.5, column + 0.5);
         const value = grid.at(row, column);
-        context.fillStyle = readable(paint(value));
-        context.fillText(written(value, decimals), x, y, cell - 2);
+        context.fillStyle = inkOnPixel(paint(value));
+        context.fillText(fixed(value, DECIMALS), x, y, cell - 2);
       }
   }
 

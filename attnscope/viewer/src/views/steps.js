@@ -14,7 +14,7 @@
  * @property {(key: number) => string} cell
  * @property {string} [sum]
  */
-import { latest, make, tooltip } from "../canvas.js";
+import { latest, make } from "../canvas.js";
 import { said } from "../data.js";
 import { length, opened, stepsOf } from "./arithmetic.js";
 import { divisor, general, number, numbers, total } from "./numbers.js";
@@ -57,13 +57,7 @@ export function mount(element, page, store) {
     body.replaceChildren(shown.headline(more), ...shown.sections(), shown.summary(map));
   }
 
-  return {
-    render: (state) => void render(state),
-    destroy() {
-      drawing.stop();
-      tooltip.hide();
-    },
-  };
+  return { render: (state) => void render(state) };
 }
 
 /** @param {Side} side @param {State} state @param {import("../types.js").Store} store */

@@ -10,8 +10,9 @@
  */
 import { latest, make, tooltip } from "../canvas.js";
 import { intensity } from "../colours.js";
+import { colourScale } from "../scales.js";
 import { visible } from "../shown.js";
-import { choice, lacking, named, ranking, scaleBar, shade, short, told, unitOf } from "./parts.js";
+import { choice, lacking, named, ranking, shade, short, told, unitOf } from "./parts.js";
 
 const LEVELS = 64; // colours that are told apart: a token whose colour stays is left alone
 
@@ -73,14 +74,9 @@ class TextView {
     const max = look ? largest(look) : 1;
     this.#colour(look, intensity(max, state.log));
     this.note.textContent = this.#says();
-    this.scale.replaceChildren(scaleBar(max));
+    this.scale.replaceChildren(colourScale(0, max));
     this.#list();
     this.#bring();
-  }
-
-  destroy() {
-    this.drawing.stop();
-    tooltip.hide();
   }
 
   /**

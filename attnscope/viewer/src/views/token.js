@@ -5,7 +5,7 @@ import { massOn } from "../data.js";
 import { HeadGrid, goTo } from "../headgrid.js";
 import { roleChip, roleWords } from "../roles.js";
 import { colourScale, digits } from "../scales.js";
-import { named } from "../status.js";
+import { namedRanges } from "../status.js";
 import { Strip } from "../strip.js";
 
 /**
@@ -117,9 +117,9 @@ class TokenView {
     this.key.render(side, keys);
     this.title.replaceChildren(
       "Which head looks from ",
-      make("span", { class: "token query" }, named(label, [[query, query + 1]])),
+      make("span", { class: "token query" }, namedRanges(label, [[query, query + 1]])),
       " at ",
-      make("span", { class: "token key" }, named(label, keys)),
+      make("span", { class: "token key" }, namedRanges(label, keys)),
       "?",
     );
     const chosen =
@@ -205,17 +205,12 @@ class TokenView {
     if (!answer) return [...lines, "the page holds no weights in tokens of this head"];
     const { label } = side.tokens;
     const query = this.page.query(this.store.state);
-    lines.push(`${named(label, [[query, query + 1]])} → ${named(label, this.keys)}`);
+    lines.push(`${namedRanges(label, [[query, query + 1]])} → ${namedRanges(label, this.keys)}`);
     return [
       ...lines,
       ["mass", (answer.whole ? "" : "≥ ") + answer.mass.toFixed(6)],
       ["uniform", answer.uniform.toFixed(6)],
     ];
-  }
-
-  destroy() {
-    this.turn.stop();
-    this.grid.stop();
   }
 }
 

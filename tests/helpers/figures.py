@@ -1,0 +1,76 @@
+"""Made-up maps for the tests of figures, and what a figure shows and says."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from attnscope.figures import Maps, Style
+from attnscope.figures.fonts import Fonts
+from attnscope.figures.heads import prepare_heads
+from attnscope.figures.heatmap import HeadFigure
+from attnscope.figures.layers import figures_of
+from attnscope.figures.writer import drawing
+
+BANK = ("the", "financial", "bank", "is", "located", "on", "the", "river", "bank")
+
+
+def causal(heads: int, tokens: int, seed: int = 0) -> np.ndarray:
+    """Rows that sum to 1 over the keys up to the query, spelled with loops."""
+    draw, values = np.random.default_rng(seed), np.full((heads, tokens, tokens), np.nan, np.float32)
+    for head in range(heads):
+        for query in range(tokens):
+            row = np.exp(2 * draw.normal(size=query + 1))
+            values[head, query, : query + 1] = row / row.sum()
+    return values
+
+
+def bank_maps(heads: int = 4, layer: int = 27, seed: int = 0) -> Maps:
+    """Made-up maps of a layer over nine tokens, two heads to a kv head."""
+    groups = tuple(head // 2 for head in range(heads))
+    return Maps(layer, tuple(range(heads)), causal(heads, 9, seed), BANK, BANK, kv_heads=groups)
+
+
+def numbered(tokens: int) -> tuple[str, ...]:
+    """Labels of made-up tokens: `t0`, `t1`, ..."""
+    return tuple(f"t{index}" for index in range(tokens))
+
+
+def shown(maps: Maps, style: Style, index: int = 0) -> HeadFigure:
+    """The figure of one head, as it stands before it is written."""
+    heads = prepare_heads([(Path("x.png"), maps, i) for i in range(len(maps.heads))], style)
+    with drawing(Fonts()):
+        figure = HeadFigure(heads[0], style)
+        figure.show(heads[index])
+        figure.canvas.draw()
+    return figure
+
+
+def layer_figure(maps: Maps, style: Style) -> Figure:
+    """The picture of one layer; to be called within `drawing`."""
+    [(_, layer)] = figures_of([(Path("x.png"), maps)], style)
+    return layer.figure
+
+
+def words(ticks: list) -> list[str]:
+    """What labels or texts of a picture say."""
+    return [tick.get_text() for tick in ticks]
+
+
+def pixels(path: Path) -> np.ndarray:
+    """A picture's colours, (height, width, 3)."""
+    return np.asarray(Image.open(path).convert("RGB"), int)
+
+
+def attentions(demo, prompt) -> list[np.ndarray]:
+    """The model's own weights, a layer (H, Q, K) each."""
+    with torch.no_grad():
+        ids = torch.tensor([prompt.ids])
+        return [layer[0].numpy() for layer in demo.model(ids, output_attentions=True).attentions]
+
+
+def places(prompt, word: str) -> list[int]:
+    """The tokens that show a word."""
+    return [place for place, text in enumerate(prompt.plain) if text.strip() == word]
