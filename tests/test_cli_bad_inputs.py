@@ -108,7 +108,7 @@ CASES = [
     (("heads", *TEXT, "--config", "{files}"), USAGE, "cannot be read: Is a directory"),
     (("heads", *TEXT, "--config", "{files}/bad.yaml"), USAGE, "is not YAML"),
     (("heads", *TEXT, "--config", "{files}/typo.yaml"), USAGE, "unknown key 'modle'; did you mean 'model'?"),
-    (("heads", *TEXT, "--config", "{files}/type.yaml"), USAGE, "top: expected a whole number or all, got 'many'"),
+    (("heads", *TEXT, "--config", "{files}/type.yaml"), USAGE, "top: expected a number or all, got 'many'"),
     (("heads", *TEXT, "--config", "{files}/list.yaml"), USAGE, "holds a list, expected options"),
     (("heads", *TEXT, "--config", "{files}/range.yaml"), USAGE, "--top takes a number from 1; 0 came"),
     (("heads", *TEXT, "--config", "{files}/clash.yaml"), USAGE, "cannot be summed into one"),

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 import attnscope.cli
 from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
-from attnscope.cli.config import keys_of
 from attnscope.cli.groups import fill, held, parameters, recorded
 from attnscope.cli.options import PANELS, Printing, Relations, TextRun
 from attnscope.cli.parity import Certified
@@ -123,19 +122,6 @@ def test_a_file_gives_what_no_flag_gave(tmp_path):
     assert CliRunner().invoke(toy, ["--config", str(tmp_path / "run.yaml"), "-t", "a text"]).exit_code == 0
     relations, printing, asked = given
     assert (printing.out, asked.text, asked.file) == (Path("runs"), "a text", None)
-
-
-def test_what_a_field_says_is_checked_in_a_file():
-    keys = keys_of(TopHeads, BatchRun)
-    said = {name: keys[name].expected for name in ("top", "out_of", "top_k", "ray", "strict", "num_gpus_per_actor")}
-    assert said == {
-        "top": "a whole number from 1",
-        "out_of": "all or some",
-        "top_k": "a whole number or all",
-        "ray": "true or false or text",
-        "strict": "true or false",
-        "num_gpus_per_actor": "a number from 0",
-    }
 
 
 def test_a_folder_is_held_to_the_same_options_as_ever():

@@ -84,9 +84,11 @@ def _refuse(error: typer.TyperException) -> int:
         with suppress(OSError):
             print(error.format_message(), file=sys.stderr)  # noqa: T201
         return error.exit_code
+    from attnscope.cli.config import plainly
+
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "attnscope"
-    message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
+    message = plainly(error.format_message())
     if near := getattr(error, "possibilities", None):  # an option that does not exist
         message = f"{error.message}. Did you mean {near[0]}?"
     takes_text = context and any(one.name == "given" for one in context.command.params)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from attnscope.cli.batch_ray import address
-from attnscope.cli.config import Key
 from attnscope.cli.groups import fill, held
 from attnscope.cli.options import (
     FIGURES,
@@ -211,7 +210,6 @@ class Ray:
     ray: Annotated[
         str | None,
         Option(help="Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; alone, as Ray finds.", metavar="[ADDRESS]"),
-        Key((bool, str)),
     ] = None
     num_actors: Annotated[int, Option(min=1, help="With --ray: models side by side.", metavar="N")] = 1
     num_gpus_per_actor: Annotated[float, Option(min=0, help="With --ray: GPUs of each.", metavar="N")] = 0

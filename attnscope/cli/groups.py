@@ -22,7 +22,6 @@ from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
@@ -63,15 +62,10 @@ class Parameter:
         return max(names, key=len).partition("/")[0].lstrip("-")
 
     @property
-    def type(self) -> Any:
-        """The type of its values, None left aside."""
-        given = [one for one in get_args(self.hint) if one is not NoneType]
-        return given[0] if NoneType in get_args(self.hint) else self.hint
-
-    @property
     def choices(self) -> tuple[str, ...]:
         """The words that may be given; empty where others may be, too."""
-        return get_args(self.type) if get_origin(self.type) is Literal else ()
+        words = [one for one in (self.hint, *get_args(self.hint)) if get_origin(one) is Literal]
+        return get_args(words[0]) if words else ()
 
     def for_typer(self, default: Any) -> inspect.Parameter:
         """The parameter of a function as typer reads it; MISSING is no default."""

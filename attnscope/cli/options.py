@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from attnscope.cli.completion import models, offer
-from attnscope.cli.config import Key
 from attnscope.cli.groups import Mark, fill
 from attnscope.errors import UsageError
 
@@ -316,7 +315,6 @@ class Query:
     query: Annotated[
         str | None,
         Option(help="Queries: 8, 3-7, last (token), bank, bank#2; all: `attnscope tokens -h`.", metavar="TOKENS"),
-        Key((int, str)),
         HELD,
     ] = None
 
@@ -326,7 +324,7 @@ class Question(Query):
     """Which tokens are asked about."""
 
     panel = "Question"
-    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), Key((int, str)), HELD] = None
+    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), HELD] = None
     define: Annotated[
         list[str] | None,
         Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
@@ -398,7 +396,6 @@ class Top:
     top: Annotated[
         int | None,
         Option(help="Rows printed on a terminal: a number, or all.", metavar="N|all", parser=count),
-        Key((int, str), ("all",)),
     ] = 40
 
     def __post_init__(self) -> None:
@@ -469,7 +466,6 @@ class Relations:
     top_k: Annotated[
         str,
         Option(help="Keys that are kept of every query, strongest first: a number, or all.", metavar="N|all"),
-        Key((int, str), ("all",)),
         HELD,
     ] = "5"
     min_weight: Annotated[float | None, Option(help="Leave out smaller entries.", metavar="WEIGHT"), HELD] = None
@@ -518,7 +514,6 @@ class Look(Image):
     width: Annotated[
         str | None,
         Option(help="No wider than a paper's column (3.25 in), its page (6.75), or inches.", metavar="WIDTH"),
-        Key((float, str), ("column", "page")),
     ] = None
     dpi: Annotated[int | None, Option(help="Pixels per inch (default: 120).", metavar="N")] = None
     cmap: Annotated[
