@@ -20,7 +20,7 @@ USAGE, MODEL, INPUT = 2, 3, 4
 CASES = [
     # commands and flags
     (("hedas",), USAGE, "No such command 'hedas'. Did you mean 'heads'?"),
-    (("heads", "--txt", "a"), USAGE, "No such option: --txt"),
+    (("heads", "--txt", "a"), USAGE, "No such option: --txt. Did you mean --text?; `attnscope heads --help all` lists"),
     (("heads", "--text"), USAGE, "'--text' requires an argument"),
     (("heads", "the", "bank"), USAGE, "unexpected extra argument(s) (bank); put a text of several words in quotes"),
     (("heads", "--modle", "demo"), USAGE, "No such option: --modle. Did you mean --model?"),

@@ -145,7 +145,7 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
         str | None, Option(help="overview, layers, heads, metrics; joined by commas.", metavar="KINDS"), FIRST, HELD
     ] = None
     format: Annotated[Literal["parquet", "csv", "jsonl"], Option(help="Format of the tables."), HELD] = "parquet"
-    to_stdout: Annotated[Literal["jsonl"] | None, Option(help="Print one JSON object per text instead.")] = None
+    to_stdout: Annotated[Literal["jsonl"] | None, Option(help="Print one JSON object per text instead."), FIRST] = None
     matrices: Annotated[bool, Option(help="Whole matrices too, float16 safetensors."), HELD] = False
     summary: Annotated[bool, Option(help="The corpus's own table too: means over the texts, with intervals.")] = False
     shard_size: Annotated[int, Option(min=1, help="MiB per shard, about.", metavar="MIB"), HELD] = 64

@@ -36,7 +36,7 @@ UNSET = vars(typer.Option())
 class Mark(Enum):
     """What a field's annotation may say of its option beside typer's description."""
 
-    FIRST = "stands in the first panel of --help, whatever the panel of its group"
+    FIRST = "one of the most used: in the first panel, the only one of a plain --help, whatever the panel of its group"
     HELD = "whoever goes on in an output folder of batch must give the same value"
     UNRECORDED = "left out of manifests: it changes no number, or it is the text, which manifests only hash"
 
@@ -153,7 +153,7 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
     """A field's option: what its own annotation says, and for the rest what the group that it varies says."""
     plain, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     own = [one for one in said if isinstance(one, OptionInfo | ArgumentInfo)]
-    below = inherited.info if inherited else typer.Option(rich_help_panel=None if Mark.FIRST in said else panel)
+    below = inherited.info if inherited else typer.Option(rich_help_panel=panel)
     info = copy(own[0]) if own else copy(below)
     if isinstance(info, OptionInfo):
         info.param_decls = _names(name, info) or below.param_decls or (f"--{name.replace('_', '-')}",)
@@ -161,8 +161,10 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
     for key, value in vars(below).items():
         if key in vars(info) and vars(info)[key] == UNSET[key]:
             setattr(info, key, value)
-    extra = tuple(one for one in said if one not in own)
-    return Parameter(name, plain, info, extra or (inherited.extra if inherited else ()))
+    extra = tuple(one for one in said if one not in own) or (inherited.extra if inherited else ())
+    if Mark.FIRST in extra:
+        info.rich_help_panel = None
+    return Parameter(name, plain, info, extra)
 
 
 def _names(name: str, info: OptionInfo) -> tuple[str, ...]:

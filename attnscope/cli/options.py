@@ -1,6 +1,7 @@
 """The options that commands share, each declared once, in the groups that commands take.
 
-A group's panel is the section of --help that its options stand in; those marked FIRST stand in the first.
+A group's panel is the section of `--help all` that its options stand in. Those that most people type are marked FIRST:
+they stand in the first section, as those of a group without a panel do, and a plain `--help` shows no other.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Checkpoint:
             metavar="DEVICE",
             autocompletion=offer("auto", "cpu", "cuda", "mps"),
         ),
+        FIRST,
         HELD,
     ] = "auto"
     dtype: Annotated[
@@ -106,7 +108,7 @@ class Tokens:
     """How a text becomes tokens."""
 
     panel = "Text"
-    chat: Annotated[bool, Option(help="Apply the chat template: a user turn, or JSON messages."), HELD] = False
+    chat: Annotated[bool, Option(help="Apply the chat template: a user turn, or JSON messages."), FIRST, HELD] = False
     truncate: Annotated[Literal["left", "right"] | None, Option(help="Cut a text that is too long."), HELD] = None
 
 
@@ -209,6 +211,7 @@ class EngineName:
             help="eager: the model's own matrices, bit for bit; fused: none is made; tiles, numba, triton: that way "
             "of it; auto: the faster one that gives what is asked and fits the memory."
         ),
+        FIRST,
         HELD,
     ] = "auto"
 
@@ -315,6 +318,7 @@ class Query:
     query: Annotated[
         str | None,
         Option(help="Queries: 8, 3-7, last (token), bank, bank#2; all: `attnscope tokens -h`.", metavar="TOKENS"),
+        FIRST,
         HELD,
     ] = None
 
@@ -324,7 +328,7 @@ class Question(Query):
     """Which tokens are asked about."""
 
     panel = "Question"
-    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), HELD] = None
+    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), FIRST, HELD] = None
     define: Annotated[
         list[str] | None,
         Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
@@ -430,7 +434,7 @@ class ManyTexts:
     """A file of texts, for what is said of many."""
 
     panel = "Corpus"
-    texts: Annotated[str | None, Option(help="Texts, one per line or record.", metavar="FILE")] = None
+    texts: Annotated[str | None, Option(help="Texts, one per line or record.", metavar="FILE"), FIRST] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,7 +442,7 @@ class Sampled(ManyTexts):
     """How many sequences stand behind a number."""
 
     panel = "Corpus"
-    sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N")] = 64
+    sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N"), FIRST] = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -574,6 +578,7 @@ class Kinds:
             "(weights over a --picture); by commas.",
             metavar="KINDS",
         ),
+        FIRST,
     ] = None
 
     def kinds(self, question: Question) -> tuple[str, ...] | None:
@@ -664,6 +669,7 @@ class Facts(Format):
 class Config:
     """Where options come from that no flag gives."""
 
+    panel = "Files"
     config: Annotated[
         Path | None, Option(help="A YAML file of options; flags win over it.", metavar="FILE"), UNRECORDED
     ] = None

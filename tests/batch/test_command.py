@@ -97,7 +97,7 @@ def test_on_ray_a_signal_is_heard_before_the_first_record_is_committed() -> None
 
 
 def test_help_shows_that_the_address_may_be_left_out() -> None:
-    assert "--ray [ADDRESS]" in CliRunner().invoke(app, ["batch", "--help"]).stdout
+    assert "--ray [ADDRESS]" in CliRunner().invoke(app, ["batch", "--help", "all"]).stdout
 
 
 def test_the_keys_of_a_batch_file_are_the_options_of_batch() -> None:
