@@ -15,10 +15,12 @@ import attnscope.cli
 from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.groups import fill, held, parameters, recorded
-from attnscope.cli.options import PANELS, Printing, Relations, TextRun
+from attnscope.cli.options import PANELS, EngineName, Printing, Relations, TextRun
 from attnscope.cli.parity import Certified
+from attnscope.cli.scan import Scanned
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from helpers.command_line import call
 from helpers.commands import COMMANDS
 
 SHARED = {name: command.groups for name, (command, _) in COMMANDS.items()}
@@ -78,6 +80,26 @@ def test_a_command_has_the_options_of_its_groups_and_no_other(command):
     found = made(command).params
     assert [one.name for one in found] == list(parameters(*SHARED[command]))
     assert {panel for one in found if (panel := getattr(one, "rich_help_panel", None))} <= set(PANELS)
+
+
+def test_model_names_the_model_of_every_command_and_an_argument_is_short_for_it():
+    found = {name: parameters(*groups) for name, groups in SHARED.items()}
+    assert {name for name in found if "model" not in found[name]} == {"metrics", "doctor"}
+    assert {name for name in found if "name" in found[name]} == {"info", "scan", "ablate"}
+    assert all("-m" in one["model"].info.param_decls for one in found.values() if "model" in one)
+    for named in (Scanned(name="tiny"), Scanned(model="tiny")):
+        assert (named.asked, named.load_options().model) == ("tiny", "tiny")
+    assert Scanned().load_options().model == "demo"
+
+
+def test_words_that_help_does_not_list_are_taken():
+    engine = parameters(EngineName)["engine"]
+    assert engine.listed == ("auto", "eager", "fused")
+    assert engine.choices == ("auto", "eager", "fused", "tiles", "numba", "triton")
+    for command in ("heads", "batch", "compare"):
+        assert "auto|eager|fused" in call(command, "--help").out.decode().split()
+    for name in engine.choices:
+        assert made("heads").make_context("heads", ["--engine", name]).params["engine"] == name
 
 
 def test_a_subclass_inherits_what_it_leaves_out():

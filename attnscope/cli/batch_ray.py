@@ -49,11 +49,10 @@ def address(given: str | None) -> str | None:
 
     A file of options says `ray: true` for the default, and `ray: false` for none.
     """
-    if given in (None, "false"):
+    if given is None or given == "false":
         return None
     if given in ("", "true"):
         return ""
-    assert given is not None
     if not ADDRESS.fullmatch(given):
         raise UsageError(f"--ray takes auto, local, ray://HOST:PORT or HOST:PORT; {given!r} came", "see --help")
     return given

@@ -42,6 +42,13 @@ class Mark(Enum):
 
 
 @dataclass(frozen=True)
+class Unlisted:
+    """In a field's annotation: words that are taken, and that --help does not list among the choices."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Parameter:
     """An option or argument, as the fields of a group declare it; info is typer's description, complete."""
 
@@ -67,11 +74,17 @@ class Parameter:
         words = [one for one in (self.hint, *get_args(self.hint)) if get_origin(one) is Literal]
         return get_args(words[0]) if words else ()
 
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The choices that --help lists."""
+        unlisted = {word for one in self.extra if isinstance(one, Unlisted) for word in one.words}
+        return tuple(word for word in self.choices if word not in unlisted)
+
     def for_typer(self, default: Any) -> inspect.Parameter:
         """The parameter of a function as typer reads it; MISSING is no default."""
         info = copy(self.info)
         info.default = ... if default is MISSING else default
-        info.metavar = info.metavar or "|".join(self.choices) or None
+        info.metavar = info.metavar or "|".join(self.listed) or None
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=self.hint)
 
 

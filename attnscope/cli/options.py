@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from attnscope.cli.completion import models, offer
-from attnscope.cli.groups import Mark, fill
+from attnscope.cli.groups import Mark, Unlisted, fill
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -208,9 +208,10 @@ class EngineName:
     engine: Annotated[
         Literal["auto", "eager", "fused", "tiles", "numba", "triton"],
         Option(
-            help="eager: the model's own matrices, bit for bit; fused: none is made; tiles, numba, triton: that way "
-            "of it; auto: the faster one that gives what is asked and fits the memory."
+            help="eager: the model's own matrices, bit for bit; fused: none is made; auto: the faster one that gives "
+            "what is asked and fits the memory."
         ),
+        Unlisted(("tiles", "numba", "triton")),  # fused, computed in that one way
         FIRST,
         HELD,
     ] = "auto"
