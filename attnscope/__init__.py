@@ -18,9 +18,8 @@ from attnscope._version import __version__
 if TYPE_CHECKING:
     from attnscope.api import capture, load
     from attnscope.errors import AttnscopeError
-    from attnscope.face import Capture
     from attnscope.figures import Style
-    from attnscope.measure.probes import View
+    from attnscope.keep.view import View
     from attnscope.model.loading import LoadedModel, wrap
     from attnscope.observation import Observation
     from attnscope.observe import Request
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttnscopeError",
-    "Capture",
     "LoadedModel",
     "Observation",
     "Request",
@@ -43,12 +41,11 @@ __all__ = [
 
 _HOMES = {
     "AttnscopeError": "attnscope.errors",
-    "Capture": "attnscope.face",
     "LoadedModel": "attnscope.model.loading",
     "Observation": "attnscope.observation",
     "Request": "attnscope.observe",
     "Style": "attnscope.figures",
-    "View": "attnscope.measure.probes",
+    "View": "attnscope.keep.view",
     "capture": "attnscope.api",
     "listen": "attnscope.seam.listen",
     "load": "attnscope.api",

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope import figures
+from attnscope.cells import head_name, printed, shortened
 from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Part, PatchSheet, Style
 from attnscope.figures.beside import Beside, begun
 from attnscope.figures.pool import worker_count
-from attnscope.figures.style import Quantity, head_title, layer_name, printed
+from attnscope.figures.style import Quantity, head_title, layer_name
 from attnscope.files import write_whole
-from attnscope.measure.layers import LayerKey, PerLayer
+from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
 from attnscope.measure.roles import NONE
 from attnscope.panels import (
@@ -33,15 +34,14 @@ from attnscope.panels import (
     mass_panels,
     patch_sheets,
     score_panels,
-    shortened,
     with_rows,
 )
 from attnscope.stacks import DECODER, DIFFERENCE, ENCODER, GLOBAL, POOLING
 
 if TYPE_CHECKING:
-    from attnscope.columns import Head
     from attnscope.figures.terminal import HeadMaps
-    from attnscope.measure.maps import LayerMaps
+    from attnscope.keep.columns import Head
+    from attnscope.keep.maps import LayerMaps
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 
@@ -262,7 +262,7 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
 
 
 def _names(maps: Maps) -> list[str]:
-    return [f"{maps.stack}L{maps.layer}{'KV' if maps.by_kv else 'H'}{head}" for head in maps.heads]
+    return [maps.stack + head_name(maps.layer, head, maps.by_kv) for head in maps.heads]
 
 
 def _caption(head: Head, name: str) -> str:
@@ -369,7 +369,7 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
     jobs: dict[str, tuple[Path, Maps, int]] = {}
     for kind, one in seen.stacks.items():
         if one.maps is not None:
-            one = replace(one, maps=coarser(one.maps, side, style.sink == "mask"))
+            one = one.keeping(maps=coarser(one.maps, side, style.sink == "mask"))
             maps = layer_maps(one, f"{kind} " * (kind in seen.beside))
             jobs |= {name: (Path(), of, index) for of in maps for index, name in enumerate(_names(of))}
 
@@ -457,7 +457,7 @@ def unit_labels(prompt: Prompt, units: Sequence[Span], group: str) -> tuple[str,
 
 def head_picture(seen: Observation, layer: int, head: int, **style: Any) -> Picture:
     """One head's labelled heatmap; style: fields of `Style`. Raises UsageError for a head whose map was not kept."""
-    name, look = f"L{layer}{'KV' if seen.view.by_kv else 'H'}{head}", _style(style)
+    name, look = head_name(layer, head, seen.view.by_kv), _style(style)
     maps = layer_maps(seen)
     if not head_jobs(Path(), maps, [name], look):
         raise UsageError(f"there is no map of {name}", "the observation keeps the maps that its Request asks for")

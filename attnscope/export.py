@@ -7,7 +7,6 @@ A path is made of layer and head numbers, never of text.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.drawing import FIGURES, Advance, check_kinds, drawings, save_rollout
 from attnscope.figures import Style
-from attnscope.files import jsonable, refuse_links, save_json
+from attnscope.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.looks import Mean, look_table
 from attnscope.manifest import NAME, TARGET, about, check, inner_folders, taken, tokens_of
 from attnscope.model.libraries import versions
@@ -99,7 +98,7 @@ def export(
         drawn = drawings(seen, names, sort, top if "top" in figures else 0) if figures else {}
         for stack, drawing in drawn.items():
             written += drawing.draw(made / stack, figures, style, workers, advance)
-        hashes = {path.relative_to(made).as_posix(): _sha256(path) for path in sorted(written)}
+        hashes = {path.relative_to(made).as_posix(): sha256_of(path) for path in sorted(written)}
         files.update(hashes)
         return [*written, save_json({**said, "files": hashes}, made / NAME)]
 
@@ -108,11 +107,6 @@ def drawn_heads(seen: Observation, sort: str | None) -> list[str]:
     """The heads that are drawn one by one where nobody names them: those that the view chose, or the first in order."""
     found = seen.kept_heads(sort)[:MOST_HEADS] if seen.view.heads is None else seen.kept_heads()
     return [head.name for head in found]
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

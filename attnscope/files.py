@@ -7,6 +7,7 @@ regular file of bounded size, so that no pipe is waited for and no device fills 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -68,6 +69,12 @@ def read_json(path: Path, most: int = SMALL_BYTES) -> Any:
         return json.loads(read_small(path, most).decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def refuse_links(paths: Iterable[Path]) -> None:

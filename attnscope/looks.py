@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import InputError, UsageError
-from attnscope.measure.layers import codes
+from attnscope.keep.layers import codes
 from attnscope.stacks import DECODER, KINDS
 from attnscope.tables import as_table, numbers, texts_at
 
 if TYPE_CHECKING:
-    from attnscope.measure.layers import LayerKey
+    from attnscope.keep.layers import LayerKey
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt
 

@@ -10,38 +10,36 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
 
-from attnscope.columns import Head, HeadColumns, Relation
+from attnscope.cells import shortened
 from attnscope.errors import UsageError
-from attnscope.measure.layers import LayerKey, PerLayer, codes
+from attnscope.keep.columns import Head, HeadColumns, Relation
+from attnscope.keep.layers import LayerKey, PerLayer, codes
 from attnscope.measure.metrics import COLUMNS, MASS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
-from attnscope.stacks import CROSS, CSA, DECODER, ENCODER, HCA, KINDS
+from attnscope.stacks import CSA, DECODER, ENCODER, HCA, KINDS
 from attnscope.tables import as_table, flags, numbers, texts_at, words
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
     import torch
 
-    from attnscope.measure.maps import LayerMaps
-    from attnscope.measure.operands import KeptOperands
-    from attnscope.measure.per_token import TokenWeights
-    from attnscope.measure.probes import View
-    from attnscope.measure.relations import KeptKeys
-    from attnscope.measure.rollout import Rollout
-    from attnscope.measure.spans import SpanPairs
+    from attnscope.keep.maps import LayerMaps
+    from attnscope.keep.operands import KeptOperands
+    from attnscope.keep.per_token import TokenWeights
+    from attnscope.keep.relations import KeptKeys
+    from attnscope.keep.rollout import Rollout
+    from attnscope.keep.spans import SpanPairs
+    from attnscope.keep.view import View
     from attnscope.seam.call import CallCheck, CaptureReport
     from attnscope.text.prompt import Prompt
 
-ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
 Axis = Literal["queries", "keys"]
 OWN = (DECODER, CSA, HCA)  # the kinds of maps of a decoder's own heads, over tokens and over summaries of them
-RELATION = ("layer", "head", "kv_head", "query", "key", "weight", "kind")
 
 
 class NamedHeads(Protocol):
@@ -62,12 +60,10 @@ class Observation:
     queries, keys: the prompts on the two axes, one and the same where a text attends to itself. columns: every head and
     its scores. view: how entries were read, and of which heads. group: what relations speak of, None for tokens.
     support: {layer: {kind of rows: how many}}. visible: {layer: which keys a query sees, as `window 16`}. received: the
-    mean mass that each token receives as a key, over the kept heads (T,). weights: {layer: (H, Q, K) fp32 on the CPU},
-    where they were asked for; weight_heads: {layer: their numbers}. operands: {layer: q, k and v of its heads},
-    likewise. kv_of: {layer: (heads, kv heads)}. facts: what a manifest says of the run. chosen: the tokens that were
-    asked about; scores, supports and what tokens receive are then of the chosen queries, and `columns.scores["mass"]`
-    is there where keys were chosen. per_token: what every token has to do with them, where that was asked for. spans:
-    {layer: the mass that the spans of `chosen` give each other, (H, S, S)}. atlas: what names the model's heads, where
+    mean mass that each token receives as a key, over the kept heads (T,). kv_of: {layer: (heads, kv heads)}. facts:
+    what a manifest says of the run. kept: what else was kept, by its name in `keep/things.py`; each has a property
+    here. chosen: the tokens that were asked about; scores, supports and what tokens receive are then of the chosen
+    queries, and `columns.scores["mass"]` is there where keys were chosen. atlas: what names the model's heads, where
     there is one. without: {layer: kind} of its layers without attention: `ssm`, `linear`, `conv`. within: {layer: kind}
     of what layers with attention compute beside it: `ssm`. beside: of an encoder-decoder, whose decoder's this is, the
     observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's as keys; tables list
@@ -88,19 +84,56 @@ class Observation:
     report: CaptureReport
     kv_of: PerLayer[tuple[int, int]]
     facts: Mapping[str, Any] = field(default_factory=dict)
-    maps: LayerMaps | None = None
-    weights: PerLayer[torch.Tensor] = field(default_factory=PerLayer)
-    weight_heads: PerLayer[Sequence[int]] = field(default_factory=PerLayer)
-    operands: PerLayer[KeptOperands] = field(default_factory=PerLayer)
-    rollout: Rollout | None = None
-    kept_keys: PerLayer[KeptKeys] | None = None
+    kept: Mapping[str, Any] = field(default_factory=dict)
     chosen: Chosen = Chosen()
-    per_token: PerLayer[TokenWeights] = field(default_factory=PerLayer)
-    spans: PerLayer[SpanPairs] = field(default_factory=PerLayer)
     atlas: NamedHeads | None = None
     without: Mapping[int, str] = field(default_factory=dict)
     within: Mapping[int, str] = field(default_factory=dict)
     beside: Mapping[str, Observation] = field(default_factory=dict)
+
+    @property
+    def maps(self) -> LayerMaps | None:
+        """What can be drawn, where that was asked for."""
+        return self.kept.get("maps")
+
+    @cached_property
+    def weights(self) -> PerLayer[torch.Tensor]:
+        """{layer: (H, Q, K) fp32 on the CPU}, where they were asked for."""
+        return PerLayer({key: one.weights for key, one in self.kept.get("weights", {}).items()})
+
+    @cached_property
+    def weight_heads(self) -> PerLayer[Sequence[int]]:
+        """{layer: the numbers of the heads whose `weights` were kept}."""
+        return PerLayer({key: one.heads for key, one in self.kept.get("weights", {}).items()})
+
+    @property
+    def operands(self) -> PerLayer[KeptOperands]:
+        """{layer: q, k and v of its heads}, where they were asked for."""
+        return self.kept.get("operands", PerLayer())
+
+    @property
+    def rollout(self) -> Rollout | None:
+        """Where each unit came from, where that was asked for."""
+        return self.kept.get("rollout")
+
+    @property
+    def kept_keys(self) -> PerLayer[KeptKeys] | None:
+        """{layer: the strongest keys of its queries}, None where relations were not asked for."""
+        return self.kept.get("relations")
+
+    @property
+    def per_token(self) -> PerLayer[TokenWeights]:
+        """{layer: what every token has to do with those that were asked about}, where that was asked for."""
+        return self.kept.get("per_token", PerLayer())
+
+    @property
+    def spans(self) -> PerLayer[SpanPairs]:
+        """{layer: the mass that the spans of `chosen` give each other, (H, S, S)}."""
+        return self.kept.get("spans", PerLayer())
+
+    def keeping(self, **kept: Any) -> Self:
+        """The same with other things kept, or in other form."""
+        return replace(self, kept={**self.kept, **kept})
 
     @property
     def prompt(self) -> Prompt:
@@ -226,22 +259,16 @@ class Observation:
         Columns position, token, received, heads (how many have it as their top key with a mass above RESTS), resting
         (`L1H1 0.86, L2H0 0.41`, the largest mass first), kind: the stack whose keys these are.
         """
+        from attnscope.keep import keys
+
         resting: dict[tuple[str, int], list[Head]] = {}
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
             if head.top_key_mass > self.stacks[head.kind].rests_above:
                 resting.setdefault((head.kind, head.top_key), []).append(head)
-        places = [(kind, position) for kind, one in self.stacks.items() for position in range(len(one.keys))]
-        on = [resting.get(place, []) for place in places]
-        return as_table(
-            {
-                "position": np.array([position for _, position in places], np.int32),
-                "token": words([token for one in self.stacks.values() for token in one.keys.tokens]),
-                "received": np.concatenate([one.received for one in self.stacks.values()]),
-                "heads": np.array([len(heads) for heads in on], np.int32),
-                "resting": words([", ".join(f"{head.name} {head.top_key_mass:.2f}" for head in heads) for heads in on]),
-                "kind": texts_at(KINDS, codes([kind for kind, _ in places])),
-            }
-        )
+        words_of = {
+            place: [f"{head.name} {head.top_key_mass:.2f}" for head in heads] for place, heads in resting.items()
+        }
+        return keys.table({kind: (one.keys.tokens, one.received) for kind, one in self.stacks.items()}, words_of)
 
     def rollout_table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
         """Where each unit of every stack's own text came from: the rows of `Rollout.table`, and kind, the stack.
@@ -284,48 +311,22 @@ class Observation:
         strongest first over all heads. other_keys: without key 0 and each query's own key, unless keys were asked for;
         query 0, asked for, keeps the one key that it sees. Raises UsageError where no relations were kept.
         """
-        found = self._listed(self.relation_numbers(min_weight), over, other_keys)
+        from attnscope.keep import relations
 
-        def named(axis: Axis, place: np.ndarray) -> pa.DictionaryArray:
+        named = self.chosen
+        others = other_keys and named.key is None
+        found = relations.listed(self.relation_numbers(min_weight), over, others, named.query is not None)
+
+        def tokens(axis: Axis, place: np.ndarray) -> pa.DictionaryArray:
             return texts_at(self.names(self.group), self.place(axis, found["kind"], place, self.group))
 
-        return as_table(
-            {
-                "layer": found["layer"],
-                "head": numbers(found["head"], found["head"] < 0),
-                "kv_head": found["kv_head"],
-                "query": found["query"],
-                "query_token": named("queries", found["query"]),
-                "key": found["key"],
-                "key_token": named("keys", found["key"]),
-                ENTRIES[self.view.weights]: found["weight"],
-                "kind": texts_at(KINDS, found["kind"]),
-            }
-        )
+        return relations.table(found, tokens("queries", found["query"]), tokens("keys", found["key"]), self.view)
 
     def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
         """The columns of `relations` as numbers: head is -1 where kv heads were averaged, kind a place in KINDS."""
-        parts = [part for one in self.stacks.values() for part in one._relation_parts(min_weight)]
-        if len(parts) == 1:
-            return parts[0]
-        kinds = dict.fromkeys(RELATION, np.int32) | {"weight": np.float32, "kind": np.int8}
-        return {
-            name: np.concatenate([part[name] for part in parts], dtype=kind, casting="same_kind")
-            if parts
-            else np.empty(0, kind)
-            for name, kind in kinds.items()
-        }
+        from attnscope.keep import relations
 
-    def _listed(self, found: dict[str, np.ndarray], over: str | None, other_keys: bool) -> dict[str, np.ndarray]:
-        """Those of the relations that are listed, in their order."""
-        order = np.arange(len(found["weight"]))
-        if other_keys and self.chosen.key is None:
-            own = (found["key"] == found["query"]) & (found["kind"] != KINDS.index(CROSS))
-            others = (found["key"] != 0) & ~own
-            order = order[others | (found["query"] == 0) & (self.chosen.query is not None)]
-        if over == "heads":
-            order = order[np.argsort(-found["weight"][order], kind="stable")]
-        return {name: column[order] for name, column in found.items()}
+        return relations.joined([part for one in self.stacks.values() for part in one._relation_parts(min_weight)])
 
     @property
     def most_relations(self) -> int:
@@ -387,12 +388,11 @@ class Observation:
         roles = Counter(role for role in columns.role.tolist() if role != NONE)
         kept = [name for name in ("kept_keys", "maps", "weights", "rollout") if getattr(self, name)]
         names = {"kept_keys": "relations"}
-        text = self.prompt.text if len(self.prompt.text) <= 60 else self.prompt.text[:59] + "…"
         return "\n".join(
             (
                 f"Observation: {len(self.prompt)} tokens, {len(columns.layer)} heads in {layers} layers of "
                 f"{model.get('name', 'a model')}, engine {self.facts.get('engine', 'eager')}",
-                f"  text      {text!r}",
+                f"  text      {shortened(self.prompt.text, 60)!r}",
                 f"  roles     {', '.join(f'{count} {role}' for role, count in roles.most_common()) or 'none'}",
                 f"  kept      {', '.join(names.get(name, name) for name in kept) or 'scores alone'}",
             )
@@ -442,30 +442,10 @@ class Observation:
     def _relation_parts(self, min_weight: float | None) -> Iterator[dict[str, np.ndarray]]:
         if self.kept_keys is None:
             raise UsageError("this observation kept no relations", "ask with Request(relations=True)")
-        count, keys, by_kv = len(self.units()), len(self.units("keys")), self.view.by_kv
-        for _, alike in groupby(self.kept_keys.items(), lambda one: one[1].weight.shape[1:]):
-            layers = list(alike)
-            weight_HQk = np.concatenate([kept.weight[:, :count].numpy() for _, kept in layers])
-            key_HQk = np.concatenate([kept.key[:, :count].numpy() for _, kept in layers], dtype=np.int32)
-            keep = ~np.isnan(weight_HQk) & (key_HQk < keys)
-            if min_weight is not None:
-                keep &= weight_HQk >= min_weight
-            which = [self._which(key, head) for key, kept in layers for head in kept.heads]
-            of_heads = np.array(which, np.int32).reshape(-1, 3).T[:, :, None, None]
-            layer, head, kv_head = (np.broadcast_to(number, keep.shape)[keep] for number in of_heads)
-            query_Qk = np.repeat(np.array(layers[0][1].query[:count], np.int32), keep.shape[2]).reshape(keep.shape[1:])
-            yield {
-                "layer": layer,
-                "head": np.full_like(head, -1) if by_kv else head,
-                "kv_head": kv_head,
-                "query": np.broadcast_to(query_Qk, keep.shape)[keep],
-                "key": key_HQk[keep],
-                "weight": weight_HQk[keep],
-                "kind": np.full(len(layer), KINDS.index(self.kind), np.int8),
-            }
+        from attnscope.keep import relations
 
-    def _which(self, key: LayerKey, head: int) -> tuple[int, int, int]:
-        return key.layer, head, head if self.view.by_kv else self.kv_head(key, head)
+        units = len(self.units()), len(self.units("keys"))
+        return relations.numbers_of(self.kept_keys, units, self.kv_of, self.view.by_kv, self.kind, min_weight)
 
 
 def _units(text: Prompt, group: str | None) -> Sequence[str]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnscope.cells import head_name, printed, shortened
 from attnscope.figures import Panel, Patches, PatchSheet
-from attnscope.figures.style import count, printed
+from attnscope.figures.style import count
 from attnscope.measure.metrics import KNOWN, MASS, Metric, ends
 from attnscope.measure.roles import NEEDED_ROWS, ROLES
 from attnscope.shown import visible
@@ -116,7 +117,7 @@ def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, .
     if not seen.per_token or on_keys or any(patch.box is None for patch in patches.values()):
         return ()
     heads = [
-        (f"L{key.layer}{'KV' if seen.view.by_kv else 'H'}{head}", weight_T.numpy())
+        (head_name(key.layer, head, seen.view.by_kv), weight_T.numpy())
         for key, kept in seen.per_token.items()
         for head, weight_T in zip(kept.heads, kept.weight, strict=True)
     ]
@@ -184,8 +185,3 @@ def chosen_words(seen: Observation) -> str:
             if found
         )
     )
-
-
-def shortened(text: str, letters: int) -> str:
-    """A text's beginning, where it is longer than so many letters."""
-    return text if len(text) <= letters else text[: letters - 1].rstrip() + "…"

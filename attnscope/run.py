@@ -1,6 +1,6 @@
-"""A text, a model, a request -> one finished Observation: the middle of the library.
+"""A model, and what is asked of a text -> one finished Observation: the middle of the library.
 
-    seen = read(loaded, "the financial bank", Request(relations=True))
+    seen = read(loaded, Ask("the financial bank", keep=Request(relations=True)))
 
 What can be refused is refused before the forward pass; no terminal is known here.
 """
@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from attnscope.apart import Apart
+from attnscope.ask import Ask
 from attnscope.errors import InputError, MemoryLimitError, ModelError, UsageError
 from attnscope.media.beside import read_beside
-from attnscope.media.picture import Given, Picture, all_opened
+from attnscope.media.picture import Picture, all_opened
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, heard, reads_sound
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
-from attnscope.model.geometry import tokens_that_fit, with_tower
+from attnscope.model.geometry import with_tower
 from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
 from attnscope.observe.choice import Choice, choose, difference
+from attnscope.seam.cost import tokens_that_fit
 from attnscope.seam.engines import Engine
 from attnscope.seam.generation import continuation, ends, start_token, translation
 from attnscope.seam.inputs import given_of
@@ -36,7 +37,8 @@ from attnscope.text.prompt import Prompt, Side, from_ids, place, reading
 from attnscope.text.tokens import Chosen
 from attnscope.text.virtual import with_virtual
 
-Text = str | Prompt | Sequence[int] | Sound
+if TYPE_CHECKING:
+    from attnscope.ask import Text
 
 
 @dataclass(frozen=True)
@@ -108,97 +110,68 @@ class Run:
         return replace(seen, atlas=self.atlas)
 
 
-def read(
-    loaded: LoadedModel,
-    text: Text,
-    request: Request = Request(),
-    *,
-    engine: str = "auto",
-    verify: bool = False,
-    **how: Any,
-) -> Observation:
-    """Read one text through one model and keep what the request asks for.
+def read(loaded: LoadedModel, ask: Ask) -> Observation:
+    """Read one text through one model and keep what is asked for.
 
-    text: the text, its tokens as a Prompt, or token ids. engine: "eager" reads the model's own matrices, "fused" makes
-    none ("tiles", "numba", "triton": that way of it), "auto" takes the faster one that gives what is asked and fits
-    the memory. verify: hold every layer against the oracle too. how: as for `prepare`. Raises InputError for a text
-    that does not fit the model, MemoryLimitError for one that does not fit the memory, UsageError for what cannot be
-    meant.
+    Raises InputError for a text that does not fit the model, MemoryLimitError for one that does not fit the memory,
+    UsageError for what cannot be meant.
 
-        >>> read(load(), "the financial bank").heads[0].role
+        >>> read(load(), Ask("the financial bank")).heads[0].role
     """
-    run = prepare(loaded, text, request, engine=engine, **how)
-    return (run.verified() if verify else run).observe()
+    run = prepare(loaded, ask)
+    return (run.verified() if ask.verify else run).observe()
 
 
-def prepare(
-    loaded: LoadedModel,
-    text: Text,
-    request: Request = Request(),
-    *,
-    engine: str = "auto",
-    select: str | None = None,
-    atlas: Atlas | Path | str | None = None,
-    chat: bool = False,
-    truncate: Side | None = None,
-    memory: str | None = None,
-    listen: bool = False,
-    generate: int | None = None,
-    answer: str | Sequence[int] | None = None,
-    target: str | Sequence[int] | None = None,
-    picture: Given | Sequence[Given] | None = None,
-    advance: Callable[[int], object] = lambda tokens: None,
-) -> Run:
+def prepare(loaded: LoadedModel, ask: Ask, advance: Callable[[int], object] = lambda tokens: None) -> Run:
     """Everything that comes before the forward pass: tokens, heads, engine; each refused where it does not fit.
 
-    select: heads to keep, as "27.3,last"; over the request's own. atlas: see `atlas_of`. chat: apply the chat template.
-    truncate: cut a text that is too long, on this side. memory: what a layer's matrices may take, such as "4GB".
-    listen: with the fused engine, leave the layers' outputs to the model. generate: let the model put up to so many
-    tokens behind the text, which are read with it. answer: put this behind it instead, as text where the text is one,
-    else as ids. target: what an encoder-decoder's decoder reads, as text or as ids; without it what the model makes of
-    the text, greedily, in at most `generate` tokens. picture: one or several, files or pictures of Pillow, that a
-    vision-language model reads with the text; its vision tower is a stack of its own then, `vision`, unless the request
-    asks about the text. advance: called with 1 for every token that is generated.
+    advance: called with 1 for every token that is generated.
     """
     if not isinstance(loaded, LoadedModel):
         raise UsageError(
             f"expected a LoadedModel, got {type(loaded).__name__}",
             "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
         )
-    _check_reads(loaded, text)
-    if request.rollout or request.operands:
-        loaded.check_queries("a rollout" if request.rollout else "what keeps q and k")
-    task = loaded.geometry.task
-    _check_task(task, generate, answer, target)
-    of_two = task == "seq2seq"
-    answers.check(generate, answer, None if of_two else truncate)
-    follows = "" if generate and not of_two else answer
-    if picture is None:
-        prompt = _prompt(loaded, text, chat, truncate, follows)
-    else:
-        loaded.check_bare("a text beside pictures")
-        prompt = _seen_beside(loaded, text, all_opened(picture), chat, truncate, follows)
+    request, of_two = ask.keep, loaded.geometry.task == "seq2seq"
+    _check(loaded, ask)
+    prompt = _prompt(loaded, ask, "" if ask.generate and not of_two else ask.answer)
     if prompt.tower and not request.asks:
         loaded = replace(loaded, geometry=with_tower(loaded.geometry, loaded.model.config))
-    answers.check_room(prompt, generate, loaded.geometry.max_positions)
-    found = atlas_of(loaded, atlas)
-    if select is None and request.per_token and of_two:
-        select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
-    if select is not None:
-        named, geometry = found.by_role() if found else None, loaded.geometry
-        heads = select_stacks(select, geometry.heads_of_stacks, geometry.kind, named)
-        request = request.selecting(heads, geometry)
-    tokens, made, source = len(prompt) + (generate or 0) * (not of_two), dict[str, Any](), None
+    answers.check_room(prompt, ask.generate, loaded.geometry.max_positions)
+    atlas = atlas_of(loaded, ask.atlas)
+    request = _selected(loaded, ask, atlas)
+    tokens, made, source = len(prompt) + (ask.generate or 0) * (not of_two), dict[str, Any](), None
     longest = max([tokens, *map(len, prompt.tower)])
-    choice = choose(loaded, longest, engine, memory, listen=listen, request=request)
+    choice = choose(loaded, longest, ask.engine, ask.memory, listen=ask.listen, request=request)
     if of_two:
-        source, (prompt, made) = prompt, _target(loaded, prompt, target, generate, choice.engine, advance)
-    elif generate:
-        _check_matrices(loaded, request, prompt, more=generate)
-        prompt, made = _generated(loaded, prompt, generate, choice.engine, advance)
+        source, (prompt, made) = prompt, _target(loaded, prompt, ask, choice.engine, advance)
+    elif ask.generate:
+        _check_matrices(loaded, request, prompt, more=ask.generate)
+        prompt, made = _generated(loaded, prompt, ask.generate, choice.engine, advance)
     _check_matrices(loaded, request, prompt, len(source or ()))
-    facts = made | _facts(loaded, prompt, source, choice.engine, found)
-    return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, found, source)
+    facts = made | _facts(loaded, prompt, source, choice.engine, atlas)
+    return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, atlas, source)
+
+
+def _check(loaded: LoadedModel, ask: Ask) -> None:
+    """Raise UsageError or ModelError for what is asked of a model of another kind, or at once."""
+    _check_reads(loaded, ask.text)
+    if ask.keep.rollout or ask.keep.operands:
+        loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
+    task = loaded.geometry.task
+    _check_task(task, ask.generate, ask.answer, ask.target)
+    answers.check(ask.generate, ask.answer, None if task == "seq2seq" else ask.truncate)
+
+
+def _selected(loaded: LoadedModel, ask: Ask, atlas: Atlas | None) -> Request:
+    """What is kept, of the heads that are named."""
+    select, geometry = ask.select, loaded.geometry
+    if select is None and ask.keep.per_token and geometry.task == "seq2seq":
+        select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
+    if select is None:
+        return ask.keep
+    heads = select_stacks(select, geometry.heads_of_stacks, geometry.kind, atlas.by_role() if atlas else None)
+    return ask.keep.selecting(heads, geometry)
 
 
 def _check_reads(loaded: LoadedModel, text: Text) -> None:
@@ -224,15 +197,10 @@ def _check_task(task: str, generate: int | None, answer: str | Sequence[int] | N
 
 
 def _target(
-    loaded: LoadedModel,
-    source: Prompt,
-    given: str | Sequence[int] | None,
-    most: int | None,
-    engine: Engine,
-    advance: Callable[[int], object],
+    loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advance: Callable[[int], object]
 ) -> tuple[Prompt, dict[str, Any]]:
     """What the decoder reads, and what the manifest says of it. Raises as `text.target`, UsageError for both ways."""
-    start, room = start_token(loaded), loaded.geometry.max_positions
+    given, most, start, room = ask.target, ask.generate, start_token(loaded), loaded.geometry.max_positions
     if given is not None:
         if most is not None:
             raise UsageError("a target is either generated or given", "leave out {generate} or {target}")
@@ -272,10 +240,12 @@ def _within_memory(loaded: LoadedModel, tokens: int) -> Iterator[None]:
         ) from error
 
 
-def _prompt(
-    loaded: LoadedModel, text: Text, chat: bool, truncate: Side | None, answer: str | Sequence[int] | None
-) -> Prompt:
+def _prompt(loaded: LoadedModel, ask: Ask, answer: str | Sequence[int] | None) -> Prompt:
     """The tokens; with an answer of any length, which `answers.check_room` judges."""
+    text, chat, truncate = ask.text, ask.chat, ask.truncate
+    if ask.picture is not None:
+        loaded.check_bare("a text beside pictures")
+        return _seen_beside(loaded, text, all_opened(ask.picture), chat, truncate, answer)
     if isinstance(text, Sound):
         return heard(loaded, text, truncate)
     if isinstance(text, Prompt) and text.step is not None:

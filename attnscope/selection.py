@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
+from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
 from attnscope.stacks import KINDS
 
@@ -96,7 +97,7 @@ def _of_role(role: str, named: Named | None) -> str:
     if not named[role]:
         there = ", ".join(f"@{one}" for one, heads in named.items() if heads) or "no role at all"
         raise InputError(f"the atlas names no {role} head", f"it names {there}")
-    return ",".join(f"L{layer}H{head}" for layer, head in pairs(named[role]))
+    return ",".join(head_name(*head) for head in pairs(named[role]))
 
 
 def everything(heads_by_layer: Mapping[int, int]) -> dict[int, tuple[int, ...]]:

@@ -1,19 +1,23 @@
-"""Columns -> Arrow tables -> csv, tsv, jsonl, parquet, arrow: exact numbers, exact text, nulls for what is missing."""
+"""Columns -> Arrow tables -> csv, tsv, jsonl, parquet, arrow: exact numbers, exact text, nulls for what is missing.
+
+A format is a row of FORMATS, for the tables of runs and of corpora.
+"""
 
 from __future__ import annotations
 
 import codecs
 import csv
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from attnscope.files import json_line, jsonable, whole_file
 
-FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow")
 CHUNK = 8192
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
@@ -64,12 +68,12 @@ def words(texts: Sequence[str | None]) -> pa.StringArray:
 def rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Python values, row by row: None for null and NaN; 32-bit floats keep their shortest exact spelling."""
     for batch in table.to_batches(max_chunksize=CHUNK):
-        yield from zip(*map(_plain, batch.columns), strict=True)
+        yield from zip(*map(_values, batch.columns), strict=True)
 
 
 def write(table: pa.Table, stream: IO[bytes], format: str) -> None:
     """Write the table to a binary stream, in one of FORMATS; csv quotes as RFC 4180 asks, a null is an empty field."""
-    WRITERS[format](table, stream)
+    FORMATS[format].whole(table, stream)
 
 
 def save(table: pa.Table, path: Path, format: str | None = None, spreadsheet: bool = False) -> Path:
@@ -113,14 +117,14 @@ def _present(mask: np.ndarray | None) -> pa.Buffer | None:
     return pa.py_buffer(np.packbits(~mask, bitorder="little")) if mask is not None and mask.any() else None
 
 
-def _plain(column: pa.Array) -> list[Any]:
+def _values(column: pa.Array) -> list[Any]:
     """A column as Python values: null and NaN are None, a float32 is the shortest number that means it.
 
     From the buffers, since Arrow's `to_numpy` imports pandas and its `to_pylist` takes ten times as long.
     """
     if pa.types.is_dictionary(column.type):
         texts = column.dictionary.to_pylist()
-        return [None if place is None else texts[place] for place in _plain(column.indices)]
+        return [None if place is None else texts[place] for place in _values(column.indices)]
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         return column.to_pylist()
     present, data = column.buffers()
@@ -137,14 +141,116 @@ def _plain(column: pa.Array) -> list[Any]:
     return values
 
 
-def _delimited(delimiter: str) -> Callable[[pa.Table, IO[bytes]], None]:
-    def write_rows(table: pa.Table, stream: IO[bytes]) -> None:
-        # Python's csv: pyarrow's quotes every text. Not a TextIOWrapper: that one closes the stream when a write fails.
+class Pieces(Protocol):
+    """What is written table by table, all of one schema."""
+
+    def write_table(self, table: pa.Table) -> None:
+        """Write some more rows."""
+
+    def close(self) -> None:
+        """Write what ends the file; the stream stays open."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to write tables as bytes, and to read them back.
+
+    whole: one table, as a run writes it. pieces: begins what is written table by table, as a corpus is; it is given the
+    schema, and what the file says of itself where the format has a place for that. read: some columns of a file that
+    was written in pieces.
+    """
+
+    whole: Callable[[pa.Table, IO[bytes]], None]
+    pieces: Callable[[IO[bytes], pa.Schema, Mapping[str, str]], Pieces]
+    read: Callable[[Path, Sequence[str], pa.Schema], pa.Table]
+
+
+def _delimited(delimiter: str) -> Format:
+    """A table of a run by Python's csv, which quotes what needs it; of a corpus by Arrow's, which is fast."""
+
+    def whole(table: pa.Table, stream: IO[bytes]) -> None:
+        # Not a TextIOWrapper: that one closes the stream when a write fails.
         writer = csv.writer(codecs.getwriter("utf-8")(stream), delimiter=delimiter, lineterminator="\n")
         writer.writerow(table.column_names)
         writer.writerows(rows(table))
 
-    return write_rows
+    def pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> Pieces:
+        return _DelimitedPieces(stream, schema, delimiter)
+
+    def read(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+        from pyarrow.csv import ConvertOptions, ParseOptions, read_csv
+
+        wanted = ConvertOptions(include_columns=columns, include_missing_columns=True, column_types=schema)
+        return read_csv(path, parse_options=ParseOptions(delimiter=delimiter), convert_options=wanted)
+
+    return Format(whole, pieces, read)
+
+
+class _DelimitedPieces:
+    def __init__(self, stream: IO[bytes], schema: pa.Schema, delimiter: str) -> None:
+        from pyarrow.csv import CSVWriter, WriteOptions
+
+        options = WriteOptions(delimiter=delimiter)
+        self._writer = CSVWriter(stream, plain(schema.empty_table()).schema, write_options=options)
+
+    def write_table(self, table: pa.Table) -> None:
+        self._writer.write_table(plain(table))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The table with text and truths as strings, which Arrow's csv takes: truths as the csv of a run spells them."""
+    arrays = [_as_strings(column.combine_chunks()) for column in table.itercolumns()]
+    return pa.table(arrays, names=table.column_names)
+
+
+def _as_strings(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        return column.dictionary_decode()
+    if pa.types.is_boolean(column.type):
+        import pyarrow.compute as pc
+
+        return pc.if_else(column, "True", "False")
+    return column
+
+
+class _JsonLines:
+    def __init__(self, stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> None:
+        self._stream = stream
+
+    def write_table(self, table: pa.Table) -> None:
+        self._stream.write("".join(f"{line}\n" for line in json_rows(table).to_pylist()).encode())
+
+    def close(self) -> None:
+        """Lines have no end."""
+
+
+def json_rows(table: pa.Table) -> pa.Array:
+    """Each row as one JSON object: numbers at their shortest exact spelling, null for what is missing."""
+    import pyarrow.compute as pc
+
+    pieces: list[Any] = []
+    for place, name in enumerate(table.column_names):
+        pieces += [("{" if place == 0 else ",") + json.dumps(name) + ":", _json_cells(table[name].combine_chunks())]
+    return pc.binary_join_element_wise(*pieces, "}", "")
+
+
+def _json_cells(column: pa.Array) -> pa.Array:
+    import pyarrow.compute as pc
+
+    if pa.types.is_dictionary(column.type):
+        return _json_strings(column.dictionary).take(column.indices).fill_null("null")
+    if pa.types.is_string(column.type):
+        return _json_strings(column).fill_null("null")
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_finite(column), column, None)
+    return column.cast(pa.string()).fill_null("null")
+
+
+def _json_strings(strings: pa.Array) -> pa.Array:
+    return words([None if one is None else json.dumps(one, ensure_ascii=False) for one in strings.to_pylist()])
 
 
 def _write_jsonl(table: pa.Table, stream: IO[bytes]) -> None:
@@ -153,22 +259,62 @@ def _write_jsonl(table: pa.Table, stream: IO[bytes]) -> None:
         stream.write(json_line(dict(zip(names, map(jsonable, row), strict=True))))
 
 
+def _read_jsonl(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+    from pyarrow.json import ParseOptions, read_json
+
+    options = ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    return read_json(path, parse_options=options).select(columns)
+
+
+# Parquet is written without Arrow's own schema: tokens are dictionaries on disk and strings to every reader.
 def _write_parquet(table: pa.Table, stream: IO[bytes]) -> None:
     import pyarrow.parquet as pq
 
-    # without Arrow's own schema tokens are dictionaries on disk and strings to every reader, as `batch` writes them
     pq.write_table(table, stream, compression="zstd", store_schema=False)
 
 
+def _parquet_pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> Pieces:
+    from pyarrow.parquet import ParquetWriter
+
+    numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    writer = ParquetWriter(
+        stream,
+        schema,
+        compression={name: "none" if name in floats else "zstd" for name in schema.names},  # they hardly shrink
+        store_schema=False,
+        use_dictionary=[name for name in schema.names if name not in numbers + floats],
+        column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+        write_statistics=numbers,  # others find nothing
+    )
+    writer.add_key_value_metadata(about)
+    return writer
+
+
+def _read_parquet(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(path).read(columns=list(columns))
+
+
 def _write_arrow(table: pa.Table, stream: IO[bytes]) -> None:
-    with pa.ipc.new_stream(stream, table.schema) as writer:
+    with _arrow_pieces(stream, table.schema, {}) as writer:
         writer.write_table(table)
 
 
-WRITERS: Mapping[str, Callable[[pa.Table, IO[bytes]], None]] = {
+def _arrow_pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> Any:
+    return pa.ipc.new_stream(stream, schema.with_metadata(about) if about else schema)
+
+
+def _read_arrow(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
+    with pa.OSFile(str(path)) as stream:
+        return pa.ipc.open_stream(stream).read_all().select(columns)
+
+
+FORMATS: Mapping[str, Format] = {
     "csv": _delimited(","),
     "tsv": _delimited("\t"),
-    "jsonl": _write_jsonl,
-    "parquet": _write_parquet,
-    "arrow": _write_arrow,
+    "jsonl": Format(_write_jsonl, _JsonLines, _read_jsonl),
+    "parquet": Format(_write_parquet, _parquet_pieces, _read_parquet),
+    "arrow": Format(_write_arrow, _arrow_pieces, _read_arrow),
 }

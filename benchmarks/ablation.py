@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from attnscope.model.loading import LoadedModel, load, wrap
 from attnscope.model.options import LoadOptions
-from attnscope.seam.engines import Altered, Unchecked
+from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.branches import unheard
 from attnscope.study.ablation.passes import CPU_TOKENS, prepared
@@ -111,7 +112,7 @@ def losses(loaded: LoadedModel, task: Task, batch: Sequence[int], one: HeadSet) 
         return output_BTHV.index_fill(2, torch.tensor(heads), 0.0) if heads else output_BTHV
 
     ids, rows = torch.tensor([task.ids[place] for place in batch]), list(task.rows[0])
-    logits = listen(loaded.model, ids, unheard, engine=Altered(Unchecked(), change), logits_at=rows).logits
+    logits = listen(loaded.model, ids, unheard, engine=replace(UNCHECKED, change=change), logits_at=rows).logits
     right = ids[:, [row + 1 for row in rows], None]
     return -logits.log_softmax(-1).gather(-1, right)[..., 0].double().mean(-1).numpy()
 

@@ -70,6 +70,7 @@ def model(name: str, tokens: int):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from attnscope.ask import Ask
     from attnscope.model.loading import load, wrap
     from attnscope.model.options import LoadOptions
     from attnscope.observe import Request
@@ -82,7 +83,7 @@ def model(name: str, tokens: int):
         config = LlamaConfig(vocab_size=2000, num_key_value_heads=4, max_position_embeddings=131072, **LARGER)
         loaded = wrap(LlamaForCausalLM(config).eval().requires_grad_(False), loaded.tokenizer)
     for engine in ("eager", "tiles"):  # which imports what every reading needs
-        read(loaded, list(range(16)), Request(relations=True, maps="all"), engine=engine)
+        read(loaded, Ask(list(range(16)), Request(relations=True, maps="all"), engine=engine))
     return loaded
 
 
@@ -110,7 +111,8 @@ def apart(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict[st
 def measured(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict[str, float]:
     import torch
 
-    from attnscope.measure.probes import View
+    from attnscope.ask import Ask
+    from attnscope.keep.view import View
     from attnscope.observe import Request
     from attnscope.run import read
 
@@ -120,7 +122,7 @@ def measured(loaded, asked: str, tokens: int, engine: str, threads: int) -> dict
     ids = torch.randint(10, 2000, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     request = Request(view=view, weights=kept, **how)
     clock, processor = time.perf_counter(), time.process_time()
-    read(loaded, ids, request, engine=engine)
+    read(loaded, Ask(ids, request, engine=engine))
     return {"clock": time.perf_counter() - clock, "processor": time.process_time() - processor}
 
 

@@ -184,12 +184,12 @@ def build(way: str, tokens: int, device: str, large: bool):
 
 def prepare_attnscope(way: str, tokens: int, device: str, large: bool) -> Callable[[], object]:
     from attnscope.seam.call import AttentionCall
-    from attnscope.seam.engines import BESIDE, ENGINES
+    from attnscope.seam.engines import engine_named
     from attnscope.seam.listen import listen
 
     model, ids = build(way, tokens, device, large)
     name, _, how = way.partition("-")
-    engine = BESIDE[name] if how == "listening" else ENGINES[name]
+    engine = engine_named(name, listen=how == "listening")
 
     def on_call(call: AttentionCall) -> None:
         job(call.P, ids, top_keys(way, call.layer))

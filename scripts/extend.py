@@ -36,20 +36,9 @@ OPTION = """
 """
 
 ENGINE = '''
-class Recomputed(Engine):
-    """One matrix a layer, made from q and k, beside the model's own fused attention."""
-
-    name, implementation, output = "recomputed", "sdpa", "model"
-
-    def bytes(self, geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
-        return eager_bytes(geometry, tokens, 4, batch)
-
-    def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
-        output, _ = own()
-        weights = TiledAttention(spec).dense()
-        call = AttentionCall(place, DenseAttention(weights, spec.visible, spec), spec, None, output)
-        on_call(call)
-        return output, check_call(call, "interface")
+def recomputed(spec: AttentionSpec) -> AttentionOperator:
+    """One matrix a layer, made from q and k, while the model's own fused attention gives the outputs."""
+    return DenseAttention(spec.weights(0, spec.visible.queries), spec.visible, spec)
 
 '''
 
@@ -88,8 +77,8 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     },
     "an engine": {
         "seam/engines.py": (
-            ("\n@dataclass(frozen=True)\nclass Altered", ENGINE.rstrip("\n") + "\n\n"),
-            ("Fused(), Tiled(), Compiled(), OnCard())}", "Recomputed(), "),
+            ("\ndef fastest(", ENGINE),
+            ('        Engine("fused", ', '        Engine("recomputed", recomputed, bytes=eager_bytes),\n'),
         ),
         "cli/options.py": (('"fused", "tiles", "numba", "triton"],', '"recomputed", '),),
     },

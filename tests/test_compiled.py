@@ -15,7 +15,8 @@ from llvmlite import binding
 from torch.testing import assert_close
 
 import attnscope
-from attnscope.attention.compiled import CompiledAttention, object_code, operator, sweeping, usable
+from attnscope.attention import visibility
+from attnscope.attention.compiled import CompiledAttention, object_code, operator, shapes, sweeping, usable
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import Entropy, Features, GroupMass, Holding, Received, TopK
 from attnscope.attention.spec import AttentionSpec
@@ -23,7 +24,7 @@ from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import UsageError
 from attnscope.export import manifest
-from attnscope.seam.engines import Fused, engine_named
+from attnscope.seam.engines import ENGINES, engine_named
 from helpers.dispatched import thread_count
 
 HEADS, GROUPS = 6, 2
@@ -162,17 +163,21 @@ def test_without_numba_the_tiles_answer_and_the_name_says_how_to_get_it(monkeypa
     monkeypatch.setattr(operator, "PAYS", 0)
     spec = spec_of(40, 40)
     assert usable(spec)
-    assert isinstance(Fused().operator(spec), CompiledAttention)
+    assert isinstance(ENGINES["fused"].operator(spec), CompiledAttention)
     for module in ("attnscope.attention.compiled", "attnscope.attention.compiled.operator"):
         monkeypatch.setattr(f"{module}.installed", lambda: False)
-    assert type(Fused().operator(spec)) is TiledAttention
+    assert type(ENGINES["fused"].operator(spec)) is TiledAttention
     with pytest.raises(UsageError, match=r"^the engine numba needs Numba, .*pip install 'attnscope\[fast\]'"):
         engine_named("numba")
 
 
+def test_the_kernel_hides_a_key_by_the_logit_of_masks() -> None:
+    assert shapes.HIDDEN == visibility.HIDDEN
+
+
 def test_short_texts_do_not_load_it() -> None:
     assert not usable(spec_of(300, 300))
-    assert type(Fused().operator(spec_of(300, 300))) is TiledAttention
+    assert type(ENGINES["fused"].operator(spec_of(300, 300))) is TiledAttention
 
 
 @pytest.mark.parametrize("listening", [False, True])

@@ -12,15 +12,16 @@ import transformers
 from torch import nn
 
 import attnscope
-from attnscope import Request, memory
+from attnscope import Request
+from attnscope.attention.tiled import TILE_BYTES
 from attnscope.attention.visibility import Visibility
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.explain import explain_head
-from attnscope.measure import probes
-from attnscope.measure.probes import View
+from attnscope.keep import probe as probes
+from attnscope.keep.view import View
 from attnscope.measure.texts import Texts
 from attnscope.model.loading import LoadedModel, wrap
 from attnscope.observe import observe
@@ -210,7 +211,7 @@ LARGE_AT_ONCE = {"eager": 3, "fused": 0}  # that live at once, however many laye
 def large_blocks(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch, engine: str) -> int:
     """How many blocks as large as N x N live at once, where tiles and blocks of rows are smaller than that."""
     smaller = int(1.9 * LONG**2)  # where a tile is sorted, places take twice the bytes
-    monkeypatch.setitem(memory.TILE_BYTES, "cuda", smaller)
+    monkeypatch.setitem(TILE_BYTES, "cuda", smaller)
     monkeypatch.setattr("attnscope.attention.visibility.BLOCK_BYTES", smaller)
     prompt = from_ids(demo.tokenizer, [5 + place % 90 for place in range(LONG)])
     with pretend() as seen:

@@ -1,6 +1,7 @@
 """Choosing an engine: what was asked, what fits, and what the run says of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.errors import MemoryLimitError, UsageError
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from attnscope.memory import read_size
 from attnscope.model.geometry import geometry_of, longer
 from attnscope.model.loading import LoadedModel, load
@@ -19,7 +20,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.observe import Request, choice
 from attnscope.observe.choice import FASTER_ROWS, FASTER_TOKENS, LACKING, Case, Choice, automatic, choose, difference
 from attnscope.seam.checks import CHECKED_ROWS, sampled_rows
-from attnscope.seam.engines import ENGINES, Beside, Eager, Engine, Tiled
+from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.listen import listen
 from attnscope.text.prompt import from_text
 from helpers.command_line import call
@@ -39,12 +40,13 @@ def test_auto_takes_eager_while_a_layer_fits_the_budget(loaded: LoadedModel) -> 
     def chosen(*asked, **how) -> Engine:
         return choose(loaded, *asked, **how).engine
 
-    assert isinstance(chosen(100, "auto"), Eager)
-    assert isinstance(chosen(100, "auto", "10k"), Tiled)
-    assert isinstance(chosen(10**6, "auto"), Tiled)
-    assert isinstance(chosen(10**6, "auto", listen=True), Beside)
-    assert isinstance(chosen(600, "auto", "30MB"), Eager)
-    assert isinstance(chosen(600, "auto", "30MB", batch=10), Tiled)
+    eager, fused = ENGINES["eager"], ENGINES["fused"]
+    assert chosen(100, "auto") == eager
+    assert chosen(100, "auto", "10k") == fused
+    assert chosen(10**6, "auto") == fused
+    assert chosen(10**6, "auto", listen=True) == replace(fused, output="model") != fused
+    assert chosen(600, "auto", "30MB") == eager
+    assert chosen(600, "auto", "30MB", batch=10) == fused
 
 
 def test_the_model_runs_under_the_implementation_that_is_listened_to(loaded: LoadedModel) -> None:
@@ -269,7 +271,7 @@ def test_which_kernel_ran(family: str, answer: bool) -> None:
     """Answering, the model's own attention runs over the sampled rows alone; listening, over all of them."""
     model, ids_BT = tiny_model(family, attention="sdpa"), torch.randint(6, 30, (1, 200))
     with thread_count(1), Kernels(4, 200) as ran:
-        report = listen(model, ids_BT, lambda call: call.P.topk(2), engine=Tiled() if answer else Beside(Tiled()))
+        report = listen(model, ids_BT, lambda call: call.P.topk(2), engine=engine_named("tiles", listen=not answer))
     kernel = "attnscope" if answer else "math" if family == "deepseek_v3" else "flash"
     assert [check.kernel for check in report.calls] == [kernel] * 4
     if family == "deepseek_v3":  # no flash kernel takes values of another width: listening, its own sdpa makes matrices
@@ -291,7 +293,7 @@ def test_a_matrix_of_every_head_would_be_noticed() -> None:
 def test_masks_that_a_model_builds_are_named() -> None:
     ids_BT = torch.randint(6, 30, (2, 40))
     padding_BT = torch.ones_like(ids_BT).index_fill(1, torch.arange(30, 40), 0)
-    for engine in (Tiled(), Beside(Tiled())):
+    for engine in (ENGINES["tiles"], engine_named("tiles", listen=True)):
         windowed = listen(tiny_model("mistral", attention="sdpa"), ids_BT, lambda call: None, engine=engine)
         assert [check.mask for check in windowed.calls] == ["boolean"] * 4
         model = tiny_model("llama", attention="sdpa")
@@ -339,5 +341,5 @@ def test_a_row_that_is_no_number_is_found_where_no_row_was_sampled(loaded: Loade
         return output
 
     monkeypatch.setattr(TiledAttention, "output", broken)
-    report = listen(loaded.model, ids_BT, lambda call: None, engine=Tiled())
+    report = listen(loaded.model, ids_BT, lambda call: None, engine=ENGINES["tiles"])
     assert "P V differs from the layer's own output by nan" in report.calls[0].failures(torch.float32)[-1]

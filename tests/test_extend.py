@@ -22,13 +22,21 @@ EDITED = {"a metric": 1, "an option": 1, "an engine": 2, "a command": 1}  # file
 READ = ("--text", TEXT, "--format", "csv", "-q")
 STORY = ("heads", "--file", str(ROOT / "examples" / "story.txt"), "-q")
 HEADS = ("heads", "--engine")
+INFO = ("info", "demo", "--format", "json")
 NEEDS = {  # extension -> a command that only it makes possible
     "a metric": ("heads", "--sort", "two_back", *READ),
     "an option": (*STORY, "--role", "induction", "--top", "all", "--format", "table"),
     "an engine": (*HEADS, "recomputed", *READ),
     "a command": ("sentences", "--text", "The bank. The river.", "--format", "csv", "-q"),
 }
-COMMANDS = (*NEEDS.values(), (*HEADS, "eager", *READ), (*STORY, "--format", "csv"), ("heads", "--help"), ("--help",))
+COMMANDS = (
+    *NEEDS.values(),
+    (*HEADS, "eager", *READ),
+    INFO,
+    (*STORY, "--format", "csv"),
+    ("heads", "--help"),
+    ("--help",),
+)
 PROCESS = """
 import json, sys
 from helpers.command_line import call
@@ -87,6 +95,13 @@ def test_the_metric_is_measured_on_the_new_engine_as_python_loops_have_it(demo, 
         assert float(row["two_back"]) == pytest.approx(sum(expected) / len(expected), abs=1e-5)
     eager = said[(*HEADS, "eager", *READ)].rows
     assert float(eager[0]["entropy"]) == pytest.approx(float(rows[0]["entropy"]), abs=1e-5)
+
+
+def test_the_engine_has_its_cost_in_what_info_says(said: dict[tuple[str, ...], Result]) -> None:
+    costs = json.loads(said[INFO].out)["costs"]
+    assert costs
+    for cost in costs:
+        assert cost["engines"]["recomputed"] == cost["eager_bytes"] > 0
 
 
 def test_heads_are_sorted_by_the_metric(said: dict[tuple[str, ...], Result]) -> None:

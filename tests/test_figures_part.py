@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.tiled.operator import TiledAttention
 from attnscope.drawing import layer_maps
@@ -16,7 +17,7 @@ from attnscope.figures.fonts import Fonts
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import TAKEN, alone, split_sink
 from attnscope.figures.writer import drawing
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from attnscope.observe import Request
 from attnscope.run import prepare
 from helpers.command_line import call
@@ -77,7 +78,7 @@ def test_a_small_part_of_a_long_text_is_not_binned_and_reads_its_rows_alone(demo
         monkeypatch.setattr(
             kind, "rows", lambda self, a, b, rows=kind.rows: read.update(range(a, b)) or rows(self, a, b)
         )
-    run = prepare(demo, LONG, Request(metrics=(), maps="all", query="bank", key="green"), engine=engine)
+    run = prepare(demo, Ask(LONG, Request(metrics=(), maps="all", query="bank", key="green"), engine=engine))
     read.clear()  # of what was compared with eager
     seen = run.observe()
     queries, keys = places(seen.prompt, "bank"), places(seen.prompt, "green")

@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers.modeling_utils import AttentionInterface
 
-from attnscope import memory
 from attnscope.attention.questions import Entropy, Holding, RowSum
 from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled.operator import TiledAttention
+from attnscope.attention.tiled import TILE_BYTES, TiledAttention
 from attnscope.attention.visibility import Visibility
-from attnscope.model.geometry import Geometry, LayerGeometry, eager_bytes, fused_bytes, geometry_of, tokens_that_fit
+from attnscope.model.geometry import Geometry, LayerGeometry, geometry_of
+from attnscope.seam.cost import eager_bytes, fused_bytes, tokens_that_fit
 from helpers.dispatched import thread_count
 from helpers.families import MODEL_TYPES, WITHOUT_ATTENTION, tiny_config, tiny_model
 from helpers.pretend import Pretended, pretend
@@ -247,7 +247,7 @@ def test_fused_bytes_are_about_what_a_layer_holds_at_its_peak(dtype, tokens):
 @pytest.mark.parametrize(("tokens", "heads"), [(96, 8), (1024, 8), (1500, 6)])
 def test_fused_bytes_on_a_card_are_what_a_layer_holds_there(tokens, heads, monkeypatch):
     """Of which tiles are most, sorted for how many keys hold 95 % of a row; smaller ones here, and on a card."""
-    monkeypatch.setitem(memory.TILE_BYTES, "cuda", 8 * 2**20)
+    monkeypatch.setitem(TILE_BYTES, "cuda", 8 * 2**20)
     layer = replace(geometry_with(heads).layers[0], kv_heads=2)
     predicted = fused_bytes(replace(geometry_with(heads), layers=(layer,)), tokens, device="cuda:0")
     with thread_count(1), LiveStorages() as live, pretend():

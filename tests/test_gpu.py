@@ -16,7 +16,7 @@ from attnscope.measure.metrics import METRICS
 from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
-from attnscope.seam.engines import ENGINES, Eager, Fused
+from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from helpers.parity_models import roused_model
 from test_device import COMMANDS, FAMILIES, TEXT
@@ -60,7 +60,7 @@ def test_eager_is_the_models_own_bit_for_bit(family: str, dtype: torch.dtype) ->
     model = roused_model(family).to(CARD, dtype)
     ids_BT = torch.arange(2, 26, device=CARD)[None]
     weights: list[torch.Tensor | None] = []
-    listen(model, ids_BT, lambda call: weights.append(call.weights_BHQK), engine=Eager())
+    listen(model, ids_BT, lambda call: weights.append(call.weights_BHQK), engine=ENGINES["eager"])
     with torch.no_grad():
         own = [one for one in model(ids_BT, output_attentions=True, use_cache=False).attentions if one is not None]
     assert len(own) == len(weights) > 0
@@ -88,5 +88,5 @@ def test_a_long_text_takes_memory_by_its_length_and_not_its_square(there: Loaded
     model.set_attn_implementation("sdpa")
     with torch.no_grad():
         plain = peak(lambda: model.model(ids_BT, use_cache=False))
-    read = peak(lambda: listen(model, ids_BT, lambda call: call.P.entropy(), engine=Fused()))
+    read = peak(lambda: listen(model, ids_BT, lambda call: call.P.entropy(), engine=ENGINES["fused"]))
     assert read < plain + 2**30  # one head's matrix alone is 1 GiB in float32

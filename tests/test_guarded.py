@@ -9,6 +9,7 @@ import pytest
 
 import attnscope
 from attnscope.apart import Apart
+from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.run import _ids_of, prepare
 from attnscope.text import prompt as prompts
@@ -55,7 +56,7 @@ def test_the_target_of_a_run_is_read_apart() -> None:
     brought = replace(loaded, source_folder=Path("somewhere"))
     assert brought.brought
     with pytest.raises(ModelError, match="more than 1 seconds"):
-        prepare(brought, [5, 6, 7], target="das Haus")
+        prepare(brought, Ask([5, 6, 7], target="das Haus"))
 
 
 def test_an_answer_beside_a_picture_is_read_apart() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import attnscope
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.families import tiny_model
 from helpers.pictures import without_command

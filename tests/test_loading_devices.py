@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import attnscope
-from attnscope import memory
-from attnscope.attention.tiled import tiles
+from attnscope.attention.tiled import TILE_BYTES, tiles
 from attnscope.memory import human_bytes
 from attnscope.model import loading
 from attnscope.model.loading import LoadedModel, load
@@ -149,7 +148,7 @@ def test_tiles_become_smaller_where_the_device_is_full(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(tiles.Tiling, "_tile", tight)
     found = attnscope.capture(loaded, TEXT, engine="fused")
-    assert taken[0] == memory.TILE_BYTES["cuda"]
+    assert taken[0] == TILE_BYTES["cuda"]
     assert min(taken) == 2**20
     for name, score in expected.columns.scores.items():
         torch.testing.assert_close(found.columns.scores[name].value, score.value, rtol=0, atol=1e-6, equal_nan=True)

@@ -1,25 +1,28 @@
 """Free memory, and the refusal of a text too large for it."""
 
+from dataclasses import replace
+
 import pytest
 
 from attnscope import memory
 from attnscope.errors import MemoryLimitError
 from attnscope.memory import free_memory
-from attnscope.model.geometry import check_eager_fits, eager_bytes
+from attnscope.observe.choice import choose
+from attnscope.seam.cost import eager_bytes
 
 
 def test_a_text_too_large_for_eager_is_refused_with_what_fits(demo, monkeypatch):
     monkeypatch.setattr(memory, "_machine_free", lambda: 1 << 30)
     monkeypatch.setattr(memory, "_cgroup_free", lambda *_: None)
-    needed = eager_bytes(demo.geometry, 100_000, 4)
+    needed, on_cpu = eager_bytes(demo.geometry, 100_000, 4), replace(demo, device="cpu", dtype="float32")
     with pytest.raises(MemoryLimitError) as refused:
-        check_eager_fits(demo.geometry, 100_000, "cpu", "float32")
+        choose(on_cpu, 100_000, "eager")
     assert refused.value.exit_code == 5
     assert f"{needed / 2**30:.1f} GiB" in refused.value.message
     fits = int(refused.value.hint.split()[0])
-    check_eager_fits(demo.geometry, fits, "cpu", "float32")
+    choose(on_cpu, fits, "eager")
     with pytest.raises(MemoryLimitError):
-        check_eager_fits(demo.geometry, fits + 1, "cpu", "float32")
+        choose(on_cpu, fits + 1, "eager")
 
 
 def cgroup(folder, limit, used, cache, names=("memory.max", "memory.current")):

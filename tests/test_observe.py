@@ -17,10 +17,11 @@ from attnscope.attention.visibility import Visibility
 from attnscope.drawing import layer_maps
 from attnscope.figures import Style
 from attnscope.figures.jobs import prepare_heads
-from attnscope.measure.layers import LayerKey
-from attnscope.measure.maps import Maps
+from attnscope.keep.layers import LayerKey
+from attnscope.keep.maps import Maps
+from attnscope.keep.probe import Layer
+from attnscope.keep.view import View
 from attnscope.measure.metrics import Texts
-from attnscope.measure.probes import Layer, View
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation

@@ -15,7 +15,7 @@ from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
 from attnscope.explain import explain_head
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from attnscope.model.loading import LoadedModel, wrap
 from attnscope.model.placed import weights_of
 from attnscope.parity import check_parity

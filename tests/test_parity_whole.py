@@ -24,6 +24,7 @@ from peft import PrefixTuningConfig, PromptTuningConfig
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from attnscope.ask import Ask
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError
 from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load
 from attnscope.model.options import LoadOptions
@@ -214,10 +215,10 @@ SLOWLY = [soft_prompt, stretched, an_encoder_of_two, big_bird]
 @pytest.mark.parametrize("way", [*WAYS, *(pytest.param(way, marks=pytest.mark.slow) for way in SLOWLY)])
 def test_however_a_model_comes_the_second_comes_too(way: Callable[[Path], LoadOptions], tmp_path: Path) -> None:
     loaded = load(way(tmp_path))
-    report = check_parity(loaded, prepare(loaded, TEXT, engine="eager").prompt, whole=True)
+    report = check_parity(loaded, prepare(loaded, Ask(TEXT, engine="eager")).prompt, whole=True)
     assert report.whole.holds, report.whole
     loaded.model.get_input_embeddings().register_forward_hook(lambda module, args, output: output * 1.01)
-    assert not check_parity(loaded, prepare(loaded, TEXT, engine="eager").prompt, whole=True).holds
+    assert not check_parity(loaded, prepare(loaded, Ask(TEXT, engine="eager")).prompt, whole=True).holds
 
 
 # What cannot be compared.

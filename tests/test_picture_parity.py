@@ -16,6 +16,7 @@ import torch
 import transformers as hf
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.model.loading import LoadedModel
 from attnscope.parity import ATOL, ParityReport, check_parity
 from attnscope.parity.arranged import arrangements_of
@@ -53,7 +54,7 @@ def and_slowly(quick: str, *slow: str) -> list[Any]:
 
 
 def parity(loaded: LoadedModel, pictures: Any, **how: Any) -> ParityReport:
-    run = prepare(loaded, SAID, picture=pictures, engine="eager")
+    run = prepare(loaded, Ask(SAID, picture=pictures, engine="eager"))
     return check_parity(run.loaded, run.prompt, engine=run.engine, **how)
 
 
@@ -112,7 +113,7 @@ def test_paligemma_2_sees_its_whole_prompt_beyond_the_window(
 
 @pytest.mark.parametrize("family", and_slowly("paligemma", "gemma3", "qwen3_vl"))
 def test_an_answer_follows_the_prompt(family: str, models: dict[str, LoadedModel], field: str) -> None:
-    run = prepare(models[family], SAID, picture=field, engine="eager", answer=" A house and the sun.")
+    run = prepare(models[family], Ask(SAID, picture=field, engine="eager", answer=" A house and the sun."))
     assert_full(check_parity(run.loaded, run.prompt, engine=run.engine))
 
 
@@ -132,7 +133,7 @@ def test_what_is_not_known_is_said(models: dict[str, LoadedModel], field: str, m
 def test_what_a_small_picture_cannot_show(models: dict[str, LoadedModel], place: Path, field: str) -> None:
     small = picture(place / "small.png", (56, 56))
     assert "vision: the windows of 16" in parity(models["qwen2_5_vl"], small).too_short
-    run = prepare(models["qwen2_5_vl"], SAID, picture=field, engine="eager")
+    run = prepare(models["qwen2_5_vl"], Ask(SAID, picture=field, engine="eager"))
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
     assert report.too_short == ()
     written = certificate(report, run.loaded, run.prompt)

@@ -11,6 +11,7 @@ import transformers as hf
 from PIL import Image
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.figures import Patches, PatchSheet, Style
 from attnscope.figures.over import grid_of, save_patches
@@ -200,7 +201,7 @@ def test_image_tokens_are_no_repeated_text(models: dict[str, LoadedModel], field
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parity_holds(family: str, models: dict[str, LoadedModel], field: str) -> None:
-    run = prepare(models[family], TEXT, picture=field, engine="eager")
+    run = prepare(models[family], Ask(TEXT, picture=field, engine="eager"))
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
     assert report.holds
     assert report.levels == {DECODER: "full", VISION: "full"}

@@ -14,7 +14,8 @@ from rich.text import Text
 from attnscope.errors import UsageError
 from attnscope.figures.colours import Limits
 from attnscope.figures.prose import RAMP, Prose
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
+from attnscope.looks import look_table
 from attnscope.observe import Request, observe
 from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import from_text
@@ -100,11 +101,9 @@ def test_heads_are_averaged_in_a_layer_or_all(matrices, engine):
 
 def test_a_token_outside_a_window_has_no_weight(demo, matrices):
     """Of a mean, it has what the heads that see it give it."""
-    from dataclasses import replace
-
+    from attnscope.keep.layers import LayerKey, PerLayer
+    from attnscope.keep.per_token import TokenWeights
     from attnscope.looks import looks
-    from attnscope.measure.layers import LayerKey, PerLayer
-    from attnscope.measure.per_token import TokenWeights
 
     prompt = from_text(demo.tokenizer, SENTENCE)
     seen = observe(demo, [prompt], Request(metrics=(), per_token=True, query="last", view=View(heads={0: [0, 1]})))[0]
@@ -112,7 +111,7 @@ def test_a_token_outside_a_window_has_no_weight(demo, matrices):
     weight[1, :4] = math.nan
     weight[:, 0] = math.nan
     kept = {LayerKey(0): TokenWeights([0, 1], weight, seen.per_token[0].uniform)}
-    found = looks(replace(seen, per_token=PerLayer(kept)), "all")[0].weight_T
+    found = looks(seen.keeping(per_token=PerLayer(kept)), "all")[0].weight_T
     expected = [math.nan, *(matrices[0, 0, 8, 1:4] / 2), *matrices[0, :2, 8, 4:].mean(0)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -142,7 +141,7 @@ def test_who_asks_for_nothing_keeps_nothing(demo):
     seen = observe(demo, [from_text(demo.tokenizer, SENTENCE)], Request(metrics=()))[0]
     assert not seen.per_token
     with pytest.raises(UsageError, match="per_token=True"):
-        seen.token_table()
+        look_table(seen)
 
 
 def test_out_writes_the_numbers_and_from_repeats_them(tmp_path):

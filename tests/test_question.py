@@ -14,7 +14,7 @@ import torch
 
 import attnscope
 from attnscope.errors import UsageError
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation

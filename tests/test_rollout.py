@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from attnscope.errors import MemoryLimitError, ModelError
-from attnscope.measure import rollout
-from attnscope.measure.rollout import Rollout, RolloutProbe, bins
+from attnscope.keep import rollout
+from attnscope.keep.groups import bins
+from attnscope.keep.rollout import Rollout, RolloutProbe
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
-from attnscope.seam.engines import Tiled, engine_named
+from attnscope.seam.engines import engine_named
 from attnscope.tables import rows as rows_of
 from attnscope.text.prompt import Prompt, from_text
 from helpers.command_line import call
@@ -184,7 +185,7 @@ def test_a_long_text_makes_no_matrix() -> None:
     loaded = load(LoadOptions(attention="sdpa", positions=4096))
     prompt = from_text(loaded.tokenizer, "The river rose and the boats went by. " * 300)
     with largest_tensor() as largest:
-        [seen] = observe(loaded, [prompt], Request(metrics=(), rollout="bins"), engine=Tiled())
+        [seen] = observe(loaded, [prompt], Request(metrics=(), rollout="bins"), engine=engine_named("tiles"))
     assert len(prompt) > 2500
     assert len(seen.rollout.units) <= 200
     assert largest[0] <= 4 * 6 * len(prompt) * (200 + 32) < 4 * 6 * len(prompt) ** 2

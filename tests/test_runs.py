@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.errors import UsageError
 from attnscope.manifest import OURS, prompt_of
 from attnscope.run import prepare
@@ -92,7 +93,7 @@ def test_the_same_run_again_is_fine_however_its_text_was_given(tmp_path):
 def test_the_manifest_lists_every_file_with_its_hash_and_every_token(tmp_path, demo):
     call("heads", "--text", STORY, "--top", "1", "--out", str(tmp_path), "-q").ok()
     assert {"heads.csv", "relations.csv", "overview.png", "layers/L00.png"} < listed(tmp_path)
-    prompt = prepare(demo, STORY).prompt
+    prompt = prepare(demo, Ask(STORY)).prompt
     tokens = said(tmp_path)["prompt"]
     assert (tokens["text"], tokens["ids"], tokens["tokens"]) == (STORY, list(prompt.ids), list(prompt.tokens))
 

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from transformers.modeling_utils import AttentionInterface
 from attnscope.api import capture
 from attnscope.attention.questions import Distance, Entropy, Features, Received
 from attnscope.errors import ModelError, UsageError
-from attnscope.seam.engines import Altered, Beside, Eager, Tiled
+from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.listen import listen, listening
 from helpers.dispatched import thread_count
 from helpers.families import tiny_model
@@ -36,6 +37,11 @@ FAMILIES = [
 ]
 HOOKED = ["gpt_neo", "gptj", "codegen", "bloom", "falcon", "mpt", "xglm"]
 TOKENS = 24  # longer than the tiny windows of 8
+EAGER, TILES, LISTENING = ENGINES["eager"], ENGINES["tiles"], engine_named("tiles", listen=True)
+
+
+def in_words(engine: Engine | None) -> str:
+    return f"{engine.name}, output {engine.output}" if engine else "no engine"
 
 
 def some_ids(seed: int = 0, texts: int = 1) -> torch.Tensor:
@@ -216,7 +222,7 @@ def test_no_logits_are_computed() -> None:
     assert projected == []
 
 
-@pytest.mark.parametrize("engine", [None, Eager(), Tiled(), Beside(Tiled())], ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("engine", [None, EAGER, TILES, LISTENING], ids=in_words)
 def test_every_pass_gives_back_what_the_model_s_backbone_returns(engine) -> None:
     model = tiny_model("llama", attention="sdpa")
     expected = model.model(some_ids(), use_cache=False).last_hidden_state
@@ -228,7 +234,7 @@ def test_every_pass_gives_back_what_the_model_s_backbone_returns(engine) -> None
         assert model.config._attn_implementation == "sdpa"  # as it was
 
 
-@pytest.mark.parametrize("engine", [Eager(), Tiled(), Beside(Tiled())], ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("engine", [EAGER, TILES, LISTENING], ids=in_words)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_an_engine_that_switches_a_head_off_equals_a_model_without_it(family: str, engine) -> None:
     model, without = tiny_model(family), tiny_model(family)
@@ -243,7 +249,7 @@ def test_an_engine_that_switches_a_head_off_equals_a_model_without_it(family: st
     def change(place, output_BQHV):
         return output_BQHV.index_fill(2, torch.tensor([2]), 0.0) if place.layer == 1 else output_BQHV
 
-    report = listen(model, some_ids(), lambda call: None, engine=Altered(engine, change))
+    report = listen(model, some_ids(), lambda call: None, engine=replace(engine, change=change))
     assert_close(report.output.last_hidden_state, expected, atol=1e-5, rtol=1e-5)
     assert [check.altered for check in report.calls] == [False, True, False, False]
     intact = listen(model, some_ids(), lambda call: None, engine=engine)
@@ -256,13 +262,13 @@ def test_the_models_own_logits_are_given_where_they_are_asked_for(family):
     with torch.no_grad():
         expected = model(ids).logits[:, [3, -1]]
     heard = []
-    report = listen(model, ids, heard.append, engine=Eager(), logits_at=[3, -1])
+    report = listen(model, ids, heard.append, engine=EAGER, logits_at=[3, -1])
     assert_close(report.logits, expected)
     assert len(heard) == len(report.calls) > 0
     assert listen(model, ids, lambda call: None).logits is None
 
 
-@pytest.mark.parametrize("engine", [None, Eager(), Tiled(), Beside(Tiled())])
+@pytest.mark.parametrize("engine", [None, EAGER, TILES, LISTENING], ids=in_words)
 def test_logits_follow_what_is_altered(engine):
     """A head of the last layer is silenced; the output projection's bias, if any, stays."""
     model, ids = tiny_model("gpt2"), some_ids()
@@ -270,7 +276,7 @@ def test_logits_follow_what_is_altered(engine):
     def silence(place, output):
         return output.index_fill(2, torch.tensor([1]), 0.0) if place.layer == 1 else output
 
-    report = listen(model, ids, lambda call: None, engine=Altered(engine or Eager(), silence), logits_at=[-1])
+    report = listen(model, ids, lambda call: None, engine=replace(engine or EAGER, change=silence), logits_at=[-1])
     projection, width = model.transformer.h[1].attn.c_proj, model.config.n_embd // model.config.n_head
 
     def without_head(module, inputs):
@@ -293,14 +299,13 @@ def test_logits_of_a_position_that_is_not_there():
 
 
 def test_a_family_outside_the_interface_refuses_to_be_changed() -> None:
+    engine = replace(EAGER, change=lambda place, output: output)
     with pytest.raises(ModelError, match="where its output cannot be changed"):
-        listen(
-            tiny_model("bloom"), some_ids(), lambda call: None, engine=Altered(Eager(), lambda place, output: output)
-        )
+        listen(tiny_model("bloom"), some_ids(), lambda call: None, engine=engine)
 
 
 def test_an_output_of_another_shape_is_refused() -> None:
-    engine = Altered(Eager(), lambda place, output: output[..., :1])
+    engine = replace(EAGER, change=lambda place, output: output[..., :1])
     with pytest.raises(ModelError, match=r"shape .* was expected back"):
         listen(tiny_model("llama"), some_ids(), lambda call: None, engine=engine)
 
@@ -344,8 +349,8 @@ MODES = {
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     ("family", "engine"),
-    [("llama", Eager()), ("llama", Tiled()), ("llama", Beside(Tiled())), ("bloom", Eager())],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+    [("llama", EAGER), ("llama", TILES), ("llama", LISTENING), ("bloom", EAGER)],
+    ids=lambda value: value if isinstance(value, str) else in_words(value),
 )
 def test_the_callers_mode_changes_no_answer(mode: str, threads: int, family: str, engine) -> None:
     """Autocast rounds what the model computes, and not what is answered of it."""

@@ -12,10 +12,11 @@ import torch
 from transformers import AutoModelForSpeechSeq2Seq, WhisperFeatureExtractor, WhisperTokenizer
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.drawing import layer_maps
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.keep.view import View
 from attnscope.manifest import prompt_of, read_manifest
-from attnscope.measure.probes import View
 from attnscope.media import sound as sounds
 from attnscope.media.sound import Sound, read_sound, sound_of
 from attnscope.model.loading import wrap
@@ -97,7 +98,7 @@ def test_without_the_extra_wav_is_read_and_others_are_refused(tmp_path, monkeypa
     with pytest.raises(UsageError, match="need soundfile"):
         read_sound(str(flac))
     with pytest.raises(UsageError, match="has 8000 samples per second, the model reads 16000"):
-        prepare(whisper, sound_of((samples(0.1, 8_000), 8_000)))
+        prepare(whisper, Ask(sound_of((samples(0.1, 8_000), 8_000))))
 
 
 def test_sounds_from_python(wav):
@@ -181,17 +182,17 @@ def test_what_pads_is_a_question_of_its_own(whisper, wav):
 def test_a_long_sound_is_cut(side, whisper):
     whole = samples(1.5)
     with pytest.raises(InputError, match=r"has 1.50 s, the model reads at most 1; cut it"):
-        prepare(whisper, sound_of((whole, RATE)), target="hello")
-    run = prepare(whisper, sound_of((whole, RATE)), target="hello", truncate=side)
+        prepare(whisper, Ask(sound_of((whole, RATE)), target="hello"))
+    run = prepare(whisper, Ask(sound_of((whole, RATE)), target="hello", truncate=side))
     kept = whole[:RATE] if side == "right" else whole[-RATE:]
-    alone = prepare(whisper, sound_of((kept, RATE)), target="hello")
+    alone = prepare(whisper, Ask(sound_of((kept, RATE)), target="hello"))
     torch.testing.assert_close(run.source.inputs["input_features"], alone.source.inputs["input_features"])
     assert (run.source.removed, any(run.source.special)) == (25, False)
     assert run.source.labels[0] == {"left": "0.50s", "right": "0.00s"}[side]
 
 
 def test_another_rate_is_resampled(whisper):
-    given = [prepare(whisper, sound_of((samples(SPOKEN, rate), rate)), target="hello") for rate in (44_100, RATE)]
+    given = [prepare(whisper, Ask(sound_of((samples(SPOKEN, rate), rate)), target="hello")) for rate in (44_100, RATE)]
     first, second = (run.source.inputs["input_features"] for run in given)
     assert sum(given[0].source.special) == FRAMES - OWN
     loud = second > second.max() - 0.5
@@ -199,7 +200,7 @@ def test_another_rate_is_resampled(whisper):
 
 
 def test_a_target_is_generated_by_the_models_own_rule(whisper, folder, wav):
-    run = prepare(whisper, sound_of(wav), generate=8)
+    run = prepare(whisper, Ask(sound_of(wav), generate=8))
     model = AutoModelForSpeechSeq2Seq.from_pretrained(folder).eval()
     made = model.generate(features_of(folder, wav).input_features, max_new_tokens=8, do_sample=False)
     starts = ["<|startoftranscript|>", "<|en|>", "<|notimestamps|>"]
@@ -210,16 +211,16 @@ def test_a_target_is_generated_by_the_models_own_rule(whisper, folder, wav):
 
 def test_a_target_may_say_its_own_start(whisper, wav):
     starts = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>"]
-    run = prepare(whisper, sound_of(wav), target="".join([*starts, "hi"]))
+    run = prepare(whisper, Ask(sound_of(wav), target="".join([*starts, "hi"])))
     assert list(run.prompt.tokens) == [*starts, "h", "i"]
 
 
 def test_a_target_has_no_more_tokens_than_the_decoder_reads(whisper, wav):
-    assert len(prepare(whisper, sound_of(wav)).prompt) <= whisper.geometry.max_positions
+    assert len(prepare(whisper, Ask(sound_of(wav))).prompt) <= whisper.geometry.max_positions
 
 
 def test_fused_reads_what_eager_reads(whisper, wav, seen):
-    run = prepare(whisper, sound_of(wav), EVERY, engine="fused", target="hello")
+    run = prepare(whisper, Ask(sound_of(wav), EVERY, engine="fused", target="hello"))
     fused = run.observe()
     assert run.facts["largest_difference_to_eager"] < 1e-5
     for kind in (ENCODER, DECODER, CROSS):
@@ -228,7 +229,7 @@ def test_fused_reads_what_eager_reads(whisper, wav, seen):
 
 
 def test_every_layer_holds_against_the_oracle(whisper, wav):
-    found = read(whisper, sound_of(wav), target="hello", verify=True)
+    found = read(whisper, Ask(sound_of(wav), target="hello", verify=True))
     assert (found.facts["parity"]["holds"], found.facts["parity"]["level"]) == (True, "full")
 
 
@@ -259,11 +260,11 @@ def test_maps_are_labelled_by_seconds_alone(seen):
 
 def test_models_in_memory_say_what_they_lack(whisper, wav):
     bare = wrap(whisper.model, whisper.tokenizer, "in memory")
-    assert len(prepare(bare, sound_of(wav), target="hello").source) == FRAMES  # from where transformers loaded it
+    assert len(prepare(bare, Ask(sound_of(wav), target="hello")).source) == FRAMES  # from where transformers loaded it
     bare.model.config.name_or_path, kept = "", bare.model.config.name_or_path
     try:
         with pytest.raises(ModelError, match="no feature extractor that can be read"):
-            prepare(bare, sound_of(wav), target="hello")
+            prepare(bare, Ask(sound_of(wav), target="hello"))
     finally:
         bare.model.config.name_or_path = kept
 
@@ -306,7 +307,7 @@ def test_the_mean_of_the_heads_is_no_head(demo, tmp_path):
     with pytest.raises(ModelError, match="the mean of its heads"):
         attnscope.capture(loaded, audio=(samples(SPOKEN), RATE))
     with pytest.raises(InputError, match="less than a frame"):
-        prepare(loaded, sound_of((samples(0.001), RATE)))
+        prepare(loaded, Ask(sound_of((samples(0.001), RATE))))
 
 
 # The command line

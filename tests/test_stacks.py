@@ -8,10 +8,11 @@ import torch
 import transformers
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.drawing import drawings
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.export import manifest
-from attnscope.measure.layers import LayerKey, PerLayer
+from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import DEMO_FOLDER, wrap
@@ -169,7 +170,7 @@ def test_the_target_is_read_as_it_is_trained(bart, demo, seen):
 def test_a_target_that_nobody_gave_is_what_the_model_makes(bart):
     source = torch.tensor([attnscope.capture(bart, SOURCE, target="a").prompt.ids])
     made = bart.model.generate(source, do_sample=False, num_beams=1, max_new_tokens=5)[0].tolist()
-    run = prepare(bart, SOURCE, generate=5)
+    run = prepare(bart, Ask(SOURCE, generate=5))
     assert run.facts["target"]["generated"]
     assert list(run.prompt.ids) == (made[:-1] if made[-1] == bart.model.generation_config.eos_token_id else made)
 
@@ -250,14 +251,14 @@ def test_the_seam_says_of_which_stack_a_call_is(bart):
         ({"target": " "}, InputError, "the target is empty"),
         ({"target": TARGET, "generate": 3}, UsageError, "either generated or given"),
         ({"answer": "yes"}, UsageError, "an answer is what a causal model puts behind"),
-        ({"request": Request(query="zebra")}, InputError, "is not in the text"),
+        ({"keep": Request(query="zebra")}, InputError, "is not in the text"),
         ({"target": "the " * 2000}, InputError, "the decoder reads at most"),
         ({"select": "vision.1"}, UsageError, "names vision layers"),
     ],
 )
 def test_what_cannot_be_asked_of_two_texts(bart, how, error, says):
     with pytest.raises(error, match=says):
-        prepare(bart, SOURCE, **how)
+        prepare(bart, Ask(SOURCE, **how))
 
 
 def test_a_model_of_sound_is_given_no_text(demo):
@@ -265,12 +266,12 @@ def test_a_model_of_sound_is_given_no_text(demo):
     config = transformers.WhisperConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     model = transformers.WhisperForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
     with pytest.raises(ModelError, match="reads sound, and this is a text"):
-        prepare(wrap(model, demo.tokenizer, "tiny-whisper"), SOURCE, target=TARGET)
+        prepare(wrap(model, demo.tokenizer, "tiny-whisper"), Ask(SOURCE, target=TARGET))
 
 
 def test_a_target_for_a_causal_model(demo):
     with pytest.raises(UsageError, match="an encoder-decoder's decoder reads"):
-        prepare(demo, SOURCE, target=TARGET)
+        prepare(demo, Ask(SOURCE, target=TARGET))
 
 
 @pytest.fixture(scope="module")

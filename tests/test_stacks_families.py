@@ -21,8 +21,9 @@ from attnscope.attention.visibility import Visibility
 from attnscope.errors import ModelError
 from attnscope.model.checkpoint import check_has_attention
 from attnscope.model.families import Family
-from attnscope.model.geometry import eager_bytes, geometry_of
+from attnscope.model.geometry import geometry_of
 from attnscope.model.task import model_class, task_of
+from attnscope.seam.cost import eager_bytes
 from attnscope.seam.hooked import weights_in, whole
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import CROSS, DECODER, ENCODER

@@ -12,11 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from attnscope.cli.batch_options import Dataset
+from attnscope.cli.groups import parameters
+from attnscope.cli.options import Format
 from attnscope.errors import UsageError
 from attnscope.files import remove_unfinished, save_json, whole_file, whole_path, write_whole
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe
-from attnscope.tables import CHUNK, as_table, rows, save, texts_at, write
+from attnscope.tables import CHUNK, FORMATS, as_table, rows, save, texts_at, write
 from attnscope.text.prompt import from_text
 
 TABLE = as_table(
@@ -80,6 +83,31 @@ def test_parquet_and_arrow_hold_the_same_table() -> None:
     assert pa.ipc.open_stream(written(TABLE, "arrow")).read_all().equals(TABLE)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_is_written_in_pieces_is_read_back(form: str, tmp_path: Path) -> None:
+    parts = [{"layer": [0, 1], "key_token": ["a", 'b "c", d']}, {"layer": [2, None], "key_token": ["\n", "a"]}]
+    weights = np.array([0.1, np.nan, 1e-5, 1 / 3], np.float32)
+    tables = [as_table({**part, "weight": weights[2 * place :][:2]}) for place, part in enumerate(parts)]
+    with open(tmp_path / "table", "wb") as stream:
+        pieces = FORMATS[form].pieces(stream, tables[0].schema, {"run": "of a test"})
+        for table in tables:
+            pieces.write_table(table)
+        pieces.close()
+        assert not stream.closed
+    kinds = pa.schema([("layer", pa.int64()), ("key_token", pa.string()), ("weight", pa.float32())])
+    found = FORMATS[form].read(tmp_path / "table", ["weight", "key_token", "layer"], kinds)
+    assert found.column_names == ["weight", "key_token", "layer"]
+    weights_read = [None if value is None else np.float32(value) for value in found["weight"].to_pylist()]
+    assert weights_read == [weights[0], None, weights[2], weights[3]]
+    assert found["key_token"].to_pylist() == ["a", 'b "c", d', "\n", "a"]
+    assert found["layer"].to_pylist() == [0, 1, 2, None]
+
+
+def test_every_format_that_a_command_offers_has_a_row() -> None:
+    assert set(parameters(Format)["format"].choices) == {"table", *FORMATS}
+    assert set(parameters(Dataset)["format"].choices) < set(FORMATS)
+
+
 def test_rows_go_on_over_chunks_and_slices() -> None:
     numbers = np.arange(2 * CHUNK + 1, dtype=np.int32)
     table = as_table({"query": numbers, "query_token": texts_at(["a", "b", "a"], numbers % 3)})
@@ -114,7 +142,7 @@ def test_pandas_polars_and_duckdb_take_a_table_as_it_is(seen: Observation, name:
 
 
 def test_the_types_of_an_observation(demo, seen: Observation) -> None:
-    from attnscope.measure.probes import View
+    from attnscope.keep.view import View
 
     assert seen.table().schema.field("head").type == seen.relations().schema.field("head").type == pa.int32()
     assert seen.relations().schema.field("weight").type == pa.float32()

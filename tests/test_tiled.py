@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from attnscope import memory
 from attnscope.attention.compiled import CompiledAttention, sweeping
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.questions import (
@@ -27,16 +26,17 @@ from attnscope.attention.questions import (
     Window,
 )
 from attnscope.attention.spec import AttentionSpec
-from attnscope.attention.tiled import TiledAttention, tiles
+from attnscope.attention.tiled import TILE_BYTES, TiledAttention, tiles
 from attnscope.attention.tiled.readers import READERS, RowSumReader
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import MemoryLimitError
-from attnscope.measure.layers import LayerKey
+from attnscope.keep.heads import HeadScores, TopRelation
+from attnscope.keep.layers import LayerKey
+from attnscope.keep.probe import Layer, run_probes
+from attnscope.keep.relations import TopKeys
+from attnscope.keep.rollout import RolloutProbe
 from attnscope.measure.metrics import METRICS, Texts, means, measure, questions
-from attnscope.measure.probes import HeadScores, Layer, TopRelation, run_probes
-from attnscope.measure.relations import TopKeys
-from attnscope.measure.rollout import RolloutProbe
-from attnscope.seam.engines import Compiled, Tiled
+from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listen
 from helpers.dispatched import largest_tensor, thread_count
 from helpers.families import MODEL_TYPES, tiny_model
@@ -117,7 +117,7 @@ def operators(
 
 @pytest.fixture(params=[2**12, 2**21], ids=["small tiles", "large tiles"])
 def tile_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(memory.TILE_BYTES, "cpu", request.param)
+    monkeypatch.setitem(TILE_BYTES, "cpu", request.param)
     monkeypatch.setattr(sweeping, "JOB_SCORES", (request.param // 4,) * 2)
     monkeypatch.setattr(sweeping, "_numbers", lambda: request.param // 4)
 
@@ -291,7 +291,7 @@ def test_memory_that_runs_out_makes_tiles_smaller(monkeypatch: pytest.MonkeyPatc
         return make(tiling, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tiles.Tiling, "_tile", tight)
-    monkeypatch.setitem(memory.TILE_BYTES, "cpu", 2**20)
+    monkeypatch.setitem(TILE_BYTES, "cpu", 2**20)
     if room < 2**16:
         with pytest.raises(MemoryLimitError, match="memory ran out over 300 tokens"):
             asked.entropy()
@@ -326,7 +326,7 @@ def test_no_tensor_grows_with_the_square_of_the_text() -> None:
     _, asked, _ = operators(queries=4096, heads=4, groups=2)
     with largest_tensor() as largest:
         asked.together([Entropy(), TopK(8), Strongest(8, (0, 3), (range(4096),), (tuple(range(0, 4096, 16)),))])
-    assert largest[0] <= 2 * memory.TILE_BYTES["cpu"]
+    assert largest[0] <= 2 * TILE_BYTES["cpu"]
     assert largest[0] * 8 < 4 * 4 * 4096 * 4096
 
 
@@ -373,9 +373,9 @@ ROUTES = {family: {"hook"} for family in HOOKED} | {family: set() for family in 
 
 QUICK = ["llama", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "t5gemma"]  # the rest of the compiled ones are slow
 ANSWERED = [
-    *((family, Tiled()) for family in MODEL_TYPES),
+    *((family, ENGINES["tiles"]) for family in MODEL_TYPES),
     *(
-        pytest.param(family, Compiled(), marks=[] if family in QUICK else pytest.mark.slow)
+        pytest.param(family, ENGINES["numba"], marks=[] if family in QUICK else pytest.mark.slow)
         for family in MODEL_TYPES
         if family not in ROUTES
     ),
@@ -383,7 +383,7 @@ ANSWERED = [
 
 
 @pytest.mark.parametrize(("family", "engine"), ANSWERED, ids=lambda value: getattr(value, "name", value))
-def test_fused_equals_eager_in_every_family(family: str, engine: Tiled) -> None:
+def test_fused_equals_eager_in_every_family(family: str, engine: Engine) -> None:
     """Weights, metrics and strongest keys, the model answered by attnscope against its own eager attention."""
     ids_BT = torch.randint(6, 30, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     texts = Texts(ids_BT, torch.tensor([TOKENS]))
@@ -457,6 +457,6 @@ def test_answered_models_give_their_own_hidden_states(family: str) -> None:
     with torch.no_grad():
         expected.append(model.base_model(ids_BT, use_cache=False)[0])
     found.clear()
-    listen(model, ids_BT, lambda call: None, engine=Tiled())
+    listen(model, ids_BT, lambda call: None, engine=ENGINES["tiles"])
     handle.remove()
     assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.llama import modeling_llama
 
 from attnscope.cli.parity import verdict
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation

@@ -13,8 +13,9 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import UsageError
-from attnscope.measure.layers import LayerKey
-from attnscope.measure.probes import Layer, View
+from attnscope.keep.layers import LayerKey
+from attnscope.keep.probe import Layer
+from attnscope.keep.view import View
 from attnscope.measure.texts import Texts
 from attnscope.model.loading import wrap
 from attnscope.observe import Request

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from attnscope.memory import DTYPE_BYTES, free_memory
-from attnscope.model.geometry import eager_bytes
+from attnscope.seam.cost import eager_bytes
 
 if TYPE_CHECKING:
     from attnscope.batch.job import Job

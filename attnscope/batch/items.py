@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
-from attnscope.batch.corpus import STDIN, Corpus, CorpusFile
+from attnscope.batch.corpus import STDIN, Corpus, CorpusFile, find_files
 from attnscope.errors import InputError
 from attnscope.text.reading import decode_utf8
 
 ITEM_BYTES = 64 * 2**20
+EMPTY, EMPTY_LINE = "empty", "empty line"  # problems of an item
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,28 @@ def read_items(corpus: Corpus, files: Sequence[CorpusFile]) -> Iterator[Item]:
             number += 1
 
 
+def texts_in(source: str, most: int | None = None, *, chat: bool = False, strict: bool = False) -> list[Item]:
+    """The texts of a file, a folder or a glob, at most so many; what cannot be read is left out.
+
+    strict: what cannot be read is an error, empty items aside. Raises InputError for that, and where there is no text.
+
+    >>> [item.text for item in texts_in("corpus.txt.gz", 64)]
+    """
+    corpus, found, why = Corpus((source,), chat=chat), list[Item](), ""
+    for item in read_items(corpus, find_files(corpus)):
+        if item.problem is None:
+            found.append(item)
+        elif strict and item.problem not in (EMPTY, EMPTY_LINE):
+            raise InputError(f"{item.id}: {item.problem}", "correct the file, or name another with {texts}")
+        else:
+            why = why or f": {item.problem}"
+        if len(found) == most:
+            break
+    if not found:
+        raise InputError(f"there is no text in {source}{why}", "give one text per line, or records with a field 'text'")
+    return found
+
+
 def printable(text: str) -> str:
     """Names may hold bytes, and JSON halves of characters, that no UTF-8 file can: they are written as escapes."""
     return text.encode(errors="backslashreplace").decode()
@@ -88,7 +111,7 @@ def _item(raw: Raw, file: CorpusFile, corpus: Corpus, number: int, read: int) ->
         id, fields, problem = record.id or id, record.fields, record.problem
         text = "" if problem else record.text
     if problem is None and not text.strip() and corpus.audio_field is None:
-        problem = "empty"
+        problem = EMPTY
     return Item(number, printable(file.name), raw.line, printable(id), "" if problem else text, fields, problem, read)
 
 
@@ -230,7 +253,7 @@ def _json_lines(file: CorpusFile, read: BytesRead) -> Iterator[Raw]:
 
 def _record(line: int | None, text: str) -> Raw:
     if not text.strip():
-        return Raw(line, problem="empty line")
+        return Raw(line, problem=EMPTY_LINE)
     try:
         record = json.loads(text)
     except RecursionError:

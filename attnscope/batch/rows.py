@@ -1,4 +1,4 @@
-"""Observations -> rows: Arrow tables of texts, heads and relations, and their spelling in CSV and JSON.
+"""Observations -> rows: Arrow tables of texts, heads and relations.
 
 Rows go from the observations' arrays to Arrow without a Python object each. Schemas are written down in
 docs/schemas.md.
@@ -14,20 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from attnscope.batch.items import Item, printable
 from attnscope.batch.journal import Failure
-from attnscope.measure.layers import codes
+from attnscope.keep.layers import codes
 from attnscope.measure.metrics import MASS, METRICS
 from attnscope.seam.call import joined_ways
 from attnscope.selection import spelled
 from attnscope.stacks import CROSS, KINDS
-from attnscope.tables import numbers, tamed, texts_at
+from attnscope.tables import numbers, texts_at
 
 if TYPE_CHECKING:
     from attnscope.batch.job import DatasetOutput
-    from attnscope.columns import HeadColumns
+    from attnscope.keep.columns import HeadColumns
     from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen
 
@@ -359,40 +358,3 @@ def _about(seen: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> d
 def _table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
     arrays = [columns[field.name] for field in schema]
     return pa.table([one if isinstance(one, pa.Array) else numbers(one) for one in arrays], schema=schema)
-
-
-def json_rows(table: pa.Table) -> pa.Array:
-    """Each row as one JSON object: numbers at their shortest exact spelling, null for what is missing."""
-    pieces: list[Any] = []
-    for place, name in enumerate(table.column_names):
-        pieces += [("{" if place == 0 else ",") + json.dumps(name) + ":", _json_cells(table[name].combine_chunks())]
-    return pc.binary_join_element_wise(*pieces, "}", "")
-
-
-def _json_cells(column: Any) -> Any:
-    if pa.types.is_dictionary(column.type):
-        return _spelled(column.dictionary).take(column.indices).fill_null("null")
-    if pa.types.is_string(column.type):
-        return _spelled(column).fill_null("null")
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_finite(column), column, None)
-    return column.cast(pa.string()).fill_null("null")
-
-
-def _spelled(strings: Any) -> Any:
-    values = strings.to_pylist()
-    return pa.array([None if one is None else json.dumps(one, ensure_ascii=False) for one in values], pa.string())
-
-
-def plain(table: pa.Table, spreadsheet: bool) -> pa.Table:
-    """Text as strings, for csv; with `spreadsheet`, cells that begin like a formula begin with an apostrophe."""
-    table = tamed(table) if spreadsheet else table
-    return pa.table([_plain(column.combine_chunks()) for column in table.itercolumns()], names=table.column_names)
-
-
-def _plain(column: Any) -> Any:
-    if pa.types.is_dictionary(column.type):
-        return column.dictionary_decode()
-    if pa.types.is_boolean(column.type):  # as Python spells them, and so the csv of one text
-        return pc.if_else(column, "True", "False")
-    return column

@@ -23,7 +23,7 @@ from attnscope.files import write_whole
 from attnscope.measure.metrics import KNOWN, MASS, METRICS
 from attnscope.stacks import DECODER, KINDS
 from attnscope.study.statistics import means
-from attnscope.tables import numbers, texts_at
+from attnscope.tables import FORMATS, numbers, texts_at
 
 HELD = 1 << 27  # numbers that are held at a time: 512 MiB; one metric is held in any case
 WHICH, BITS = (
@@ -94,7 +94,8 @@ class _Rows:
         return keys_N, {name: _stacked(keys_N, [(keys, part.pop(name)) for keys, part in parts]) for name in columns}
 
     def _part(self, path: Path, columns: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        rows = _written(path, ["item", "kind", *WHICH, *self._spans, *columns], self._schema, self.output.format)
+        wanted = ["item", "kind", *WHICH, *self._spans, *columns]
+        rows = FORMATS[self.output.format].read(path, wanted, self._schema)
         key = _kinds(rows)
         for name in WHICH:
             key = key << BITS | _numpy(rows[name], -1) + (name == "head")  # no head, of a kv head's mean, is 0
@@ -173,23 +174,6 @@ def _stacked(keys_N: np.ndarray, parts: Sequence[tuple[np.ndarray, np.ndarray]])
         values_SN[start : start + len(part), np.searchsorted(keys_N, keys)] = part
         start += len(part)
     return values_SN
-
-
-def _written(path: Path, columns: Sequence[str], schema: pa.Schema, format: str) -> pa.Table:
-    """Some columns of a table's file."""
-    if format == "parquet":
-        import pyarrow.parquet as pq
-
-        return pq.ParquetFile(path).read(columns=list(columns))
-    if format == "csv":
-        from pyarrow import csv
-
-        options = csv.ConvertOptions(include_columns=columns, include_missing_columns=True, column_types=schema)
-        return csv.read_csv(path, convert_options=options)
-    from pyarrow import json
-
-    options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    return json.read_json(path, parse_options=options).select(columns)
 
 
 def _numpy(column: Any, null: float) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""One table of one shard as a file, written piece by piece; each Parquet file carries the name of its schema."""
+"""One table of one shard as a file, written piece by piece; a Parquet file holds the name of its schema."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import pyarrow as pa
 
 from attnscope._version import __version__
 from attnscope.batch.job import DatasetOutput
-from attnscope.batch.rows import SCHEMA_VERSIONS, json_rows, plain
+from attnscope.batch.rows import SCHEMA_VERSIONS
+from attnscope.tables import FORMATS, Pieces, tamed
 
 
 class _Droppable(io.RawIOBase):
@@ -37,45 +38,20 @@ class TableFile:
     def __init__(self, path: Path, name: str, output: DatasetOutput) -> None:
         self.name, self.output, self.rows = name, output, 0
         self.stream = _Droppable(path)
-        self._writer: Any = None
+        self._pieces: Pieces | None = None
 
     def write(self, table: pa.Table) -> None:
         self.rows += len(table)
-        if self.output.format == "jsonl":
-            lines = json_rows(table).to_pylist()
-            self.stream.write(("\n".join(lines) + "\n" * bool(lines)).encode())
-            return
-        if self.output.format == "csv":
-            table = plain(table, self.output.spreadsheet)
-        self._writer = self._writer or self._open(table.schema)
-        self._writer.write_table(table)
-
-    def _open(self, schema: pa.Schema) -> Any:
-        if self.output.format == "csv":
-            from pyarrow.csv import CSVWriter
-
-            return CSVWriter(self.stream, schema)
-        from pyarrow.parquet import ParquetWriter
-
-        numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
-        floats = [field.name for field in schema if pa.types.is_floating(field.type)]
-        # without Arrow's own schema tokens are dictionaries on disk and strings to every reader
-        writer = ParquetWriter(
-            self.stream,
-            schema,
-            compression={name: "none" if name in floats else "zstd" for name in schema.names},  # they hardly shrink
-            store_schema=False,
-            use_dictionary=[name for name in schema.names if name not in numbers + floats],
-            column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
-            write_statistics=numbers,  # others find nothing
-        )
-        writer.add_key_value_metadata(metadata(self.name, self.output.about))
-        return writer
+        table = tamed(table) if self.output.spreadsheet else table
+        if self._pieces is None:
+            about = metadata(self.name, self.output.about)
+            self._pieces = FORMATS[self.output.format].pieces(cast(IO[bytes], self.stream), table.schema, about)
+        self._pieces.write_table(table)
 
     def close(self) -> None:
         """Whole and on the disk."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._pieces is not None:
+            self._pieces.close()
         self.stream.file.flush()
         os.fsync(self.stream.file.fileno())
         self.stream.file.close()
@@ -83,8 +59,8 @@ class TableFile:
     def drop(self) -> None:
         """Let go of the file; nothing more is written."""
         self.stream.dropped = True
-        if self._writer is not None:
-            self._writer.close()
+        if self._pieces is not None:
+            self._pieces.close()
         with suppress(OSError):  # what was buffered may have no room
             self.stream.file.close()
 

@@ -59,11 +59,11 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
         return answered(loaded, task, heads, otherwise, (taken, on, measured))
 
     from attnscope.selection import everything, pairs
+    from attnscope.show.ablation import save_ablation
     from attnscope.study.ablation.direct import direct_means
     from attnscope.study.ablation.effects import Asked, cost
     from attnscope.study.ablation.effects import ablate as ablated_by
     from attnscope.study.ablation.passes import Passes
-    from attnscope.study.ablation.picture import save_ablation
 
     asked = Asked.of(
         named,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli.options import Exporting, Format, Heads, Seed, Sequences, Top
-from attnscope.errors import InputError, UsageError
+from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -83,7 +83,9 @@ class On(Sequences, Seed, Top):
         from attnscope.study.ablation import tasks
 
         if self.texts is not None:
-            return tasks.texts(loaded, _corpus(Path(self.texts), self.sequences))
+            from attnscope.batch.items import texts_in
+
+            return tasks.texts(loaded, [item.text for item in texts_in(self.texts, self.sequences)])
         if self.on in (None, "copy"):
             return tasks.copy(loaded, sequences=self.drawn, seed=self.seed)
         return tasks.targets(loaded, Path(self.on), self.sequences)
@@ -96,17 +98,3 @@ class Measured(Format, Exporting):
     out: Annotated[
         Path | None, Option(help="Write table and facts here; a run that was stopped goes on.", metavar="DIR")
     ] = None
-
-
-def _corpus(path: Path, most: int) -> list[str]:
-    """The first texts of a corpus."""
-    from itertools import islice
-
-    from attnscope.batch.corpus import Corpus, find_files
-    from attnscope.batch.items import read_items
-
-    corpus = Corpus((str(path),))
-    found = list(islice((one.text for one in read_items(corpus, find_files(corpus)) if not one.problem), most))
-    if not found:
-        raise InputError(f"{path} holds no text", "give one text per line, or records with a field 'text'")
-    return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
+from attnscope.cells import head_name
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import pairs_sheet, prune_sheet, screen_sheet, trusted
 from attnscope.cli.signals import unwinding
@@ -114,7 +115,7 @@ def answered(
     asking = Asking(
         Passes.planned(loaded, task, taken.replace), heads or in_order(everything(loaded.geometry.heads_by_layer))
     )
-    means = asking.passes.token_layers([]) if taken.replace == "mean" else 0
+    means = asking.passes.token_layers([]) if asking.passes.intervention.learns else 0
     cost = on.of_all(question.cost(asking) + means, task)
     once = on.of_all(asking.passes.token_layers([]), task)
     rows = on.of_all(sum(map(len, task.rows)), task) * cost // max(1, once)
@@ -124,7 +125,7 @@ def answered(
         output.show(told)
         return 0
     output.talk(told, measured.quiet)
-    facts = {**task_facts(loaded, task, taken.replace), "heads": [f"L{layer}H{head}" for layer, head in asking.heads]}
+    facts = {**task_facts(loaded, task, taken.replace), "heads": [head_name(*head) for head in asking.heads]}
     kept = None
     if measured.out is not None:
         kept = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
@@ -189,7 +190,7 @@ def _pruning(asking: Asking) -> Answer:
     def draw(path: Path, style: Style) -> None:
         from attnscope.figures.pruning import save_pruning
 
-        names = [f"L{one.layer}H{one.head}" for one in steps]
+        names = [head_name(one.layer, one.head) for one in steps]
         guess = math.log(loaded.geometry.vocab_size)
         save_pruning(path, names, [intact, *(one.loss for one in steps)], [("uniform guess", guess)], style)
 

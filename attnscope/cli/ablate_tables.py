@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from attnscope import cells
 from attnscope.cli import output
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from attnscope.study.ablation.prune import Step
 
 MANY = 4  # heads of a set up to which each one's numbers are shown
+nats, signed = partial(cells.number, decimals=3), partial(cells.signed, decimals=3)  # of one head or pair
 DRAWN = {
     "unnamed": "random sets are drawn from the heads that no set names; --controls all: from all",
     "all": "random sets are drawn from all heads",
@@ -57,10 +60,10 @@ def sets_sheet(found: Ablation, top: int | None) -> RichTable:
             row["heads"] if len(heads) <= MANY else f"{len(heads)} heads",
             _each([one["direct"] for one in alone]),
             _each([one["effect"] for one in alone]),
-            f"{_short(row['effect'])} [{_nats(row['low'])}, {_nats(row['high'])}]",
-            "-" if row["p"] is None else "<.001" if row["p"] < 0.001 else f"{row['p']:.3f}".lstrip("0"),
+            f"{cells.effect(row['effect'])} [{cells.number(row['low'])}, {cells.number(row['high'])}]",
+            cells.p_value(row["p"]),
             _range_of(row, found.facts["random_sets"][row["set"]]),
-            "-" if row["percentile"] is None else f"{row['percentile']:.0f} %",
+            cells.percent(row["percentile"]),
         )
     return sheet
 
@@ -69,8 +72,8 @@ def screen_sheet(screen: Screen, top: int | None) -> RichTable:
     """The heads, largest signed effect first."""
     sheet = _sheet("head", "signed", "|gradient|", "ablated")
     for place in (-screen.signed_N).argsort(kind="stable")[:top]:
-        values = (screen.signed_N[place], screen.size_N[place], screen.ablated_N[place])
-        sheet.add_row(_named(screen.heads[place]), signed(values[0]), nats(values[1]), signed(values[2]))
+        values = signed(screen.signed_N[place]), nats(screen.size_N[place]), signed(screen.ablated_N[place])
+        sheet.add_row(cells.head_name(*screen.heads[place]), *values)
     return sheet
 
 
@@ -87,10 +90,8 @@ def pairs_sheet(pairs: Pairs, top: int | None) -> RichTable:
     sheet = _sheet("heads", "pair", "sum", f"synergy [95 %, all {count}]", "p")
     for place in (-found.effect).argsort(kind="stable")[:top]:
         interval = f"{signed(found.effect[place])} [{nats(found.low_all[place])}, {nats(found.high_all[place])}]"
-        heads = " ".join(map(_named, pairs.pairs[place]))
-        p = found.p[place]
-        shown = "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0")
-        sheet.add_row(heads, signed(found.score[place]), signed(found.null[place]), interval, shown)
+        heads, p = cells.head_names(pairs.pairs[place]), cells.p_value(found.p[place])
+        sheet.add_row(heads, signed(found.score[place]), signed(found.null[place]), interval, p)
     return sheet
 
 
@@ -98,22 +99,9 @@ def prune_sheet(steps: Sequence[Step], intact: float, top: int | None) -> RichTa
     """The steps, in their order."""
     sheet = _sheet("step", "head that goes", "nats", "over intact")
     for number, step in enumerate(steps[:top], start=1):
-        sheet.add_row(str(number), _named((step.layer, step.head)), nats(step.loss), signed(step.loss - intact))
+        name = cells.head_name(step.layer, step.head)
+        sheet.add_row(str(number), name, nats(step.loss), signed(step.loss - intact))
     return sheet
-
-
-def nats(value: float) -> str:
-    """Three decimals, or a dash where there is nothing."""
-    return f"{value:.3f}" if value == value else "-"
-
-
-def signed(value: float) -> str:
-    """The same with its sign."""
-    return f"{value:+.3f}" if value == value else "-"
-
-
-def _named(head: tuple[int, int]) -> str:
-    return f"L{head[0]}H{head[1]}"
 
 
 def _sheet(*titles: str) -> RichTable:
@@ -127,18 +115,11 @@ def _each(values: list[float | None]) -> str:
     """The values of a few heads, or the least and the largest of many."""
     known = [value for value in values if value is not None]
     if len(known) <= MANY:
-        return " ".join(map(_short, known)) or "-"
-    return f"{_short(min(known))} to {_short(max(known))}"
+        return " ".join(map(cells.effect, known)) or cells.MISSING
+    return f"{cells.effect(min(known))} to {cells.effect(max(known))}"
 
 
 def _range_of(row: dict[str, Any], count: int) -> str:
     """How many random sets there are, and where 99 % of them lie: `6: 0.00 to +0.02`."""
-    return f"{count}: {_short(row['random_low'])} to {_short(row['random_high'])}" if count else "-"
-
-
-def _nats(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else "0.00" if abs(value) < 0.005 else f"{value:+.2f}"
+    ends = cells.effect(row["random_low"]), cells.effect(row["random_high"])
+    return f"{count}: {' to '.join(ends)}" if count else cells.MISSING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
@@ -122,10 +122,6 @@ class Questions(Question):
         from attnscope.text.expressions import names_of_spans
 
         return names_of_spans(self.spans or ())
-
-    def asks(self) -> dict[str, Any]:
-        """The fields of `Request` that say which tokens are meant, and the spans."""
-        return {**super().asks(), "spans": self.span_names}
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -263,7 +259,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
     def job(self) -> Job:
         """What a worker needs to know."""
         from attnscope.batch.job import Job
-        from attnscope.measure.probes import View
+        from attnscope.keep.view import View
         from attnscope.observe import Request
 
         output = self.output({key: value for key, value in self.held().items() if key != "sources"}, self)
@@ -275,6 +271,7 @@ class BatchRun(Ray, Work, EngineName, Dataset, Questions, Sources, Loading):
             maps="all" if self.figure_kinds else None,
             weights=self.matrices,
             **self.asks(),
+            spans=self.span_names,
         )
         made = {"load": self.load_options(), "request": request, "output": output}
         return fill(Job, self, **made, shard_bytes=self.shard_size * 2**20)

@@ -30,9 +30,10 @@ from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from attnscope.ask import Text
     from attnscope.figures import Style
     from attnscope.model.loading import LoadedModel
-    from attnscope.run import Run, Text
+    from attnscope.run import Run
     from attnscope.study.comparison import Comparison, Reading, Shared
 
 EXAMPLES = (
@@ -154,19 +155,10 @@ def texts_of(asked: Sides, printing: Differences) -> list[Named]:
         text = read_given(asked, printing)
         return [Named("the text", text, text if asked.compare_text is None else asked.compare_text)]
 
-    from attnscope.batch.corpus import Corpus, find_files
-    from attnscope.batch.items import read_items
+    from attnscope.batch.items import texts_in
 
     output.complain_through_talk(printing.quiet)
-    corpus, found = Corpus((asked.texts,), chat=asked.chat), list[Named]()
-    for item in read_items(corpus, find_files(corpus)):
-        if item.problem is None:
-            found.append(Named(item.id, item.text, item.text))
-        elif item.problem not in ("empty", "empty line"):
-            raise InputError(f"{item.id}: {item.problem}", "mend the file, or name another with --texts")
-    if not found:
-        raise InputError(f"{asked.texts} holds no text", "name a file with one text per line")
-    return found
+    return [Named(item.id, item.text, item.text) for item in texts_in(asked.texts, chat=asked.chat, strict=True)]
 
 
 def load_models(asked: Sides, printing: Differences) -> tuple[LoadedModel, LoadedModel]:
@@ -183,14 +175,15 @@ def readings(
     texts: Sequence[Named], loaded: Sequence[LoadedModel], asked: Sides, room: Room, quiet: bool
 ) -> Iterator[tuple[Reading, Reading]]:
     """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
+    from attnscope.ask import Ask
     from attnscope.cli.single import tell_run, tell_target
     from attnscope.media.sound import Sound
     from attnscope.run import prepare
     from attnscope.study.comparison import Reading
 
     def ready(model: LoadedModel, text: Text, chat: bool) -> Run:
-        how: dict[str, Any] = {"engine": room.engine, "truncate": asked.truncate, "memory": room.memory}
-        return prepare(model, text, chat=chat, target=asked.target, **how)
+        ask = Ask(text, engine=room.engine, memory=room.memory, chat=chat, truncate=asked.truncate, target=asked.target)
+        return prepare(model, ask)
 
     if len(texts) > 1 and loaded[0].geometry.task == "seq2seq":
         output.talk("the targets are generated greedily, each by the model that reads it", quiet)
@@ -215,7 +208,7 @@ def write(
     found: Comparison, places: Sequence[int], said: Mapping[str, Any], style: Style, printing: Differences
 ) -> None:
     """Tables and pictures into --out, with a bar while they are drawn; said: what tells it from another comparison."""
-    from attnscope.study.differences import save
+    from attnscope.show.comparison import save
 
     assert printing.out is not None
     drawn = found.pair.drawn.values() if found.pair else ()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.heads_table import Column
 from attnscope.measure.metrics import METRICS
@@ -28,32 +28,20 @@ def rendered(found: Comparison, places: Sequence[int]) -> RichTable:
     shown = [column for column, width in zip((heads, *columns), used, strict=True) if width <= output.width()]
     for column in shown:
         sheet.add_column(column.title, justify="left" if column is heads else "right", no_wrap=True)
-    for cells in zip(*(column.cells for column in shown), strict=True):
-        sheet.add_row(*cells)
+    for row in zip(*(column.cells for column in shown), strict=True):
+        sheet.add_row(*row)
     return sheet
 
 
 def _columns(found: Comparison, places: Sequence[int]) -> list[Column]:
     js, interval = found.js, found.texts >= FEWEST
-    said = [
-        _bits(js.effect[place]) + f" [{_bits(js.low[place])}, {_bits(js.high[place])}]" * interval for place in places
-    ]
+    bits = [[cells.divergence(part[place]) for part in (js.effect, js.low, js.high)] for place in places]
+    said = [effect + f" [{low}, {high}]" * interval for effect, low, high in bits]
     columns = [Column("JS bits" + " [95 %]" * interval, said)]
     if found.lost_SN.any() or found.other_lost_SN.any():
         for title, lost_SN in (("lost", found.lost_SN), ("lost, other", found.other_lost_SN)):
-            lost = [lost_SN[:, place].mean() for place in places]
-            columns.append(Column(title, ["-" if math.isnan(one) else f"{one:.2f}" for one in lost]))
+            columns.append(Column(title, [cells.number(lost_SN[:, place].mean()) for place in places]))
     for name in SHOWN:
         difference = found.metric(name).effect
-        columns.append(Column(f"Δ {METRICS[name].short}", [_signed(difference[place]) for place in places]))
+        columns.append(Column(f"Δ {METRICS[name].short}", [cells.signed(difference[place]) for place in places]))
     return columns
-
-
-def _bits(value: float) -> str:
-    if math.isnan(value) or value == 0:
-        return "0" if value == 0 else "-"
-    return f"{value:.4f}" if value >= 1e-3 else f"{value:.1e}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}" if value == value else "-"

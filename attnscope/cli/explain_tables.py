@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from attnscope import cells
 from attnscope.explain.steps import HIDDEN
 
 if TYPE_CHECKING:
@@ -145,13 +146,13 @@ def _keys(arrays: Sequence[Numbers], step: Step, explanation: Explanation) -> Ta
     if terms:
         shown.columns[-1].justify = "left"
     for key in kept:
-        cells = [_entry(values[key]) for _, values in columns]
+        row = [_entry(values[key]) for _, values in columns]
         if terms:
-            cells[-1] = f"{terms[key]} = {cells[-1]}"
+            row[-1] = f"{terms[key]} = {row[-1]}"
         if step.name == "softmax":
-            cells.append("█" * round(BAR * float(columns[-1][1][key])))
+            row.append("█" * round(BAR * float(columns[-1][1][key])))
         style = "" if explanation.visible_QK[query, key] else "dim"
-        shown.add_row(str(key), Text(_short(labels[key])), *map(Text, cells), style=style)
+        shown.add_row(str(key), Text(_short(labels[key])), *map(Text, row), style=style)
     rest = np.setdiff1d(np.arange(len(labels)), kept)
     if len(rest):
         shown.add_row("", _rest(rest, explanation), *_sums(columns, rest), style="dim")
@@ -248,12 +249,7 @@ def _decimals(value: float) -> str:
 
 def _number(value: float) -> str:
     """Whole numbers as they are, others with four decimals, hidden logits as −∞."""
-    if value < HIDDEN:
-        return "−∞"
-    if value == int(value) and abs(value) < 1e4:
-        return f"{int(value)}".replace("-", "−")
-    small_or_large = not 1e-3 <= abs(value) < 1e4
-    return (f"{value:.1e}" if small_or_large else f"{value:.4f}").replace("-", "−")
+    return "−∞" if value < HIDDEN else cells.exact(value)
 
 
 def _length(row_D: np.ndarray) -> str:
@@ -276,4 +272,4 @@ def _right(header: str) -> Column:
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "…"
+    return cells.shortened(label, LONGEST_LABEL)

@@ -126,23 +126,28 @@ def heads(
 
     from attnscope.cli.heads_table import legend, missing_support, rendered, without_attention
     from attnscope.cli.single import export_text, observe_text, report_checks
+    from attnscope.keep.request import MapFields, Request
 
     options = recorded(asked, entries, question, ranking, printing, relations, drawing) | {"sort": ranking.by(question)}
     groups = (asked, entries, question, ranking.told(question), printing, relations, drawing)
     style = drawing.style(spelled("heads", *groups))
+    maps: MapFields = {"maps": "all"} if printing.out else showing.maps(style, stream(only=False))
+    maps = {**drawing.maps(), **maps}
     seen = observe_text(
         asked,
         entries,
         printing,
         options,
-        relations=printing.out is not None,
-        top_k=relations.keys_per_query,
-        group=relations.group,
-        metrics=measured,
-        per_token=over,
-        **question.asks(),
-        **drawing.maps(),
-        **({"maps": "all"} if printing.out else showing.maps(style, stream(only=False))),
+        Request(
+            view=entries.view(),
+            metrics=measured,
+            relations=printing.out is not None,
+            top_k=relations.keys_per_query,
+            group=relations.group,
+            per_token=over,
+            **question.asks(),
+            **maps,
+        ),
     )
     shown = seen.kept_heads(order)[: ranking.top]
     if printing.out:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attnscope import cells
 from attnscope.cli import output
 from attnscope.measure.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, unsupported
@@ -16,7 +17,7 @@ from attnscope.stacks import ENCODER
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from attnscope.columns import Head
+    from attnscope.keep.columns import Head
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt
 
@@ -51,7 +52,8 @@ def rendered(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
     null = uniform_rows(seen, shown)
     blank = [""] * len(null)
     relation = Column("strongest relation", [*(_relation(seen, head) for head in shown), *blank], number=False)
-    weight = Column("weight", [*(_number(head.strongest.weight) if head.strongest else "-" for head in shown), *blank])
+    weights = (head.strongest.weight if head.strongest else None for head in shown)
+    weight = Column("weight", [*map(cells.score, weights), *blank])
     which = _which(seen, shown, [kind for kind, _ in null])
     needed = min(relation.width, max(LEAST_RELATION, output.width() // 3))
     room = output.width() - needed - sum(column.width for column in (*which, weight))
@@ -62,8 +64,8 @@ def rendered(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
     for place in range(len(shown) + len(null)):
         if place == len(shown):
             table.add_section()
-        cells = (output.one_line(column.cells[place]) for column in columns)
-        table.add_row(*cells, style="dim" if place >= len(shown) else None)
+        row = (output.one_line(column.cells[place]) for column in columns)
+        table.add_row(*row, style="dim" if place >= len(shown) else None)
     return table
 
 
@@ -74,7 +76,7 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
         stack = f"{head.kind} " * head.beside
         visible = seen.of(head.kind).visible[head.layer, head.kind]
         found.setdefault(stack + visible, seen.uniform((head.layer, head.kind)))
-    if len({tuple(map(_number, scores.values())) for scores in found.values()}) == 1:
+    if len({tuple(map(cells.score, scores.values())) for scores in found.values()}) == 1:
         return [("", next(iter(found.values())))]
     return list(found.items())
 
@@ -160,13 +162,13 @@ def _scores(
 def _score(seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, dict[str, float]]], name: str) -> Column:
     """A metric of the heads and of uniform attention; the key that receives most; or the mass that uniform gives."""
     if name in KNOWN:
-        cells = [_number(scores[name]) for scores in (*(head.score for head in shown), *(one for _, one in null))]
-        return Column(KNOWN[name].short, cells)
+        scores = (*(head.score for head in shown), *(one for _, one in null))
+        return Column(KNOWN[name].short, [cells.score(one[name]) for one in scores])
     blank = [""] * len(null)
     if name == UNIFORM:
-        return Column(UNIFORM, [*(_number(head.uniform) for head in shown if head.uniform is not None), *blank])
-    cells = [f"{_token(seen.of(head.kind).keys, head.top_key)} {head.top_key_mass:.2f}" for head in shown]
-    return Column(COLUMNS[name], [*cells, *blank])
+        return Column(UNIFORM, [*(cells.score(head.uniform) for head in shown if head.uniform is not None), *blank])
+    keys = (f"{_token(seen.of(head.kind).keys, head.top_key)} {cells.number(head.top_key_mass)}" for head in shown)
+    return Column(COLUMNS[name], [*keys, *blank])
 
 
 def _marked(title: str, sort: str) -> str:
@@ -179,7 +181,7 @@ def _marked(title: str, sort: str) -> str:
 def _relation(seen: Observation, head: Head) -> str:
     """A head's strongest relation: `bank(8) → river(7)`."""
     one, stack = head.strongest, seen.of(head.kind)
-    return f"{_token(stack.queries, one.query)} → {_token(stack.keys, one.key)}" if one else "-"
+    return f"{_token(stack.queries, one.query)} → {_token(stack.keys, one.key)}" if one else cells.MISSING
 
 
 def _token(prompt: Prompt, position: int) -> str:
@@ -189,9 +191,3 @@ def _token(prompt: Prompt, position: int) -> str:
     text = Text(label.strip("·") or label)
     text.truncate(LONGEST_TOKEN, overflow="ellipsis")
     return f"{text.plain}({position})"
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{round(value, 2) + 0.0:.2f}"  # + 0.0: no -0.00

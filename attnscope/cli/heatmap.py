@@ -60,16 +60,18 @@ def heatmap(
     order, kinds = ranking.order(question), drawing.kinds(question) or (*FIGURES[:-1], *["picture"] * over)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
+    from attnscope.keep.request import MapFields, Request
 
     groups = (asked, entries, question, ranking.told(question), pictures, drawing)
     drawn = pictures.out is not None
     options = recorded(*groups) | {"sort": ranking.by(question)}
     style, to = drawing.style(spelled("heatmap", *groups)), stream(only=not drawn)
     measured = not drawn or bool({"overview", "metrics", "top"} & set(kinds))
-    kept = {"maps": "all"} if drawn else showing.maps(style, to)
-    kept |= {"metrics": entries.ids(order) if measured else ()}
-    kept |= {"per_token": over}
-    seen = observe_text(asked, entries, pictures, options, **question.asks(), **drawing.maps(), **kept)
+    maps: MapFields = {"maps": "all"} if drawn else showing.maps(style, to)
+    maps = {**drawing.maps(), **maps}
+    metrics = entries.ids(order) if measured else ()
+    keep = Request(view=entries.view(), metrics=metrics, per_token=over, **question.asks(), **maps)
+    seen = observe_text(asked, entries, pictures, options, keep)
     if drawn:
         names = [head.name for head in seen.kept_heads()] if entries.select else []
         how = {"figures": kinds, "sort": order if measured else None, "top": ranking.top, "tables": False}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.completion import models
 from attnscope.cli.options import Checkpoint, Facts, Noise
@@ -96,9 +97,9 @@ def describe(
 ) -> dict[str, Any]:
     """The facts as plain data: sizes in bytes; where: device and dtype; free: bytes of the device, None if unknown."""
     from attnscope.model.families import family
-    from attnscope.model.geometry import eager_bytes, fused_bytes
     from attnscope.observe import Request
     from attnscope.observe.choice import SHARE, Case, automatic
+    from attnscope.seam.cost import eager_bytes, fused_bytes
     from attnscope.seam.engines import ENGINES
 
     device, dtype = where
@@ -187,12 +188,12 @@ def _sheet(facts: dict[str, Any]) -> Group:
     if facts["costs"][0]["auto"]:
         costs.add_column("auto takes")
     for cost in facts["costs"]:
-        taken = [_bytes(cost["engines"][name]) for name in engines]
+        taken = [cells.decimal_bytes(cost["engines"][name]) for name in engines]
         automatic = [cost["auto"]["words"]] if cost["auto"] else []
-        costs.add_row(str(cost["tokens"]), *taken, _bytes(cost["all_matrices_bytes"]), *automatic)
+        costs.add_row(str(cost["tokens"]), *taken, cells.decimal_bytes(cost["all_matrices_bytes"]), *automatic)
     known = "parameters not counted"
     if facts["parameters"]:
-        known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({_bytes(facts['weights_bytes'])})"
+        known = f"{facts['parameters'] / 1e6:,.1f} M parameters ({cells.decimal_bytes(facts['weights_bytes'])})"
     positions = f"{facts['positions'] or 'any number of'} positions"
     where = f"on {facts['device']}"
     title = "  ".join([facts["model"], facts["type"], f"{_counted(facts)} layers", known, positions, where])
@@ -237,11 +238,3 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
 def _in_words(layer: Mapping[str, Any]) -> str:
     """`full`, or `full + ssm` of a layer that computes both."""
     return " + ".join(filter(None, (layer["kind"], layer["beside"])))
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"

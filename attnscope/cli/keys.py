@@ -40,11 +40,11 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
 
     from attnscope.cli.options import Entries
     from attnscope.cli.single import export_text, observe_text, report_checks
+    from attnscope.keep.request import Request
 
     options = recorded(asked, chosen, top, printing)
-    seen = observe_text(
-        asked, Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by), printing, options, metrics=()
-    )
+    entries = Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by)
+    seen = observe_text(asked, entries, printing, options, Request(view=entries.view(), metrics=()))
     table = seen.key_table()
     if printing.out:
         export_text(seen, printing, options, figures=(), keys=True, spreadsheet=printing.spreadsheet)

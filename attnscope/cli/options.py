@@ -9,9 +9,9 @@ import math
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
@@ -21,8 +21,10 @@ from attnscope.cli.groups import Mark, fill
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from attnscope.ask import Ask, How, Text
     from attnscope.figures import Style
-    from attnscope.measure.probes import View
+    from attnscope.keep.request import MapFields, Request, TokenFields
+    from attnscope.keep.view import View
     from attnscope.model.options import LoadOptions
 
 # The sections of --help in their order; a group without a panel is of the first.
@@ -148,6 +150,17 @@ class OneText(Tokens):
 class ModelText(OneText, Loading):
     """One text and the model that reads it."""
 
+    @property
+    def how(self) -> How:
+        """How the text is read."""
+        return {"chat": self.chat, "truncate": self.truncate}
+
+    def ask(self, text: Text, selected: Selected, keep: Request) -> Ask:
+        """What is asked of the text."""
+        from attnscope.ask import Ask
+
+        return replace(Ask(text, keep, **self.how), select=selected.select, atlas=selected.atlas)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTexts(ModelText):
@@ -180,6 +193,10 @@ class ModelTexts(ModelText):
     @property
     def _places(self) -> dict[str, str | None]:
         return super()._places | {"--audio": self.audio}
+
+    @property
+    def how(self) -> How:
+        return {**super().how, "target": self.target, "picture": self.picture or None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +278,11 @@ class TextRun(EngineChoice, Answer, ModelTexts):
             )
 
     @property
+    def how(self) -> How:
+        answer: How = {"generate": self.generate, "answer": self.answer}
+        return {**super().how, **answer, "engine": self.engine, "memory": self.memory, "listen": self.listen}
+
+    @property
     def answered(self) -> bool:
         """Whether an answer is to follow the text."""
         return self.generate is not None or self.answer is not None
@@ -316,7 +338,7 @@ class Question(Query):
         """What names mean, as `subject=Mary`."""
         return list(self.define or ())
 
-    def asks(self) -> dict[str, Any]:
+    def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
         from attnscope.text.tokens import check, defined
 
@@ -345,7 +367,7 @@ class Entries(Heads):
 
     def view(self) -> View:
         """How entries are read."""
-        from attnscope.measure.probes import View
+        from attnscope.keep.view import View
 
         return View(self.weights, self.by == "kv")
 
@@ -578,7 +600,7 @@ class Drawing(Kinds, Map):
     per_head_scale: Annotated[bool, Option(help="One colour scale per head, not per figure.")] = False
     bin: Annotated[Literal["sum", "max"], Option(help="How texts over 200 tokens are binned.")] = "sum"
 
-    def maps(self) -> dict[str, Any]:
+    def maps(self) -> MapFields:
         """The fields of `Request` that say how maps are kept."""
         return {"bin_rule": self.bin, "split_sink": self.sink == "mask"}
 

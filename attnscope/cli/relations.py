@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
+from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
@@ -77,11 +78,18 @@ def relations(asked: TextRun, entries: Entries, question: Question, top: Top, pr
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
+    from attnscope.keep.request import Request
 
-    kept = {"relations": True, "top_k": listed.keys_per_query, "group": listed.group}
-    kept |= question.asks()
+    keep = Request(
+        view=entries.view(),
+        metrics=(),
+        relations=True,
+        top_k=listed.keys_per_query,
+        group=listed.group,
+        **question.asks(),
+    )
     options = recorded(asked, entries, question, top, printing, listed)
-    seen = observe_text(asked, entries, printing, options, metrics=(), **kept)
+    seen = observe_text(asked, entries, printing, options, keep)
     if printing.out:
         export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
     how = listed.shown() if format == "table" else listed.written()
@@ -122,5 +130,5 @@ def _cell(name: str, value: object) -> RichText:
     from attnscope.text.labels import visible
 
     if isinstance(value, float):
-        return output.one_line(f"{value:.4f}")
+        return output.one_line(cells.number(value, 4))
     return output.one_line("" if value is None else visible(str(value)) if name.endswith("token") else str(value))

@@ -11,7 +11,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Entries, Map, Relations, Results, TextRun, Top
+from attnscope.cli.options import Map, Relations, Results, Selected, TextRun, Top
 from attnscope.cli.relations import rendered, say_rest
 from attnscope.cli.takes import takes
 
@@ -54,9 +54,10 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.single import export_text, observe_text, report_checks
+    from attnscope.keep.request import Request
 
     options = recorded(asked, top, printing, units, drawing)
-    seen = observe_text(asked, Entries(), printing, options, metrics=(), rollout=units.group or "bins")
+    seen = observe_text(asked, Selected(), printing, options, Request(metrics=(), rollout=units.group or "bins"))
     table = seen.rollout_table(units.keys_per_query, units.min_weight)
     if printing.out:
         style = drawing.style(spelled("rollout", asked, top, printing, units, drawing))

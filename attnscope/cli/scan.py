@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Option
 
+from attnscope import cells
 from attnscope.cli import output, scan_texts
 from attnscope.cli.info import Named
 from attnscope.cli.options import Exporting, Format, Loading, Seed, Sequences, Top
@@ -98,13 +98,14 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     if probing.texts is not None and kept.out is None and not probing.dry_run:
         raise UsageError("--texts writes tables and a picture", "name a folder with --out DIR")
 
+    from attnscope.batch.items import texts_in
     from attnscope.model.libraries import silence_libraries
     from attnscope.text.reading import read_ids
 
     output.complain_through_talk(kept.quiet)
     silence_libraries(kept.verbose)
     pool = None if probing.pool is None else read_ids(str(probing.pool))
-    given = Given(pool, None if probing.texts is None else scan_texts.texts_of(Path(probing.texts)))
+    given = Given(pool, None if probing.texts is None else [item.text for item in texts_in(probing.texts)])
     if len(scanned.revisions) > 1:
         return scan_each(scanned, given, probing, kept)
     found = scan_one(scanned.load_options(), given, probing, kept)
@@ -136,6 +137,7 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
     with output.progress(f"loading {options.model}", None, kept.quiet):
         loaded = load(options)
 
+    from attnscope.show.atlas import save_probes
     from attnscope.study.atlas.scan import cost as cost_of
     from attnscope.study.atlas.scan import plan
     from attnscope.study.atlas.scan import scan as scanned_by
@@ -157,13 +159,15 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
     output.talk(cost, kept.quiet)
     with unwinding(), output.progress("probes", planned.tokens, kept.quiet) as advance:
         atlas = scanned_by(loaded, planned, kept.out, force=kept.force, advance=advance)
+        if kept.out is not None:
+            save_probes(atlas, kept.out, loaded.name)
     return atlas, scan_texts.read_texts(loaded, atlas, prompts, kept) if prompts else None
 
 
 def scan_each(scanned: Scanned, given: Given, probing: Probing, kept: Kept) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
     from attnscope.cli.scan_revisions import effects_at, folder_of
-    from attnscope.study.atlas.checkpoints import save_checkpoints, stacked
+    from attnscope.show.checkpoints import save_checkpoints, stacked
 
     atlases: dict[str, Atlas] = {}
     for number, revision in enumerate(scanned.revisions, start=1):
@@ -215,17 +219,19 @@ def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None, read: OnTe
         range(heads), key=lambda place: (not atlas.roles[atlas.heads[place]], -_or_least(float(effect.effect[place])))
     )
     for place in order[:top]:
-        layer, head = atlas.heads[place]
+        head = atlas.heads[place]
+        name = cells.head_name(*head)
+        low, high = cells.number(effect.low_all[place]), cells.number(effect.high_all[place])
         sheet.add_row(
-            f"L{layer}H{head}",
-            (" " if wide else "\n").join(atlas.roles[layer, head]) or "-",
-            _number(effect.score[place]),
-            *(_number(one.effects.null[place]) for one in shown),
-            f"{_signed(effect.effect[place])} [{_number(effect.low_all[place])}, {_number(effect.high_all[place])}]",
-            _p(effect.p[place]),
-            *([_number(copying.effects.score[place])] if copying else []),
-            *([_number(uniform.get(f"L{layer}H{head}", math.nan))] if uniform else []),
-            *([scan_texts.looked(read, (layer, head))] if read else []),
+            name,
+            (" " if wide else "\n").join(atlas.roles[head]) or cells.MISSING,
+            cells.number(effect.score[place]),
+            *(cells.number(one.effects.null[place]) for one in shown),
+            f"{cells.signed(effect.effect[place])} [{low}, {high}]",
+            cells.p_value(effect.p[place]),
+            *([cells.number(copying.effects.score[place])] if copying else []),
+            *([cells.number(uniform.get(name))] if uniform else []),
+            *([scan_texts.looked(read, head)] if read else []),
         )
     return sheet
 
@@ -238,15 +244,3 @@ def _copying(atlas: Atlas, shown: Finding) -> Finding | None:
 
 def _or_least(value: float) -> float:
     return value if value == value else float("-inf")
-
-
-def _number(value: float) -> str:
-    return f"{value:z.2f}" if value == value else "-"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+z.2f}" if value == value else "-"
-
-
-def _p(value: float) -> str:
-    return "-" if value != value else "<.001" if value < 0.001 else f"{value:.3f}".lstrip("0")

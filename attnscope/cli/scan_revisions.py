@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnscope import cells
 from attnscope.cli import output
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def effects_at(atlases: Mapping[str, Atlas], probe: str, top: int | None) -> Ric
     """The effect of one probe at every checkpoint, by head: those with a role at the last first, then by effect."""
     import numpy as np
 
-    from attnscope.study.atlas.checkpoints import courses
+    from attnscope.show.checkpoints import courses
 
     last = list(atlases.values())[-1]
     heads = list(last.heads)
@@ -36,7 +37,6 @@ def effects_at(atlases: Mapping[str, Atlas], probe: str, top: int | None) -> Ric
     best_N = np.nan_to_num(course.values_RN[-1], nan=-np.inf)
     order = sorted(range(len(heads)), key=lambda place: (not last.roles[heads[place]], -best_N[place]))
     for place in order[:top]:
-        effects = ("-" if value != value else f"{value:+.2f}" for value in course.values_RN[:, place].tolist())
-        layer, head = heads[place]
-        sheet.add_row(f"L{layer}H{head}", " ".join(last.roles[layer, head]) or "-", *effects)
+        head, effects = heads[place], map(cells.signed, course.values_RN[:, place].tolist())
+        sheet.add_row(cells.head_name(*head), " ".join(last.roles[head]) or cells.MISSING, *effects)
     return sheet

@@ -1,14 +1,13 @@
-"""`attnscope scan --texts`: a file of texts, and what is said of them."""
+"""`attnscope scan --texts`: what heads do on texts, and what is said of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.signals import unwinding
-from attnscope.errors import InputError
 
 if TYPE_CHECKING:
     from attnscope.cli.options import Exporting
@@ -16,20 +15,6 @@ if TYPE_CHECKING:
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.texts import OnTexts
     from attnscope.text.prompt import Prompt
-
-
-def texts_of(path: Path) -> list[str]:
-    """The texts of a file, as `batch` reads one. Raises InputError where there are none."""
-    from attnscope.batch.corpus import Corpus, find_files
-    from attnscope.batch.items import read_items
-
-    corpus = Corpus((str(path),))
-    items = list(read_items(corpus, find_files(corpus)))
-    texts = [item.text for item in items if item.problem is None]
-    if not texts:
-        why = f": {items[0].problem}" if items else ""
-        raise InputError(f"there is no text in {path}{why}", "give a text per line, or records with a field text")
-    return texts
 
 
 def cost(prompts: Sequence[Prompt], layers: int) -> str:
@@ -43,7 +28,7 @@ def cost(prompts: Sequence[Prompt], layers: int) -> str:
 def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kept: Exporting) -> OnTexts:
     """Read the texts into --out, and draw how far apart heads are on them."""
     from attnscope.figures import About, Style
-    from attnscope.study.atlas.picture import HEAD_JS, save_head_js
+    from attnscope.show.atlas import HEAD_JS, save_head_js
     from attnscope.study.atlas.texts import on_texts
 
     assert kept.out is not None
@@ -56,4 +41,4 @@ def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kep
 def looked(found: OnTexts, head: tuple[int, int]) -> str:
     """`sink 82 %`: what a head looks like on most texts that show it."""
     shares = {look: share for look, share in found.shares.get(head, {}).items() if look != "-"}
-    return next((f"{look} {share:.0%}".replace("%", " %") for look, share in shares.items()), "-")
+    return next((f"{look} {cells.percent(100 * share)}" for look, share in shares.items()), cells.MISSING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 from typer import Option
 
@@ -13,8 +13,9 @@ from attnscope.cli import output
 from attnscope.cli.groups import Mark
 
 if TYPE_CHECKING:
-    from attnscope.columns import Head
     from attnscope.figures import Style
+    from attnscope.keep.columns import Head
+    from attnscope.keep.request import MapFields
     from attnscope.observation import Observation
 
 FEW = 4  # heads that are drawn where nobody names them
@@ -29,7 +30,7 @@ class Show:
         bool, Option(help=f"Draw the heads of --select, else the first {FEW}, in the terminal."), Mark.UNRECORDED
     ] = False
 
-    def maps(self, style: Style, to: TextIO) -> dict[str, Any]:
+    def maps(self, style: Style, to: TextIO) -> MapFields:
         """The fields of `Request` that keep maps as fine as the stream has room for; none where nobody asked."""
         return {"maps": "kept", "map_side": _side(style, to)} if self.show else {}
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.cli.options import (
-    Answer,
     Config,
-    Entries,
     Exporting,
     ModelText,
     ModelTexts,
@@ -25,37 +23,30 @@ from attnscope.cli.signals import unwinding
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from attnscope.ask import Ask, Text
+    from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
     from attnscope.model.loading import LoadedModel
     from attnscope.observation import Observation
-    from attnscope.run import Run, Text
+    from attnscope.run import Run
     from attnscope.text.prompt import Prompt
     from attnscope.text.tokens import Chosen
 
 
 def observe_text(
-    asked: TextRun, entries: Entries, writing: Exporting, options: Mapping[str, Any], **wanted: Any
+    asked: TextRun, selected: Selected, writing: Exporting, options: Mapping[str, Any], keep: Request
 ) -> Observation:
     """Read the text, load the model, run it once. What can be refused is refused before the next costly step.
 
-    options: what the manifest will say was asked for. wanted: the fields of `observe.Request`, which imports torch and
-    is therefore made after the model was found.
+    options: what the manifest will say was asked for. keep: what is kept.
     """
-    text = read_run(asked, writing)
-    if writing.out is not None and "maps" in wanted:
+    ask = asked.ask(read_run(asked, writing), selected, keep)
+    if writing.out is not None and keep.maps:
         from attnscope.figures.beside import begin
 
         begin("attnscope.drawing")
     loaded = load_model(asked, writing)
-    from attnscope.observe import Request
-    from attnscope.run import prepare
-
-    request = Request(view=entries.view(), **wanted)
-    how: dict[str, Any] = {"engine": asked.engine, "select": entries.select, "atlas": entries.atlas, "chat": asked.chat}
-    how |= {"memory": asked.memory, "listen": asked.listen, "truncate": asked.truncate, "target": asked.target}
-    how |= {"picture": asked.picture or None}
-    with answering(asked, writing.quiet) as answer:
-        run = prepare(loaded, text, request, **how, **answer)
+    run = prepare_answered(loaded, ask, writing.quiet)
     check_out(run, writing, options)
     tell_run(run, writing.quiet)
     tell_answer(run, writing.quiet)
@@ -64,7 +55,7 @@ def observe_text(
     if asked.verify:
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
-    if writing.out is not None and "rollout" in wanted:
+    if writing.out is not None and keep.rollout:
         from attnscope.figures import load_beside
 
         load_beside()
@@ -73,14 +64,14 @@ def observe_text(
         return run.observe(advance)
 
 
-@contextmanager
-def answering(asked: Answer, quiet: bool) -> Iterator[dict[str, Any]]:
-    """What `prepare` is told of the answer, with a bar while the model makes it."""
-    if asked.generate is None:
-        yield {"answer": asked.answer}
-        return
-    with output.progress("generating", asked.generate, quiet) as advance:
-        yield {"generate": asked.generate, "advance": advance}
+def prepare_answered(loaded: LoadedModel, ask: Ask, quiet: bool) -> Run:
+    """Everything that comes before the forward pass, with a bar while the model makes an answer."""
+    from attnscope.run import prepare
+
+    if ask.generate is None:
+        return prepare(loaded, ask)
+    with output.progress("generating", ask.generate, quiet) as advance:
+        return prepare(loaded, ask, advance)
 
 
 def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
@@ -150,13 +141,11 @@ def prepared(
     loaded = load_model(asked, writing)
     if alone:
         loaded.check_task(*alone)
-    from attnscope.observe import Request
+    from attnscope.keep.request import Request
     from attnscope.run import prepare
 
-    how: dict[str, Any] = {"chat": asked.chat, "truncate": asked.truncate}
-    how |= {"select": selected.select, "atlas": selected.atlas} if selected else {}
-    how |= {"target": asked.target, "picture": asked.picture or None} if isinstance(asked, ModelTexts) else {}
-    run = prepare(loaded, text, Request(query=query), engine="eager", **how)
+    ask = asked.ask(text, selected or Selected(), Request(query=query))
+    run = prepare(loaded, replace(ask, engine="eager"))
     tell_run(run, writing.quiet)
     tell_target(run, writing.quiet)
     return run

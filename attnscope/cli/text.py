@@ -71,11 +71,13 @@ def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing
     from attnscope.cli.options import Entries
     from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.figures import Style
+    from attnscope.keep.request import Request
     from attnscope.looks import look_table, looks
 
     options = recorded(asked, chosen, question, mean, printing, colours)
     entries = Entries(select=chosen.select, atlas=chosen.atlas, by=chosen.by)
-    seen = observe_text(asked, entries, printing, options, metrics=(), per_token=True, **question.asks())
+    keep = Request(view=entries.view(), metrics=(), per_token=True, **question.asks())
+    seen = observe_text(asked, entries, printing, options, keep)
     over = mean.mean or ("none" if chosen.select else "all")
     if printing.out:
         export_text(seen, printing, options, figures=(), per_token=over, spreadsheet=printing.spreadsheet)

@@ -13,17 +13,18 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, Answer, Beside, Config, Question, Selected, TextRun, Writing, check_folder
+from attnscope.cli.options import FIRST, Beside, Config, Question, Selected, TextRun, Writing, check_folder
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.stacks import VISION
 
 if TYPE_CHECKING:
+    from attnscope.ask import Ask
     from attnscope.model.geometry import LayerGeometry
     from attnscope.model.loading import LoadedModel
     from attnscope.observation import Observation
-    from attnscope.run import Run, Text
+    from attnscope.run import Run
     from attnscope.viewer.page import Page
     from attnscope.viewer.plan import Plan
 
@@ -92,16 +93,13 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
 
 def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages) -> list[Run]:
     """The text, and what it is compared with, ready to be read."""
-    from attnscope.cli.single import answering, load_model, read_run
+    from attnscope.cli.single import load_model, prepare_answered, read_run
+    from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
-    from attnscope.observe import Request
-    from attnscope.run import prepare
 
-    def ready(loaded: LoadedModel, text: Text, request: Request, chat: bool, follows: Answer, **more: Any) -> Run:
+    def ready(loaded: LoadedModel, ask: Ask) -> Run:
         loaded.check_queries("a page")
-        how: dict[str, Any] = more | {"engine": asked.engine, "memory": asked.memory, "listen": asked.listen}
-        with answering(follows, pages.quiet) as answer:
-            return prepare(loaded, text, request, chat=chat, truncate=asked.truncate, **how, **answer)
+        return prepare_answered(loaded, ask, pages.quiet)
 
     if asked.picture and (pages.compare_text or pages.compare_model):
         raise UsageError("a page with a picture has no room for another text or model", "make a page of each")
@@ -109,19 +107,21 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
     of_two = loaded.geometry.task == "seq2seq"
     if of_two and (pages.compare_text or pages.compare_model):
         raise UsageError("an encoder-decoder reads two texts, and its page has no room for more", "make a page of each")
-    request, how = Request(**question.asks()), {"target": asked.target, "picture": asked.picture or None}
-    if of_two or (asked.picture and not request.asks):  # of whose several stacks those are shown that are named
-        how["select"] = selected.select
-    runs = [ready(loaded, text, request, asked.chat, asked, atlas=selected.atlas, **how)]
+    ask = asked.ask(text, selected, Request(**question.asks()))
+    if not (of_two or (asked.picture and not ask.keep.asks)):  # of several stacks those are shown that are named
+        ask = replace(ask, select=None)
+    runs = [ready(loaded, ask)]
+    other_side = replace(ask, keep=Request(), select=None, atlas=None, target=None, picture=None)
     if pages.compare_text is not None:
-        runs.append(ready(loaded, pages.compare_text, Request(), asked.chat, asked))
+        runs.append(ready(loaded, replace(other_side, text=pages.compare_text)))
     if pages.compare_model is not None:
         other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
         other.check_task("a page beside another", "decoder", "encoder")
         written = isinstance(text, str)
         of_tokens = not (written or isinstance(text, Sound))  # of one model: the other reads what they say
         again = runs[0].prompt.text if of_tokens else text
-        runs.append(ready(other, again, Request(), asked.chat and written, asked if written else Answer()))
+        bare = other_side if written else replace(other_side, chat=False, answer=None, generate=None)
+        runs.append(ready(other, replace(bare, text=again)))
     return runs
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnscope.cells import head_name
 from attnscope.errors import ModelError, UsageError
 from attnscope.explain.attention import QKV, Attention, attention_steps, concatenation
 from attnscope.explain.projections import after_values, attention_of_layer, before_scores, observed_heads
@@ -23,7 +24,7 @@ from attnscope.parity.given import given_of, is_quantised, mask_of, precise
 from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.call import AttentionCall
-from attnscope.seam.engines import Eager
+from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
 from attnscope.stacks import DECODER, ENCODER
@@ -64,7 +65,7 @@ def explain_head(loaded: LoadedModel, prompt: Prompt, layer: int, head: int, que
     shape = loaded.geometry.layers[layer]
     if not shape.attention or head not in range(shape.heads):
         raise UsageError(
-            f"there is no head L{layer}H{head}", f"layer {layer} has {shape.heads} heads, kind {shape.kind}"
+            f"there is no head {head_name(layer, head)}", f"layer {layer} has {shape.heads} heads, kind {shape.kind}"
         )
     ran = run_layer(loaded, prompt.ids, layer)
     try:
@@ -73,7 +74,7 @@ def explain_head(loaded: LoadedModel, prompt: Prompt, layer: int, head: int, que
     except UnreadableError as error:
         steps, attention = _from_call(ran, head, query, str(error))
     source, text = f"{loaded.name}{ran.note}", (prompt.tokens, prompt.labels)
-    return Explanation(f"L{layer}H{head}", source, *text, query, tuple(steps), **attention.summary(head))
+    return Explanation(head_name(layer, head), source, *text, query, tuple(steps), **attention.summary(head))
 
 
 def run_layer(loaded: LoadedModel, ids: Sequence[int], layer: int) -> LayerRun:
@@ -93,7 +94,7 @@ def run_layer(loaded: LoadedModel, ids: Sequence[int], layer: int) -> LayerRun:
             loaded.model,
             torch.tensor([list(ids)], device=loaded.device),
             recorder.record,
-            engine=Eager(),
+            engine=ENGINES["eager"],
             windows=loaded.geometry.windows,
         )
     if not found:

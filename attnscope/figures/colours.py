@@ -12,6 +12,7 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize, PowerNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
+from attnscope import cells
 from attnscope.errors import UsageError
 from attnscope.figures.style import OPEN, SIGNED, TAKEN, Quantity, Style
 
@@ -154,16 +155,8 @@ def ink_on(rgba: np.ndarray) -> np.ndarray:
 def number(value: float, style: Style, decimals: int = 2) -> str:
     """What is printed in a cell: so many decimals, small weights on a log scale as 3e-4."""
     if style.scale == "log" and value < 0.01:
-        return short_power(value)
-    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−")  # + 0.0: no −0.00
-
-
-def short_power(value: float) -> str:
-    """`3e-4` rather than `3e-04`."""
-    if value == 0:
-        return "0"
-    digits, exponent = f"{value:.0e}".split("e")
-    return f"{digits}e{int(exponent)}"
+        return cells.power(value)
+    return cells.printed(value, decimals)
 
 
 def quantity_name(quantity: Quantity, style: Style) -> str:
@@ -181,7 +174,7 @@ def label_colourbar(bar: Colorbar, limits: Limits, style: Style, label: str) -> 
     bar.set_label(label)
     if style.scale == "linear":
         bar.locator = MaxNLocator(5, steps=ROUND)
-        bar.formatter = FuncFormatter(lambda value, _: f"{value:.4g}".replace("-", "−"))
+        bar.formatter = FuncFormatter(lambda value, _: cells.typeset(f"{value:.4g}"))
     else:
         bar.locator = FixedLocator(_decades(limits) if style.scale == "log" else _squares(limits.high))
         bar.formatter = FuncFormatter(lambda value, _: _power_label(value, limits))
@@ -209,7 +202,7 @@ def _decades(limits: Limits) -> list[float]:
 
 
 def _power_label(value: float, limits: Limits) -> str:
-    plain = f"{value:g}" if value >= 0.01 else short_power(value)
+    plain = f"{value:g}" if value >= 0.01 else cells.power(value)
     return f"≤{plain}" if limits.below and math.isclose(value, limits.low) else plain
 
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from attnscope.cells import printed
 from attnscope.figures import layout
 from attnscope.figures.colours import Limits, cmap_of, find_limits, label_colourbar
 from attnscope.figures.fonts import fonts_for, shown_label
@@ -166,7 +167,7 @@ def _panels(effect: ScalingEffect, scaled: str) -> tuple[_Panel, ...]:
 
 
 def _nats(entropy: float) -> str:
-    return "–" if np.isnan(entropy) else f"{entropy:.2f} nats"
+    return printed(entropy) + " nats" * (not np.isnan(entropy))
 
 
 def _notes(effect: ScalingEffect, step: int, note: str) -> list[str]:

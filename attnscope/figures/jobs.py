@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from attnscope.cells import printed
 from attnscope.figures.colours import Limits, find_limits, seen
 from attnscope.figures.fonts import shown_label
 from attnscope.figures.style import (
@@ -23,7 +24,6 @@ from attnscope.figures.style import (
     bin_note,
     edge_boxes,
     head_title,
-    printed,
     split_sink,
 )
 

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from attnscope.cells import printed
 from attnscope.figures import layout
 from attnscope.figures.colours import BLANK, cmap_of, find_limits
 from attnscope.figures.fonts import fonts_for
@@ -39,7 +40,6 @@ from attnscope.figures.style import (
     bin_note,
     count,
     layer_name,
-    printed,
     split_sink,
 )
 from attnscope.figures.writer import drawing, save_figure

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+from attnscope.cells import head_name
 from attnscope.errors import UsageError
 from attnscope.shown import BLANKS, visible
 
@@ -303,7 +304,7 @@ def head_title(maps: Maps, index: int) -> str:
     if maps.by_kv:
         return f"{maps.stack}L{maps.layer} kv {maps.heads[index]}"
     kv = f" (kv {maps.kv_heads[index]})" if maps.kv_heads else ""
-    return f"{maps.stack}L{maps.layer}H{maps.heads[index]}{kv}"
+    return f"{maps.stack}{head_name(maps.layer, maps.heads[index])}{kv}"
 
 
 def beside_note(maps: Maps) -> str:
@@ -319,11 +320,6 @@ def layer_name(layer: int, beside: str = "") -> str:
 def count(number: int, what: str) -> str:
     """`1 head`, `6 heads`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def printed(mean: float) -> str:
-    """Two decimals, or a dash where there is no mean."""
-    return "–" if math.isnan(mean) else f"{mean:.2f}".replace("-", "−")
 
 
 def bin_note(maps: Maps) -> str:

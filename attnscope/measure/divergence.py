@@ -18,7 +18,7 @@ from torch import Tensor
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.visibility import row_blocks
-from attnscope.measure.maps import Cells
+from attnscope.measure.binned import Cells
 
 TINY = torch.finfo(torch.float64).tiny
 COPIES = 16  # fp32 entries that a block's arithmetic takes per entry of its rows

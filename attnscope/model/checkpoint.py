@@ -212,8 +212,7 @@ def weights_sha256(*folders: Path | None) -> dict[str, str]:
 @lru_cache
 def _sha256(path: Path, size: int, changed: int) -> str:
     """size, changed: the file is read again where they are others."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return files.sha256_of(path)
 
 
 def _samples(path: Path) -> Iterator[bytes]:

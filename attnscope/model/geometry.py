@@ -1,4 +1,4 @@
-"""What a model's config says of its attention, layer by layer, and what a text would cost under eager attention.
+"""What a model's config says of its attention, layer by layer.
 
 Pure Python: no weights, and torch only to count the parameters.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isqrt
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import MemoryLimitError, UsageError
-from attnscope.memory import DTYPE_BYTES, TILE_BYTES, free_memory, human_bytes
+from attnscope.errors import UsageError
+from attnscope.memory import DTYPE_BYTES
 from attnscope.model.families import family
 from attnscope.model.permits import Permits
 from attnscope.model.task import model_class, stack_config, task_of
@@ -58,7 +57,6 @@ KINDS = {
 }
 ATTENTION_KINDS = ("full", "sliding", "chunked", "windowed", "sparse", "compressed", "patch")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
-SORTED_TILES = 5  # alive at once where rows are sorted: logits, weights, sorted, their places (of 8 bytes)
 MOST_LAYERS, MOST_NUMBER = 1000, 2**40  # a config that says more is no model's
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
 
@@ -297,71 +295,6 @@ def weight_bytes(config: Any, dtype: str) -> int | None:
     return None if parameters is None else parameters * bits // 8
 
 
-def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 1) -> int:
-    """Peak bytes of the attention matrices that are alive at once while eager attention runs one layer.
-
-    In float32 that is the masked scores and their softmax, 2 x 4 bytes for every head and pair of tokens; in half
-    precision the scores, their float32 copy and the float32 softmax, 2 + 4 + 4. Families that keep more say so in
-    `matrices_alive`. The masks are added, N x N once for each kind of layer.
-
-    Example:
-        eager_bytes(geometry, 2048, 4)  # 24 heads: 24 * 8 * 2048**2 + 4 * 2048**2 = 822083584
-    """
-    kinds = {layer.kind for layer in geometry.attention_layers}
-    heads = max((layer.heads for layer in geometry.attention_layers), default=0)
-    return batch * tokens * tokens * (heads * _entry_bytes(geometry.model_type, dtype_bytes) + len(kinds) * dtype_bytes)
-
-
-def fused_bytes(geometry: Geometry, tokens: int, batch: int = 1, device: str = "cpu") -> int:
-    """Peak bytes of what the fused engine adds to one layer: q, k, v, its output twice, in float32, and its tiles.
-
-    It grows with the text, not with its square. On a CPU there are two tiles, which a core takes again and again. Other
-    devices sort a tile's rows, which takes three more, none larger than one layer's heads over all tokens; where an
-    eighth of what is free is less than a tile, they are smaller.
-
-    Example:
-        fused_bytes(geometry, 2048)  # 24 heads on 8 kv heads of 128: 4 * 2048 * (3 * 24 + 2 * 2 * 8) * 128 + 2 tiles
-    """
-    layers, kind = geometry.attention_layers, device.partition(":")[0]
-    per_token = max(
-        (
-            one.heads * (one.head_dim + 2 * one.value_dim) + 2 * one.kv_heads * (one.head_dim + one.value_dim)
-            for one in layers
-        ),
-        default=0,
-    )
-    whole = 4 * max((one.heads for one in layers), default=0) * tokens**2
-    tiles = 2 * TILE_BYTES["cpu"] if kind == "cpu" else SORTED_TILES * min(TILE_BYTES[kind], whole)
-    return 4 * batch * tokens * per_token + tiles
-
-
-def tokens_that_fit(geometry: Geometry, free_bytes: int, dtype_bytes: int) -> int:
-    """The longest text whose `eager_bytes` are at most `free_bytes`."""
-    per_pair = eager_bytes(geometry, 1, dtype_bytes)
-    return isqrt(max(free_bytes, 0) // per_pair) if per_pair else 0
-
-
-def check_eager_fits(
-    geometry: Geometry, tokens: int, device: str, dtype: str, room: int | None = None, otherwise: str = ""
-) -> None:
-    """Raise `MemoryLimitError` when one layer's eager attention over `tokens` exceeds `room` (free memory if None).
-
-    `otherwise` is a further way out, for the hint.
-
-    Example:
-        check_eager_fits(loaded.geometry, 200_000, "cpu", "float32")  # MemoryLimitError: ...
-    """
-    width = DTYPE_BYTES[dtype]
-    room = free_memory(device) if room is None else room
-    needed = eager_bytes(geometry, tokens, width)
-    if needed > room:
-        raise MemoryLimitError(
-            f"eager attention over {tokens} tokens takes {human_bytes(needed)} for one layer, and {device} has "
-            f"{human_bytes(room)} for it",
-            f"{tokens_that_fit(geometry, room, width)} tokens fit: shorten the text{otherwise}",
-        )
-
-
 def longer(config: Any, positions: int | None) -> Any:
     """The config with room for `positions` tokens, its rotary positions stretched linearly; unchanged where it has it.
 
@@ -416,11 +349,6 @@ def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
 def _range(numbers: list[int]) -> str:
     """`24`, or `8-16` where layers differ."""
     return "-".join(str(number) for number in sorted({min(numbers), max(numbers)})) if numbers else "0"
-
-
-def _entry_bytes(model_type: str, dtype_bytes: int) -> int:
-    alive = family(model_type).matrices_alive
-    return alive * dtype_bytes if dtype_bytes >= 4 else 6 + 2 * alive
 
 
 def _layers(text: Any, stack: str) -> tuple[LayerGeometry, ...]:

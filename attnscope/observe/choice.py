@@ -9,10 +9,11 @@ import torch
 from attnscope.attention import compiled
 from attnscope.attention.triton_kernel import device_can
 from attnscope.errors import ForwardError, MemoryLimitError, UsageError
+from attnscope.keep.request import Request
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
-from attnscope.model.geometry import Geometry, tokens_that_fit
-from attnscope.observe.request import Request
-from attnscope.seam.engines import ENGINES, Eager, Engine, OnCard, Tiled, engine_named
+from attnscope.model.geometry import Geometry
+from attnscope.seam.cost import tokens_that_fit
+from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import DIFFERENCE
@@ -76,7 +77,7 @@ def choose(
             raise UsageError(
                 f"{geometry.model_type} attends where the fused engine cannot ask for q and k", "use {engine=eager}"
             )
-        if name == OnCard.name and not device_can(torch.device(loaded.device)):
+        if name == "triton" and not device_can(torch.device(loaded.device)):
             raise UsageError(
                 f"the engine triton needs Triton and a CUDA device from Ampere on, and the model is on {loaded.device}",
                 "use {engine=fused}, the fastest that can",
@@ -185,8 +186,8 @@ def difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None
             found.append(float((weights - expected.to(weights.device)).abs().max()))
 
     try:
-        listen(loaded.model, ids_BT, keep, engine=Eager(), **inputs)
+        listen(loaded.model, ids_BT, keep, engine=ENGINES["eager"], **inputs)
     except ForwardError:  # a family that refuses eager attention
         return None
-    listen(loaded.model, ids_BT, compare, engine=Tiled(), **inputs)
+    listen(loaded.model, ids_BT, compare, engine=ENGINES["tiles"], **inputs)
     return max(found, default=0.0)

@@ -16,38 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnscope.errors import InputError
+from attnscope.keep.request import Asked, Request
 from attnscope.model import padding
 from attnscope.observation import Observation
-from attnscope.observe.probing import side_by_side
 from attnscope.observe.reading import PaddingError, Reading
-from attnscope.observe.request import Asked, Request
-from attnscope.seam.call import TOLERANCE, AttentionCall, CaptureReport
-from attnscope.seam.differential import differences, strength
+from attnscope.observe.stacks import stacks_of
+from attnscope.observe.texts import side_by_side
+from attnscope.seam.call import TOLERANCE, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
-from attnscope.seam.inputs import given, given_of
+from attnscope.seam.inputs import given
 from attnscope.seam.listen import listen
-from attnscope.seam.projection import output_projections
-from attnscope.stacks import (
-    CSA,
-    DECODER,
-    DIFFERENCE,
-    ENCODER,
-    GLOBAL,
-    OVER_PATCHES,
-    POOLING,
-    UNPOOLING,
-    VISION,
-)
-from attnscope.text.summaries import of_patches, with_summaries
+from attnscope.stacks import DECODER, ENCODER, POOLING, VISION
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
-    from attnscope.model.geometry import Geometry
     from attnscope.model.loading import LoadedModel
     from attnscope.text.prompt import Prompt
-
-Made = Callable[[str, Sequence[Asked]], Reading]  # the kind of a stack and its texts -> what reads it
 
 
 def observe(
@@ -106,40 +90,29 @@ def _observed(
     prompts = [one.prompt for one in asked]
     mixed = len({len(prompt) for prompt in prompts}) > 1
     check = mixed and padding.to_be_found(loaded.model)
-    plain, stacks = loaded.geometry.kind, loaded.geometry.stacks
-    made = _maker(loaded, asked, request, check, advance)
-    readings, views = _readings(made, loaded.geometry, asked, request)
-    factors: dict[str, float | None] = {}
-
-    def on_call(call: AttentionCall) -> None:
-        kind = next((kind for kind, one in views.items() if one.heard(call)), call.kind)
-        if kind == POOLING and not readings.keys() & OVER_PATCHES and not _of_tokens_alone(request, asked):
-            readings.update(_over_patches(made, asked[0].prompt, call, loaded.geometry.rates[POOLING]))
-        if kind in readings:
-            readings[kind].on_call(call)
-        if DIFFERENCE in views and (difference := differences(call)):
-            views[DIFFERENCE].on_call(difference)
-            factors[str(call.layer)] = strength(call.module)
-
-    reads, inputs = _fed(loaded, asked, readings)
+    stacks = stacks_of(loaded, asked, request, check, advance)
+    reads, inputs = _fed(loaded, asked, stacks.readings)
+    of_tower = stacks.readings.get(VISION)
     report = listen(
         loaded.model,
         reads,
-        on_call,
+        stacks.on_call,
         engine=engine,
-        expected_layers=[(layer, kind) for kind, layers in stacks.items() for layer in layers if kind != VISION],
+        expected_layers=[
+            (layer, kind) for kind, layers in loaded.geometry.stacks.items() for layer in layers if kind != VISION
+        ],
         windows=loaded.geometry.windows,
-        patches=readings[VISION].prompts[0].windows if VISION in readings else (),
+        patches=of_tower.prompts[0].windows if of_tower else (),
         calls_alone=not ((mixed and padding.to_be_tried(loaded.model, reads.shape[1])) or prompts[0].patches),
         **inputs,
     )
     for check_of in report.calls:
-        check_of.kind = next((kind for kind, one in views.items() if one.heard(check_of)), check_of.kind)
-    plain = _first_read(loaded, readings, (plain, *views))
+        check_of.kind = stacks.kind_of(check_of)
+    readings, plain = stacks.readings, stacks.first_read()
     if mixed and padding.to_be_tried(loaded.model, report.tokens):
         _try_alone(loaded, prompts, engine, report)
     report = replace(report, output=None)  # hidden states that nobody asked for
-    facts = {**model_facts(loaded, engine, report), **({"lambda": factors} if factors else {}), **facts}
+    facts = {**model_facts(loaded, engine, report), **stacks.facts, **facts}
 
     def seen(kind: str, row: int) -> Observation:
         row = len(readings[kind].prompts) - 1 if kind == VISION else row  # the whole picture follows its parts
@@ -155,42 +128,6 @@ def _observed(
     ]
 
 
-def _maker(
-    loaded: LoadedModel, asked: Sequence[Asked], request: Request, check: bool, advance: Callable[[int], object]
-) -> Made:
-    """What makes the reading of a stack over some texts."""
-    out = None
-    if request.view.weights == "value":
-        beginning, more = given_of(loaded, asked[0].prompt, asked[0].source, most=4)
-        out = output_projections(loaded, beginning, **more)
-
-    def made(kind: str, texts: Sequence[Asked]) -> Reading:
-        found = Reading(loaded, texts, request.of(kind, loaded.geometry.kind), check, advance, kind)
-        found.out = out
-        return found
-
-    return made
-
-
-def _readings(
-    made: Made, geometry: Geometry, asked: Sequence[Asked], request: Request
-) -> tuple[dict[str, Reading], dict[str, Reading]]:
-    """What reads each stack, and those of it that read maps of a layer's own, by kind."""
-    of_stacks = {kind: [text for one in asked for text in one.of(kind)] for kind in geometry.stacks}
-    of_views = {kind: _view_of(kind, asked, request, geometry.rates.get(kind)) for kind in geometry.views}
-    views = {kind: made(kind, texts) for kind, texts in of_views.items() if texts}
-    return {kind: made(kind, texts) for kind, texts in of_stacks.items() if texts} | views, views
-
-
-def _over_patches(made: Made, prompt: Prompt, call: AttentionCall, parts: int) -> dict[str, Reading]:
-    """What reads the maps over patches, of which the first call over them says where they are."""
-    seen_QK = call.visible.rows(0, call.P.queries)[0, 0]
-    patches = [one.nonzero()[:, 0].tolist() for one in seen_QK[::parts]]
-    whole, apart = of_patches(prompt, patches), of_patches(prompt, patches, parts)
-    texts = {POOLING: (apart, prompt), GLOBAL: (whole, None), UNPOOLING: (prompt, apart)}
-    return {kind: made(kind, [Asked(queries, Chosen(), keys=keys)]) for kind, (queries, keys) in texts.items()}
-
-
 def _fed(
     loaded: LoadedModel, asked: Sequence[Asked], readings: Mapping[str, Reading]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -203,33 +140,6 @@ def _fed(
         return given(loaded, prompts, ids_BT)
     reads, inputs = given(loaded, [one.source or one.prompt for one in asked], readings[ENCODER].texts.ids_BT)
     return reads, inputs | {"decoder_input_ids": ids_BT}
-
-
-def _first_read(loaded: LoadedModel, readings: Mapping[str, Reading], kinds: Sequence[str]) -> str:
-    """The first of some kinds of which a layer was read. Raises InputError where none was."""
-    found = next((kind for kind in kinds if readings[kind].kv_of), None)
-    if found is None:
-        raise InputError(
-            f"no layer of {loaded.geometry.model_type} attends to the tokens of this text themselves: from some length "
-            f"on its keys stand for several tokens, and this text has {len(readings[kinds[0]].prompts[0])}",
-            "take a shorter text",
-        )
-    return found
-
-
-def _view_of(kind: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:
-    """What is read of layers with maps of their own; nothing where something is asked of tokens alone."""
-    if _of_tokens_alone(request, asked):
-        return []
-    if rate is None:  # a difference has no logits and no values
-        return list(asked) if request.view.weights == "softmax" else []
-    return [one._replace(keys=with_summaries(one.prompt, rate, overlap=kind == CSA)) for one in asked]
-
-
-def _of_tokens_alone(request: Request, asked: Sequence[Asked]) -> bool:
-    """Whether something is asked that keys which are not tokens have no answer to."""
-    of_tokens = (request.group, request.rollout, request.per_token, request.spans, request.operands)
-    return any(of_tokens) or any(one.chosen != Chosen() for one in asked)
 
 
 def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, report: CaptureReport) -> None:

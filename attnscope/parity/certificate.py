@@ -12,7 +12,7 @@ from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.libraries import versions
 from attnscope.parity import ATOL, check_parity
 from attnscope.parity.verdicts import Difference, LayerParity, ParityReport, WholeParity
-from attnscope.seam.engines import Eager
+from attnscope.seam.engines import ENGINES
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def verify(
     >>> verify(loaded, [1, 2, 3])["holds"]
     True
     """
-    report = check_parity(loaded, prompt, source=source, atol=atol, engine=Eager())
+    report = check_parity(loaded, prompt, source=source, atol=atol, engine=ENGINES["eager"])
     return {
         "holds": report.verdict,
         "level": report.level,

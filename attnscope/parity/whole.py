@@ -34,7 +34,7 @@ from attnscope.parity import alone
 from attnscope.parity.differences import Tolerance, output_difference
 from attnscope.parity.given import is_quantised
 from attnscope.parity.verdicts import WholeParity
-from attnscope.seam.engines import Eager, Engine
+from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listening, running
 from attnscope.stacks import ENCODER
 
@@ -68,7 +68,7 @@ def check_whole(
             "load it with attnscope.load, or leave out {whole}",
         )
     _check_room(loaded, loaded.options)
-    implementation = (engine or Eager()).implementation
+    implementation = (engine or ENGINES["eager"]).implementation
     with running(loaded.model, implementation), listening(loaded.model, lambda call: None, engine=engine):
         own = alone.run(loaded.model, first, inputs, modules)
     tensors = {name: one for name, one in inputs.items() if isinstance(one, Tensor)}  # PEFT makes its own prefix

@@ -37,8 +37,9 @@ from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
 from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport, Place
 from attnscope.seam.checks import check_call
-from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
+from attnscope.seam.engines import ENGINES, Engine, OnCall, full_precision
 from attnscope.seam.hooked import near, weights_in, whole, without
+from attnscope.seam.own import OwnAttention
 from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
 from attnscope.seam.windows import InWindows
@@ -143,8 +144,9 @@ def listening(
     For callers who run the model themselves (generation, a custom forward). The report fills as the calls come. With
     `ends` the last call of a pass, where it is known, ends it.
     """
-    listener, thread = _Listener(_bare(model), on_call, engine or Eager(), windows or {}), threading.get_ident()
-    listener.tower = InWindows(patches, listener.engine, on_call) if patches else None
+    engine, thread = engine or ENGINES["eager"], threading.get_ident()
+    listener = _Listener(_bare(model), on_call, engine, windows or {})
+    listener.tower = InWindows(patches, engine, on_call) if patches else None
     listener.last = _calls_of_pass.get(_bare(model), 0) if ends else 0
     _install(thread, listener)
     handles = listener.hook_modules()

@@ -18,7 +18,8 @@ from attnscope.attention.operator import DenseAttention
 from attnscope.attention.pieces import RowsAttention
 from attnscope.attention.spec import AttentionSpec
 from attnscope.seam.call import AttentionCall, CallCheck, Place
-from attnscope.seam.engines import Eager, Engine, OnCall, OwnAttention, full_precision
+from attnscope.seam.engines import Engine, OnCall, check_own, full_precision
+from attnscope.seam.own import OwnAttention
 from attnscope.seam.pieces import joined, joined_checks
 
 
@@ -72,7 +73,7 @@ class InWindows:
         P = RowsAttention(spec) if weights is None else DenseAttention(weights, spec.visible, spec)
         call = AttentionCall(one.place, P, spec, weights, one.output_BQHV)
         with full_precision(P.device):
-            check = Eager.check(call, one.own)
+            check = check_own(call, one.own)
         tokens = P.batch * P.keys
         return call, replace(check, keys=tokens, queries=tokens)
 

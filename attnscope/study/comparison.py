@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from attnscope.cells import head_name
 from attnscope.errors import InputError, MemoryLimitError, UsageError
+from attnscope.keep.layers import LayerKey
+from attnscope.keep.request import Asked
+from attnscope.measure.binned import MAP_SIDE, Cells
 from attnscope.measure.divergence import Divergence, Side, diverge, readable
-from attnscope.measure.layers import LayerKey
-from attnscope.measure.maps import MAP_SIDE, Cells
 from attnscope.measure.metrics import KNOWN, METRICS, measure, of_kind
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
-from attnscope.observe.probing import texts_of
-from attnscope.observe.request import Asked
+from attnscope.observe.texts import texts_of
 from attnscope.seam.call import CaptureReport
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
@@ -150,8 +151,7 @@ class Comparison:
 
     def name(self, place: int) -> str:
         """`L3H2`, `cross L3H2` of the head at a place."""
-        layer, head = self.heads[place]
-        return f"{self.stack_name(self.kinds[place])}L{layer}H{head}"
+        return self.stack_name(self.kinds[place]) + head_name(*self.heads[place])
 
     @cached_property
     def js(self) -> Effects:

@@ -1,33 +1,26 @@
-"""A comparison as tables and pictures, and the folder that holds them.
+"""A comparison as tables, and the folder that holds them.
 
-    heads_table(found)                                  # a row per head, largest divergence first
-    save(found, Path("runs/swapped"), Style(), {...})   # tables, pictures, compare.json
+    heads_table(found)   # a row per head, largest divergence first
 
-Shapes: N head of all layers, L layer, H head, Q, K cell of a map.
+Shapes: N head of all layers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import UsageError
-from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
-from attnscope.files import jsonable, read_json, refuse_links, save_json
-from attnscope.measure.metrics import METRICS, Metric, of_kind
-from attnscope.model.libraries import versions
-from attnscope.shown import visible
+from attnscope.files import jsonable, read_json, refuse_links
+from attnscope.measure.metrics import METRICS
 from attnscope.stacks import KINDS, SOFTMAX
 from attnscope.tables import as_table, numbers, words
-from attnscope.tables import save as save_table
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -36,7 +29,6 @@ if TYPE_CHECKING:
 SCHEMA, NAME = "compare/1", "compare.json"
 STACK = f"(?:(?:{'|'.join(SOFTMAX)})/)?"
 OF_STACKS = re.compile(rf"{STACK}(?:layers/L[0-9]+|differences)\.(?:png|svg|pdf)")
-LONGEST_TEXT = 40  # letters at the foot of a picture
 Places = Sequence[int] | None
 
 
@@ -99,61 +91,6 @@ def _tokens_of(text: Shared) -> pa.Table:
     return as_table({**columns, "read_by": words([text.stack] * len(rows))})
 
 
-def panels(found: Comparison, kind: str | None = None) -> tuple[tuple[int, ...], list[Panel]]:
-    """The layers, and a layers x heads panel of the divergence and of each metric's difference, centred on 0.
-
-    kind: of which stack; the first without it.
-    """
-    kind = kind or found.kinds[0]
-    places = found.stacks[kind]
-    layers = tuple(dict.fromkeys(found.heads[place][0] for place in places))
-    row, head = np.array([(layers.index(layer), head) for layer, head in (found.heads[at] for at in places)]).T
-
-    def placed(values: np.ndarray) -> np.ndarray:
-        values_LH = np.full((len(layers), head.max() + 1), np.nan)
-        values_LH[row, head] = values[places]
-        return values_LH
-
-    js_LH = placed(found.js.effect)
-    divergence = Panel("Jensen-Shannon divergence", js_LH, 0.0, _largest(js_LH) or 1.0, "bits")
-    signed = [_signed(METRICS[id], placed(found.metric(id).effect)) for id in of_kind(list(METRICS), kind)]
-    return layers, [divergence, *signed]
-
-
-def signed_maps(pair: Pair, kind: str | None = None, stack: str = "") -> list[Maps]:
-    """The other side minus the first, a layer each, between the units that the texts share.
-
-    kind: of which stack; the first without it. stack: what stands before a layer's number.
-    """
-    kind = kind or next(iter(pair.drawn), "")
-    if kind not in pair.drawn:
-        return []
-    drawn, axes = pair.drawn[kind], pair.axes(kind)
-    labels = [tuple(_label(one, unit) for unit in cells.starts) for one, cells in zip(axes, drawn.cells, strict=True)]
-    starts = [
-        tuple(one.units.members[0][unit][0] for unit in cells.starts)
-        for one, cells in zip(axes, drawn.cells, strict=True)
-    ]
-    size = max(cells.size for cells in drawn.cells)
-    return [
-        Maps(
-            layer=layer,
-            heads=tuple(drawn.heads[layer]),
-            values_HQK=values_hQK,
-            labels_Q=labels[0],
-            labels_K=labels[1],
-            bin_size=size,
-            bin_rule="sum over keys, mean over queries" if size > 1 else "",
-            quantity="difference",
-            name=f"{stack}layer {layer}: the other side minus the first".capitalize(),
-            starts_Q=starts[0],
-            starts_K=starts[1],
-            stack=stack,
-        )
-        for layer, values_hQK in drawn.values.items()
-    ]
-
-
 def about(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """What tells a comparison from another: the models, a hash of all texts, and what was asked for."""
     said = [{"name": one.name, "revision": one.revision, "dtype": one.dtype, "device": one.device} for one in models]
@@ -170,35 +107,6 @@ def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
     if (told or other) and not force:
         what = other or f"another comparison: {', '.join(told)} differ"
         raise UsageError(f"{folder} holds {what}", "name another folder, or write over it with {force}")
-
-
-def save(
-    found: Comparison,
-    folder: Path,
-    asked: Mapping[str, Any],
-    style: Style = Style(),
-    *,
-    places: Places = None,
-    spreadsheet: bool = False,
-    advance: Callable[[int], object] = lambda pictures: None,
-) -> list[Path]:
-    """Write tables, pictures and last compare.json; returns the paths. asked: what tells this comparison from another.
-
-    >>> save(found, Path("runs/swapped"), {"text": "..."})
-    """
-    _clear(folder)
-    tables = {"heads": heads_table(found, places), "metrics": metrics_table(found, places)}
-    tables |= {"tokens": tokens_table(found.pair)} if found.pair else {}
-    try:
-        written = [save_table(one, folder / f"{name}.csv", spreadsheet=spreadsheet) for name, one in tables.items()]
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
-    for path in _pictures(found, folder, style):
-        written.append(path)
-        advance(1)
-    hashes = {path.relative_to(folder).as_posix(): _sha256(path) for path in written}
-    said = {"schema": SCHEMA, "asked": asked, "versions": versions(), "texts": found.texts, "files": hashes}
-    return [*written, save_json({**said, "failures": list(found.failures)}, folder / NAME)]
 
 
 def _before(folder: Path) -> dict[str, Any] | None:
@@ -219,36 +127,13 @@ def _is_ours(found: Mapping[str, Any]) -> bool:
     return str(found.get("schema")).startswith("compare/") and all(isinstance(one, dict) for one in parts)
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
     """Take away the layers of the comparison before, which may have been others; first the file that lists them."""
     before = _before(folder) or {}
     (folder / NAME).unlink(missing_ok=True)
     for name in before.get("files", ()):
         if OF_STACKS.fullmatch(name):
             (folder / name).unlink(missing_ok=True)
-
-
-def _pictures(found: Comparison, folder: Path, style: Style) -> Iterator[Path]:
-    """Those of every stack, in a folder of its own where there are several."""
-    style, several = replace(style, about=replace(style.about, line=_line(found))), len(found.stacks) > 1
-    for kind, places in found.stacks.items():
-        into, (layers, drawn) = folder / (kind if several else ""), panels(found, kind)
-        title = style.headed(f"Differences of {len(places)} {f'{kind} ' * several}heads in {len(layers)} layers")
-        path, note = into / f"differences.{style.image}", "metrics: the other side minus the first"
-        yield save_metrics(path, drawn, style, layer_labels=layers, title=title, note=note)
-        if found.pair:
-            maps = signed_maps(found.pair, kind, found.stack_name(kind))
-            yield from save_layers([(into / "layers" / f"L{one.layer:02d}.{style.image}", one) for one in maps], style)
-
-
-def _line(found: Comparison) -> str:
-    """What stands at the foot of a picture: of one pair the models and texts, else how many texts."""
-    if found.pair is None:
-        return f"{found.texts} texts"
-    texts = [[f"“{shorten(one.text, LONGEST_TEXT)}”" for one in text[2:4]] for text in reversed(found.pair.texts)]
-    sides = zip(found.pair[:2], zip(*texts, strict=True), strict=True)
-    said = [f"{one.loaded.name}, {' ← '.join(quoted)}" for one, quoted in sides]
-    return visible(" beside ".join(dict.fromkeys(said)))
 
 
 def _which(found: Comparison, order: Sequence[int]) -> dict[str, np.ndarray]:
@@ -258,25 +143,3 @@ def _which(found: Comparison, order: Sequence[int]) -> dict[str, np.ndarray]:
 
 def _kinds(found: Comparison, order: Sequence[int]) -> Any:
     return words([found.kinds[place] for place in order]).dictionary_encode()
-
-
-def _label(text: Shared, unit: int) -> str:
-    """`·the`, or `·Mary/·Anna` where a word stands for another."""
-    sides = zip((text.first, text.other), text.units.members, strict=True)
-    labels = ["".join(prompt.labels[at] for at in members[unit]) for prompt, members in sides]
-    return labels[0] if labels[0].lstrip("·") == labels[1].lstrip("·") else "/".join(labels)
-
-
-def _signed(metric: Metric, values_LH: np.ndarray) -> Panel:
-    reach = _largest(np.abs(values_LH)) or 1.0
-    return Panel(metric.title, values_LH, -reach, reach, metric.unit, quantity="difference")
-
-
-def _largest(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.max()) if finite.size else 0.0
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

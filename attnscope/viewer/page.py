@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from attnscope._version import __version__
+from attnscope.cells import shortened
 from attnscope.files import write_whole
 from attnscope.selection import pairs
 from attnscope.shown import brief, in_a_line
@@ -204,7 +205,7 @@ def _short(tokens: Mapping[str, Any]) -> str:
     """The beginning of a text, without special tokens."""
     shown = (plain for plain, special in zip(tokens["plain"], tokens["special"], strict=True) if not special)
     line = " ".join("".join(shown).split())
-    return line if len(line) <= LONGEST_TEXT else line[: LONGEST_TEXT - 1].rstrip() + "…"
+    return shortened(line, LONGEST_TEXT)
 
 
 def document(said: Mapping[str, Any], blobs: Blobs) -> bytes:

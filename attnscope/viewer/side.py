@@ -25,10 +25,10 @@ from attnscope.viewer.pictures import pictures_of
 if TYPE_CHECKING:
     import torch
 
-    from attnscope.measure.layers import LayerKey
-    from attnscope.measure.maps import LayerMaps
-    from attnscope.measure.operands import KeptOperands
-    from attnscope.measure.relations import KeptKeys
+    from attnscope.keep.layers import LayerKey
+    from attnscope.keep.maps import LayerMaps
+    from attnscope.keep.operands import KeptOperands
+    from attnscope.keep.relations import KeptKeys
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt, Span
 

@@ -8,26 +8,27 @@ visible. Shapes: H head, Q query, K key, T token of both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from attnscope.measure.layers import LayerKey, PerLayer
+from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 from attnscope.text.prompt import Span
 from attnscope.viewer.side import Side, ahead, both_sides, first_key
 
 if TYPE_CHECKING:
-    import torch
-
-    from attnscope.columns import HeadColumns
-    from attnscope.measure.relations import KeptKeys
+    from attnscope.keep.columns import HeadColumns
+    from attnscope.keep.relations import KeptKeys
+    from attnscope.keep.weights import Matrices
     from attnscope.observation import Observation
     from attnscope.text.prompt import Prompt
     from attnscope.text.tokens import Chosen, Found
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,25 +126,24 @@ def joined(seen: Observation, axis: Axis) -> Observation:
     prompt, columns = behind(axis), _kept(seen.every, axis)
     keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.kind.tolist(), strict=True))
 
-    def merged(name: str) -> dict[LayerKey, Any]:
-        parts = [getattr(one, name) or {} for one in seen.stacks.values()]
-        return {key: part[key] for key in keys for part in parts if key in part}
+    def merged(parts: Iterable[Mapping[LayerKey, T] | None]) -> dict[LayerKey, T]:
+        there = [part for part in parts if part]
+        return {key: part[key] for key in keys for part in there if key in part}
 
-    weights = {key: _placed(one, axis.starts[key.kind], len(prompt)) for key, one in merged("weights").items()}
-    related = {key: _moved(one, axis.starts[key.kind]) for key, one in merged("kept_keys").items()}
+    def kept(name: str, placed: Callable[[T, tuple[int, int]], T]) -> PerLayer[T]:
+        found: dict[LayerKey, T] = merged(one.kept.get(name) for one in seen.stacks.values())
+        return PerLayer({key: placed(one, axis.starts[key.kind]) for key, one in found.items()})
+
+    weights, related = kept("weights", partial(_placed, count=len(prompt))), kept("relations", _moved)
     asked = {kind: one.chosen for kind, one in seen.stacks.items()}
     return replace(
         seen,
         queries=prompt,
         keys=prompt,
         columns=columns,
-        kv_of=PerLayer(merged("kv_of")),
-        visible=PerLayer(merged("visible")),
-        weight_heads=PerLayer(merged("weight_heads")),
-        weights=PerLayer(weights),
-        kept_keys=PerLayer(related) if related else None,
-        operands=PerLayer({}),
-        maps=None,
+        kv_of=PerLayer(merged(one.kv_of for one in seen.stacks.values())),
+        visible=PerLayer(merged(one.visible for one in seen.stacks.values())),
+        kept={**seen.kept, "weights": weights, "relations": related or None, "operands": PerLayer(), "maps": None},
         chosen=first_asked(asked, len(axis.front)) if ENCODER in asked else seen.chosen,
         beside={},
     )
@@ -182,11 +182,11 @@ def _kept(columns: HeadColumns, axis: Axis) -> HeadColumns:
     return replace(columns, **parts | {"top_key": top_key[columns.kept]}, scores=scores)
 
 
-def _placed(weights_HQK: torch.Tensor, start: tuple[int, int], count: int) -> torch.Tensor:
-    heads, queries, keys = weights_HQK.shape
-    whole_HTT = weights_HQK.new_zeros(heads, count, count)
-    whole_HTT[:, start[0] : start[0] + queries, start[1] : start[1] + keys] = weights_HQK
-    return whole_HTT
+def _placed(one: Matrices, start: tuple[int, int], count: int) -> Matrices:
+    heads, queries, keys = one.weights.shape
+    whole_HTT = one.weights.new_zeros(heads, count, count)
+    whole_HTT[:, start[0] : start[0] + queries, start[1] : start[1] + keys] = one.weights
+    return one._replace(weights=whole_HTT)
 
 
 def _moved(kept: KeptKeys, start: tuple[int, int]) -> KeptKeys:

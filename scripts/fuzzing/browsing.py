@@ -81,7 +81,8 @@ def browser() -> str | None:
 
 def wrong_of(page: Path, state: str) -> list[str]:
     """What a page at an address does in a browser that it must not do."""
-    command = [browser() or "", *OPTIONS, f"--user-data-dir={room() / 'browser'}", f"{page.as_uri()}#{state}"]
+    address = f"{page.as_uri()}#{state}".replace("\0", "%00")  # which an argument cannot hold
+    command = [browser() or "", *OPTIONS, f"--user-data-dir={room() / 'browser'}", address]
     command[1:1] = ["--no-sandbox"] if os.geteuid() == 0 else []
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)

@@ -15,7 +15,7 @@ import zstandard
 
 from attnscope.batch import items as items_module
 from attnscope.batch.corpus import Corpus, find_files
-from attnscope.batch.items import Item, read_items
+from attnscope.batch.items import Item, read_items, texts_in
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
 from attnscope.errors import InputError, UsageError
@@ -57,6 +57,26 @@ def test_each_format_gives_the_same_texts(tmp_path: Path, form: str) -> None:
     if form != "txt":
         assert [item.id for item in items] == ["i0", "i1", "i2", "i3"]
         assert [int(item.fields["more"]) for item in items] == [0, 1, 2, 3]
+
+
+def test_the_texts_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"text": "a"}\n\n{"text": ""}\nbroken\n{"text": "b"}\n{"text": "c"}\n')
+    assert [item.text for item in texts_in(str(path))] == ["a", "b", "c"]
+    assert [item.text for item in texts_in(str(path), 2)] == ["a", "b"]
+    assert [item.text for item in texts_in(str(path), 1, strict=True)] == ["a"]
+    with pytest.raises(InputError, match=r"c\.jsonl:4: broken JSON"):
+        texts_in(str(path), strict=True)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("content", "why"), [("", ""), ("\n\n", ": empty"), (" \n", ": empty")])
+def test_a_file_without_a_text(tmp_path: Path, content: str, why: str, strict: bool) -> None:
+    path = tmp_path / "c.txt"
+    path.write_text(content)
+    with pytest.raises(InputError) as raised:
+        texts_in(str(path), strict=strict)
+    assert raised.value.message == f"there is no text in {path}{why}"
 
 
 @pytest.mark.parametrize("form", ["txt", "jsonl", "csv"])

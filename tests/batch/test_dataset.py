@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput, Job
-from attnscope.batch.rows import SCHEMA_VERSIONS, SCHEMAS, Measured, arrow_tables, json_rows, pieces, plain, schema_of
+from attnscope.batch.rows import SCHEMA_VERSIONS, SCHEMAS, Measured, arrow_tables, pieces, schema_of
 from attnscope.batch.run import run_folder
 from attnscope.batch.worker import Worker
 from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request, observe
-from attnscope.tables import WRITERS
+from attnscope.tables import FORMATS, json_rows, plain, tamed
 from attnscope.text.prompt import from_text
 from helpers.corpora import jsonl, rows, some_texts, written
 from helpers.pictures import without_command
@@ -163,10 +163,10 @@ def test_a_table_spelled_as_json_is_what_json_says() -> None:
 def test_spreadsheet_cells_that_look_like_formulas_are_neutralised(start: str) -> None:
     cells = [f"{start}cmd|'/c calc'!A0", f" {start}1", "plain", None]
     table = pa.table({"token": pa.array(cells).dictionary_encode(), "text": cells, "n": [-1, 2, 3, 4]})
-    tamed = plain(table, spreadsheet=True).to_pydict()
-    assert tamed["token"] == tamed["text"] == [f"'{cells[0]}", f"'{cells[1]}", "plain", None]
-    assert tamed["n"] == [-1, 2, 3, 4]
-    assert plain(table, spreadsheet=False).to_pydict()["token"] == cells
+    found = plain(tamed(table)).to_pydict()
+    assert found["token"] == found["text"] == [f"'{cells[0]}", f"'{cells[1]}", "plain", None]
+    assert found["n"] == [-1, 2, 3, 4]
+    assert plain(table).to_pydict()["token"] == cells
 
 
 def test_weights_are_the_lower_triangles(tmp_path: Path, tiny_folder: Path, tiny: Any) -> None:
@@ -253,7 +253,7 @@ def test_an_empty_window_has_the_same_schema(tiny: Any) -> None:
     for name, table in tables.items():
         assert table.schema == schema_of(name, DatasetOutput())
         assert len(table) == 0
-    assert set(WRITERS) >= {"csv", "jsonl", "parquet"}
+    assert set(FORMATS) >= {"csv", "jsonl", "parquet"}
 
 
 def test_pieces_are_the_same_rows_in_the_same_order(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

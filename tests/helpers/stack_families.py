@@ -26,7 +26,7 @@ from attnscope.model.families import FAMILIES, family
 from attnscope.model.geometry import geometry_of
 from attnscope.model.task import model_class, task_of
 from attnscope.seam.call import AttentionCall, CaptureReport
-from attnscope.seam.engines import Compiled, Engine, Tiled
+from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.families import tiny_config
@@ -237,7 +237,8 @@ def _unlike(model: Any, source: Tensor, inputs: Mapping[str, Tensor]) -> tuple[s
 
 def _fused(model: Any, source: Tensor, inputs: Mapping[str, Tensor]) -> float:
     eager = _answers(model, source, inputs, None)
-    return max(_largest(eager, _answers(model, source, inputs, engine)) for engine in (Tiled(), Compiled()))
+    engines = ENGINES["tiles"], ENGINES["numba"]
+    return max(_largest(eager, _answers(model, source, inputs, engine)) for engine in engines)
 
 
 def _answers(model: Any, source: Tensor, inputs: Mapping[str, Tensor], engine: Engine | None) -> list[Tensor]:

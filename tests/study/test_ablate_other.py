@@ -4,10 +4,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from attnscope.show.ablation import shown_of
 from attnscope.study.ablation.direct import Direct, direct_means
 from attnscope.study.ablation.effects import Asked, ablate
 from attnscope.study.ablation.passes import losses, prepared
-from attnscope.study.ablation.picture import shown_of
 from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.ablation.tasks import copy
 from helpers.command_line import call

@@ -1,5 +1,6 @@
 """Heads taken away: against hooks on the output projection, shared against unshared, counted, padded."""
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from attnscope.cli.ablate_tables import notes
 from attnscope.errors import InputError, ModelError
 from attnscope.model.loading import wrap
-from attnscope.seam.engines import Altered, Eager, Tiled
+from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.effects import Asked, ablate
 from attnscope.study.ablation.passes import losses, prepared
@@ -110,7 +111,7 @@ def test_shared_passes_equal_unshared_ones_under_every_engine(family):
     assert (shared.why_not, shared.layers is None, unshared.layers is None) == ("", False, True)
     expected = unshared.losses(SETS)
     assert shared.losses(SETS) == pytest.approx(expected, abs=1e-5)
-    for engine in (Eager(), Tiled()):
+    for engine in (ENGINES["eager"], ENGINES["tiles"]):
         assert prepared(family, task, SETS, engine=engine).losses(SETS) == pytest.approx(expected, abs=1e-5)
 
 
@@ -209,14 +210,14 @@ OTHERS = [(layer, head) for layer in range(4) for head in range(6) if (layer, he
 def induction_scores(demo, task, sets, texts=2):
     """The induction score of L3H0 in the first texts, intact and while heads are away: the mean weight on the first
     copy's successor."""
-    instead, found = prepared(demo, task, sets, shared=False).instead, []
+    instead, found = prepared(demo, task, sets, shared=False).intervention.instead, []
 
     def on_call(call):
         if call.layer == 3:
             query = torch.arange(51, 101)
             found.append(call.P.dense()[:, 0, query, query - 49].mean(-1).view(-1, texts).mean(1))
 
-    engine = Altered(Eager(), replacing(sets, task.lengths[:texts], instead))
+    engine = replace(ENGINES["eager"], change=replacing(sets, task.lengths[:texts], instead))
     listen(demo.model, torch.tensor(task.ids[:texts] * (1 + len(sets))), on_call, engine=engine)
     return found[0].tolist()
 

@@ -15,8 +15,8 @@ from attnscope.figures.writer import drawing
 from attnscope.model import loading
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import Source
+from attnscope.show.checkpoints import courses, stacked
 from attnscope.study.atlas.atlas import Atlas, kept
-from attnscope.study.atlas.checkpoints import courses, stacked
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.statistics import Effects
 from helpers.command_line import call

@@ -14,18 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from attnscope.ask import Ask
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Style
 from attnscope.figures.colours import find_limits
+from attnscope.measure.binned import Cells
 from attnscope.measure.divergence import Side, diverge, js_bits
-from attnscope.measure.maps import Cells
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import ENGINES
+from attnscope.show.comparison import panels, signed_maps
 from attnscope.study import comparison
 from attnscope.study.comparison import Reading, compare, kept_bytes
-from attnscope.study.differences import heads_table, metrics_table, panels, signed_maps, tokens_table
+from attnscope.study.differences import heads_table, metrics_table, tokens_table
 from attnscope.text.prompt import from_ids, from_text
 from helpers.command_line import call
 from helpers.compared import differences
@@ -167,7 +169,7 @@ def test_metrics_are_those_of_an_observation(demo, two_texts):
     from attnscope.run import read
 
     for side, text in enumerate((FIRST, OTHER)):
-        scores = read(demo, text).columns.scores
+        scores = read(demo, Ask(text)).columns.scores
         for name, values in two_texts.metrics.items():
             assert values[side][0] == pytest.approx(scores[name].value, abs=1e-6, nan_ok=True)
 

@@ -8,13 +8,15 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.ask import Ask
 from attnscope.errors import ModelError
 from attnscope.measure.metrics import METRICS
 from attnscope.run import prepare
 from attnscope.seam import generation
+from attnscope.show.comparison import panels, signed_maps
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from attnscope.study.comparison import Reading, compare, kept_bytes
-from attnscope.study.differences import heads_table, metrics_table, panels, signed_maps, tokens_table
+from attnscope.study.differences import heads_table, metrics_table, tokens_table
 from attnscope.text.prompt import from_ids
 from helpers.command_line import call
 from helpers.compared import differences
@@ -48,7 +50,7 @@ def loaded(folders):
 
 
 def reading(loaded, text, target=None, engine="eager"):
-    run = prepare(loaded, text, engine=engine, target=target)
+    run = prepare(loaded, Ask(text, engine=engine, target=target))
     return Reading(loaded, run.prompt, run.engine, run.source)
 
 

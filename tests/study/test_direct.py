@@ -1,9 +1,11 @@
 """Direct effects against heads switched off one by one and a final norm spelled by hand; and where there are none."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from attnscope.seam.engines import Altered, Eager
+from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.direct import direct_effects
 from attnscope.study.ablation.way import way_to_logits
@@ -41,7 +43,7 @@ def heard(model, paths, ids_BT, change=None):
         return hook
 
     handles = [model.get_submodule(path).register_forward_hook(keep(path)) for path in paths]
-    engine = Eager() if change is None else Altered(Eager(), change)
+    engine = replace(ENGINES["eager"], change=change)
     logits = listen(model, ids_BT, lambda call: None, engine=engine, logits_at=range(ids_BT.shape[1])).logits
     for handle in handles:
         handle.remove()

@@ -11,7 +11,7 @@ from attnscope.figures.fonts import Fonts
 from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.pruning import pruning_figure, save_pruning
 from attnscope.figures.writer import drawing
-from attnscope.study.ablation.picture import Shown, effect_panels, save_effects
+from attnscope.show.ablation import Shown, effect_panels, save_effects
 
 HEADS = [(0, 0), (0, 1), (2, 0), (2, 1)]
 ALONE = Shown("alone", "nats", {(0, 0): 0.08, (0, 1): -0.01, (2, 0): 0.66, (2, 1): 0.0}, "nats")

@@ -11,11 +11,11 @@ import pytest
 
 from attnscope.errors import InputError, UsageError
 from attnscope.model.loading import wrap
+from attnscope.show.atlas import probe_panel, save_probes
 from attnscope.study.atlas import scan as scan_room
 from attnscope.study.atlas.atlas import kept as read_back
 from attnscope.study.atlas.atlas import spelled
 from attnscope.study.atlas.findings import read
-from attnscope.study.atlas.picture import probe_panel
 from attnscope.study.atlas.pool import token_pool
 from attnscope.study.atlas.scan import plan, scan
 from helpers.command_line import call
@@ -93,6 +93,7 @@ def test_a_stranger_has_no_induction_head(real_model_folder):
 
 def test_the_picture_has_a_panel_per_probe_and_greys_who_is_not_named(kept):
     found, folder = kept
+    assert save_probes(found, folder, "demo") == folder / "probes.png"
     assert (folder / "probes.png").read_bytes().startswith(b"\x89PNG")
     layers = [0, 1, 2, 3]
     [one] = [one for one in found.findings if (one.probe, one.against) == ("induction p50", "other")]

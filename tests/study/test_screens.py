@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.seam.engines import Altered, Eager
+from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.direct import direct
 from attnscope.study.ablation.gradient import first_order, rank_correlation
@@ -33,7 +33,8 @@ def of_two_lengths(demo, task):
 def loss_of(demo, task, number, change):
     """The mean loss of one sequence's rows, in float64, its heads' outputs changed; by a pass of its own."""
     ids, rows = task.ids[number], task.rows[number]
-    report = listen(demo.model, torch.tensor([ids]), lambda call: None, engine=Altered(Eager(), change), logits_at=rows)
+    engine = replace(ENGINES["eager"], change=change)
+    report = listen(demo.model, torch.tensor([ids]), lambda call: None, engine=engine, logits_at=rows)
     log = report.logits[0].double().log_softmax(-1)
     return -np.mean([float(log[at, ids[row + 1]]) for at, row in enumerate(rows)])
 
@@ -69,7 +70,7 @@ def test_the_screen_goes_towards_what_is_put_in_a_heads_place(demo, task):
         given[place.layer] = output
         return output
 
-    listen(demo.model, torch.tensor(task.ids), lambda call: None, engine=Altered(Eager(), note))
+    listen(demo.model, torch.tensor(task.ids), lambda call: None, engine=replace(ENGINES["eager"], change=note))
     layer, head = 2, 1
     towards = given[layer][1:, :, head].mean(0) - given[layer][0, :, head]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.measure.probes import View
+from attnscope.keep.view import View
 from attnscope.observe import Request
 from attnscope.viewer.pack import Blobs, packed_maps
 from attnscope.viewer.page import About, page_of

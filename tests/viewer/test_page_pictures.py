@@ -16,8 +16,8 @@ import torch
 from PIL import Image, PngImagePlugin
 
 import attnscope
-from attnscope.measure.layers import LayerKey
-from attnscope.measure.relations import KeptKeys
+from attnscope.keep.layers import LayerKey
+from attnscope.keep.relations import KeptKeys
 from attnscope.stacks import DECODER, VISION
 from attnscope.text.prompt import Patch, Prompt
 from attnscope.viewer.side import ahead

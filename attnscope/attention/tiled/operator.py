@@ -20,8 +20,9 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.readers import OutputReader, ProductReader, Reader, TopKReader, reader_of
 from attnscope.attention.tiled.tiles import Tile, Tiling
 from attnscope.errors import MemoryLimitError
-from attnscope.memory import TILE_BYTES, free_memory, human_bytes, is_out_of_memory
+from attnscope.memory import free_memory, human_bytes, is_out_of_memory
 
+TILE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20, "mps": 64 * 2**20}  # of a tile, at most
 LEAST_TILE = 2**16  # bytes: smaller ones would not save what is missing
 
 

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-HIDDEN = tl.constexpr(-1e30)  # finite: a row that has seen nothing yet makes no NaN
+from attnscope.attention import visibility
+
+HIDDEN = tl.constexpr(visibility.HIDDEN)  # finite: a row that has seen nothing yet makes no NaN
 FLOOR = tl.constexpr(-1.4e28)  # what an additive mask's least value makes of a logit: a row of them alone is uniform
 LN2, LOG2E = tl.constexpr(0.6931471805599453), tl.constexpr(1.4426950408889634)
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.seam.call import Place
-from attnscope.seam.engines import Altered, Unchecked
+from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
         lists[loaded.model.get_submodule(place.path[: number.start()])] = None
         return output
 
-    listen(loaded.model, torch.tensor([list(ids)], device=loaded.device), unheard, engine=Altered(Unchecked(), note))
+    ids_BT = torch.tensor([list(ids)], device=loaded.device)
+    listen(loaded.model, ids_BT, unheard, engine=replace(UNCHECKED, change=note))
     return DecoderLayers(found, tuple(layer for one in lists for layer in one.children()))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnscope.seam.engines import Unchecked
+from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import projection
@@ -88,7 +88,7 @@ def direct_effects(loaded: LoadedModel, way: Way, ids_BT: Tensor, right_BT: Tens
 
     handle = way.norm.module.register_forward_hook(on_norm)
     try:
-        listen(loaded.model, ids_BT, on_call, engine=Unchecked())
+        listen(loaded.model, ids_BT, on_call, engine=UNCHECKED)
     finally:
         handle.remove()
     assert scale_BT1 is not None

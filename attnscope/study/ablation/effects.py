@@ -21,7 +21,8 @@ import pyarrow as pa
 from attnscope.files import save_json
 from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
-from attnscope.study.ablation.passes import Passes, prepared
+from attnscope.study.ablation.intervention import Intervention
+from attnscope.study.ablation.passes import Passes, of, prepared
 from attnscope.study.ablation.replacement import Replacement
 from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, HeadSet, controls_of, parts, whole_groups
 from attnscope.study.ablation.tasks import Task
@@ -155,14 +156,14 @@ def ablate(
     loaded: LoadedModel,
     task: Task,
     asked: Asked,
-    replacement: Replacement = "mean",
+    replacement: Replacement | Intervention = "mean",
     folder: Path | None = None,
     *,
     force: bool = False,
     direct: Direct | None = None,
     advance: Callable[[int], object] = lambda token_layers: None,
 ) -> Ablation:
-    """Run a task with every set's heads replaced; with a folder, keep each pass's readings, and write table and facts.
+    """Run a task with every set's heads changed; with a folder, keep each pass's readings, and write table and facts.
 
     direct: the heads' direct effects. advance: called with the tokens times layers of every pass, and of what an
     earlier run had read. Raises as `losses`, and UsageError for a folder that holds another ablation, unless force says
@@ -193,10 +194,10 @@ def ablate(
 HALF = ("bfloat16", "float16")
 
 
-def cost(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement) -> tuple[int, int]:
+def cost(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement | Intervention) -> tuple[int, int]:
     """Tokens times layers of all passes, and about how many operations that is."""
     passes = Passes.planned(loaded, task, replacement)
-    token_layers = passes.token_layers(asked.sets) + (passes.token_layers([]) if replacement == "mean" else 0)
+    token_layers = passes.token_layers(asked.sets) + (passes.token_layers([]) if passes.intervention.learns else 0)
     return token_layers, round(operations(loaded, token_layers, sum(map(len, task.rows)) * (1 + len(asked.sets))))
 
 
@@ -208,17 +209,17 @@ def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:
     return 2.0 * (token_layers * per_layer + rows * unembed)
 
 
-def task_facts(loaded: LoadedModel, task: Task, replacement: Replacement) -> dict[str, Any]:
+def task_facts(loaded: LoadedModel, task: Task, replacement: Replacement | Intervention) -> dict[str, Any]:
     """What tells a study of a task from another."""
     return {
         "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
         "dtype": loaded.dtype,
         "task": {"name": task.name, "sequences": len(task), "sha256": task.sha256, **task.facts},
-        "replacement": replacement,
+        "replacement": of(replacement).name,
     }
 
 
-def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement) -> dict[str, Any]:
+def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement | Intervention) -> dict[str, Any]:
     return {
         **task_facts(loaded, task, replacement),
         "sets": {one.name: str(one).split() for one in asked.named},

@@ -9,16 +9,18 @@ Shapes: S sequence, B text, N head of all layers, T token, H head, V width of v.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.seam.engines import Altered
+from attnscope.cells import head_name
+from attnscope.errors import UsageError
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.branches import unheard
+from attnscope.study.ablation.replacement import Replacing
 from attnscope.study.ablation.sets import HeadSet
 from attnscope.tables import as_table
 
@@ -49,7 +51,7 @@ class FirstOrder:
         order = np.argsort(-self.signed_SN.mean(0), kind="stable")
         places = np.unique(np.linspace(0, len(order) - 1, TRIED).round().astype(int))
         heads = [self.heads[place] for place in order[places]]
-        return [HeadSet(f"L{layer}H{head}", ((layer, head),)) for layer, head in heads]
+        return [HeadSet(head_name(*head), (head,)) for head in heads]
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ def first_order(passes: Passes, advance: Advance = lambda token_layers: None) ->
 
 def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int]], np.ndarray]:
     """The heads, and (B, N, 2): grad . (replacement - z) and grad . z of each."""
-    kept: dict[Place, Tensor] = {}
+    kept, intervention = dict[Place, Tensor](), passes.intervention
+    if not isinstance(intervention, Replacing):
+        raise UsageError("a screen by gradients is of outputs that are replaced", "use {replace=mean}")
 
     def keep(place: Place, output_BTHV: Tensor) -> Tensor:
         kept[place] = output_BTHV if output_BTHV.requires_grad else output_BTHV.requires_grad_()
@@ -110,7 +114,7 @@ def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int
         passes.loaded.model,
         passes.ids(batch),
         unheard,
-        engine=Altered(passes.engine, keep),
+        engine=replace(passes.engine, change=keep),
         logits_at=asked,
         gradients=True,
     )
@@ -121,7 +125,7 @@ def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int
     found: dict[int, Tensor] = {}
     with torch.no_grad():
         for (place, z_BTHV), grad_BTHV in zip(kept.items(), gradients, strict=True):
-            gone_BTHV = passes.instead(place, z_BTHV, lengths) - z_BTHV
+            gone_BTHV = intervention.instead(place, z_BTHV, lengths) - z_BTHV
             products = [(grad_BTHV.double() * one).sum((1, 3)) for one in (gone_BTHV, z_BTHV)]
             found[place.layer] = found.get(place.layer, 0) + torch.stack(products, -1).cpu()
     heads = [(layer, head) for layer, one in found.items() for head in range(one.shape[1])]

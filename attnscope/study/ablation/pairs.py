@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnscope.cells import head_names
 from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.statistics import Effects, paired
 from attnscope.tables import as_table
@@ -41,8 +42,8 @@ class Pairs:
 
 def pair_sets(heads: Sequence[Head]) -> list[HeadSet]:
     """What has to be ablated for the synergies of some heads: each alone, then each pair."""
-    singles = [HeadSet(_named([head]), (head,)) for head in sorted(heads)]
-    return singles + [HeadSet(_named(pair), pair) for pair in combinations(sorted(heads), 2)]
+    singles = [HeadSet(head_names([head]), (head,)) for head in sorted(heads)]
+    return singles + [HeadSet(head_names(pair), pair) for pair in combinations(sorted(heads), 2)]
 
 
 def synergies(heads: Sequence[Head], effect_SK: np.ndarray, seed: int = 0) -> Pairs:
@@ -51,7 +52,3 @@ def synergies(heads: Sequence[Head], effect_SK: np.ndarray, seed: int = 0) -> Pa
     single = {head: effect_SK[:, place] for place, head in enumerate(heads)}
     sums_SN = np.stack([single[one] + single[other] for one, other in pairs], 1)
     return Pairs(pairs, paired(effect_SK[:, len(heads) :], sums_SN, seed=seed, span=0.0))
-
-
-def _named(heads: Sequence[Head]) -> str:
-    return " ".join(f"L{layer}H{head}" for layer, head in heads)

@@ -13,19 +13,21 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.errors import ForwardError, InputError, ModelError, first_line
+from attnscope.errors import ForwardError, ModelError, first_line
 from attnscope.model.padding import pads, to_be_found
 from attnscope.seam.call import Place
-from attnscope.seam.engines import Altered, Engine, Unchecked
+from attnscope.seam.engines import UNCHECKED, Engine
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.study.ablation.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
-from attnscope.study.ablation.replacement import Replace, Replacement, Summing, of_the_next, replacing, zeros
+from attnscope.study.ablation.intervention import Heard, Intervention
+from attnscope.study.ablation.replacement import Replacement, Replacing
 from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.ablation.tasks import Task
 
@@ -43,11 +45,11 @@ def losses(
     loaded: LoadedModel,
     task: Task,
     sets: Sequence[HeadSet],
-    replacement: Replacement = "mean",
+    replacement: Replacement | Intervention = "mean",
     *,
     advance: Advance = lambda token_layers: None,
 ) -> np.ndarray:
-    """(S, 1 + K) float64: mean nats per token at each sequence's rows; column 0 intact, then each set's heads replaced.
+    """(S, 1 + K) float64: nats per token, mean over a sequence's rows; column 0 intact, then each set's heads changed.
 
     advance: called with the tokens times layers of every pass. Raises ModelError for a family that attends outside the
     attention interface, InputError where heads are to be replaced by what they give for others, and there are none.
@@ -64,7 +66,7 @@ def prepared(
     loaded: LoadedModel,
     task: Task,
     sets: Sequence[HeadSet],
-    replacement: Replacement = "mean",
+    replacement: Replacement | Intervention = "mean",
     *,
     engine: Engine | None = None,
     shared: bool = True,
@@ -75,16 +77,19 @@ def prepared(
     The first text is run shared and unshared; where they differ, or the family cannot share, all is run unshared.
     engine: who computes the attention; the model itself without one.
     """
-    _check(loaded, task, replacement)
-    passes = Passes(loaded, task, replacement, engine or Unchecked())
-    if replacement == "resample":
-        passes = replace(passes, instead=of_the_next)
-    elif replacement == "mean":
-        passes = replace(passes, instead=passes.means(advance))
+    passes = Passes(loaded, task, of(replacement), engine or UNCHECKED)
+    _check(passes)
+    passes = replace(passes, intervention=passes.intervention.learnt(task, partial(passes.each, advance=advance)))
     return passes.sharing(sets) if shared else passes
 
 
-def _check(loaded: LoadedModel, task: Task, replacement: Replacement) -> None:
+def of(asked: Replacement | Intervention) -> Intervention:
+    """The intervention of a replacement's name, or that which was given."""
+    return Replacing(asked) if isinstance(asked, str) else asked
+
+
+def _check(passes: Passes) -> None:
+    loaded = passes.loaded
     loaded.check_task("an ablation")
     loaded.check_bare("an ablation")
     if not calls_interface(loaded.model):
@@ -92,27 +97,21 @@ def _check(loaded: LoadedModel, task: Task, replacement: Replacement) -> None:
             f"{loaded.geometry.model_type} attends outside the attention interface, where no output can be changed",
             "choose a model whose attention calls the interface",
         )
-    if len(task) < 2 and replacement != "zero":
-        raise InputError(f"{replacement} takes what heads give for other sequences, and there is one", "give more")
-    if replacement == "resample" and not task.one_length:
-        raise InputError(
-            "resample takes another sequence's output at the same position, and lengths differ", "use {replace=mean}"
-        )
+    passes.intervention.check(passes.task)
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How a task is run with heads replaced.
+    """How a task is run with an intervention in sets of heads.
 
-    instead: what stands in for a head's output. layers: the decoder layers that sets branch off at, None where all run
-    from the first layer on; why_not: the reason then, in words.
+    layers: the decoder layers that sets branch off at, None where all run from the first layer on; why_not: the reason
+    then, in words.
     """
 
     loaded: LoadedModel
     task: Task
-    replacement: Replacement
+    intervention: Intervention
     engine: Engine
-    instead: Replace = zeros
     layers: DecoderLayers | None = None
     why_not: str = ""
 
@@ -137,14 +136,14 @@ class Passes:
         """(B, 1 + K): one pass over some sequences of the task."""
         order = sorted(range(len(sets)), key=lambda place: self.start(sets[place]))
         lengths = [self.task.lengths[place] for place in batch]
-        change = replacing([sets[place] for place in order], lengths, self.instead)
+        engine = self.intervention.over(self.engine, [sets[place] for place in order], lengths)
         asked = sorted({row for place in batch for row in self.task.rows[place]})
         with self._branching(sets, len(batch)):
             report = listen(
                 self.loaded.model,
                 self.ids(batch, 1 if self.layers else 1 + len(sets)),
                 unheard,
-                engine=Altered(self.engine, change),
+                engine=engine,
                 expected_layers=tuple({layer for one in sets for layer, _ in one.heads}),
                 logits_at=asked,
             )
@@ -152,19 +151,17 @@ class Passes:
         loss_BK = self.nats(report.logits, batch, asked).cpu().numpy()
         return loss_BK[:, [0, *(1 + order.index(place) for place in range(len(sets)))]]
 
-    def means(self, advance: Advance = lambda token_layers: None) -> Replace:
-        """The mean output of every head, from one pass over every sequence."""
-        summing = Summing(max(self.task.lengths), self.task.one_length)
+    def each(self, heard: Heard, advance: Advance = lambda token_layers: None) -> None:
+        """Call with what every head gives for every sequence, in one pass over each."""
         for batch in self.batches(0):
             lengths = [self.task.lengths[place] for place in batch]
 
-            def add(place: Place, output_BTHV: Tensor, lengths: Sequence[int] = lengths) -> Tensor:
-                summing.add(place, output_BTHV, lengths)
+            def hear(place: Place, output_BTHV: Tensor, lengths: Sequence[int] = lengths) -> Tensor:
+                heard(place, output_BTHV, lengths)
                 return output_BTHV
 
-            listen(self.loaded.model, self.ids(batch), unheard, engine=Altered(self.engine, add))
+            listen(self.loaded.model, self.ids(batch), unheard, engine=replace(self.engine, change=hear))
             advance(self.cost(batch, []))
-        return summing.means()
 
     def sharing(self, sets: Sequence[HeadSet]) -> Passes:
         """The passes that share layers below the sets, if the first text comes out the same either way."""
@@ -174,7 +171,7 @@ class Passes:
             shared = replace(self, layers=layers)
             tried = list({shared.start(one): one for one in sets}.values())
             batch = shared.batches(len(tried))[0]
-            alone = batch[: 2 if self.replacement == "resample" else 1]
+            alone = batch[: self._fewest]
             apart = np.abs(shared.run(batch, tried)[0] - self.run(alone, tried)[0]).max()
         except BranchError as error:
             return replace(self, why_not=str(error))
@@ -187,10 +184,10 @@ class Passes:
         return shared
 
     @classmethod
-    def planned(cls, loaded: LoadedModel, task: Task, replacement: Replacement) -> Passes:
+    def planned(cls, loaded: LoadedModel, task: Task, replacement: Replacement | Intervention) -> Passes:
         """Passes to ask what they would take: sets share where the family's layers are found."""
-        _check(loaded, task, replacement)
-        passes = cls(loaded, task, replacement, Unchecked())
+        passes = cls(loaded, task, of(replacement), UNCHECKED)
+        _check(passes)
         try:
             return replace(passes, layers=decoder_layers(loaded, task.ids[0][:2]))
         except BranchError as error:
@@ -233,8 +230,8 @@ class Passes:
 
     @property
     def _fewest(self) -> int:
-        """Sequences that a pass needs: resample takes another one's output."""
-        return 2 if self.replacement == "resample" else 1
+        """Sequences that a pass needs."""
+        return self.intervention.least
 
     @property
     def _rows(self) -> int:

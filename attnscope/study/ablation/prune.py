@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnscope.cells import head_name
 from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.parts import Column, kept
 from attnscope.tables import as_table
@@ -74,7 +75,7 @@ def curve(steps: Sequence[Step], intact: float) -> pa.Table:
 
 
 def _best(passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
-    sets = [HeadSet(f"and L{layer}H{head}", tuple(sorted([*away, (layer, head)]))) for layer, head in left]
+    sets = [HeadSet(f"and {head_name(*head)}", tuple(sorted([*away, head]))) for head in left]
     loss_K = passes.losses(sets)[:, 1:].mean(0)
     place = int(np.argmin(loss_K))
     return Step(*left[place], float(loss_K[place]))

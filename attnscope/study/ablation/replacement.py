@@ -6,25 +6,74 @@ Shapes: B text, S sequence, N row of a pass, P head of a row, T token, G group o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from attnscope.errors import InputError
 from attnscope.seam.call import Place
+from attnscope.seam.engines import Engine
+from attnscope.study.ablation.intervention import Heard
 from attnscope.study.ablation.sets import HeadSet
+
+if TYPE_CHECKING:
+    from attnscope.study.ablation.tasks import Task
 
 Replacement = Literal["mean", "zero", "resample"]
 Call = tuple[int, int]  # layer, and which call of it
 Replace = Callable[[Place, Tensor, Sequence[int]], Tensor]
 
 
-def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Callable[[Place, Tensor], Tensor]:
-    """What `Altered` does to a pass of some texts and, behind them, the same texts once per set: in the set's rows the
-    outputs of its heads are replaced.
+@dataclass(frozen=True)
+class Replacing:
+    """A head's output, before the output projection, is replaced.
 
-        >>> listen(model, ids_BT.repeat(2, 1), on_call, engine=Altered(Eager(), replacing([one], lengths, zeros)))
+    instead: what by; `prepared` finds the means, and takes another sequence's for "resample".
+    """
+
+    name: Replacement = "zero"
+    instead: Replace = field(default_factory=lambda: zeros)
+
+    @property
+    def least(self) -> int:
+        """Another sequence's output takes two."""
+        return 2 if self.name == "resample" else 1
+
+    @property
+    def learns(self) -> bool:
+        """A mean is of what the heads give for all texts."""
+        return self.name == "mean"
+
+    def check(self, task: Task) -> None:
+        if len(task) < 2 and self.name != "zero":
+            raise InputError(f"{self.name} takes what heads give for other sequences, and there is one", "give more")
+        if self.name == "resample" and not task.one_length:
+            raise InputError(
+                "resample takes another sequence's output at the same position, and lengths differ",
+                "use {replace=mean}",
+            )
+
+    def learnt(self, task: Task, each: Callable[[Heard], None]) -> Replacing:
+        if self.name == "resample":
+            return replace(self, instead=of_the_next)
+        if self.name == "zero":
+            return replace(self, instead=zeros)
+        summing = Summing(max(task.lengths), task.one_length)
+        each(summing.add)
+        return replace(self, instead=summing.means())
+
+    def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
+        return replace(engine, change=replacing(sets, lengths, self.instead))
+
+
+def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Callable[[Place, Tensor], Tensor]:
+    """An engine's `change` for a pass of some texts and, behind them, the same texts once per set: in the set's rows
+    the outputs of its heads are replaced.
+
+        >>> engine = replace(ENGINES["eager"], change=replacing([one], lengths, zeros))
+        >>> listen(model, ids_BT.repeat(2, 1), on_call, engine=engine)
     """
     batch = len(lengths)
 

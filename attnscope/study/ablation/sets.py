@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from attnscope.cells import head_names
 from attnscope.errors import InputError, UsageError
 from attnscope.model.geometry import Geometry
 from attnscope.selection import Named, pairs, select
@@ -36,7 +37,7 @@ class HeadSet:
     heads: tuple[tuple[int, int], ...]
 
     def __str__(self) -> str:
-        return " ".join(f"L{layer}H{head}" for layer, head in self.heads)
+        return head_names(self.heads)
 
     @property
     def per_layer(self) -> dict[int, int]:

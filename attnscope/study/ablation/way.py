@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from attnscope.model.placed import as_input, weights_of
 from attnscope.seam.call import TOLERANCE
 from attnscope.seam.checks import relative_error
-from attnscope.seam.engines import Unchecked
+from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.study.atlas.copying import output_projections, projection
 
@@ -149,7 +149,7 @@ def _passed(loaded: LoadedModel, ids: Sequence[int]) -> _Passed:
     handles = [one.register_forward_hook(keep, with_kwargs=True) for one in loaded.model.modules()]
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
     try:
-        report = listen(loaded.model, ids_BT, on_call, engine=Unchecked(), logits_at=range(len(ids)))
+        report = listen(loaded.model, ids_BT, on_call, engine=UNCHECKED, logits_at=range(len(ids)))
     finally:
         for handle in handles:
             handle.remove()

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
 from attnscope.files import read_json, read_small, save_json
 from attnscope.model.checkpoint import weights_sha256
@@ -150,7 +151,7 @@ def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:
         part = {name: np.array(columns[name][start : start + len(heads)], np.float64) for name in COLUMNS}
         effects = Effects(**{**part, "n": np.array(columns["n"][start : start + len(heads)], np.int64)})
         findings.append(Finding(columns["probe"][start], columns["against"][start], effects))
-    named = {(layer, head): _names(facts["roles"].get(f"L{layer}H{head}", [])) for layer, head in heads}
+    named = {head: _names(facts["roles"].get(head_name(*head), [])) for head in heads}
     told = {name: value for name, value in facts.items() if name not in ("roles", "rules")}
     _ = told["model"]["name"], told["model"]["revision"]
     return Atlas(heads, findings, named, told)
@@ -200,4 +201,4 @@ def _beside(model: Weights) -> Atlas | None:
 
 def spelled(roles: Mapping[tuple[int, int], Sequence[str]]) -> dict[str, list[str]]:
     """{"L3H0": ["induction", "sink"]}: the heads that have a role."""
-    return {f"L{layer}H{head}": list(names) for (layer, head), names in roles.items() if names}
+    return {head_name(*head): list(names) for head, names in roles.items() if names}

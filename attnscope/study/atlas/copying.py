@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attention.questions import Question, TopK
-from attnscope.measure.probes import Answers, Layer
+from attnscope.keep.probe import Answers, Layer
 from attnscope.model.placed import as_input
 from attnscope.seam.projection import output_projections, projection
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from attnscope.measure.layers import LayerKey
+from attnscope.keep.layers import LayerKey
+from attnscope.keep.probe import run_probes
 from attnscope.measure.metrics import Texts
-from attnscope.measure.probes import run_probes
 from attnscope.observe.choice import choose
 from attnscope.seam.listen import listen
 from attnscope.study.atlas.copying import CalledLayer

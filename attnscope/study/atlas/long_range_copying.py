@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attnscope.attention.questions import Question, TopK
 from attnscope.errors import ModelError
-from attnscope.measure.probes import Answers, Layer
+from attnscope.keep.probe import Answers, Layer
 from attnscope.seam.generation import greedy
 
 if TYPE_CHECKING:

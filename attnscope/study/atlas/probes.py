@@ -21,7 +21,7 @@ from torch import Tensor
 from attnscope.attention.questions import At, Back, Question, Received
 from attnscope.attention.uniform import UniformAttention
 from attnscope.errors import MemoryLimitError
-from attnscope.measure.probes import Answers, Layer, Probe
+from attnscope.keep.probe import Answers, Layer, Probe
 from attnscope.memory import free_memory, human_bytes
 from attnscope.study.atlas.copying import Copying
 from attnscope.study.atlas.long_range_copying import VALUES, LongRangeCopying, Recall, lengths, needles

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.figures import About, Style
+from attnscope.cells import head_name
 from attnscope.model.libraries import versions
 from attnscope.study.atlas.atlas import SCHEMA, Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
 from attnscope.study.atlas.findings import Finding, Readings, compare, read
 from attnscope.study.atlas.long_range_copying import recalled, unable
-from attnscope.study.atlas.picture import save_probes
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, drafts, trials
 from attnscope.study.atlas.roles import near_uniform, roles_of
@@ -30,7 +29,7 @@ from attnscope.study.parts import Column, kept, of_heads
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
 
-PICTURE, READINGS = "probes.png", "readings"
+READINGS = "readings"
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def scan(
     force: bool = False,
     advance: Callable[[int], object] = lambda tokens: None,
 ) -> Atlas:
-    """Read every trial and compare; with a folder, keep each trial's readings and write table, picture and atlas.json.
+    """Read every trial and compare; with a folder, keep each trial's readings and write table and atlas.json.
 
     advance: called with the tokens of every pass, and of what an earlier run had read. Raises UsageError for a folder
     that holds another scan, unless force says to write over it.
@@ -126,7 +125,6 @@ def scan(
     named = dict(zip(heads, roles_of(findings, len(heads)), strict=True))
     atlas = Atlas(heads, findings, named, {"schema": SCHEMA, **planned.facts, **beside, "versions": versions()})
     if folder is not None:
-        save_probes(atlas, folder / PICTURE, Style(about=About(line=loaded.name, model=loaded.name)))
         atlas.save(folder)
     return atlas
 
@@ -136,7 +134,7 @@ def _beside(trial: Trial, readings: Readings) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if FROM_UNIFORM in readings.values:
         marked = near_uniform(readings.values[FROM_UNIFORM])
-        said["near_uniform"] = {"L{}H{}".format(*readings.heads[place]): value for place, value in marked.items()}
+        said["near_uniform"] = {head_name(*readings.heads[place]): value for place, value in marked.items()}
     if RECALL in readings.values:
         said["long_range_copying"] = recalled(trial.arms[RECALL.arm].ids_ST, readings.values[RECALL][:, 0])
     return said

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attnscope.attention.questions import Question
+from attnscope.keep.probe import Answers, Layer
 from attnscope.measure.divergence import js_bits
-from attnscope.measure.probes import Answers, Layer
 
 NEAR = 0.15  # bits: below it a head is marked
 

@@ -6,18 +6,29 @@ Shapes: B text, H head (or kv head, where a view averages them), Q query, K key,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, groupby
 from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from attnscope.attention.questions import Question, Strongest, TopK
 from attnscope.attention.rows import inside, join, strongest
-from attnscope.measure.groups import group_mass, group_question
-from attnscope.measure.probes import Answers, Layer, View
+from attnscope.keep.groups import group_mass, group_question, groups_of
+from attnscope.keep.layers import LayerKey, PerLayer
+from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.request import Asked, Request, nothing_named
+from attnscope.keep.thing import Found, Thing
+from attnscope.keep.view import View
+from attnscope.stacks import CROSS, KINDS
+from attnscope.tables import as_table, numbers, texts_at
+
+ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
+COLUMNS = ("layer", "head", "kv_head", "query", "key", "weight", "kind")
 
 
 class KeptKeys(NamedTuple):
@@ -159,3 +170,118 @@ def _top(entries: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
     """The k largest entries of every row and their positions; NaN for what is -inf."""
     best = entries.topk(min(k or entries.shape[-1], entries.shape[-1]), dim=-1)
     return best.values.masked_fill(torch.isneginf(best.values), torch.nan), best.indices
+
+
+def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+    """The strongest keys of all queries, or of those that are asked about; none where no text has what is named."""
+    if not request.relations:
+        return None
+    view = replace(request.view, heads={}) if nothing_named(asked) else request.view
+
+    def of_texts(found: Found) -> list[PerLayer[KeptKeys]]:
+        return [PerLayer({key: kept[row] for key, kept in found.items()}) for row in range(len(asked))]
+
+    return Thing(_probe(asked, replace(request, view=view)), of_texts)
+
+
+def _probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKeys:
+    groups = None
+    if request.group:
+        of_queries = groups_of([one.prompt for one in asked], request.group)
+        others = asked[0].keys is not None
+        groups = of_queries, groups_of([one.looked_at for one in asked], request.group) if others else of_queries
+    if not any(one.chosen.query or one.chosen.key or one.prompt.unasked for one in asked):
+        return TopKeys(request.top_k, request.view, groups)
+
+    def units(places: Sequence[int], text: int, side: int) -> Sequence[int]:
+        """Tokens, or the groups that they are in."""
+        return places if groups is None else tuple(groups[side][text, list(places)].unique().tolist())
+
+    query = tuple(units(one.queries, text, 0) for text, one in enumerate(asked))
+    key = tuple(units(one.key_positions, text, 1) for text, one in enumerate(asked))
+    return ChosenKeys(request.top_k, query, key, request.view, groups)
+
+
+def numbers_of(
+    kept: PerLayer[KeptKeys],
+    units: tuple[int, int],
+    kv_of: PerLayer[tuple[int, int]],
+    by_kv: bool,
+    stack: str,
+    min_weight: float | None,
+) -> Iterator[dict[str, np.ndarray]]:
+    """The relations of a stack as columns of numbers, layers of one shape together; see `joined`.
+
+    units: how many queries and keys there are. kv_of: {layer: (heads, kv heads)}. by_kv: heads are means over a kv
+    head's. Those under min_weight are left out.
+    """
+    for _, alike in groupby(kept.items(), lambda one: one[1].weight.shape[1:]):
+        layers = list(alike)
+        weight_HQk = np.concatenate([one.weight[:, : units[0]].numpy() for _, one in layers])
+        key_HQk = np.concatenate([one.key[:, : units[0]].numpy() for _, one in layers], dtype=np.int32)
+        keep = ~np.isnan(weight_HQk) & (key_HQk < units[1])
+        if min_weight is not None:
+            keep &= weight_HQk >= min_weight
+        which = [_which(key, head, kv_of[key], by_kv) for key, one in layers for head in one.heads]
+        of_heads = np.array(which, np.int32).reshape(-1, 3).T[:, :, None, None]
+        layer, head, kv_head = (np.broadcast_to(number, keep.shape)[keep] for number in of_heads)
+        query_Qk = np.repeat(np.array(layers[0][1].query[: units[0]], np.int32), keep.shape[2]).reshape(keep.shape[1:])
+        yield {
+            "layer": layer,
+            "head": np.full_like(head, -1) if by_kv else head,
+            "kv_head": kv_head,
+            "query": np.broadcast_to(query_Qk, keep.shape)[keep],
+            "key": key_HQk[keep],
+            "weight": weight_HQk[keep],
+            "kind": np.full(len(layer), KINDS.index(stack), np.int8),
+        }
+
+
+def _which(key: LayerKey, head: int, heads: tuple[int, int], by_kv: bool) -> tuple[int, int, int]:
+    """Layer, head and kv head."""
+    return key.layer, head, head if by_kv else head * heads[1] // heads[0]
+
+
+def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Columns of numbers as one: head is -1 where kv heads were averaged, kind a place in KINDS."""
+    if len(parts) == 1:
+        return parts[0]
+    kinds = dict.fromkeys(COLUMNS, np.int32) | {"weight": np.float32, "kind": np.int8}
+    return {
+        name: np.concatenate([part[name] for part in parts], dtype=kind, casting="same_kind")
+        if parts
+        else np.empty(0, kind)
+        for name, kind in kinds.items()
+    }
+
+
+def listed(found: dict[str, np.ndarray], over: str | None, others: bool, of_queries: bool) -> dict[str, np.ndarray]:
+    """Those that are listed, in their order: strongest first over "heads".
+
+    others: without key 0 and each query's own key. of_queries: queries were named, and query 0 keeps the one that it
+    sees.
+    """
+    order = np.arange(len(found["weight"]))
+    if others:
+        own = (found["key"] == found["query"]) & (found["kind"] != KINDS.index(CROSS))
+        order = order[(found["key"] != 0) & ~own | (found["query"] == 0) & of_queries]
+    if over == "heads":
+        order = order[np.argsort(-found["weight"][order], kind="stable")]
+    return {name: column[order] for name, column in found.items()}
+
+
+def table(found: dict[str, np.ndarray], query: pa.DictionaryArray, key: pa.DictionaryArray, view: View) -> pa.Table:
+    """A row per relation; query, key: the tokens. The weight's column is named for what the view reads."""
+    return as_table(
+        {
+            "layer": found["layer"],
+            "head": numbers(found["head"], found["head"] < 0),
+            "kv_head": found["kv_head"],
+            "query": found["query"],
+            "query_token": query,
+            "key": found["key"],
+            "key_token": key,
+            ENTRIES[view.weights]: found["weight"],
+            "kind": texts_at(KINDS, found["kind"]),
+        }
+    )

@@ -13,7 +13,11 @@ from torch import Tensor
 
 from attnscope.attention.questions import Question
 from attnscope.attention.spec import AttentionSpec
-from attnscope.measure.probes import Answers, Layer, View
+from attnscope.keep.layers import PerLayer
+from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.request import Asked, Request
+from attnscope.keep.thing import Found, Thing
+from attnscope.keep.view import View
 
 
 class KeptOperands(NamedTuple):
@@ -88,3 +92,22 @@ def _run(seen: Tensor) -> Tensor:
     """All keys from the first that a query sees to its own."""
     key_K = torch.arange(seen.shape[-1], device=seen.device)
     return (key_K >= seen.byte().argmax(-1, keepdim=True)) & (key_K <= key_K[:, None])
+
+
+def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+    """q, k and v of the heads that the request names; text and batch stay apart: B is 1."""
+    if not request.operands:
+        return None
+
+    def of_text(kept: KeptOperands, row: int, one: Asked) -> KeptOperands:
+        queries, keys, bias = len(one.prompt), len(one.looked_at), kept.bias_BHTT
+        counts = {"q_BHTD": queries, "k_BHTD": keys, "v_BHTV": keys}
+        cut = {name: getattr(kept, name)[row : row + 1, :, :count] for name, count in counts.items()}
+        return kept._replace(**cut, bias_BHTT=None if bias is None else bias[row : row + 1, :, :queries, :keys])
+
+    def of_texts(found: Found) -> list[PerLayer[KeptOperands]]:
+        return [
+            PerLayer({key: of_text(kept, row, one) for key, kept in found.items()}) for row, one in enumerate(asked)
+        ]
+
+    return Thing(Operands(request.view_of(request.operands)), of_texts)

@@ -15,7 +15,11 @@ from torch import Tensor
 
 from attnscope.attention.questions import Features, Question, Received
 from attnscope.attention.uniform import UniformAttention
-from attnscope.measure.probes import Answers, Layer, OfMasks, View
+from attnscope.keep.layers import PerLayer
+from attnscope.keep.probe import Answers, Layer, OfMasks
+from attnscope.keep.request import Asked, Request, nothing_named
+from attnscope.keep.thing import Found, Thing
+from attnscope.keep.view import View
 
 HIDDEN = 1e-12  # below what uniform attention gives any token that is seen: 1 / (queries x keys)
 
@@ -67,3 +71,31 @@ class PerToken:
         if visible not in self._uniform:
             self._uniform[visible] = self._answer(UniformAttention(visible).ask(self.question))
         return self._uniform[visible].expand(layer.P.batch, layer.P.heads, -1).contiguous().to(layer.P.device)
+
+
+def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+    """What every token has to do with those that are named; none where no text has what is named."""
+    if not request.per_token or nothing_named(asked):
+        return None
+
+    def of_text(one: TokenWeights, row: int, count: int) -> TokenWeights:
+        return TokenWeights(one.heads, one.weight[row, :, :count], one.uniform[row, :, :count])
+
+    def of_texts(found: Found) -> list[PerLayer[TokenWeights]]:
+        counts = [len(one.prompt if one.chosen.keys_alone else one.looked_at) for one in asked]
+        return [
+            PerLayer({key: of_text(one, row, count) for key, one in found.items()}) for row, count in enumerate(counts)
+        ]
+
+    return Thing(PerToken(_question(asked), request.view), of_texts)
+
+
+def _question(asked: Sequence[Asked]) -> Received | Features:
+    """What is asked of every token: its mean weight as a key of the chosen queries, or its mass on the chosen keys."""
+    on_keys = all(one.chosen.keys_alone for one in asked)
+    texts = [one.looked_at if on_keys else one.prompt for one in asked]
+    share_BT = torch.zeros(len(asked), max(map(len, texts)))
+    for row, one in enumerate(asked):
+        positions = list(one.key_positions if on_keys else one.queries)
+        share_BT[row, positions] = 1.0 if on_keys else 1 / max(1, len(positions))
+    return Features(share_BT[..., None]) if on_keys else Received(share_BT)

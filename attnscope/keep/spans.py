@@ -16,7 +16,12 @@ from torch import Tensor
 
 from attnscope.attention.questions import Features, Question
 from attnscope.attention.uniform import UniformAttention
-from attnscope.measure.probes import Answers, Layer, OfMasks, View
+from attnscope.keep.groups import marked
+from attnscope.keep.layers import PerLayer
+from attnscope.keep.probe import Answers, Layer, OfMasks
+from attnscope.keep.request import Asked, Request
+from attnscope.keep.thing import Found, Thing
+from attnscope.keep.view import View
 
 
 class SpanPairs(NamedTuple):
@@ -80,3 +85,28 @@ class SpanMass:
         query_BSQ = self.spans_BTS.to(mass_BHQS.device, torch.float64).transpose(1, 2)[:, None]
         sums_BHSS = query_BSQ @ torch.where(sees_BHQS, mass_BHQS, 0.0).double()
         return sums_BHSS / (query_BSQ @ sees_BHQS.double())
+
+
+def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+    """The mass of every pair of the spans that the request names."""
+    if not request.spans:
+        return None
+    keys = None if asked[0].keys is None else _spans(asked, request.spans, of_keys=True)
+    probe = SpanMass(_spans(asked, request.spans), request.view, keys)
+
+    def of_texts(found: Found) -> list[PerLayer[SpanPairs]]:
+        return [
+            PerLayer({key: SpanPairs(one.heads, one.mass[row], one.uniform[row]) for key, one in found.items()})
+            for row in range(len(asked))
+        ]
+
+    return Thing(probe, of_texts)
+
+
+def _spans(asked: Sequence[Asked], names: Sequence[str], of_keys: bool = False) -> Tensor:
+    """True on the tokens of each text's spans, (B, T, S)."""
+    longest = max(len(one.looked_at if of_keys else one.prompt) for one in asked)
+    spans = [(one.chosen.key_spans if of_keys else one.chosen.spans) or {} for one in asked]
+    on = [marked([of_text.get(name) for of_text in spans], longest, default=False) for name in names]
+    nowhere_BT = torch.zeros(len(asked), longest, dtype=torch.bool)
+    return torch.stack([nowhere_BT if one is None else one for one in on], -1)

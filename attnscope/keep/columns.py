@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from attnscope.cells import head_name
+
 
 @dataclass(frozen=True)
 class Score:
@@ -108,5 +110,5 @@ class Head:
     @property
     def name(self) -> str:
         """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in a stack beside the decoder's."""
-        number = f"KV{self.kv_head}" if self.head is None else f"H{self.head}"
-        return f"{self.kind} " * self.beside + f"L{self.layer}{number}"
+        by_kv, number = (True, self.kv_head) if self.head is None else (False, self.head)
+        return f"{self.kind} " * self.beside + head_name(self.layer, number, by_kv)

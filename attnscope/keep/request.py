@@ -4,18 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from attnscope.errors import UsageError
-from attnscope.measure.maps import MAP_SIDE
+from attnscope.keep.view import View
+from attnscope.measure.binned import MAP_SIDE
 from attnscope.measure.metrics import METRICS
-from attnscope.measure.probes import View
 from attnscope.stacks import CROSS, CSA, DECODER, HCA, OVER_PATCHES, VISION
 from attnscope.text.tokens import Chosen, choose, choose_of_two
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import Geometry
     from attnscope.text.prompt import Prompt
+
+
+class TokenFields(TypedDict):
+    """The fields of `Request` that name tokens."""
+
+    query: str | None
+    key: str | None
+    define: Mapping[str, str]
+
+
+class MapFields(TypedDict, total=False):
+    """The fields of `Request` that say which maps are kept, and how."""
+
+    maps: Literal["all", "kept"] | None
+    map_side: int
+    bin_rule: Literal["sum", "max"]
+    split_sink: bool
 
 
 @dataclass(frozen=True)
@@ -131,3 +148,18 @@ class Asked(NamedTuple):
     def looked_at(self) -> Prompt:
         """The text that the keys are of."""
         return self.keys or self.prompt
+
+    @property
+    def queries(self) -> Sequence[int]:
+        """The queries that are asked about: those that were named, or all that there are."""
+        return self.chosen.query.positions if self.chosen.query else range(self.prompt.unasked, len(self.prompt))
+
+    @property
+    def key_positions(self) -> Sequence[int]:
+        """The keys that are asked about: those that were named, or all."""
+        return self.chosen.key.positions if self.chosen.key else range(len(self.looked_at))
+
+
+def nothing_named(asked: Sequence[Asked]) -> bool:
+    """Whether tokens were named, and no text has any of them."""
+    return all(one.chosen.nothing for one in asked)

@@ -22,11 +22,14 @@ from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Features, Question, RowSum
 from attnscope.attention.rows import indicator
 from attnscope.errors import MemoryLimitError, ModelError
-from attnscope.measure.maps import MAP_SIDE
-from attnscope.measure.probes import Answers, Layer
+from attnscope.keep.groups import groups_of, units_of
+from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.request import Asked, Request
+from attnscope.keep.thing import Thing
+from attnscope.measure.binned import MAP_SIDE
 from attnscope.memory import free_memory, human_bytes
 from attnscope.tables import as_table, texts_at
-from attnscope.text.prompt import Prompt, Span
+from attnscope.text.prompt import Span
 
 
 @dataclass
@@ -133,26 +136,6 @@ class Rollout:
         return np.where(rows > 0, rows, np.nan).astype(np.float32), step
 
 
-def bins(prompt: Prompt, most: int = MAP_SIDE) -> list[Span]:
-    """The text cut into at most `most` runs of as many tokens each; single tokens where that is enough.
-
-    >>> [unit.name for unit in bins(prompt, 3)]
-    ['<s> the', ' bank is', ' wide']
-    """
-    size = -(-len(prompt) // most)
-    return [
-        Span(start, min(len(prompt), start + size), "".join(prompt.tokens[start : start + size]))
-        for start in range(0, len(prompt), size)
-    ]
-
-
-def spans_of(prompt: Prompt, group: str) -> Sequence[Span]:
-    """The units of a prompt: its tokens, words or sentences, or `bins` of tokens."""
-    if group in ("bins", "tokens"):
-        return bins(prompt) if group == "bins" else bins(prompt, len(prompt))
-    return prompt.spans(group)
-
-
 def _check_room(P: AttentionOperator, groups: int) -> None:
     needed, device = 4 * P.batch * P.queries * groups * (P.heads + 3), str(P.device)
     room = free_memory(device)
@@ -162,3 +145,15 @@ def _check_room(P: AttentionOperator, groups: int) -> None:
             f"{human_bytes(room)} for it",
             f"take fewer, larger groups: without {{group}} there are at most {MAP_SIDE}",
         )
+
+
+def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+    """The rollout of the units that the request names."""
+    group = request.rollout
+    if group is None:
+        return None
+    prompts = [one.prompt for one in asked]
+    probe = RolloutProbe(groups_of(prompts, group))
+    return Thing(
+        probe, lambda found: [probe.rolled(row, units_of(one, group), group) for row, one in enumerate(prompts)]
+    )

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.figures import Pairs, Panel, Style, save_metrics, save_pairs
+from attnscope.cells import head_name
+from attnscope.figures import About, Pairs, Panel, Style, save_metrics, save_pairs
 from attnscope.figures.style import ROLE_COLOURS, count
 from attnscope.study.atlas.clusters import clustered
 from attnscope.study.atlas.roles import LEAST
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
 
 MORE_COLOURS = {"prefix-matching": "#7fb8da", "offset-2": "#8c6d31", "long-range-copying": "#7a0177"}
 OTHER_ROLE = "#000000"
-HEAD_JS = "head_js.png"
+PROBES, HEAD_JS = "probes.png", "head_js.png"
 
 
-def save_probes(atlas: Atlas, path: Path, style: Style = Style()) -> Path:
-    """Draw an atlas; heads whose lower bound names nothing stand behind grey."""
+def save_probes(atlas: Atlas, folder: Path, name: str) -> Path:
+    """Draw an atlas into its folder; heads whose lower bound names nothing are behind grey. name: of the model."""
+    style = Style(about=About(line=name, model=name))
     layers = sorted({layer for layer, _ in atlas.heads})
     first: dict[str, Finding] = {}
     for one in atlas.findings:
@@ -36,7 +38,7 @@ def save_probes(atlas: Atlas, path: Path, style: Style = Style()) -> Path:
     panels = [probe_panel(atlas, first[name], layers) for name in names]
     title = style.headed(f"Probes of {len(atlas.heads)} heads in {len(layers)} layers")
     note = f"effect: score minus null; behind grey: a lower bound for all heads at once below {LEAST}"
-    return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
+    return save_metrics(folder / PROBES, panels, style, layer_labels=layers, title=title, note=note)
 
 
 def _kind(probe: str) -> str:
@@ -67,7 +69,7 @@ def save_head_js(found: OnTexts, atlas: Atlas, path: Path, style: Style = Style(
     legend = {role: role_colour(role) for role in named}
     pairs = Pairs(
         values_NN=found.js_NN,
-        labels=[f"L{layer}H{head}" for layer, head in found.heads],
+        labels=[head_name(*head) for head in found.heads],
         leaves=tree.leaves,
         merges=tree.merges,
         colours=[[legend[role] for role in names] for names in roles],

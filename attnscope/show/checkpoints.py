@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from attnscope.cells import head_name
 from attnscope.figures import About, Course, Style, save_courses
 from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.roles import LEAST
@@ -33,7 +34,7 @@ def save_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str) -> N
         folder / PICTURE,
         courses(atlases, heads),
         Style(about=About(line=name, model=name)),
-        heads=[f"L{layer}H{head}" for layer, head in heads],
+        heads=[head_name(*head) for head in heads],
         revisions=list(atlases),
         note=f"effect: score minus null; coloured: a lower bound for all heads at once of {LEAST} at some checkpoint",
     )

@@ -6,8 +6,7 @@ Shapes: B text, H head (or kv head, where a view averages them), Q query, K key.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,11 +17,13 @@ from torch import Tensor
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.questions import Key, Question
 from attnscope.attention.visibility import BLOCK_BYTES
-from attnscope.measure.groups import group_mass, group_question
-from attnscope.measure.layers import LayerKey, PerLayer
-from attnscope.measure.probes import Answers, Layer, OfMasks, View
-
-MAP_SIDE = 200  # the most rows and columns of a drawn map; longer texts are binned
+from attnscope.keep.groups import group_mass, group_question
+from attnscope.keep.layers import LayerKey, PerLayer
+from attnscope.keep.probe import Answers, Layer, OfMasks
+from attnscope.keep.request import Asked, Request, nothing_named
+from attnscope.keep.thing import Thing
+from attnscope.keep.view import View
+from attnscope.measure.binned import MAP_SIDE, Cells
 
 
 class KeptMap(NamedTuple):
@@ -34,51 +35,6 @@ class KeptMap(NamedTuple):
     heads: list[int]
     values: np.ndarray
     key0: np.ndarray | None = None
-
-
-class Cells(NamedTuple):
-    """One side of a map: its tokens in their order, and how many of them each row (or column) stands for.
-
-    size: how many a whole one stands for.
-    """
-
-    tokens: Sequence[int]
-    sizes: Sequence[int]
-    size: int
-
-    @classmethod
-    def of(cls, tokens: Sequence[int], side: int, split_key0: bool = False) -> Cells:
-        """At most `side` of one size, but for the last; split_key0: token 0 has one more, of its own."""
-        size = max(1, -(-len(tokens) // side))
-        sizes = [min(size, len(tokens) - start) for start in range(0, len(tokens), size)]
-        if split_key0 and tokens[0] == 0 and sizes[0] > 1:
-            sizes[:1] = [1, sizes[0] - 1]
-        return cls(tokens, sizes, size)
-
-    @property
-    def starts(self) -> list[int]:
-        """The first token of each."""
-        return [self.tokens[place] for place in accumulate(self.sizes[:-1], initial=0)]
-
-    def coarser(self, side: int, key0_apart: bool = False) -> tuple[np.ndarray, Cells]:
-        """At most about `side` of them, neighbours put together: where each begins among these, and what it is.
-
-        key0_apart: token 0 stays, or gets, one of its own.
-        """
-        apart = key0_apart and self.tokens[0] == 0
-        own = int(apart and self.size > 1 and self.sizes[0] == 1)
-        step = max(1, -(-(len(self.sizes) - own) // side))
-        if step == 1:
-            return np.arange(len(self.sizes)), self
-        starts = np.arange(0, len(self.sizes) - own, step) + own  # where rows begin, that is: the axes stay in step
-        starts = np.concatenate([[0], np.maximum(starts, 1)]) if apart else starts
-        return starts, Cells(self.tokens, np.add.reduceat(self.sizes, starts).tolist(), self.size * step)
-
-    def groups(self, count: int) -> Tensor:
-        """The number of the row or column that each of so many tokens is in, -1 for none."""
-        groups_T = torch.full((count,), -1)
-        groups_T[torch.tensor(self.tokens)] = _runs(self.sizes)
-        return groups_T
 
 
 @dataclass
@@ -197,11 +153,6 @@ class Maps:
         return [(a, min(count, a + step)) for a in range(0, count, step)]
 
 
-def _runs(sizes: Sequence[int]) -> Tensor:
-    """[2, 3] -> [0, 0, 1, 1, 1]: the run that each token is in."""
-    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-
-
 def _neighbours(tokens: Sequence[int]) -> list[tuple[int, int]]:
     """[2, 3, 4, 8] -> (2, 4), (8, 8): the first and the last of each run of neighbours."""
     ends = [place for place in range(1, len(tokens)) if tokens[place] != tokens[place - 1] + 1]
@@ -235,3 +186,22 @@ class LayerMaps:
     def bin_size(self) -> int:
         """How many keys a column stands for."""
         return self.columns.size
+
+
+def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+    """The maps of one text; none where it has nothing of what is named."""
+    if not request.maps or nothing_named(asked):
+        return None
+    view = request.view if request.maps == "kept" else replace(request.view, heads=None)
+    one = asked[0]
+    probe = Maps(
+        len(one.prompt),
+        view,
+        request.bin_rule,
+        request.split_sink,
+        request.map_side,
+        one.queries if one.chosen.query or one.prompt.unasked else None,
+        one.key_positions if one.chosen.key else None,
+        len(one.looked_at),
+    )
+    return Thing(probe, lambda found: [LayerMaps.of(probe, found)] * len(asked))

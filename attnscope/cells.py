@@ -1,0 +1,105 @@
+"""Values as the text of a cell: numbers, p values, bytes, names of heads, long texts cut short.
+
+Tables on a terminal, pictures and messages print a value in one way. A value that is missing, None or NaN, is a dash,
+and no number is printed as -0.00.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MISSING = "-"
+DASH, MINUS = "–", "−"  # a missing value and a sign, as pictures print them
+
+
+def _is_missing(value: float | None) -> bool:
+    """Whether a value is None or NaN."""
+    return value is None or value != value
+
+
+def number(value: float | None, decimals: int = 2) -> str:
+    """`0.25`."""
+    return MISSING if _is_missing(value) else f"{value:z.{decimals}f}"
+
+
+def signed(value: float | None, decimals: int = 2) -> str:
+    """`+0.25`."""
+    return MISSING if _is_missing(value) else f"{value:+z.{decimals}f}"
+
+
+def effect(value: float | None) -> str:
+    """`+0.25`; 0.00 has no sign, since an effect that is too small to be printed has no direction."""
+    return "0.00" if value is not None and abs(value) < 0.005 else signed(value)
+
+
+def score(value: float | None) -> str:
+    """`0.25`, `120`: no decimals from 100."""
+    return number(value, 0 if value is not None and abs(value) >= 100 else 2)
+
+
+def divergence(value: float) -> str:
+    """`0.0123`, `1.2e-05`; `0` of what is equal, not merely alike."""
+    if value == 0:
+        return "0"
+    return f"{value:.1e}" if value < 1e-3 else number(value, 4)
+
+
+def p_value(value: float | None) -> str:
+    """`.012`, `<.001`."""
+    if value is not None and value < 0.001:
+        return "<.001"
+    return number(value, 3).lstrip("0")
+
+
+def percent(value: float | None) -> str:
+    """`82 %`."""
+    return MISSING if _is_missing(value) else f"{number(value, 0)} %"
+
+
+def exact(value: float) -> str:
+    """A number to calculate with: whole ones as they are, others with four decimals, or with two digits: `1.2e−05`."""
+    if value == int(value) and abs(value) < 1e4:
+        return typeset(f"{int(value)}")
+    return typeset(f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.1e}")
+
+
+def power(value: float) -> str:
+    """`3e-4` rather than `3e-04`."""
+    if value == 0:
+        return "0"
+    digits, exponent = f"{value:.0e}".split("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def printed(value: float | None, decimals: int = 2) -> str:
+    """`−0.25`, as pictures print a number."""
+    return DASH if _is_missing(value) else typeset(number(value, decimals))
+
+
+def typeset(text: str) -> str:
+    """A number with a minus sign for its hyphen."""
+    return text.replace("-", MINUS)
+
+
+def decimal_bytes(count: float) -> str:
+    """Bytes by powers of 1000: `1.23 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
+def head_name(layer: int, head: int, by_kv: bool = False) -> str:
+    """`L3H1`; by_kv: `L3KV1`, the heads of a kv head together."""
+    return f"L{layer}{'KV' if by_kv else 'H'}{head}"
+
+
+def head_names(heads: Iterable[tuple[int, int]]) -> str:
+    """`L3H1 L3H2`."""
+    return " ".join(head_name(layer, head) for layer, head in heads)
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning of a text that is longer than so many characters, with an ellipsis."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"

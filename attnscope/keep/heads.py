@@ -1,0 +1,263 @@
+"""Every head of a text: its metrics, its role, its strongest relation, the key that receives most.
+
+Shapes: B text, N heads of all layers, H heads of a layer, Q query, K key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import Question, TopK
+from attnscope.attention.uniform import UniformAttention
+from attnscope.keep.columns import HeadColumns, Score
+from attnscope.keep.keys import KeyMass, TopKey, received
+from attnscope.keep.layers import LayerKey, PerLayer
+from attnscope.keep.probe import Answers, Layer, OfMasks, on_host
+from attnscope.keep.request import Asked, Request
+from attnscope.keep.thing import Found, Thing
+from attnscope.keep.view import View
+from attnscope.measure.metrics import LOOKBACKS, MASS, METRICS, means, measure, of_kind, questions, support
+from attnscope.measure.roles import NONE, near_uniform, roles_of
+from attnscope.stacks import DECODER
+
+RELATION = ("relation_weight", "relation_query", "relation_key")
+
+
+class LayerScores(NamedTuple):
+    """Every metric of a layer's heads: values (B, H), what uniform attention would score, rows behind it.
+
+    The last two are (B or 1, H or 1). kv_heads: how many the layer has. heads: how many query heads.
+    """
+
+    values: Mapping[str, Tensor]
+    uniform: Mapping[str, Tensor]
+    support: Mapping[str, Tensor]
+    heads: int
+    kv_heads: int
+
+
+@dataclass
+class HeadScores:
+    """Every metric of every head, beside what uniform attention would score; NaN where it is not of such layers."""
+
+    ids: Sequence[str] = tuple(METRICS)
+    _uniform: OfMasks[tuple[dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=WeakKeyDictionary)
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return questions(of_kind(self.ids, layer.key.kind), layer.texts)
+
+    def keep(self, layer: Layer, answers: Answers) -> LayerScores:
+        values = means(layer.P, layer.texts, answers, of_kind(self.ids, layer.key.kind))
+        uniform, rows = self._null(layer)
+        none = torch.full((layer.P.batch, layer.P.heads), torch.nan, dtype=torch.float64, device=layer.P.device)
+        every, null = ({name: one.get(name, none) for name in self.ids} for one in (values, uniform))
+        return LayerScores(every, null, rows, layer.P.heads, layer.kv_heads)
+
+    def _null(self, layer: Layer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The scores of uniform attention and the rows behind them; layers that share a mask share it."""
+        visible = layer.P.visible
+        if visible not in self._uniform:
+            P = UniformAttention(visible)
+            ids = of_kind(self.ids, layer.key.kind)
+            null = measure(P, layer.texts, ids), support(P, layer.texts)
+            self._uniform[visible] = null if P.device.type == "cpu" else on_host(null)
+        return self._uniform[visible]
+
+
+class Relation(NamedTuple):
+    """Per text and head the weight, query and key of one relation, (B, H) each; the weight is NaN for none."""
+
+    weight: Tensor
+    query: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True)
+class TopRelation:
+    """Each head's strongest relation: the largest A[i,j] - 1/v_i over i >= 1 and j >= 1 (j >= 0 with `key_zero`).
+
+    v_i is the number of keys that query i sees: 0.99 among 60 keys is stronger than 1 among 10. Of the named queries,
+    where some are.
+    """
+
+    key_zero: bool = False
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [TopK(1, skip_key0=not self.key_zero)]
+
+    def keep(self, layer: Layer, answers: Answers) -> Relation:
+        [asked] = self.asks(layer)
+        weight_BHQ1, key_BHQ1 = answers[asked]
+        excess_BHQ = weight_BHQ1[..., 0] - 1 / layer.P.visible.counts_BHQ.to(layer.P.device).clamp_min(1)
+        excess_BHQ = excess_BHQ.masked_fill(~layer.texts.asked_BT[:, None], torch.nan)
+        alone_BHQ = layer.P.visible.counts_BHQ[..., :1].to(layer.P.device) <= 1  # as a causal text's first query is
+        excess_BHQ[..., :1] = excess_BHQ[..., :1].masked_fill(alone_BHQ, torch.nan)
+        best = excess_BHQ.nan_to_num(-torch.inf).max(-1, keepdim=True)
+        weight_BH = weight_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
+        key_BH = key_BHQ1[..., 0].gather(-1, best.indices)[..., 0]
+        weight_BH = weight_BH.masked_fill(torch.isneginf(best.values[..., 0]), torch.nan)
+        return Relation(weight_BH, best.indices[..., 0], key_BH)
+
+
+class LayerHeads(NamedTuple):
+    """What is kept of the heads of a layer."""
+
+    scores: LayerScores
+    relation: Relation
+    top: KeyMass
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Metrics, strongest relation and top key of every head."""
+
+    scores: HeadScores
+    relation: TopRelation
+    top: TopKey
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [*chain.from_iterable(one.asks(layer) for one in (self.scores, self.relation, self.top))]
+
+    def keep(self, layer: Layer, answers: Answers) -> LayerHeads:
+        scores, relation, top = self.scores, self.relation, self.top
+        return LayerHeads(scores.keep(layer, answers), relation.keep(layer, answers), top.keep(layer, answers))
+
+
+class TextHeads(NamedTuple):
+    """Of the heads of a text; support: {layer: {kind of rows: how many}}; received: see `keys.received`."""
+
+    columns: HeadColumns
+    support: PerLayer[Mapping[str, int]]
+    received: np.ndarray
+
+
+def wanted(asked: Sequence[Asked], request: Request) -> Thing:
+    """The metrics that are asked for, those of an answer where a text has one, mass where keys were chosen."""
+    always = [name for name in request.metrics if name not in LOOKBACKS and name != MASS.id]
+    lookbacks = LOOKBACKS if always and any(one.prompt.answer is not None for one in asked) else ()
+    mass = [MASS.id] if any(one.chosen.key for one in asked) else []
+    scores = HeadScores((*always, *lookbacks, *mass))
+    probe = Heads(scores, TopRelation(request.key_zero), TopKey(request.view))
+    return Thing(probe, lambda found: _of_texts(found, asked, request.view))
+
+
+def _of_texts(found: Found, asked: Sequence[Asked], view: View) -> list[TextHeads]:
+    columns, supports = Columns(found, len(asked), view).of_texts, _supports(found)
+    received_BK = received([one.top for one in found.values()], len(asked), max(len(one.looked_at) for one in asked))
+    return [
+        TextHeads(
+            columns[row],
+            PerLayer({key: counts[min(row, len(counts) - 1)] for key, counts in supports.items()}),
+            received_BK[row, : len(one.looked_at)],
+        )
+        for row, one in enumerate(asked)
+    ]
+
+
+def _supports(found: Found) -> dict[LayerKey, list[dict[str, int]]]:
+    """The rows behind each layer's scores, per text; texts that share a mask may share one entry."""
+    known: dict[int, list[dict[str, int]]] = {}  # layers that share a mask share them
+    supports = {}
+    for key, heads in found.items():
+        rows = heads.scores.support
+        if id(rows) not in known:
+            known[id(rows)] = _least_of_heads(rows)
+        supports[key] = known[id(rows)]
+    return supports
+
+
+def _least_of_heads(counts: Mapping[str, Tensor]) -> list[dict[str, int]]:
+    """Each text's counts (B or 1, H or 1), the least of any head."""
+    least = torch.stack(torch.broadcast_tensors(*(count.amin(1) for count in counts.values())), -1).tolist()
+    return [dict(zip(counts, row, strict=True)) for row in least]
+
+
+class Columns:
+    """The heads of all layers of so many texts as columns."""
+
+    def __init__(self, found: Found, count: int, view: View) -> None:
+        self.found, self.count, self.view = found, count, view
+
+    @cached_property
+    def of_texts(self) -> list[HeadColumns]:
+        """One set per text."""
+        which = _which({key: (one.scores.heads, one.scores.kv_heads) for key, one in self.found.items()}, self.view)
+        value, null, support = (self._scores(part) for part in ("values", "uniform", "support"))
+        named, relation = bool(self.found) and METRICS.keys() <= value.keys(), self._relations()
+        top_key, top_key_mass = self._top_keys()
+        kind = next((key.kind for key in self.found), DECODER)
+        found = []
+        for row in range(self.count):
+            values, nulls, rows = ({name: one[row] for name, one in part.items()} for part in (value, null, support))
+            unnamed = np.full(len(which["layer"]), None)
+            found.append(
+                HeadColumns(
+                    **which,
+                    role=roles_of(values, nulls, rows, kind) if named else np.full_like(unnamed, NONE),
+                    near_uniform=near_uniform(values, rows) if named else unnamed,
+                    scores={name: Score(values[name], nulls[name]) for name in values},
+                    top_key=top_key[row],
+                    top_key_mass=top_key_mass[row],
+                    **dict(zip(RELATION, (part[row] for part in relation), strict=True)),
+                )
+            )
+        return found
+
+    def _scores(self, part: str) -> dict[str, np.ndarray]:
+        """A part of the layers' scores, (B, N) each: means over kv heads where the view averages them."""
+        scores = [one.scores for one in self.found.values()]
+
+        def of_layer(one: LayerScores, name: str) -> np.ndarray:
+            values = getattr(one, part)[name].expand(self.count, one.heads)
+            if not self.view.by_kv:
+                return values.numpy()
+            grouped = values.unflatten(1, (one.kv_heads, -1))
+            return (grouped.amin(-1) if part == "support" else grouped.mean(-1)).numpy()
+
+        names = list(getattr(scores[0], part)) if scores else []
+        return {name: np.concatenate([of_layer(one, name) for one in scores], axis=1) for name in names}
+
+    def _top_keys(self) -> tuple[np.ndarray, np.ndarray]:
+        """The key that each head's queries look at most, and its mean mass, (B, N) each."""
+        found: list[KeyMass] = [one.top for one in self.found.values()]
+        if not found:
+            return np.empty((self.count, 0), np.int32), np.empty((self.count, 0), np.float32)
+        return torch.cat([one.key for one in found], 1).int().numpy(), torch.cat([one.mass for one in found], 1).numpy()
+
+    def _relations(self) -> list[np.ndarray]:
+        """Weight, query and key of every head's strongest relation, (B, N) each; of a kv head, its heads' strongest."""
+        parts = []
+        for one in self.found.values():
+            relation = one.relation
+            if self.view.by_kv:
+                weight = relation.weight.unflatten(1, (one.scores.kv_heads, -1))
+                best = weight.nan_to_num(-torch.inf).argmax(-1, keepdim=True)
+                relation = Relation(*(part.view_as(weight).gather(-1, best)[..., 0] for part in relation))
+            parts.append([part.numpy() for part in relation])
+        if not parts:
+            return [np.empty((self.count, 0))] * 3
+        return [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
+
+
+def _which(kv_of: Mapping[LayerKey, tuple[int, int]], view: View) -> dict[str, np.ndarray]:
+    """Which head each place of the columns is, and whether the view keeps it."""
+    names: dict[str, list[Any]] = {name: [] for name in ("layer", "kind", "head", "kv_head", "kept")}
+    for key, (heads, kv_heads) in kv_of.items():
+        chosen = range(heads) if view.heads is None else view.heads.get(key.layer, ())
+        wanted = {head * kv_heads // heads for head in chosen} if view.by_kv else set(chosen)
+        for number in range(kv_heads if view.by_kv else heads):
+            kv_head = number if view.by_kv else number * kv_heads // heads
+            parts = key.layer, key.kind, -1 if view.by_kv else number, kv_head, number in wanted
+            for name, part in zip(names, parts, strict=True):
+                names[name].append(part)
+    kinds = {"kind": object, "kept": bool}
+    return {name: np.array(column, dtype=kinds.get(name, np.int32)) for name, column in names.items()}

@@ -1,0 +1,102 @@
+"""What to keep of a layer's attention before its matrix is dropped: scores, relations, group masses, maps.
+
+A probe says what it asks of a layer (`asks`), and makes of the answers something small that is kept (`keep`); each is
+called once per layer. All probes' questions are answered in one pass. None keeps an N x N matrix that nobody asked for.
+
+Shapes: B text, H head (or kv head, where a view averages them), Q query, K key, G group of tokens (of values: kv head,
+and R its query heads), V width of v, k kept keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from attnscope.attention.operator import AttentionOperator
+from attnscope.attention.questions import Question
+from attnscope.attention.visibility import Visibility
+from attnscope.keep.layers import LayerKey
+from attnscope.measure.metrics import Texts
+
+T = TypeVar("T")
+Answers = Mapping[Question, Any]
+OfMasks = WeakKeyDictionary[Visibility, T]  # weak: a model that makes a mask per layer must not pile them up
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Where a probe stands: which layer, its operator, its kv heads, and the texts on its device.
+
+    gram_root: gives what makes the norms of v W_O of values v, (H, V, V), see `seam.projection`; where values weigh.
+    """
+
+    key: LayerKey
+    P: AttentionOperator
+    kv_heads: int
+    texts: Texts
+    gram_root: Callable[[], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    _here: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
+
+    def here(self, tensor: Tensor) -> Tensor:
+        """The tensor on the layer's device: the same one each time, since questions are told apart by it."""
+        if tensor.device == self.P.device:
+            return tensor
+        if id(tensor) not in self._here:
+            self._here[id(tensor)] = tensor, tensor.to(self.P.device)  # holding the first keeps its id its own
+        return self._here[id(tensor)][1]
+
+    @cached_property
+    def value_norm_BHK(self) -> Tensor:
+        """|v_j W_O| of each head and key, fp32 (B, H, K): a tensor as wide as the values, never as the model."""
+        assert self.gram_root is not None
+        root_HVV = self.gram_root()  # where there is none it says why
+        assert self.P.spec is not None
+        v_BGKV = self.P.spec.v_BGKV.float()
+        root_GRVV = root_HVV.unflatten(0, (v_BGKV.shape[1], -1))
+        return (v_BGKV[:, :, None] @ root_GRVV).norm(dim=-1).flatten(1, 2)
+
+    def kv_head(self, head: int) -> int:
+        """The kv head that a query head reads."""
+        return head * self.kv_heads // self.P.heads
+
+    def per_kv_head(self, values: Tensor) -> Tensor:
+        """(B, H, ...) -> (B, kv heads, ...), the mean over the query heads that share a kv head."""
+        return values.view(self.P.batch, self.kv_heads, -1, *values.shape[2:]).mean(2)
+
+
+class Probe(Protocol):
+    """What to ask of a layer and what to keep of it."""
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        """The questions that the layer's pass should answer."""
+
+    def keep(self, layer: Layer, answers: Answers) -> Any:
+        """What stays of the layer, small, moved to the CPU with what others keep; None where there is nothing."""
+
+
+def run_probes(probes: Mapping[str, Probe], layer: Layer) -> dict[str, Any]:
+    """What each probe keeps of a layer; all their questions are answered in one pass."""
+    asked = chain.from_iterable(probe.asks(layer) for probe in probes.values())
+    answers = layer.P.together(asked)
+    kept = {name: probe.keep(layer, answers) for name, probe in probes.items()}
+    return kept if layer.P.device.type == "cpu" else on_host(kept)
+
+
+def on_host(kept: Any) -> Any:
+    """What was kept, whatever holds it, with its tensors on the CPU: in one copy, since each has the host wait."""
+    leaves, form = tree_flatten(kept)
+    away = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.device.type != "cpu"]
+    away.sort(key=lambda place: -leaves[place].element_size())  # so that each lies where its dtype may
+    parts = [leaves[place].flatten().view(torch.uint8) for place in away]
+    moved = torch.cat(parts).cpu().split([len(part) for part in parts]) if parts else ()
+    for place, part in zip(away, moved, strict=True):
+        leaves[place] = part.view(leaves[place].dtype).view(leaves[place].shape)
+    return tree_unflatten(leaves, form)

@@ -1,0 +1,61 @@
+"""How the entries of an attention matrix are read, and of which heads.
+
+Shapes: B text, H head (or kv head, where they are averaged), Q query, K key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.keep.probe import Layer
+
+
+@dataclass(frozen=True)
+class View:
+    """How entries are read wherever they are tabled or drawn.
+
+    weights: "softmax"; "scores", the logits after scale, cap, bias and mask; or "value", the norm of what a key writes
+    into the residual stream, A[i,j] |v_j W_O| (Kobayashi et al. 2020, arXiv 2004.10102). by_kv: average the query heads
+    that share a kv head. heads: {layer: heads to keep}, None for all.
+
+        >>> attnscope.Request(view=attnscope.View(by_kv=True, heads={0: [1, 2]}), relations=True)
+    """
+
+    weights: Literal["softmax", "scores", "value"] = "softmax"
+    by_kv: bool = False
+    heads: Mapping[int, Sequence[int]] | None = None
+
+    @property
+    def of_heads(self) -> bool:
+        """Whether entries are the weights of the heads themselves."""
+        return self.weights == "softmax" and not self.by_kv
+
+    def kept(self, layer: Layer) -> list[int]:
+        """The heads (kv heads, when averaged) of a layer that this view keeps."""
+        chosen = range(layer.P.heads) if self.heads is None else self.heads.get(layer.key.layer, ())
+        return sorted({layer.kv_head(head) for head in chosen}) if self.by_kv else list(chosen)
+
+    def rows(self, layer: Layer, heads: Sequence[int], start: int, stop: int) -> Tensor:
+        """Entries of a block of queries, fp32 (B, len(heads), stop - start, K)."""
+        entries = layer.P.scores(start, stop) if self.weights == "scores" else layer.P.rows(start, stop)
+        if self.weights == "value":
+            entries = entries * layer.value_norm_BHK[:, :, None]
+        entries = layer.per_kv_head(entries) if self.by_kv else entries
+        return entries if list(heads) == list(range(entries.shape[1])) else entries[:, list(heads)]
+
+    def seen(self, layer: Layer, heads: Sequence[int], seen_BHQK: Tensor) -> Tensor:
+        """Which entries of these heads there are, from what the query heads see, (B or 1, H or 1, Q, K) boolean.
+
+        A kv head has a mean weight where any of its heads sees the key, and a mean logit where all of them do.
+        """
+        if seen_BHQK.shape[1] == 1:  # one mask for all heads
+            return seen_BHQK
+        if self.by_kv:
+            grouped = seen_BHQK.unflatten(1, (layer.kv_heads, -1))
+            seen_BHQK = grouped.all(2) if self.weights == "scores" else grouped.any(2)
+        return seen_BHQK[:, list(heads)]

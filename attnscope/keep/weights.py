@@ -1,0 +1,66 @@
+"""Whole matrices, for those who ask for them.
+
+Shapes: B text, H head (or kv head, where a view averages them), Q query, K key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.questions import Question
+from attnscope.keep.layers import PerLayer
+from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.request import Asked, Request
+from attnscope.keep.thing import Found, Thing
+from attnscope.keep.view import View
+
+
+class Matrices(NamedTuple):
+    """Of a layer: which heads (H numbers), and their weights, (B, H, Q, K) fp32, of one text (H, Q, K)."""
+
+    heads: list[int]
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The whole matrices, for those who ask: (B, H, Q, K) fp32 on the CPU; 0 in rows of tokens without a query."""
+
+    view: View = View()
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return []
+
+    def keep(self, layer: Layer, answers: Answers) -> Matrices | None:
+        heads = self.view.kept(layer)
+        blocks = [self.view.rows(layer, heads, a, b).cpu() for a, b in layer.P.blocks()] if heads else []
+        if not blocks:
+            return None
+        found = torch.cat(blocks, 2) if len(blocks) > 1 else blocks[0]
+        if layer.texts.unasked:
+            found = found.masked_fill(~layer.texts.has_query_T.cpu()[:, None], 0)
+        return Matrices(heads, found)
+
+
+def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+    """The matrices of the heads that the request names."""
+    if not request.weights:
+        return None
+
+    def of_texts(found: Found) -> list[PerLayer[Matrices]]:
+        return [
+            PerLayer(
+                {
+                    key: Matrices(one.heads, one.weights[row, :, : len(text.prompt), : len(text.looked_at)])
+                    for key, one in found.items()
+                }
+            )
+            for row, text in enumerate(asked)
+        ]
+
+    return Thing(Weights(request.view_of(request.weights)), of_texts)

@@ -1,0 +1,59 @@
+"""Keys hidden from queries, in the heads of a set: attention knockout as an intervention.
+
+Shapes: N row of a pass, B text, H head, Q query, K key, P head of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from attnscope.attention.spec import AttentionSpec
+from attnscope.seam.call import Place
+from attnscope.seam.engines import Engine
+from attnscope.study.ablation.intervention import Heard
+from attnscope.study.ablation.sets import HeadSet
+
+if TYPE_CHECKING:
+    from attnscope.study.ablation.tasks import Task
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """Some keys are hidden from some queries before the softmax: the other keys of the row take their mass.
+
+    queries, keys: positions, the same in every text.
+    """
+
+    queries: Sequence[int]
+    keys: Sequence[int]
+    name: str = "hidden"
+    least: int = 1
+    learns: bool = False
+
+    def check(self, task: Task) -> None:
+        """Any task will do."""
+
+    def learnt(self, task: Task, each: Callable[[Heard], None]) -> Hiding:
+        return self
+
+    def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
+        texts = len(lengths)
+
+        def hide(place: Place, spec: AttentionSpec) -> Tensor | None:
+            gone = [(1 + at, head) for at, one in enumerate(sets) for layer, head in one.heads if layer == place.layer]
+            if not gone:
+                return None
+            size = spec.visible.queries, spec.visible.keys
+            hidden_QK = torch.zeros(size, dtype=torch.bool, device=spec.q_BHQD.device)
+            hidden_QK[torch.tensor(self.queries)[:, None], torch.tensor(self.keys)] = True
+            hidden_NHQK = hidden_QK.new_zeros(spec.batch // texts, texts, spec.heads, *size)
+            row_P, head_P = torch.tensor(gone).T
+            hidden_NHQK[row_P, :, head_P] = hidden_QK
+            return hidden_NHQK.flatten(0, 1)
+
+        return replace(engine, hide=hide)

@@ -1,0 +1,52 @@
+"""One change to a model's attention while it runs: where, and what instead. All studies that change one thing use it.
+
+Where: a set of heads, and, where an intervention has them, queries and keys. What instead: zero, a mean, another text's
+output, keys that are hidden before the softmax. Passes, shared layers, statistics, random sets and the parts on disk
+take any intervention.
+
+Shapes: B text, N row of a pass, T token, H head, V width of v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from attnscope.seam.call import Place
+from attnscope.seam.engines import Engine
+from attnscope.study.ablation.sets import HeadSet
+
+if TYPE_CHECKING:
+    from attnscope.study.ablation.tasks import Task
+
+Heard = Callable[[Place, Tensor, Sequence[int]], None]  # a call's place, its output (B, T, H, V), the texts' lengths
+
+
+class Intervention(Protocol):
+    """What is put in place of something, in the heads of a set."""
+
+    @property
+    def name(self) -> str:
+        """What tables and facts call it."""
+
+    @property
+    def least(self) -> int:
+        """Texts that a pass needs at least."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has to read all texts once before it can be made."""
+
+    def check(self, task: Task) -> None:
+        """Raise InputError for a task that has nothing to put there."""
+
+    def learnt(self, task: Task, each: Callable[[Heard], None]) -> Intervention:
+        """The same, after it took what it needs from the task; each: calls with what every head gives for each text."""
+
+    def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
+        """An engine for passes of some texts and, behind them, the same texts once per set, in which it intervenes.
+
+        lengths: of the texts, before padding.
+        """

@@ -1,0 +1,83 @@
+"""Values of JSON as records: each field is checked against its annotation, and nothing else is let in.
+
+>>> typed(Point, {"x": 1}, "point")   # of a dataclass with x: int
+Point(x=1)
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from attnscope.errors import UsageError
+from attnscope.shown import brief
+
+
+def plain(record: Any) -> Any:
+    """A record as JSON has it: mappings with names for keys, lists, and values."""
+    if is_dataclass(record):
+        return {one.name: plain(getattr(record, one.name)) for one in fields(record)}
+    if isinstance(record, Mapping):
+        return {str(name): plain(value) for name, value in record.items()}
+    if isinstance(record, Sequence) and not isinstance(record, str):
+        return [plain(value) for value in record]
+    return record
+
+
+def typed(kind: Any, value: Any, name: str) -> Any:
+    """A value of JSON as an annotation has it. Raises UsageError that names the field where it is none.
+
+    kind: a dataclass, None, bool, int, float, str, a Literal, a tuple or Sequence or Mapping of these, or a union.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        return _record(kind, value, name)
+    if origin in (Union, types.UnionType):
+        return _one_of(inner, value, name)
+    if origin is Literal and any(value == one and type(value) is type(one) for one in inner):
+        return value
+    if origin in (tuple, Sequence) and isinstance(value, list):
+        return tuple(typed(inner[0], one, f"{name}[{place}]") for place, one in enumerate(value))
+    if origin is Mapping and isinstance(value, Mapping):
+        return {_key(inner[0], key, name): typed(inner[1], one, f"{name}[{brief(key)}]") for key, one in value.items()}
+    if kind in (bool, int, str, type(None)) and type(value) is kind:
+        return value
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    raise UsageError(f"{name}: expected {_words(kind)}, got {brief(value)}", "see its documentation")
+
+
+def _record(kind: Any, value: Mapping[str, Any], name: str) -> Any:
+    hints, known = get_type_hints(kind), [one.name for one in fields(kind)]
+    for given in value:
+        if given not in known:
+            raise UsageError(f"{name} has no field {brief(given)}", f"it has {', '.join(known)}")
+    try:
+        return kind(**{one: typed(hints[one], value[one], f"{name}.{one}") for one in known if one in value})
+    except TypeError as error:
+        raise UsageError(f"{name} lacks a field", f"it has {', '.join(known)}") from error
+
+
+def _one_of(kinds: Sequence[Any], value: Any, name: str) -> Any:
+    for kind in kinds:
+        try:
+            return typed(kind, value, name)
+        except UsageError as error:
+            found = error
+    raise UsageError(f"{name}: expected {' or '.join(map(_words, kinds))}, got {brief(value)}", found.hint)
+
+
+def _key(kind: Any, key: str, name: str) -> Any:
+    if kind is int and key.isdecimal() and key.isascii() and len(key) < 10:
+        return int(key)
+    return typed(kind, key, f"a key of {name}")
+
+
+def _words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(repr(one) for one in get_args(kind))
+    return {type(None): "null", bool: "true or false", int: "a whole number", str: "a text", float: "a number"}.get(
+        kind, "a list" if get_origin(kind) in (tuple, Sequence) else "an object"
+    )
