@@ -9,9 +9,8 @@ import codecs
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -141,18 +140,14 @@ def _values(column: pa.Array) -> list[Any]:
     return values
 
 
-class Pieces(Protocol):
-    """What is written table by table, all of one schema."""
+class Pieces(NamedTuple):
+    """What is written table by table, all of one schema; close writes the end, and leaves the stream open."""
 
-    def write_table(self, table: pa.Table) -> None:
-        """Write some more rows."""
-
-    def close(self) -> None:
-        """Write what ends the file; the stream stays open."""
+    write: Callable[[pa.Table], object]
+    close: Callable[[], object]
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """One way to write tables as bytes, and to read them back.
 
     whole: one table, as a run writes it. pieces: begins what is written table by table, as a corpus is; it is given the
@@ -175,7 +170,11 @@ def _delimited(delimiter: str) -> Format:
         writer.writerows(rows(table))
 
     def pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> Pieces:
-        return _DelimitedPieces(stream, schema, delimiter)
+        from pyarrow.csv import CSVWriter, WriteOptions
+
+        options = WriteOptions(delimiter=delimiter)
+        writer = CSVWriter(stream, plain(schema.empty_table()).schema, write_options=options)
+        return Pieces(lambda table: writer.write_table(plain(table)), writer.close)
 
     def read(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         from pyarrow.csv import ConvertOptions, ParseOptions, read_csv
@@ -184,20 +183,6 @@ def _delimited(delimiter: str) -> Format:
         return read_csv(path, parse_options=ParseOptions(delimiter=delimiter), convert_options=wanted)
 
     return Format(whole, pieces, read)
-
-
-class _DelimitedPieces:
-    def __init__(self, stream: IO[bytes], schema: pa.Schema, delimiter: str) -> None:
-        from pyarrow.csv import CSVWriter, WriteOptions
-
-        options = WriteOptions(delimiter=delimiter)
-        self._writer = CSVWriter(stream, plain(schema.empty_table()).schema, write_options=options)
-
-    def write_table(self, table: pa.Table) -> None:
-        self._writer.write_table(plain(table))
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def plain(table: pa.Table) -> pa.Table:
@@ -214,17 +199,6 @@ def _as_strings(column: pa.Array) -> pa.Array:
 
         return pc.if_else(column, "True", "False")
     return column
-
-
-class _JsonLines:
-    def __init__(self, stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> None:
-        self._stream = stream
-
-    def write_table(self, table: pa.Table) -> None:
-        self._stream.write("".join(f"{line}\n" for line in json_rows(table).to_pylist()).encode())
-
-    def close(self) -> None:
-        """Lines have no end."""
 
 
 def json_rows(table: pa.Table) -> pa.Array:
@@ -259,6 +233,13 @@ def _write_jsonl(table: pa.Table, stream: IO[bytes]) -> None:
         stream.write(json_line(dict(zip(names, map(jsonable, row), strict=True))))
 
 
+def _jsonl_pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> Pieces:
+    def write(table: pa.Table) -> None:
+        stream.write("".join(f"{line}\n" for line in json_rows(table).to_pylist()).encode())
+
+    return Pieces(write, lambda: None)
+
+
 def _read_jsonl(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
     from pyarrow.json import ParseOptions, read_json
 
@@ -276,19 +257,19 @@ def _write_parquet(table: pa.Table, stream: IO[bytes]) -> None:
 def _parquet_pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> Pieces:
     from pyarrow.parquet import ParquetWriter
 
-    numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
+    integers = [field.name for field in schema if pa.types.is_integer(field.type)]
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
     writer = ParquetWriter(
         stream,
         schema,
         compression={name: "none" if name in floats else "zstd" for name in schema.names},  # they hardly shrink
         store_schema=False,
-        use_dictionary=[name for name in schema.names if name not in numbers + floats],
-        column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
-        write_statistics=numbers,  # others find nothing
+        use_dictionary=[name for name in schema.names if name not in integers + floats],
+        column_encoding=dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
+        write_statistics=integers,  # others find nothing
     )
     writer.add_key_value_metadata(about)
-    return writer
+    return Pieces(writer.write_table, writer.close)
 
 
 def _read_parquet(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
@@ -298,12 +279,14 @@ def _read_parquet(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.T
 
 
 def _write_arrow(table: pa.Table, stream: IO[bytes]) -> None:
-    with _arrow_pieces(stream, table.schema, {}) as writer:
-        writer.write_table(table)
+    pieces = _arrow_pieces(stream, table.schema, {})
+    pieces.write(table)
+    pieces.close()
 
 
-def _arrow_pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> Any:
-    return pa.ipc.new_stream(stream, schema.with_metadata(about) if about else schema)
+def _arrow_pieces(stream: IO[bytes], schema: pa.Schema, about: Mapping[str, str]) -> Pieces:
+    writer = pa.ipc.new_stream(stream, schema.with_metadata(about) if about else schema)
+    return Pieces(writer.write_table, writer.close)
 
 
 def _read_arrow(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
@@ -314,7 +297,7 @@ def _read_arrow(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Tab
 FORMATS: Mapping[str, Format] = {
     "csv": _delimited(","),
     "tsv": _delimited("\t"),
-    "jsonl": Format(_write_jsonl, _JsonLines, _read_jsonl),
+    "jsonl": Format(_write_jsonl, _jsonl_pieces, _read_jsonl),
     "parquet": Format(_write_parquet, _parquet_pieces, _read_parquet),
     "arrow": Format(_write_arrow, _arrow_pieces, _read_arrow),
 }

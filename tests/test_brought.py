@@ -179,8 +179,8 @@ def test_weights_in_several_files_are_the_same(tmp_path: Path) -> None:
 
 def test_the_page_names_options_that_there_are() -> None:
     page = (Path(__file__).parents[1] / "docs/models.md").read_text("utf-8")
-    there = call("compare", "--help", COLUMNS="200").out.decode() + call("heads", "--help", COLUMNS="200").out.decode()
-    there += call("parity", "--help", COLUMNS="200").out.decode()
+    commands = ("compare", "heads", "parity")
+    there = "".join(call(command, "--help", "all", COLUMNS="200").out.decode() for command in commands)
     named = set(re.findall(r"--[a-z][a-z-]+", page))
     assert {"--base", "--adapter", "--quantize"} <= named
     assert named <= set(re.findall(r"--[a-z-]+", there))

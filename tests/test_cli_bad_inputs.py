@@ -20,7 +20,7 @@ USAGE, MODEL, INPUT = 2, 3, 4
 CASES = [
     # commands and flags
     (("hedas",), USAGE, "No such command 'hedas'. Did you mean 'heads'?"),
-    (("heads", "--txt", "a"), USAGE, "No such option: --txt"),
+    (("heads", "--txt", "a"), USAGE, "No such option: --txt. Did you mean --text?; `attnscope heads --help all` lists"),
     (("heads", "--text"), USAGE, "'--text' requires an argument"),
     (("heads", "the", "bank"), USAGE, "unexpected extra argument(s) (bank); put a text of several words in quotes"),
     (("heads", "--modle", "demo"), USAGE, "No such option: --modle. Did you mean --model?"),
@@ -80,7 +80,9 @@ CASES = [
     (("heads", ""), INPUT, "--text is empty"),
     (("heads", "-"), INPUT, "standard input is empty"),
     (("heads", "--config", "{files}/no_text.yaml"), USAGE, "expected one text; give --text TEXT, --file FILE"),
-    (("info", "demo", "--model", "demo"), USAGE, "MODEL and --model were both given"),
+    (("info", "demo", "--model", "demo"), USAGE, "MODEL and --model were both given; give one of them"),
+    (("scan", "demo", "--model", "demo"), USAGE, "MODEL and --model were both given; give one of them"),
+    (("ablate", "demo", "--model", "demo"), USAGE, "MODEL and --model were both given; give one of them"),
     (("heads", "--text", ""), INPUT, "--text is empty"),
     (("heads", "--text", " \n"), INPUT, "--text is empty"),
     (("heads", "--text", "-"), INPUT, "standard input is empty"),
@@ -108,7 +110,7 @@ CASES = [
     (("heads", *TEXT, "--config", "{files}"), USAGE, "cannot be read: Is a directory"),
     (("heads", *TEXT, "--config", "{files}/bad.yaml"), USAGE, "is not YAML"),
     (("heads", *TEXT, "--config", "{files}/typo.yaml"), USAGE, "unknown key 'modle'; did you mean 'model'?"),
-    (("heads", *TEXT, "--config", "{files}/type.yaml"), USAGE, "top: expected a whole number or all, got 'many'"),
+    (("heads", *TEXT, "--config", "{files}/type.yaml"), USAGE, "top: expected a number or all, got 'many'"),
     (("heads", *TEXT, "--config", "{files}/list.yaml"), USAGE, "holds a list, expected options"),
     (("heads", *TEXT, "--config", "{files}/range.yaml"), USAGE, "--top takes a number from 1; 0 came"),
     (("heads", *TEXT, "--config", "{files}/clash.yaml"), USAGE, "cannot be summed into one"),

@@ -1,4 +1,4 @@
-"""`--help`: plain text in panels, as wide as the terminal."""
+"""`--help`: plain text as wide as the terminal, the most used options; `--help all`: all of them in panels."""
 
 import re
 from collections import defaultdict
@@ -7,6 +7,7 @@ import pytest
 
 from attnscope.cli import app
 from attnscope.cli.groups import parameters
+from attnscope.cli.help import MOST
 from attnscope.cli.options import PANELS
 from helpers.command_line import call
 from helpers.commands import COMMANDS
@@ -18,7 +19,7 @@ def sections(shown):
     for line in shown.splitlines():
         if re.fullmatch(r"\S.*:", line):
             heading = line.rstrip(":")
-        elif heading and (named := re.match(r"\s+(?:-\w, )?(--[\w-]+)", line)):
+        elif heading and (named := re.match(r"  (?:-\w, |    )(--[\w-]+)", line)):
             found[heading].append(named[1])
     return found
 
@@ -26,21 +27,54 @@ def sections(shown):
 @pytest.mark.parametrize("columns", ["80", "160"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_stands_in_panels_at_the_width_of_the_terminal(command, columns):
-    shown = call(command, "--help", COLUMNS=columns).out.decode()
-    assert call(command, "-h", COLUMNS=columns).out.decode() == shown
+    shown = call(command, "--help", "all", COLUMNS=columns).out.decode()
+    assert call(command, "-h", "all", COLUMNS=columns).out.decode() == shown
+    assert call("help", command, "all", COLUMNS=columns).out.decode() == shown
     found = sections(shown.partition("  Examples:\n")[0])
     options = [one for one in parameters(*COMMANDS[command][0].groups).values() if one.is_option]
     listed = [name for names in found.values() for name in names]
     assert sorted(listed) == sorted([*(f"--{one.spelled}" for one in options), "--help"])
     assert [name for name in PANELS if name in found] == list(found)
-    assert len(found["Options"]) <= 11
+    assert len(found["Options"]) <= MOST + len(["--help"])
+    assert "more options" not in shown
     assert all(len(line) <= int(columns) for line in shown.partition("  Examples:\n")[0].splitlines())
     assert "\xa0" not in shown
 
 
+@pytest.mark.parametrize("columns", ["80", "160"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_the_most_used_options_and_where_the_others_are(command, columns):
+    shown = call(command, "--help", COLUMNS=columns).out.decode()
+    assert call(command, "-h", COLUMNS=columns).out.decode() == shown
+    everything = call(command, "--help", "all", COLUMNS=columns).out.decode()
+    head, examples, _ = shown.partition("  Examples:\n")
+    found, known = sections(head), sections(everything.partition("  Examples:\n")[0])
+    assert examples
+    assert all(len(line) <= int(columns) for line in head.splitlines())
+    total = sum(map(len, known.values()))
+    if total <= MOST + len(["--help"]):
+        assert shown == everything
+        return
+    assert found == {"Options": known["Options"]}
+    assert 6 <= len(found["Options"]) - len(["--help"]) <= MOST
+    assert f"  {total - len(known['Options'])} more options: attnscope {command} --help all\n" in head
+    assert "Arguments:" in head
+
+
+def test_what_people_type_of_heads_is_in_its_help():
+    found = sections(call("heads", "--help", COLUMNS="80").out.decode())["Options"]
+    expected = "model text file query key select out format top sort engine device"
+    assert {f"--{name}" for name in expected.split()} <= set(found)
+
+
+def test_all_is_a_text_too():
+    assert call("tokens", "all", "-q").code == 0
+    assert call("tokens", "--text", "--help", "all").code == 2  # a text that was given twice, not help
+
+
 def test_a_default_is_never_torn():
     for command in COMMANDS:
-        shown = call(command, "--help", COLUMNS="80").out.decode()
+        shown = call(command, "--help", "all", COLUMNS="80").out.decode()
         assert shown.count("[default: ") == len(re.findall(r"\[default: [^\]\n]+\]", shown))
 
 
@@ -62,6 +96,7 @@ def test_the_list_says_of_a_command_what_its_own_help_says_first(command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_before_a_command_is_help_behind_it(command):
     assert call("help", command) == call(command, "--help")
+    assert call("help", command, "all") == call(command, "--help", "all")
 
 
 def test_help_alone_and_of_nothing():
@@ -76,5 +111,5 @@ def test_the_version_has_a_short_flag():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_stands_for_a_value_says_what_it_is(command):
     """`METRIC`, `png|svg|pdf`; not the `<str>` that stands where nobody said."""
-    shown = call(command, "--help", COLUMNS="120").out.decode()
+    shown = call(command, "--help", "all", COLUMNS="120").out.decode()
     assert not re.findall(r"<[\w ]+>", shown)

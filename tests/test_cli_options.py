@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 import attnscope.cli
 from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
-from attnscope.cli.config import keys_of
 from attnscope.cli.groups import fill, held, parameters, recorded
-from attnscope.cli.options import PANELS, Printing, Relations, TextRun
+from attnscope.cli.options import PANELS, EngineName, Printing, Relations, TextRun
 from attnscope.cli.parity import Certified
+from attnscope.cli.scan import Scanned
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from helpers.command_line import call
 from helpers.commands import COMMANDS
 
 SHARED = {name: command.groups for name, (command, _) in COMMANDS.items()}
@@ -81,6 +82,26 @@ def test_a_command_has_the_options_of_its_groups_and_no_other(command):
     assert {panel for one in found if (panel := getattr(one, "rich_help_panel", None))} <= set(PANELS)
 
 
+def test_model_names_the_model_of_every_command_and_an_argument_is_short_for_it():
+    found = {name: parameters(*groups) for name, groups in SHARED.items()}
+    assert {name for name in found if "model" not in found[name]} == {"metrics", "doctor"}
+    assert {name for name in found if "name" in found[name]} == {"info", "scan", "ablate"}
+    assert all("-m" in one["model"].info.param_decls for one in found.values() if "model" in one)
+    for named in (Scanned(name="tiny"), Scanned(model="tiny")):
+        assert (named.asked, named.load_options().model) == ("tiny", "tiny")
+    assert Scanned().load_options().model == "demo"
+
+
+def test_words_that_help_does_not_list_are_taken():
+    engine = parameters(EngineName)["engine"]
+    assert engine.listed == ("auto", "eager", "fused")
+    assert engine.choices == ("auto", "eager", "fused", "tiles", "numba", "triton")
+    for command in ("heads", "batch", "compare"):
+        assert "auto|eager|fused" in call(command, "--help").out.decode().split()
+    for name in engine.choices:
+        assert made("heads").make_context("heads", ["--engine", name]).params["engine"] == name
+
+
 def test_a_subclass_inherits_what_it_leaves_out():
     below, above = parameters(Top)["top"].info, parameters(TopHeads)["top"].info
     assert (above.help, below.help) == ("Heads.", "Rows.")
@@ -123,19 +144,6 @@ def test_a_file_gives_what_no_flag_gave(tmp_path):
     assert CliRunner().invoke(toy, ["--config", str(tmp_path / "run.yaml"), "-t", "a text"]).exit_code == 0
     relations, printing, asked = given
     assert (printing.out, asked.text, asked.file) == (Path("runs"), "a text", None)
-
-
-def test_what_a_field_says_is_checked_in_a_file():
-    keys = keys_of(TopHeads, BatchRun)
-    said = {name: keys[name].expected for name in ("top", "out_of", "top_k", "ray", "strict", "num_gpus_per_actor")}
-    assert said == {
-        "top": "a whole number from 1",
-        "out_of": "all or some",
-        "top_k": "a whole number or all",
-        "ray": "true or false or text",
-        "strict": "true or false",
-        "num_gpus_per_actor": "a number from 0",
-    }
 
 
 def test_a_folder_is_held_to_the_same_options_as_ever():

@@ -11,7 +11,9 @@ import time
 import pytest
 
 from attnscope.cli.app import COMMANDS
+from attnscope.cli.groups import parameters
 from attnscope.measure.metrics import LENGTHS, LOOKBACKS, METRICS
+from helpers import commands
 from helpers.command_line import HANGS, call
 from helpers.forks import shim
 from helpers.homes import without_a_home
@@ -45,6 +47,13 @@ def test_options():
     assert offered("attnscope", "heads", "--to") == ["--top", "--top-k"]
     assert offered("attnscope", "heads", "--text", "'a bank'", "--sel") == ["--select"]
     assert offered("attnscope", "rollout", "--sel") == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_that_help_does_not_show_are_offered_too(command):
+    found = parameters(*commands.COMMANDS[command][0].groups).values()
+    spelled = {f"--{one.spelled}" for one in found if one.is_option}
+    assert spelled <= set(offered("attnscope", command, "--"))
 
 
 def test_values():

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.cli.config import keys_of, read_config
+from attnscope.cli.app import made
+from attnscope.cli.config import configured, keys_of, read_config
 from attnscope.cli.heads import GROUPS
 from attnscope.errors import UsageError
 
@@ -18,10 +19,24 @@ def written(tmp_path, text):
     return path
 
 
-def test_values_keep_their_types(tmp_path):
-    text = "model: demo\ntop: 3\nmin_weight: 1\noffline: true\ntop_k: all\nselect: '27.3'\n"
-    expected = {"model": "demo", "top": 3, "min_weight": 1, "offline": True, "top_k": "all", "select": "27.3"}
+def of_file(path):
+    """What `heads` takes of a file, by field."""
+    return configured(made("heads").make_context("heads", ["--config", str(path)]), GROUPS, KEYS)
+
+
+def test_values_are_text_as_typed(tmp_path):
+    text = "model: demo\ntop: 3\nmin_weight: 1\noffline: true\ntop_k: all\nselect: 27.3\n"
+    expected = {"model": "demo", "top": "3", "min_weight": "1", "offline": "true", "top_k": "all", "select": "27.3"}
     assert read_config(written(tmp_path, text), KEYS) == expected
+
+
+def test_values_are_what_they_would_be_if_typed(tmp_path):
+    text = "model: demo\ntop: 3\nmin_weight: 1\noffline: true\ntop_k: all\nselect: '27.3'\nout: runs\ndefine: [a=1]\n"
+    expected = {"model": "demo", "top": 3, "min_weight": 1.0, "offline": True, "top_k": "all", "select": "27.3"}
+    assert of_file(written(tmp_path, text)) == expected | {"out": Path("runs"), "define": ["a=1"]}
+    text = "top: all\noffline: 1\nannotate: no\nrevision: 123\nselect: 27.10\nmin_weight: 1e-3\n"
+    expected = {"top": None, "offline": True, "annotate": False, "revision": "123", "select": "27.10"}
+    assert of_file(written(tmp_path, text)) == expected | {"min_weight": 0.001}
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "sink: null\n", "revision:\n"])
@@ -37,18 +52,7 @@ def test_what_says_nothing_is_left_out(tmp_path, text):
         ("modle: demo", "unknown key 'modle'; did you mean 'model'?"),
         ("config: other.yaml", "unknown key 'config'"),
         ("zzqq: 1", "unknown key 'zzqq'; the keys are model, device"),
-        ("7: 1", "unknown key 7"),
-        ("top: many", "top: expected a whole number or all, got 'many'"),
-        ("top: true", "top: expected a whole number or all, got True"),
-        ("top: 2.5", "top: expected a whole number or all, got 2.5"),
-        ("top_k: some", "top_k: expected a whole number or all, got 'some'"),
-        ("offline: 1", "offline: expected true or false, got 1"),
-        ("min_weight: low", "min_weight: expected a number, got 'low'"),
-        ("revision: 123", "revision: expected text, got 123"),
-        ("select: 27.3", "select: expected text, got 27.3"),
-        ("text: [a, b]", "text: expected text, got ['a', 'b']"),
-        ("scale: cubic", "scale: expected linear or sqrt or log, got 'cubic'"),
-        ("quantize: 2bit", "quantize: expected 8bit or 4bit, got '2bit'"),
+        ("7: 1", "unknown key '7'"),
         ("model: a\nmodel: b", "'model' stands twice in line 2"),
         ("model: [a\ntop: 1", "is not YAML: expected ',' or ']', but got ':' in line 2"),
         ("model: demo\n  top: 1", "in line 2"),
@@ -67,6 +71,30 @@ def test_refusals_name_the_key_and_the_next_step(tmp_path, text, says):
     assert "run.yaml" in str(refusal.value)
     assert refusal.value.hint
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("top: many", "top: expected a number or all, got 'many'"),
+        ("top: true", "top: expected a number or all, got 'true'"),
+        ("top: 2.5", "top: expected a number or all, got '2.5'"),
+        ("offline: maybe", "offline: Input should be a valid boolean, unable to interpret input, got 'maybe'"),
+        (
+            "min_weight: 1,5",
+            "min_weight: Input should be a valid number, unable to parse string as a number, got '1,5'",
+        ),
+        ("text: [a, b]", "text: expected text, got ['a', 'b']"),
+        ("define: a=1", "define: expected a list of texts, got 'a=1'"),
+        ("define: [[a=1]]", "define: expected a list of texts, got [['a=1']]"),
+        ("scale: cubic", "scale: 'cubic' is not one of 'linear', 'sqrt', 'log'"),
+        ("quantize: 2bit", "quantize: '2bit' is not one of '8bit', '4bit'"),
+    ],
+)
+def test_a_value_is_what_the_option_takes(tmp_path, text, says):
+    with pytest.raises(UsageError) as refusal:
+        of_file(written(tmp_path, text))
+    assert str(refusal.value) == f"{tmp_path / 'run.yaml'}: {says}; correct the value"
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

@@ -61,7 +61,7 @@ COMMANDS = (
     (*HEADS, "eager", *READ),
     INFO,
     (*STORY, "--format", "csv"),
-    ("heads", "--help"),
+    ("heads", "--help", "all"),
     ("--help",),
 )
 PROCESS = """
@@ -173,7 +173,7 @@ def test_heads_are_sorted_by_the_metric(said: dict[tuple[str, ...], Result]) -> 
 
 
 def test_the_option_is_in_the_help_and_leaves_heads_of_its_role(said: dict[tuple[str, ...], Result]) -> None:
-    assert b"--role ROLE" in said["heads", "--help"].out
+    assert b"--role ROLE" in said["heads", "--help", "all"].out
     rows = said[(*STORY, "--format", "csv")].rows
     expected = {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == "induction"}
     assert 0 < len(expected) < len(rows)
@@ -181,7 +181,7 @@ def test_the_option_is_in_the_help_and_leaves_heads_of_its_role(said: dict[tuple
 
 
 def test_the_engine_is_in_the_help(said: dict[tuple[str, ...], Result]) -> None:
-    assert b"auto|eager|recomputed|fused" in said["heads", "--help"].out
+    assert b"auto|eager|recomputed|fused" in said["heads", "--help", "all"].out
 
 
 def test_the_command_is_in_the_list_and_prints_its_table(said: dict[tuple[str, ...], Result]) -> None:

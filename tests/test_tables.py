@@ -91,7 +91,7 @@ def test_what_is_written_in_pieces_is_read_back(form: str, tmp_path: Path) -> No
     with open(tmp_path / "table", "wb") as stream:
         pieces = FORMATS[form].pieces(stream, tables[0].schema, {"run": "of a test"})
         for table in tables:
-            pieces.write_table(table)
+            pieces.write(table)
         pieces.close()
         assert not stream.closed
     kinds = pa.schema([("layer", pa.int64()), ("key_token", pa.string()), ("weight", pa.float32())])

@@ -46,7 +46,7 @@ class TableFile:
         if self._pieces is None:
             about = metadata(self.name, self.output.about)
             self._pieces = FORMATS[self.output.format].pieces(cast(IO[bytes], self.stream), table.schema, about)
-        self._pieces.write_table(table)
+        self._pieces.write(table)
 
     def close(self) -> None:
         """Whole and on the disk."""

@@ -84,15 +84,20 @@ def _refuse(error: typer.TyperException) -> int:
         with suppress(OSError):
             print(error.format_message(), file=sys.stderr)  # noqa: T201
         return error.exit_code
+    from attnscope.cli.config import plainly
+    from attnscope.cli.help import whole_help
+
     context = getattr(error, "ctx", None)
-    command = context.command_path if context else "attnscope"
-    message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
+    message = plainly(error.format_message())
     if near := getattr(error, "possibilities", None):  # an option that does not exist
         message = f"{error.message}. Did you mean {near[0]}?"
-    takes_text = context and any(one.name == "given" for one in context.command.params)
+    if context is None:
+        return _say(f"{message}; `attnscope --help` lists what there is", error.exit_code)
+    takes_text = any(one.name == "given" for one in context.command.params)
     if takes_text and message.startswith("Got unexpected extra argument"):
-        return _say(f"{message}; put a text of several words in quotes, and see `{command} --help`", error.exit_code)
-    return _say(f"{message}; `{command} --help` lists what there is", error.exit_code)
+        quoted = "put a text of several words in quotes"
+        return _say(f"{message}; {quoted}, and see `{context.command_path} --help`", error.exit_code)
+    return _say(f"{message}; `{whole_help(context)}` lists what there is", error.exit_code)
 
 
 def _stopped(number: int) -> int:

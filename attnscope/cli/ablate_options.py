@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cli.options import Exporting, Format, Heads, Seed, Sequences, Top
+from attnscope.cli.options import FIRST, Exporting, Format, Heads, Seed, Sequences, Top
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Taken(Heads):
     sets: Annotated[
         Path | None,
         Option(help='Sets, as {"set": "name", "heads": ["L3H0", "L3H1"]} per line.', metavar="FILE"),
+        FIRST,
     ] = None
     atlas: Annotated[
         Path | None, Option(help="What `scan` wrote: sets are its roles, or what @ROLE selects.", metavar="DIR")
@@ -33,6 +34,7 @@ class Taken(Heads):
     replace: Annotated[
         Literal["mean", "zero", "resample"],
         Option(help="What stands in: its mean over other sequences; zero; another sequence's, which misinforms."),
+        FIRST,
     ] = "mean"
     random: Annotated[int, Option(min=0, help="Random sets of as many heads to hold each against.", metavar="N")] = 100
     controls: Annotated[
@@ -62,6 +64,7 @@ class On(Sequences, Seed, Top):
             help='copy: repeated tokens; texts: of --texts; or {"text": "...", "targets": [[12, 16]]} per line.',
             metavar="copy|texts|FILE",
         ),
+        FIRST,
     ] = None
     texts: Annotated[str | None, Option(help="A corpus: the loss of every next token.", metavar="FILE")] = None
     sequences: Annotated[int, Option(min=2, help="Sequences or texts at most; intervals need 32.", metavar="N")] = 64

@@ -47,7 +47,7 @@ class Later(TyperCommand):
 
 
 class CommandList(TyperGroup):
-    """The commands under their headings, one line each; `help heads` is `heads --help`."""
+    """The commands under their headings, one line each; `help heads all` is `heads --help all`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -62,7 +62,9 @@ class CommandList(TyperGroup):
         return found
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [*args[1:2], "--help"] if args[:1] == ["help"] else args)
+        if args[:1] == ["help"]:
+            args = [*args[1:2], "--help", *args[2:]]
+        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, COMMANDS))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from attnscope.cli.batch_ray import address
-from attnscope.cli.config import Key
 from attnscope.cli.groups import fill, held
 from attnscope.cli.options import (
     FIGURES,
@@ -146,7 +145,7 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
         str | None, Option(help="overview, layers, heads, metrics; joined by commas.", metavar="KINDS"), FIRST, HELD
     ] = None
     format: Annotated[Literal["parquet", "csv", "jsonl"], Option(help="Format of the tables."), HELD] = "parquet"
-    to_stdout: Annotated[Literal["jsonl"] | None, Option(help="Print one JSON object per text instead.")] = None
+    to_stdout: Annotated[Literal["jsonl"] | None, Option(help="Print one JSON object per text instead."), FIRST] = None
     matrices: Annotated[bool, Option(help="Whole matrices too, float16 safetensors."), HELD] = False
     summary: Annotated[bool, Option(help="The corpus's own table too: means over the texts, with intervals.")] = False
     shard_size: Annotated[int, Option(min=1, help="MiB per shard, about.", metavar="MIB"), HELD] = 64
@@ -211,7 +210,6 @@ class Ray:
     ray: Annotated[
         str | None,
         Option(help="Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; alone, as Ray finds.", metavar="[ADDRESS]"),
-        Key((bool, str)),
     ] = None
     num_actors: Annotated[int, Option(min=1, help="With --ray: models side by side.", metavar="N")] = 1
     num_gpus_per_actor: Annotated[float, Option(min=0, help="With --ray: GPUs of each.", metavar="N")] = 0

@@ -44,11 +44,14 @@ def with_value(arguments: Sequence[str]) -> Iterator[str]:
                 yield from with_value([following, *rest])
 
 
-def address(given: str | bool | None) -> str | None:
-    """The address behind --ray: None without it, "" for Ray's own default. Raises UsageError for what is none."""
-    if given is None or given is False:
+def address(given: str | None) -> str | None:
+    """The address behind --ray: None without it, "" for Ray's own default. Raises UsageError for what is none.
+
+    A file of options says `ray: true` for the default, and `ray: false` for none.
+    """
+    if given is None or given == "false":
         return None
-    if given is True or given == "":
+    if given in ("", "true"):
         return ""
     if not ADDRESS.fullmatch(given):
         raise UsageError(f"--ray takes auto, local, ray://HOST:PORT or HOST:PORT; {given!r} came", "see --help")

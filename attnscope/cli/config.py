@@ -1,94 +1,77 @@
 """A YAML file of options, named as on the command line with underscores for hyphens.
 
-What may stand in such a file, and of which type, is read off the option groups.
+A value is read as if it had been typed there: the option itself says what it takes.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any
 
-from attnscope.cli.groups import Parameter, parameters
+from attnscope.cli.groups import parameters
 from attnscope.errors import UsageError
 from attnscope.shown import brief
 
 if TYPE_CHECKING:
     import typer
 
-NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list of texts"}
 TEXTS = ("text", "file", "ids", "given", "audio")  # a flag of one leaves out the others of the file
 OWN = ("config", "from_")  # which name files themselves
 MOST_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Key:
-    """What a key of a configuration holds: one of `kinds`, of at least `least`; text is one of `choices`, if any."""
-
-    kinds: tuple[type, ...]
-    choices: tuple[str, ...] = ()
-    least: float | None = None
-
-    @property
-    def expected(self) -> str:
-        """For people: `true or false`, `a number`, `a whole number from 1`, `8bit or 4bit`."""
-        names = [NAMES[kind] for kind in self.kinds if not (kind is str and self.choices)]
-        return " or ".join([*names, *self.choices]) + ("" if self.least is None else f" from {self.least}")
-
-    def accepts(self, value: object) -> bool:
-        # A YAML true is an int in Python, and nobody means `top: true`.
-        if type(value) not in self.kinds and not (type(value) is int and float in self.kinds):
-            return False
-        texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
-        if not all(isinstance(one, str) and _can_be_typed(one) for one in texts):
-            return False
-        if self.least is not None and isinstance(value, int | float) and not value >= self.least:
-            return False
-        return not (isinstance(value, str) and self.choices) or value in self.choices
-
-    @staticmethod
-    def of(option: Parameter) -> Key:
-        """What the values of an option may be; a Key in its annotation says what its type does not."""
-        said = [one for one in option.extra if isinstance(one, Key)]
-        if said:
-            return said[0]
-        if get_origin(option.type) is list:
-            return Key((list,))
-        kind = option.type if option.type in NAMES else str  # a path, or words to choose from
-        return Key((kind,), option.choices, option.info.min)
-
-
-def _can_be_typed(text: str) -> bool:
-    """Whether a command line and a path can hold it: they have no NUL, and no half of a surrogate pair."""
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-def keys_of(*groups: type) -> dict[str, Key]:
-    """What a configuration file may hold for these groups: every option but the file itself."""
+def keys_of(*groups: type) -> dict[str, str]:
+    """What a configuration file may hold for these groups, and the field of each: every option but the file itself."""
     found = [one for one in parameters(*groups).values() if one.is_option and one.name not in OWN]
-    return {one.spelled.replace("-", "_"): Key.of(one) for one in found}
+    return {one.spelled.replace("-", "_"): one.name for one in found}
 
 
-def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[str, Key]) -> dict[str, Any]:
+def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[str, str]) -> dict[str, Any]:
     """The options, by field, that the file of --config gives and no flag does.
 
     keys: what may stand in the file; what the groups have no option for is left out.
     """
-    options = {one.spelled.replace("-", "_"): one for one in parameters(*groups).values()}
-    content = read_config(context.params["config"], keys)
-    flags = [name for name in TEXTS if flagged(context, name)]
-    return {
-        options[key].name: converted(value, options[key].type)
-        for key, value in content.items()
-        if key in options and not flagged(context, options[key].name) and not (key in TEXTS and flags)
-    }
+    path, fields = context.params["config"], parameters(*groups)
+    content = {keys[key]: value for key, value in read_config(path, keys).items()}
+    values = {name: typed(context, path, name, value) for name, value in content.items() if name in fields}
+    texts = TEXTS if any(flagged(context, name) for name in TEXTS) else ()
+    return {name: value for name, value in values.items() if not (flagged(context, name) or name in texts)}
+
+
+def typed(context: typer.Context, path: Path, name: str, value: Any) -> Any:
+    """What the option of a field would be, had a person typed this value; a list is an option that is repeated.
+
+    path: the file that gives it. Raises UsageError, of the file, where the option does not take it.
+    """
+    from typer import BadParameter
+
+    option = next(one for one in context.command.params if one.name == name)
+    text = str(value) if isinstance(value, bool | int | float) else value
+    parts = text if option.multiple else [text]
+    try:
+        if not isinstance(parts, list) or not all(map(_can_be_typed, parts)):
+            raise BadParameter("expected a list of texts" if option.multiple else "expected text")
+        return option.process_value(context, text)
+    except BadParameter as error:
+        message = plainly(error.message)
+        got = "" if ", got " in message or brief(text) in message else f", got {brief(text)}"
+        raise UsageError(f"{path}: {name}: {message}{got}", "correct the value") from None
+
+
+def plainly(message: str) -> str:
+    """What Typer or pydantic says of a value, as one of our messages."""
+    return " ".join(message.replace("Value error, ", "").split()).rstrip(".")
+
+
+def _can_be_typed(value: object) -> bool:
+    """Whether it is text that a command line and a path can hold: without a NUL, and half of a surrogate pair."""
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
 
 
 def flagged(context: typer.Context, name: str) -> bool:
@@ -97,18 +80,11 @@ def flagged(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def converted(value: Any, kind: Any) -> Any:
-    """The value as the command line would have given it: a path, a number where text is taken too, None for `all`."""
-    if kind is int and value == "all":
-        return None
-    return kind(value) if kind is Path or (kind is str and type(value) is int) else value
-
-
-def read_config(path: Path | str, keys: Mapping[str, Key]) -> dict[str, Any]:
-    """The options of a configuration file, by name; keys that say nothing (null) are left out.
+def read_config(path: Path | str, keys: Mapping[str, str]) -> dict[str, Any]:
+    """The options of a configuration file, by name, as text; keys that say nothing (null) are left out.
 
     keys: what may stand in it. Raises `UsageError`: no such file, not YAML (with the line), an unknown key (with the
-    nearest valid one), a value of another type or outside the choices.
+    nearest valid one).
 
     >>> read_config("configs/demo.yaml", keys_of(Loading))["model"]
     'demo'
@@ -118,8 +94,8 @@ def read_config(path: Path | str, keys: Mapping[str, Key]) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds a {type(content).__name__}, expected options", "write them as key: value")
-    for name, value in content.items():
-        _check(path, name, value, keys)
+    for name in content:
+        _check_key(path, name, keys)
     return {name: value for name, value in content.items() if value is not None}
 
 
@@ -154,13 +130,19 @@ def _content(path: Path) -> str:
 
 
 def _strict() -> type:
-    """PyYAML's safe loader, refusing a key that stands twice (it would silently take the last), and aliases.
+    """PyYAML's safe loader, reading every scalar but null as text, and refusing aliases and a key that stands twice.
 
-    A few lines of aliases of aliases stand for more values than any machine holds.
+    PyYAML itself takes the last of two keys, and reads 27.10 as 27.1. A few lines of aliases of aliases stand for more
+    values than any machine holds.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [(tag, pattern) for tag, pattern in found if tag.endswith(":null")]
+            for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent) and (alias := self.peek_event()).anchor in self.anchors:
                 problem = f"aliases are not taken, and *{alias.anchor} is one"
@@ -181,15 +163,8 @@ def _strict() -> type:
     return Loader
 
 
-def _check(path: Path | str, name: object, value: object, keys: Mapping[str, Key]) -> None:
+def _check_key(path: Path | str, name: object, keys: Mapping[str, str]) -> None:
     if name not in keys:
         close = get_close_matches(brief(name).strip("'").replace("-", "_"), keys, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(keys)}"
         raise UsageError(f"{path}: unknown key {brief(name)}", hint)
-    check_value(path, str(name), value, keys[str(name)])
-
-
-def check_value(path: Path | str, name: str, value: object, key: Key) -> None:
-    """Raise UsageError for a value of another type, or outside the choices; None says nothing."""
-    if value is not None and not key.accepts(value):
-        raise UsageError(f"{path}: {name}: expected {key.expected}, got {brief(value)}", "correct the value")

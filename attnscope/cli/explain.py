@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.options import Format, Image, ModelText, Query, Seed, Writing
+from attnscope.cli.options import FIRST, Format, Image, ModelText, Query, Seed, Writing
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -37,10 +37,10 @@ PICTURES = (".png", ".svg", ".pdf")
 class Steps(Query, Seed):
     """What is explained."""
 
-    head: Annotated[str | None, Option(help="The head: L2H3 or 2.3.", metavar="HEAD")] = None
+    head: Annotated[str | None, Option(help="The head: L2H3 or 2.3.", metavar="HEAD"), FIRST] = None
     query: Annotated[str, Option(help="The token to follow: 5, last, bank#2 (`attnscope tokens -h`).")] = "last"
-    toy: Annotated[bool, Option(help='"I saw a saw" with tiny numbers, without a model.')] = False
-    scaling: Annotated[bool, Option(help="std(q·k) against d_k on random data, without a model.")] = False
+    toy: Annotated[bool, Option(help='"I saw a saw" with tiny numbers, without a model.'), FIRST] = False
+    scaling: Annotated[bool, Option(help="std(q·k) against d_k on random data, without a model."), FIRST] = False
     seed: Annotated[int, Option(help="Seed of --scaling's random data.")] = 0
 
     def check(self, asked: ModelText) -> None:

@@ -22,7 +22,6 @@ from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
@@ -37,9 +36,16 @@ UNSET = vars(typer.Option())
 class Mark(Enum):
     """What a field's annotation may say of its option beside typer's description."""
 
-    FIRST = "stands in the first panel of --help, whatever the panel of its group"
+    FIRST = "one of the most used: in the first panel, the only one of a plain --help, whatever the panel of its group"
     HELD = "whoever goes on in an output folder of batch must give the same value"
     UNRECORDED = "left out of manifests: it changes no number, or it is the text, which manifests only hash"
+
+
+@dataclass(frozen=True)
+class Unlisted:
+    """In a field's annotation: words that are taken, and that --help does not list among the choices."""
+
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -63,21 +69,22 @@ class Parameter:
         return max(names, key=len).partition("/")[0].lstrip("-")
 
     @property
-    def type(self) -> Any:
-        """The type of its values, None left aside."""
-        given = [one for one in get_args(self.hint) if one is not NoneType]
-        return given[0] if NoneType in get_args(self.hint) else self.hint
-
-    @property
     def choices(self) -> tuple[str, ...]:
         """The words that may be given; empty where others may be, too."""
-        return get_args(self.type) if get_origin(self.type) is Literal else ()
+        words = [one for one in (self.hint, *get_args(self.hint)) if get_origin(one) is Literal]
+        return get_args(words[0]) if words else ()
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The choices that --help lists."""
+        unlisted = {word for one in self.extra if isinstance(one, Unlisted) for word in one.words}
+        return tuple(word for word in self.choices if word not in unlisted)
 
     def for_typer(self, default: Any) -> inspect.Parameter:
         """The parameter of a function as typer reads it; MISSING is no default."""
         info = copy(self.info)
         info.default = ... if default is MISSING else default
-        info.metavar = info.metavar or "|".join(self.choices) or None
+        info.metavar = info.metavar or "|".join(self.listed) or None
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=self.hint)
 
 
@@ -159,7 +166,7 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
     """A field's option: what its own annotation says, and for the rest what the group that it varies says."""
     plain, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     own = [one for one in said if isinstance(one, OptionInfo | ArgumentInfo)]
-    below = inherited.info if inherited else typer.Option(rich_help_panel=None if Mark.FIRST in said else panel)
+    below = inherited.info if inherited else typer.Option(rich_help_panel=panel)
     info = copy(own[0]) if own else copy(below)
     if isinstance(info, OptionInfo):
         info.param_decls = _names(name, info) or below.param_decls or (f"--{name.replace('_', '-')}",)
@@ -167,8 +174,10 @@ def _parameter(name: str, hint: Any, panel: str | None, inherited: Parameter | N
     for key, value in vars(below).items():
         if key in vars(info) and vars(info)[key] == UNSET[key]:
             setattr(info, key, value)
-    extra = tuple(one for one in said if one not in own)
-    return Parameter(name, plain, info, extra or (inherited.extra if inherited else ()))
+    extra = tuple(one for one in said if one not in own) or (inherited.extra if inherited else ())
+    if Mark.FIRST in extra:
+        info.rich_help_panel = None
+    return Parameter(name, plain, info, extra)
 
 
 def _names(name: str, info: OptionInfo) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ class Ranking(Top):
             autocompletion=metric_names,
         ),
     ] = None
-    ascending: Annotated[bool, Option(help="Smallest first.")] = False
+    ascending: Annotated[bool, Option(help="Smallest first.", rich_help_panel="Attention")] = False
     top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20
 
     def check(self, asked: TextRun, metrics: str | None) -> None:

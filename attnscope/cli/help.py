@@ -1,8 +1,9 @@
-"""`--help` in plain text: the options in the panels that they name, in columns, at the terminal's width."""
+"""`--help` in plain text, in columns at the terminal's width: the most used options, or all of them in panels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from typer.core import TyperCommand
@@ -13,10 +14,17 @@ from attnscope.cli.options import PANELS
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
 SHORT = "    "  # the room of `-t, `
 UNBROKEN = "\xa0"  # a space where no line ends; printed as a plain one
+ARGUMENTS, MOST_USED = "Arguments", PANELS[0]
+MOST = 14  # options of a plain --help; it shows all of a command that has no more
+ALL = "attnscope.help.all"  # in a context: whether `all` follows --help
 
 
 class PanelCommand(TyperCommand):
-    """A command whose options stand under the headings of their panels, the main one first."""
+    """A command whose options stand under the headings of their panels, the most used ones first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[ALL] = any(one in ctx.help_option_names and after == "all" for one, after in pairwise(args))
+        return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> Any:
         return as_typed(super().get_params(ctx), ctx)
@@ -25,19 +33,38 @@ class PanelCommand(TyperCommand):
         return super().get_help(ctx).replace(UNBROKEN, " ")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        shown = [(panel_of(one), record) for one in self.get_params(ctx) if (record := record_of(one, ctx))]
+        found = self.get_params(ctx)
+        listed = found if ctx.meta.get(ALL) else most_used(found)
+        shown = [(panel_of(one), record) for one in listed if (record := record_of(one, ctx))]
         most = WIDE if formatter.width > 120 else NARROW
         width = max((len(names) for _, (names, _) in shown if len(names) <= most), default=0)
         for panel, rows in by_panel(shown):
             with formatter.section(panel):
                 formatter.write_dl([(names.ljust(width), text) for names, text in rows], col_max=width)
+        if len(listed) < len(found):
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(f"{len(found) - len(listed)} more options: {ctx.command_path} --help all")
+
+
+def most_used(found: Sequence[Any]) -> list[Any]:
+    """The arguments and options that a plain --help shows."""
+    options = [one for one in found if panel_of(one) != ARGUMENTS and "--help" not in one.opts]
+    shown = (ARGUMENTS, MOST_USED, *(PANELS if len(options) <= MOST else ()))
+    return [one for one in found if panel_of(one) in shown]
+
+
+def whole_help(context: Any) -> str:
+    """What to type for all options of a command: `attnscope heads --help all`, `attnscope info --help`."""
+    found = context.command.get_params(context)
+    return f"{context.command_path} --help" + " all" * (len(most_used(found)) < len(found))
 
 
 def panel_of(parameter: Any) -> str:
     """The heading that an option or argument stands under."""
     if parameter.param_type_name == "argument":
-        return "Arguments"
-    return parameter.rich_help_panel or PANELS[0]
+        return ARGUMENTS
+    return parameter.rich_help_panel or MOST_USED
 
 
 def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
@@ -55,6 +82,6 @@ def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
 
 def by_panel(shown: list[tuple[str, tuple[str, str]]]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """The records of each panel, the panels in their order."""
-    for panel in ("Arguments", *PANELS):
+    for panel in (ARGUMENTS, *PANELS):
         if rows := [record for name, record in shown if name == panel]:
             yield panel, rows

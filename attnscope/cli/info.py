@@ -31,12 +31,10 @@ EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 -
 
 @dataclass(frozen=True, kw_only=True)
 class Named(Checkpoint):
-    """The model is what the command is about: an argument, or --model as elsewhere."""
+    """The model of a command that is about it: --model as everywhere, or for short an argument."""
 
-    name: Annotated[
-        str | None, Argument(help="The model, as --model names it.", metavar="MODEL", autocompletion=models)
-    ] = None
-    model: str | None = None  # type: ignore[assignment]
+    name: Annotated[str | None, Argument(help="Short for --model.", metavar="MODEL", autocompletion=models)] = None
+    model: Annotated[str | None, Option(help="demo (default), a folder, a GGUF file, or a hub id.")] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.name is not None and self.model is not None:

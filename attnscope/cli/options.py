@@ -1,6 +1,7 @@
 """The options that commands share, each declared once, in the groups that commands take.
 
-A group's panel is the section of --help that its options stand in; those marked FIRST stand in the first.
+A group's panel is the section of `--help all` that its options stand in. Those that most people type are marked FIRST:
+they stand in the first section, as those of a group without a panel do, and a plain `--help` shows no other.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option
 
 from attnscope.cli.completion import models, offer
-from attnscope.cli.config import Key
-from attnscope.cli.groups import Mark, fill
+from attnscope.cli.groups import Mark, Unlisted, fill
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Checkpoint:
             metavar="DEVICE",
             autocompletion=offer("auto", "cpu", "cuda", "mps"),
         ),
+        FIRST,
         HELD,
     ] = "auto"
     dtype: Annotated[
@@ -107,7 +108,7 @@ class Tokens:
     """How a text becomes tokens."""
 
     panel = "Text"
-    chat: Annotated[bool, Option(help="Apply the chat template: a user turn, or JSON messages."), HELD] = False
+    chat: Annotated[bool, Option(help="Apply the chat template: a user turn, or JSON messages."), FIRST, HELD] = False
     truncate: Annotated[Literal["left", "right"] | None, Option(help="Cut a text that is too long."), HELD] = None
 
 
@@ -207,9 +208,11 @@ class EngineName:
     engine: Annotated[
         Literal["auto", "eager", "fused", "tiles", "numba", "triton"],
         Option(
-            help="eager: the model's own matrices, bit for bit; fused: none is made; tiles, numba, triton: that way "
-            "of it; auto: the faster one that gives what is asked and fits the memory."
+            help="eager: the model's own matrices, bit for bit; fused: none is made; auto: the faster one that gives "
+            "what is asked and fits the memory."
         ),
+        Unlisted(("tiles", "numba", "triton")),  # fused, computed in that one way
+        FIRST,
         HELD,
     ] = "auto"
 
@@ -316,7 +319,7 @@ class Query:
     query: Annotated[
         str | None,
         Option(help="Queries: 8, 3-7, last (token), bank, bank#2; all: `attnscope tokens -h`.", metavar="TOKENS"),
-        Key((int, str)),
+        FIRST,
         HELD,
     ] = None
 
@@ -326,7 +329,7 @@ class Question(Query):
     """Which tokens are asked about."""
 
     panel = "Question"
-    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), Key((int, str)), HELD] = None
+    key: Annotated[str | None, Option(help="Keys, in the same words.", metavar="TOKENS"), FIRST, HELD] = None
     define: Annotated[
         list[str] | None,
         Option(help="A name for tokens, as subject=Mary; may be repeated.", metavar="NAME=TOKENS"),
@@ -398,7 +401,6 @@ class Top:
     top: Annotated[
         int | None,
         Option(help="Rows printed on a terminal: a number, or all.", metavar="N|all", parser=count),
-        Key((int, str), ("all",)),
     ] = 40
 
     def __post_init__(self) -> None:
@@ -433,7 +435,7 @@ class ManyTexts:
     """A file of texts, for what is said of many."""
 
     panel = "Corpus"
-    texts: Annotated[str | None, Option(help="Texts, one per line or record.", metavar="FILE")] = None
+    texts: Annotated[str | None, Option(help="Texts, one per line or record.", metavar="FILE"), FIRST] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,7 +443,7 @@ class Sampled(ManyTexts):
     """How many sequences stand behind a number."""
 
     panel = "Corpus"
-    sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N")] = 64
+    sequences: Annotated[int, Option(min=2, help="Sequences per probe; intervals need 32.", metavar="N"), FIRST] = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -469,7 +471,6 @@ class Relations:
     top_k: Annotated[
         str,
         Option(help="Keys that are kept of every query, strongest first: a number, or all.", metavar="N|all"),
-        Key((int, str), ("all",)),
         HELD,
     ] = "5"
     min_weight: Annotated[float | None, Option(help="Leave out smaller entries.", metavar="WEIGHT"), HELD] = None
@@ -518,7 +519,6 @@ class Look(Image):
     width: Annotated[
         str | None,
         Option(help="No wider than a paper's column (3.25 in), its page (6.75), or inches.", metavar="WIDTH"),
-        Key((float, str), ("column", "page")),
     ] = None
     dpi: Annotated[int | None, Option(help="Pixels per inch (default: 120).", metavar="N")] = None
     cmap: Annotated[
@@ -579,6 +579,7 @@ class Kinds:
             "(weights over a --picture); by commas.",
             metavar="KINDS",
         ),
+        FIRST,
     ] = None
 
     def kinds(self, question: Question) -> tuple[str, ...] | None:
@@ -669,6 +670,7 @@ class Facts(Format):
 class Config:
     """Where options come from that no flag gives."""
 
+    panel = "Files"
     config: Annotated[
         Path | None, Option(help="A YAML file of options; flags win over it.", metavar="FILE"), UNRECORDED
     ] = None

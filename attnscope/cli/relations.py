@@ -12,7 +12,7 @@ from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, Top
+from attnscope.cli.options import FIRST, HELD, Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -41,9 +41,11 @@ class Listing(Results):
 class Ranked(Relations):
     """Which keys of a query are listed, and in which order."""
 
+    top_k: Annotated[str, FIRST, HELD] = "5"
     over: Annotated[
         Literal["heads", "none"] | None,
         Option(help="heads: one table, strongest first; none: head by head (default: none, on a terminal heads)."),
+        FIRST,
     ] = None
     all_keys: Annotated[
         bool | None,

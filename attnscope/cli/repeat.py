@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.config import TEXTS, Key, check_value, converted, flagged
-from attnscope.cli.groups import Mark, Parameter, parameters
+from attnscope.cli.config import TEXTS, flagged, typed
+from attnscope.cli.groups import Mark, parameters
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,15 +58,14 @@ def repeated(context: typer.Context, groups: tuple[type, ...]) -> dict[str, Any]
         for name, option in parameters(*groups).items()
         if name in said and name not in AROUND and Mark.UNRECORDED not in option.extra
     }
-    for name, option in found.items():
-        check_value(path, name, _written(said[name], Key.of(option)), Key.of(option))
+    values = {name: None if said[name] is None else typed(context, path, name, said[name]) for name in found}
     given = [name for name in found if flagged(context, name)]
     beside_it = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
     texts = ["TEXT" if name == "given" else f"--{name}" for name in beside_it]
-    changes = [f"--{found[name].spelled}" for name in given if context.params[name] != _value(found[name], said[name])]
+    changes = [f"--{found[name].spelled}" for name in given if context.params[name] != values[name]]
     beside = f"; given beside it: {', '.join([*texts, *changes])}"
     output.talk(f"repeats {path}{beside if texts or changes else ''}", context.params["quiet"])
-    return {name: _value(option, said[name]) for name, option in found.items() if name not in given}
+    return {name: value for name, value in values.items() if name not in given}
 
 
 def _options(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -77,16 +75,6 @@ def _options(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} does not say what was asked for", "name another manifest")
     commit = {"revision": model["revision"]} if model.get("revision") else {}
     return {"model": model.get("name"), **options, **commit}
-
-
-def _written(value: Any, key: Key) -> Any:
-    """The value as a person writes it into a file: the command line gives numbers as text where text is taken too."""
-    number = isinstance(value, str) and int in key.kinds and re.fullmatch("[0-9]{1,9}", value)
-    return int(value) if number else value
-
-
-def _value(option: Parameter, value: Any) -> Any:
-    return value if value is None else converted(value, option.type)
 
 
 def tokens_of(path: Path) -> Prompt | Sound:

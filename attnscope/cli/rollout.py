@@ -11,7 +11,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import recorded, spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Map, Relations, Results, Selected, TextRun, Top
+from attnscope.cli.options import FIRST, Map, Relations, Results, Selected, TextRun, Top
 from attnscope.cli.relations import rendered, say_rest
 from attnscope.cli.takes import takes
 
@@ -32,6 +32,7 @@ class Units(Relations):
     group: Annotated[
         Literal["tokens", "words", "sentences"] | None,
         Option(help="Units: sum over keys, mean over queries (default: tokens, in runs if over 200)."),
+        FIRST,
     ] = None  # type: ignore[assignment]
 
 

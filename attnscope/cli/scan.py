@@ -13,7 +13,7 @@ from typer import Option
 from attnscope import cells
 from attnscope.cli import output, scan_texts
 from attnscope.cli.info import Named
-from attnscope.cli.options import Exporting, Format, Loading, Seed, Sequences, Top
+from attnscope.cli.options import FIRST, Exporting, Format, Loading, Seed, Sequences, Top
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -65,7 +65,7 @@ class Probing(Sequences, Seed, Top):
     """What is drawn, and what is shown."""
 
     probe: Annotated[
-        str | None, Option(help="The probe that the table shows (default: induction).", metavar="PROBE")
+        str | None, Option(help="The probe that the table shows (default: induction).", metavar="PROBE"), FIRST
     ] = None
     seed: Annotated[int, Option(help="Seed of the sequences.")] = 0
     pool: Annotated[Path | None, Option(help="A file of the token ids that probes are made of.", metavar="FILE")] = None

@@ -12,7 +12,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import fill, recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import Heads, Question, Results, Scale, TextRun
+from attnscope.cli.options import FIRST, Heads, Question, Results, Scale, TextRun
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
@@ -43,6 +43,7 @@ class Mean:
     mean: Annotated[
         Literal["none", "layer", "all"] | None,
         Option(help="Average the heads per layer, or all (default: all; none with --select)."),
+        FIRST,
     ] = None
 
 

@@ -1,0 +1,92 @@
+"""Command lines that stand in people's scripts: what they read and write stays as it is, letter by letter."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+
+import pytest
+
+from attnscope.cli.app import COMMANDS
+from helpers.command_line import HANGS, SENTENCE
+from helpers.corpora import jsonl, rows
+from helpers.forks import shim
+
+HEADS = 24  # of the demo model, in 4 layers
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Runs a line of bash in a folder with a text and a corpus; returns what it prints."""
+    (tmp_path / "text.txt").write_text(SENTENCE)
+    jsonl(tmp_path / "corpus.jsonl", ["the river bank", "the bank"])
+
+    def run(line):
+        env = os.environ | {"PATH": f"{shim()}{os.pathsep}{os.environ['PATH']}"}
+        command = ["bash", "-o", "pipefail", "-c", line]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=HANGS)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+    return run
+
+
+def table(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_the_names_of_the_commands():
+    names = (
+        "heads relations keys text heatmap view rollout explain tokens batch scan compare ablate parity info metrics"
+    )
+    assert {*names.split(), "doctor"} <= set(COMMANDS)
+
+
+def test_heads_writes_heatmaps_as_png_and_tables_as_csv(shell, tmp_path):
+    printed = table(shell(f'attnscope heads --model demo --text "{SENTENCE}" --out runs/bank'))
+    run = tmp_path / "runs" / "bank"
+    written = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    pictures = {name for name in written if name.endswith(".png")}
+    assert written - pictures == {"heads.csv", "relations.csv", "manifest.json"}
+    assert {"overview.png", "metrics.png", *(f"layers/L0{layer}.png" for layer in range(4))} < pictures
+    assert len([name for name in pictures if name.startswith("heads/")]) == 20  # the first by focus
+    assert len(pictures) == 26
+    assert all((run / name).read_bytes().startswith(PNG) for name in pictures)
+    kept = table((run / "heads.csv").read_text())
+    assert {(row["layer"], row["head"]) for row in kept} == {(row["layer"], row["head"]) for row in printed}
+    assert len(kept) == len(printed) == HEADS
+    relations = table((run / "relations.csv").read_text())
+    assert {"layer", "head", "query", "query_token", "key", "key_token", "weight"} <= set(relations[0])
+
+
+def test_one_text_comes_the_same_by_every_way(shell):
+    expected = shell(f'attnscope heads --model demo --text "{SENTENCE}" -q')
+    for line in (
+        f'attnscope heads "{SENTENCE}" -q',
+        f'attnscope heads -t "{SENTENCE}" -m demo -q',
+        "attnscope heads --file text.txt -q",
+        "attnscope heads -f - -q < text.txt",
+        "cat text.txt | attnscope heads --text - -q",
+        "cat text.txt | attnscope heads - -q | cat",
+    ):
+        assert shell(line) == expected, line
+    assert len(table(expected)) == HEADS
+
+
+def test_rows_in_a_pipe(shell):
+    assert len(shell("attnscope heads --file text.txt --sort induction -q | head -3").splitlines()) == 3
+    lines = shell("attnscope relations -f text.txt --query last --key bank --format jsonl -q").splitlines()
+    assert {json.loads(line)["query_token"] for line in lines} == {" bank"}
+    assert len(table(shell('echo "[0, 423, 1919]" | attnscope keys --ids - -q'))) == 3
+
+
+def test_batch_makes_a_dataset_of_a_corpus(shell, tmp_path):
+    shell("attnscope batch corpus.jsonl --model demo --out runs/corpus -q")
+    folder = tmp_path / "runs" / "corpus"
+    assert len(rows(folder, "heads")) == 2 * HEADS
+    assert [row["id"] for row in rows(folder, "texts")] == ["t0", "t1"]
+    assert rows(folder, "relations")
+    lines = shell("attnscope batch - --input-format jsonl --to-stdout jsonl -q < corpus.jsonl").splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["t0", "t1"]
