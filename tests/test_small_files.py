@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from attnscope.files import SMALL_BYTES, read_small
 from attnscope.manifest import read_manifest
 from attnscope.media.sound import extractor_of
 from attnscope.model.checkpoint import read_json
-from attnscope.model.loading import load
+from attnscope.model.loading import DEMO_FOLDER, load, load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.study.atlas.atlas import atlas_of, kept
 from attnscope.study.claim import claim
@@ -55,6 +56,19 @@ def test_a_feature_extractor_that_is_too_large_is_refused_before_transformers_re
         stream.truncate(SMALL_BYTES + 1)
     with pytest.raises(ModelError, match="larger than 64 MiB"):
         extractor_of(loaded)
+
+
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "special_tokens_map.json", "chat_template.jinja", "tokenizer.json", "merges.txt"]
+)
+def test_a_document_that_is_too_large_is_refused_before_transformers_reads_it(tmp_path: Path, name: str) -> None:
+    shutil.copytree(DEMO_FOLDER, tmp_path / "model")
+    with (tmp_path / "model" / name).open("ab") as stream:
+        stream.truncate(8 * 2**30)  # sparse: it takes no room
+    bound = 64 if name.endswith("p.json") or name in ("generation_config.json", "chat_template.jinja") else 1024
+    for read in (load, load_tokenizer):
+        with pytest.raises(ModelError, match=f"{name} is larger than {bound} MiB"):
+            read(LoadOptions(model=str(tmp_path / "model")))
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != "journal.jsonl"])

@@ -21,8 +21,9 @@ from attnscope.errors import ModelError, is_panic
 from attnscope.model.families import BYTE_TOKENIZERS, family
 from attnscope.shown import brief
 
-TOKENIZER_BYTES = 2**30
+SMALL, TOKENIZER_BYTES = files.SMALL_BYTES, 2**30
 CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]+)"')
+DOCUMENTS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja")  # that transformers reads whole
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab*", "merges.txt", "tekken.json", "*.tiktoken", "dict.txt")
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -61,6 +62,7 @@ def check_config(folder: Path) -> dict[str, Any]:
         raise ModelError(
             f"{folder} has no config.json", "pass a folder written by save_pretrained, or a Hugging Face Hub id"
         )
+    check_sizes(folder)
     config = read_json(path)
     if not config.get("model_type") and not config.get("auto_map"):
         raise ModelError(f"{path} does not say its model_type", 'add it, for example: "model_type": "llama"')
@@ -69,6 +71,15 @@ def check_config(folder: Path) -> dict[str, Any]:
             raise ModelError(f"{path}: expected {name} as {key}, got {brief(config[key])}", "download the file again")
     check_has_attention(config.get("model_type"))
     return config
+
+
+def check_sizes(folder: Path) -> None:
+    """Raise for a document that is longer than any: transformers would read and parse it whole."""
+    for pattern, most in (*((one, TOKENIZER_BYTES) for one in VOCABULARY_FILES), *((one, SMALL) for one in DOCUMENTS)):
+        for path in folder.glob(pattern):
+            bound = TOKENIZER_BYTES if path.name == "tokenizer.json" else most
+            if path.is_file() and path.stat().st_size > bound:
+                raise ModelError(f"{path} is larger than {bound >> 20} MiB", "download the file again")
 
 
 def check_has_attention(model_type: str | None) -> None:
@@ -102,6 +113,7 @@ def has_vocabulary(folder: Path) -> bool:
 
 def check_tokenizer(folder: Path, trust_remote_code: bool = False) -> None:
     """Raise when the folder has nothing to build a tokenizer from."""
+    check_sizes(folder)
     config = read_json(path) if (path := folder / "tokenizer_config.json").is_file() else {}
     if str(config.get("tokenizer_class")) in BYTE_TOKENIZERS or (trust_remote_code and "auto_map" in config):
         return

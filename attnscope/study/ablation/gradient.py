@@ -101,9 +101,11 @@ def first_order(passes: Passes, advance: Advance = lambda token_layers: None) ->
 
 def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int]], np.ndarray]:
     """The heads, and (B, N, 2): grad . (replacement - z) and grad . z of each."""
-    kept, intervention = dict[Place, Tensor](), passes.intervention
+    intervention = passes.intervention
     if not isinstance(intervention, Replacing):
         raise UsageError("a screen by gradients is of outputs that are replaced", "use {replace=mean}")
+
+    kept: dict[Place, Tensor] = {}
 
     def keep(place: Place, output_BTHV: Tensor) -> Tensor:
         kept[place] = output_BTHV if output_BTHV.requires_grad else output_BTHV.requires_grad_()
