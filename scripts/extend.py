@@ -1,4 +1,4 @@
-"""Add a metric, an option, an engine and a command to a copy of attnscope: `python scripts/extend.py FOLDER`.
+"""Add one of each kind of extension to a copy of attnscope: `python scripts/extend.py FOLDER`.
 
 Each is what its author would write, in the files that CONTRIBUTING.md names. The files and lines that each took are
 printed; `tests/test_extend.py` runs the extensions, and leaves each out in turn.
@@ -42,6 +42,86 @@ def recomputed(spec: AttentionSpec) -> AttentionOperator:
 
 '''
 
+KEPT = '''"""The largest weight of every row. Shapes: B text, H head, Q query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from attnscope.attention.questions import MaxWeight, Question
+from attnscope.keep.layers import PerLayer
+from attnscope.keep.probe import Answers, Layer
+from attnscope.keep.request import Asked, Request
+from attnscope.keep.thing import Found, Thing
+
+
+class Largest:
+    """Of a layer (B, H, Q), of one text (H, Q)."""
+
+    def asks(self, layer: Layer) -> Sequence[Question]:
+        return [MaxWeight()]
+
+    def keep(self, layer: Layer, answers: Answers) -> Tensor:
+        return answers[MaxWeight()].float().cpu()
+
+
+def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+    """Of every text: a number a row is little."""
+
+    def of_texts(found: Found) -> list[PerLayer[Tensor]]:
+        return [
+            PerLayer({key: kept_BHQ[row, :, : len(one.prompt)] for key, kept_BHQ in found.items()})
+            for row, one in enumerate(asked)
+        ]
+
+    return Thing(Largest(), of_texts)
+'''
+
+INTERVENTION = '''"""Heads whose output is halved. Shapes: B text, T token, H head, V width of v."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from attnscope.seam.call import Place
+from attnscope.seam.engines import Engine
+from attnscope.study.ablation.intervention import Heard
+from attnscope.study.ablation.replacement import replacing
+from attnscope.study.ablation.sets import HeadSet
+
+if TYPE_CHECKING:
+    from attnscope.study.ablation.tasks import Task
+
+
+@dataclass(frozen=True)
+class Halving:
+    """A head's output, before the output projection, is halved."""
+
+    name: str = "halved"
+    least: int = 1
+    learns: bool = False
+
+    def check(self, task: Task) -> None:
+        """Any task will do."""
+
+    def learnt(self, task: Task, each: Callable[[Heard], None]) -> Halving:
+        return self
+
+    def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
+        return replace(engine, change=replacing(sets, lengths, halved))
+
+
+def halved(place: Place, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Half of what the head gave."""
+    return output_BTHV / 2
+'''
+
 COMMAND = '''"""`attnscope sentences`: how a text is cut into sentences."""
 
 from __future__ import annotations
@@ -69,6 +149,14 @@ def sentences(asked: ModelText, printing: Printing) -> int:
 # Extension -> its files -> (the anchor before which it is written, or "" for a new file; what is written) ...
 EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "a metric": {"measure/metrics.py": (('        Metric(\n            id="self",', METRIC.lstrip("\n")),)},
+    "a kept thing": {
+        "keep/largest.py": (("", KEPT),),
+        "keep/things.py": (
+            ("maps, operands, per_token,", "largest, "),
+            ('    "spans": spans.wanted,', '    "largest": largest.wanted,\n'),
+        ),
+    },
+    "an intervention": {"study/ablation/halving.py": (("", INTERVENTION),)},
     "an option": {
         "cli/heads.py": (
             ("\n\nGROUPS = ", OPTION.rstrip("\n")),
@@ -134,7 +222,7 @@ def _inserted(source: str, anchor: str, addition: str, name: str) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python scripts/extend.py FOLDER")
-    print(f"{'extension':<12} {'edited':>6} {'new':>4} {'lines':>6}  files")
+    print(f"{'extension':<16} {'edited':>6} {'new':>4} {'lines':>6}  files")
     for what, cost in extend(Path(sys.argv[1])).items():
         files = ", ".join(cost.edited + cost.new)
-        print(f"{what:<12} {len(cost.edited):>6} {len(cost.new):>4} {cost.lines:>6}  {files}")
+        print(f"{what:<16} {len(cost.edited):>6} {len(cost.new):>4} {cost.lines:>6}  {files}")

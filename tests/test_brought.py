@@ -21,6 +21,7 @@ from attnscope.parity.certificate import certificate
 from helpers.brought import a_gguf, an_adapter
 from helpers.command_line import call
 from helpers.folders import edit_config, saved
+from helpers.own import attentions
 
 TEXT = "the financial bank is located on river bank"
 IDS = [0, 423, 1165, 782, 295, 1650, 357, 1385, 782]  # of the text, with the begin token
@@ -33,8 +34,7 @@ def weights(loaded: LoadedModel, **asked: object) -> torch.Tensor:
 
 def own(loaded: LoadedModel) -> torch.Tensor:
     """What the model itself gives as its attentions."""
-    with torch.no_grad():
-        return torch.cat(loaded.model(torch.tensor([IDS]), output_attentions=True).attentions)
+    return torch.stack(attentions(loaded.model, IDS))
 
 
 def refusal(**options: object) -> str:

@@ -1,7 +1,6 @@
 """Every example of every --help is run as it stands."""
 
 import gzip
-import json
 import os
 import re
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 
 from helpers.command_line import HANGS, call
 from helpers.commands import COMMANDS
+from helpers.corpora import written
 from helpers.forks import shim
 
 EXAMPLES = [example for _, examples in COMMANDS.values() for example in examples]
@@ -34,7 +34,7 @@ def surroundings(tmp_path):
     """What the examples find where they are typed: a readme and two small corpora."""
     lines = ["The river bank is green.", "The old boat lies still."]
     (tmp_path / "README.md").write_text("\n".join(lines * 80))
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+    written(tmp_path / "corpus.jsonl", ({"body": line} for line in lines))
     (tmp_path / "corpus.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     return tmp_path
 

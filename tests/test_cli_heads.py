@@ -14,6 +14,7 @@ import torch
 from attnscope.measure.metrics import METRICS
 from attnscope.text.prompt import from_text
 from helpers.command_line import SENTENCE, call
+from helpers.own import attentions
 from helpers.rows import csv_rows
 from test_metrics import by_loops
 
@@ -30,10 +31,7 @@ def ran(*arguments):
 @pytest.fixture(scope="module")
 def weights(demo):
     """The demo's own attention to the sentence, as transformers returns it: {layer: heads x queries x keys}."""
-    ids = torch.tensor([demo.tokenizer(SENTENCE).input_ids])
-    with torch.no_grad():
-        found = demo.model(ids, output_attentions=True, use_cache=False).attentions
-    return {layer: matrix[0] for layer, matrix in enumerate(found)}
+    return dict(enumerate(attentions(demo.model, demo.tokenizer(SENTENCE).input_ids)))
 
 
 @pytest.fixture(scope="session")
@@ -149,11 +147,10 @@ def test_metrics_of_length_are_columns_where_they_are_asked_for(demo):
     rows = ran("heads", "--text", text, "--engine", "fused", *asked).rows
     assert list(rows[0]) == [*ABOUT, *METRICS, "keys_95", "streaming_mass_32", "kind"]
     ids = demo.tokenizer(text).input_ids
-    with torch.no_grad():
-        matrices = demo.model(torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
+    matrices = attentions(demo.model, ids)
     visible = torch.ones(len(ids), len(ids)).tril().bool()
     for row in rows:
-        weights = matrices[int(row["layer"])][0, int(row["head"])]
+        weights = matrices[int(row["layer"])][int(row["head"])]
         for name in ("keys_95", "streaming_mass_32"):
             assert float(row[name]) == pytest.approx(by_loops(weights, visible, ids, name), abs=1e-5, rel=1e-3), name
     assert [*ran("heads", "--text", SENTENCE, "--sort", "-str 512").rows[0]][-2] == "streaming_mass_512"

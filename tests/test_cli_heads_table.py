@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attnscope.measure.metrics import METRICS
+from helpers import own
 from helpers.command_line import SENTENCE, call
 from helpers.folders import saved
 
@@ -54,9 +55,8 @@ def test_what_the_strongest_relation_is_ranked_by_is_said(demo):
     assert any("strongest relation: the largest weight less 1 / keys that the query sees" in line for line in talk)
     [row] = [line for line in heads_in(lines) if "L1H1" in line]
     assert re.search(r"the\(67\) → \.\(60\) +0\.99", row)
-    ids = demo.tokenizer(story.read_text(encoding="utf-8"), return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        weights_QK = demo.model(ids, output_attentions=True).attentions[1][0, 1].clone()
+    ids = demo.tokenizer(story.read_text(encoding="utf-8"))["input_ids"]
+    weights_QK = own.attentions(demo.model, ids)[1][1].clone()
     weights_QK[:, 0], weights_QK[0] = 0, 0
     assert weights_QK.argmax() != 67 * len(weights_QK) + 60
     uniform_Q1 = 1 / torch.arange(1, len(weights_QK) + 1)[:, None]

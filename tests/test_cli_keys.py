@@ -5,10 +5,10 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from attnscope.text.prompt import from_text
 from helpers.command_line import SENTENCE, call
+from helpers.own import attentions
 
 
 def ran(*arguments):
@@ -18,13 +18,11 @@ def ran(*arguments):
 @pytest.fixture(scope="module")
 def received(demo):
     """{(layer, head): the mean weight on every key}, as Python sums it."""
-    ids = torch.tensor([from_text(demo.tokenizer, SENTENCE).ids])
-    with torch.no_grad():
-        layers = demo.model(ids, output_attentions=True, use_cache=False).attentions
+    layers = attentions(demo.model, from_text(demo.tokenizer, SENTENCE).ids)
     return {
         (layer, head): [sum(float(row[key]) for row in matrix) / len(matrix) for key in range(len(matrix))]
         for layer, matrices in enumerate(layers)
-        for head, matrix in enumerate(matrices[0])
+        for head, matrix in enumerate(matrices)
     }
 
 

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers.command_line import HANGS
+from helpers.own import attentions
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "attnscope" / "demo"
@@ -50,12 +51,6 @@ def noise(repeats: bool) -> list[int]:
     ids = (3 + torch.randperm(1997, generator=generator)[: 2 * PERIOD]).tolist()
     once, others = ids[:PERIOD], ids[PERIOD:]
     return [0, *once, *(once if repeats else others)]
-
-
-def attentions(model: Any, ids: list[int]) -> list[torch.Tensor]:
-    """One heads x queries x keys tensor for each layer."""
-    with torch.no_grad():
-        return [layer[0] for layer in model(torch.tensor([ids]), output_attentions=True).attentions]
 
 
 def best_head(layers: list[torch.Tensor], pairs: list[tuple[int, int]]) -> float:

@@ -31,6 +31,7 @@ from attnscope.model.loading import LoadedModel
 from attnscope.text.prompt import from_text
 from helpers.command_line import call, on_terminal
 from helpers.families import tiny_model
+from helpers.own import attentions
 from helpers.parity_cases import CASES as FAMILY_CASES
 from helpers.parity_models import as_loaded
 from helpers.parity_stacks import stack_model
@@ -147,13 +148,12 @@ def test_hidden_logits_agree_only_with_hidden_ones() -> None:
 
 def test_every_head_of_the_demo_equals_the_models_own(demo: LoadedModel) -> None:
     prompt = from_text(demo.tokenizer, SENTENCE)
-    with torch.no_grad():
-        attentions = demo.model(torch.tensor([prompt.ids]), output_attentions=True).attentions
+    weights = attentions(demo.model, prompt.ids)
     for layer in demo.geometry.attention_layers:
         for head in range(layer.heads):
             explanation = explain_head(demo, prompt, layer.index, head)
             assert explanation.failures == []
-            expected_QK = attentions[layer.index][0, head].numpy()
+            expected_QK = weights[layer.index][head].numpy()
             np.testing.assert_allclose(explanation.weights_QK, expected_QK, atol=1e-5)
     first = ["hidden states", "projections", "split into heads", "positions", "scores", "scaling"]
     last = ["mask", "softmax", "weighted values", "concatenation", "output projection"]

@@ -8,23 +8,50 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import attnscope
+from attnscope.study.ablation.tasks import copy as copied
 from helpers.command_line import ATTNSCOPE, Result
+from helpers.own import attentions
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 from extend import EXTENSIONS, Cost, extend  # noqa: E402
 
 TEXT = "the financial bank is located on river bank by the river"
-EDITED = {"a metric": 1, "an option": 1, "an engine": 2, "a command": 1}  # files of existing code, at most
+EDITED = {  # files of existing code, at most
+    "a metric": 1,
+    "a kept thing": 2,
+    "an intervention": 1,
+    "an option": 1,
+    "an engine": 2,
+    "a command": 1,
+}
 
 READ = ("--text", TEXT, "--format", "csv", "-q")
 STORY = ("heads", "--file", str(ROOT / "examples" / "story.txt"), "-q")
 HEADS = ("heads", "--engine")
 INFO = ("info", "demo", "--format", "json")
-NEEDS = {  # extension -> a command that only it makes possible
+KEPT = f"""
+import attnscope.keep.largest, json
+seen = attnscope.capture(attnscope.load("demo"), {TEXT!r}, engine="fused")
+print(json.dumps([kept_HQ.tolist() for kept_HQ in seen.kept["largest"].values()]))
+"""
+INTERVENTION = """
+from attnscope.study.ablation.halving import Halving
+import attnscope, json
+from attnscope.study.ablation.passes import losses
+from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.ablation.tasks import copy
+demo = attnscope.load("demo")
+sets = [HeadSet("two", ((3, 0), (3, 1)))]
+print(json.dumps(losses(demo, copy(demo, sequences=2), sets, Halving()).tolist()))
+"""
+NEEDS = {  # extension -> a command, or a program, that only it makes possible
     "a metric": ("heads", "--sort", "two_back", *READ),
+    "a kept thing": ("-c", KEPT),
+    "an intervention": ("-c", INTERVENTION),
     "an option": (*STORY, "--role", "induction", "--top", "all", "--format", "table"),
     "an engine": (*HEADS, "recomputed", *READ),
     "a command": ("sentences", "--text", "The bank. The river.", "--format", "csv", "-q"),
@@ -34,13 +61,23 @@ COMMANDS = (
     (*HEADS, "eager", *READ),
     INFO,
     (*STORY, "--format", "csv"),
-    ("heads", "--help"),
+    ("heads", "--help", "all"),
     ("--help",),
 )
 PROCESS = """
 import json, sys
-from helpers.command_line import call
-done = [call(*arguments) for arguments in json.load(sys.stdin)]
+from contextlib import redirect_stdout
+from io import StringIO
+from helpers.command_line import Result, call
+
+def ran(first, *more):
+    if first != "-c":
+        return call(first, *more)
+    with redirect_stdout(StringIO()) as out:
+        exec(more[0], {})
+    return Result(0, out.getvalue().encode(), "")
+
+done = [ran(*arguments) for arguments in json.load(sys.stdin)]
 print(json.dumps([(one.code, one.out.decode(), one.err) for one in done]))
 """
 
@@ -73,15 +110,16 @@ def test_it_takes_the_files_that_the_guide_names(what: str, copy: tuple[Path, di
     edited, new, lines = copy[1][what]
     assert len(edited) <= EDITED[what]
     assert sorted(edited + new) == sorted(EXTENSIONS[what])
-    assert all(f"`{name.replace('sentences', 'NAME')}`" in line for name in edited + new)
+    assert all(f"`{name}`" in line for name in (*edited, *(Path(name).with_stem("NAME") for name in new)))
     assert lines >= len(edited + new)
 
 
 @pytest.mark.parametrize("what", EXTENSIONS)
 def test_what_it_adds_is_refused_where_it_is_left_out(what: str, tmp_path: Path) -> None:
     extend(tmp_path, without=what)
-    done = within(tmp_path, (*ATTNSCOPE, *NEEDS[what]))
-    assert done.returncode == 2, done.stdout + done.stderr
+    program = NEEDS[what][0] == "-c"
+    done = within(tmp_path, (*(ATTNSCOPE[:1] if program else ATTNSCOPE), *NEEDS[what]))
+    assert done.returncode == (1 if program else 2), done.stdout + done.stderr
     assert not done.stdout
 
 
@@ -104,13 +142,38 @@ def test_the_engine_has_its_cost_in_what_info_says(said: dict[tuple[str, ...], R
         assert cost["engines"]["recomputed"] == cost["eager_bytes"] > 0
 
 
+def test_the_kept_thing_is_the_largest_of_each_row(demo, said: dict[tuple[str, ...], Result]) -> None:
+    kept = json.loads(said[NEEDS["a kept thing"]].out)
+    expected = attentions(demo.model, demo.tokenizer(TEXT).input_ids)
+    for kept_HQ, weights_HQK in zip(kept, expected, strict=True):
+        for row, weights_QK in zip(kept_HQ, weights_HQK.tolist(), strict=True):
+            assert row == pytest.approx([max(weights) for weights in weights_QK], abs=1e-5)
+
+
+def test_the_intervention_loses_what_is_lost_by_hand(demo, said: dict[tuple[str, ...], Result]) -> None:
+    task, both = copied(demo, sequences=2), 2 * demo.model.config.head_dim
+
+    def halve(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (torch.cat([args[0][..., :both] / 2, args[0][..., both:]], -1),)
+
+    hook = demo.model.model.layers[3].self_attn.o_proj.register_forward_pre_hook(halve)
+    with torch.no_grad():
+        logits = [demo.model(torch.tensor([list(ids)])).logits[0].log_softmax(-1) for ids in task.ids]
+    hook.remove()
+    found = json.loads(said[NEEDS["an intervention"]].out)
+    for (whole, halved), one, ids, rows in zip(found, logits, task.ids, task.rows, strict=True):
+        expected = -sum(float(one[row, ids[row + 1]]) for row in rows) / len(rows)
+        assert halved == pytest.approx(expected, abs=1e-5)
+        assert whole != pytest.approx(expected, abs=1e-3)
+
+
 def test_heads_are_sorted_by_the_metric(said: dict[tuple[str, ...], Result]) -> None:
     scores = [float(row["two_back"]) for row in said[NEEDS["a metric"]].rows]
     assert scores == sorted(scores, reverse=True)
 
 
 def test_the_option_is_in_the_help_and_leaves_heads_of_its_role(said: dict[tuple[str, ...], Result]) -> None:
-    assert b"--role ROLE" in said["heads", "--help"].out
+    assert b"--role ROLE" in said["heads", "--help", "all"].out
     rows = said[(*STORY, "--format", "csv")].rows
     expected = {f"L{row['layer']}H{row['head']}" for row in rows if row["role"] == "induction"}
     assert 0 < len(expected) < len(rows)
@@ -118,7 +181,7 @@ def test_the_option_is_in_the_help_and_leaves_heads_of_its_role(said: dict[tuple
 
 
 def test_the_engine_is_in_the_help(said: dict[tuple[str, ...], Result]) -> None:
-    assert b"auto|eager|recomputed|fused" in said["heads", "--help"].out
+    assert b"auto|eager|recomputed|fused" in said["heads", "--help", "all"].out
 
 
 def test_the_command_is_in_the_list_and_prints_its_table(said: dict[tuple[str, ...], Result]) -> None:

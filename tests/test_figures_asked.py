@@ -26,7 +26,8 @@ from attnscope.measure.roles import ROLES
 from attnscope.observe import Request
 from attnscope.panels import mass_panels
 from helpers.command_line import call
-from helpers.figures import BANK, attentions, bank_maps, causal, layer_figure, pixels, places, words
+from helpers.figures import BANK, bank_maps, causal, layer_figure, pixels, places, words
+from helpers.own import attentions
 
 TEXT = "the financial bank is located on river bank"
 STORY = (Path(__file__).parents[1] / "examples" / "story.txt").read_text()
@@ -142,7 +143,7 @@ def test_the_picture_of_the_mass_is_the_models_own(demo, asked) -> None:
     queries, keys = places(asked.prompt, "bank"), places(asked.prompt, "the")
     expected = [
         [sum(float(weights[head, i, j]) for i in queries for j in keys if j <= i) / len(queries) for head in range(6)]
-        for weights in attentions(demo, asked.prompt)
+        for weights in attentions(demo.model, asked.prompt.ids)
     ]
     np.testing.assert_allclose(panel.values_LH, expected, atol=1e-5)
     uniform = sum(sum(j <= i for j in keys) / (i + 1) for i in queries) / len(queries)

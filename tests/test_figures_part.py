@@ -21,7 +21,8 @@ from attnscope.keep.view import View
 from attnscope.observe import Request
 from attnscope.run import prepare
 from helpers.command_line import call
-from helpers.figures import attentions, causal, layer_figure, numbered, pixels, places, shown, words
+from helpers.figures import causal, layer_figure, numbered, pixels, places, shown, words
+from helpers.own import attentions
 
 TEXT = "the financial bank is located on river bank"
 LONG = "the river bank is green and the old boat lies still near the mill . " * 17
@@ -59,7 +60,7 @@ def test_a_part_is_the_models_own_weights(demo, engine: str, query: str, key: st
         for word in (query, key)
     )
     for (layer, _), values_HQK in seen.maps.values.items():
-        expected = attentions(demo, seen.prompt)[layer]
+        expected = attentions(demo.model, seen.prompt.ids)[layer].numpy()
         expected = expected.reshape(3, 2, *expected.shape[1:]).mean(1) if by_kv else expected
         assert values_HQK.shape == (len(expected), len(queries), len(keys))
         for r, i in enumerate(queries):
@@ -83,7 +84,7 @@ def test_a_small_part_of_a_long_text_is_not_binned_and_reads_its_rows_alone(demo
     queries, keys = places(seen.prompt, "bank"), places(seen.prompt, "green")
     assert len(seen.prompt) > 240
     assert seen.maps.values[2].shape == (6, len(queries), len(keys)) == (6, 17, 17)
-    expected = attentions(demo, seen.prompt)[2][:, queries][:, :, keys]
+    expected = attentions(demo.model, seen.prompt.ids)[2].numpy()[:, queries][:, :, keys]
     np.testing.assert_allclose(np.nan_to_num(seen.maps.values[2]), expected, atol=1e-5)
     if engine == "fused":  # eager has the matrix, and its other questions are read off it
         assert read == set(queries)
@@ -97,7 +98,7 @@ def test_the_long_side_of_a_part_is_binned_alone(demo, engine: str, rule: str) -
     count, keys, [maps, *_] = len(seen.prompt), places(seen.prompt, "bank"), layer_maps(seen)
     assert (maps.bin_queries, maps.bin_size, maps.labels_K) == (2, 1, ("·bank",) * len(keys))
     assert "2 x 1 tokens a cell" in shown(maps, Style()).words.note.get_text().replace("\n", " ")
-    weights = attentions(demo, seen.prompt)[0]
+    weights = attentions(demo.model, seen.prompt.ids)[0].numpy()
     for row, first in enumerate(range(0, count, 2)):
         rows = range(first, min(count, first + 2))
         for column, key in enumerate(keys):
@@ -113,7 +114,7 @@ def test_a_binned_part_says_the_mean_mass_of_key_0_over_its_own_queries(demo) ->
     request = Request(metrics=(), maps="all", query="bank", map_side=5, split_sink=True)
     seen = attnscope.capture(demo, LONG, request=request)
     queries = places(seen.prompt, "bank")
-    for maps, weights in zip(layer_maps(seen), attentions(demo, seen.prompt), strict=True):
+    for maps, weights in zip(layer_maps(seen), attentions(demo.model, seen.prompt.ids), strict=True):
         assert maps.bin_queries == 4
         assert list(maps.key0) == pytest.approx(weights[:, queries, 0].mean(1).tolist(), abs=1e-5)
 

@@ -36,7 +36,7 @@ AFTER_A_COMMAND = {
 @pytest.mark.timeout(900)  # commands run first whose folders are damaged then, and all are in forks of one process
 def test_no_hostile_input_of_any_kind_is_flagged() -> None:
     tries = len(KINDS)
-    command = [sys.executable, ROOT / "scripts" / "fuzz.py", "--tries", str(tries), "--seed", "7"]
+    command = [sys.executable, ROOT / "scripts" / "fuzz.py", "--tries", str(tries), "--seed", "5"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.stdout.splitlines()[-1:] == [f"{tries} tries, 0 flagged"], done.stdout + done.stderr
     assert done.returncode == 0

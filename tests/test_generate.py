@@ -26,6 +26,7 @@ from attnscope.text.prompt import Prompt, from_chat, from_text
 from attnscope.text.tokens import find
 from helpers.command_line import call
 from helpers.made_tokenizers import MAKERS
+from helpers.own import attentions
 from helpers.pages import Read
 from helpers.parity_models import as_loaded, roused_model
 from helpers.pretrained import pretrained
@@ -96,12 +97,10 @@ def test_rows_are_those_of_the_models_own_generation(loaded: LoadedModel, engine
 def by_loops(loaded: LoadedModel, prompt: Prompt) -> dict[str, np.ndarray]:
     """Chuang et al.'s ratio over the plain model's matrices, of the keys that have weight, (L, H) per metric."""
     at, count = prompt.answer, len(prompt)
-    with torch.no_grad():
-        layers = loaded.model(torch.tensor([prompt.ids]), output_attentions=True, use_cache=False).attentions
     found = {}
     for name, first in (("lookback", 0), ("lookback_without_key0", 1)):
         ratios_LHQ = []
-        for weights_HQK in (one[0].double() for one in layers):
+        for weights_HQK in (one.double() for one in attentions(loaded.model, prompt.ids)):
             rows = []
             for query in range(at, count - 1):
                 seen = [key for key in range(count) if weights_HQK[:, query, key].any()]

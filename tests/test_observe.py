@@ -28,8 +28,9 @@ from attnscope.observation import Observation
 from attnscope.observe import Request, observe
 from attnscope.seam.engines import engine_named
 from attnscope.tables import rows
-from attnscope.text.prompt import Prompt, from_text
+from attnscope.text.prompt import from_text
 from attnscope.text.tokens import Chosen, Found
+from helpers.own import attentions
 
 TEXT = "The bank is by the river. The river is by the bank, and the bank is wide. We sat there and read."
 
@@ -57,13 +58,9 @@ def numbers(table: pa.Table) -> dict[str, np.ndarray]:
     return {name: table[name].to_numpy() for name in table.column_names}
 
 
-def attentions(demo, prompt: Prompt) -> list[torch.Tensor]:
-    return [layer[0] for layer in demo.model(torch.tensor([prompt.ids]), output_attentions=True).attentions]
-
-
 def test_relations_are_the_largest_weights(demo, seen_by) -> None:
     seen = seen_by(Request(relations=True, top_k=3))
-    layers = attentions(demo, seen.prompt)
+    layers = attentions(demo.model, seen.prompt.ids)
     found = list(rows(seen.relations()))
     expected = sum(min(3, i + 1) for i in range(len(seen.prompt))) * 24
     assert len(found) == expected
@@ -89,7 +86,7 @@ def test_all_relations_are_every_visible_pair_once(demo, seen_by) -> None:
 def test_groups_sum_over_keys_and_average_over_queries(demo, seen_by, group: str) -> None:
     seen = seen_by(Request(relations=True, top_k=None, group=group))
     spans = getattr(seen.prompt, group)
-    layers = attentions(demo, seen.prompt)
+    layers = attentions(demo.model, seen.prompt.ids)
     found = np.zeros((4, 6, len(spans), len(spans)))
     columns = numbers(seen.relations())
     found[columns["layer"], columns["head"], columns["query"], columns["key"]] = columns["weight"]
@@ -124,7 +121,7 @@ def test_relations_of_chosen_tokens(demo, seen_by, query, key, kind: str, top_k:
     view = View("scores" if kind == "scores" else "softmax", kind == "kv heads", heads)
     wanted = Request(view=view, metrics=(), relations=True, top_k=top_k)
     seen = seen_by(wanted, chosen=chosen(query, key))
-    n, layers = len(seen.prompt), torch.stack(attentions(demo, seen.prompt))
+    n, layers = len(seen.prompt), torch.stack(attentions(demo.model, seen.prompt.ids))
     layers = layers.unflatten(1, (3, 2)).mean(2) if kind == "kv heads" else layers
     found: dict[tuple[int, int, int], list[tuple[int, float]]] = {}
     for layer, head, kv_head, i, token, j, key_token, weight, _ in rows(seen.relations()):
@@ -152,7 +149,7 @@ def test_relations_of_chosen_tokens(demo, seen_by, query, key, kind: str, top_k:
 def test_chosen_keys_need_not_be_among_the_largest(demo, seen_by) -> None:
     seen = seen_by(Request(relations=True, top_k=1, query="-1", key="3"))
     last, columns = len(seen.prompt) - 1, numbers(seen.relations())
-    layers = torch.stack(attentions(demo, seen.prompt))
+    layers = torch.stack(attentions(demo.model, seen.prompt.ids))
     assert set(zip(columns["query"].tolist(), columns["key"].tolist(), strict=True)) == {(last, 3)}
     np.testing.assert_allclose(columns["weight"], layers[:, :, last, 3].flatten().numpy(), atol=1e-5)
     assert (layers[:, :, last].argmax(-1) != 3).all()
@@ -163,7 +160,7 @@ def test_chosen_keys_need_not_be_among_the_largest(demo, seen_by) -> None:
 def test_a_chosen_token_stands_for_its_word_or_sentence(demo, seen_by, query, key, group: str, by_kv: bool) -> None:
     wanted = Request(view=View(by_kv=by_kv), metrics=(), relations=True, top_k=None, group=group)
     seen = seen_by(wanted, chosen=chosen(query, key))
-    spans, layers = getattr(seen.prompt, group), torch.stack(attentions(demo, seen.prompt))
+    spans, layers = getattr(seen.prompt, group), torch.stack(attentions(demo.model, seen.prompt.ids))
     layers = layers.unflatten(1, (3, 2)).mean(2) if by_kv else layers
 
     def meant(places: tuple[int, ...] | None) -> set[int]:
@@ -205,7 +202,7 @@ def test_texts_of_a_batch_have_their_own_chosen_tokens(demo, seen_by, group, by_
 
 def test_heads_of_a_kv_head_are_averaged(demo, seen_by) -> None:
     seen = seen_by(Request(view=View(by_kv=True), relations=True, top_k=1, maps="all"))
-    layers = attentions(demo, seen.prompt)
+    layers = attentions(demo.model, seen.prompt.ids)
     assert [head.name for head in seen.heads[:3]] == ["L0KV0", "L0KV1", "L0KV2"]
     for layer, matrices in enumerate(layers):
         expected = torch.stack([(matrices[2 * g] + matrices[2 * g + 1]) / 2 for g in range(3)])
@@ -216,7 +213,7 @@ def test_heads_of_a_kv_head_are_averaged(demo, seen_by) -> None:
 
 def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:
     seen = seen_by(Request(view=View(weights="scores"), maps="all", relations=True))
-    for layer, matrices in enumerate(attentions(demo, seen.prompt)):
+    for layer, matrices in enumerate(attentions(demo.model, seen.prompt.ids)):
         logits = torch.from_numpy(seen.maps.values[layer]).nan_to_num(-torch.inf)
         assert_close(logits.softmax(-1), matrices, atol=1e-5, rtol=0)
         assert logits.nan_to_num(neginf=0).abs().max() > 1.5  # not weights under another name
@@ -226,7 +223,7 @@ def test_scores_are_logits_and_their_softmax_the_weights(demo, seen_by) -> None:
 def test_the_strongest_relation_stands_furthest_above_uniform_attention(demo, seen_by) -> None:
     for key_zero in (False, True):
         seen = seen_by(Request(key_zero=key_zero))
-        layers = attentions(demo, seen.prompt)
+        layers = attentions(demo.model, seen.prompt.ids)
         for head in seen.heads:
             matrix = layers[head.layer][head.head]
             first = 0 if key_zero else 1
@@ -242,7 +239,7 @@ def test_the_strongest_relation_stands_furthest_above_uniform_attention(demo, se
 
 def test_the_top_key_is_the_one_that_receives_most(demo, seen_by) -> None:
     seen = seen_by(Request())
-    received, total = attentions(demo, seen.prompt), np.zeros(len(seen.prompt))
+    received, total = attentions(demo.model, seen.prompt.ids), np.zeros(len(seen.prompt))
     for head in seen.heads:
         masses = [float(column.sum()) / len(seen.prompt) for column in received[head.layer][head.head].T]
         assert head.top_key_mass == pytest.approx(max(masses), abs=1e-6)
@@ -257,7 +254,7 @@ def test_the_top_key_is_the_one_that_receives_most(demo, seen_by) -> None:
 
 def test_what_keys_receive_is_of_the_kept_heads_and_of_the_mean_of_kv_heads(demo, seen_by) -> None:
     seen = seen_by(Request(view=View(by_kv=True, heads={1: (2,), 3: (0, 1)})))
-    layers = attentions(demo, seen.prompt)
+    layers = attentions(demo.model, seen.prompt.ids)
     pairs = {(1, 1): layers[1][2:4].mean(0), (3, 0): layers[3][0:2].mean(0)}
     for head in seen.kept_heads():
         masses = pairs[head.layer, head.kv_head].mean(0)
@@ -269,7 +266,7 @@ def test_what_keys_receive_is_of_the_kept_heads_and_of_the_mean_of_kv_heads(demo
 @pytest.mark.parametrize("rule", ["sum", "max"])
 def test_a_binned_picture_says_the_true_mean_mass_of_key_0(demo, seen_by, rule: str, by_kv: bool) -> None:
     seen = seen_by(Request(view=View(by_kv=by_kv), maps="all", bin_rule=rule, split_sink=True, map_side=10))
-    for maps, matrices in zip(layer_maps(seen), attentions(demo, seen.prompt), strict=True):
+    for maps, matrices in zip(layer_maps(seen), attentions(demo.model, seen.prompt.ids), strict=True):
         assert maps.bin_size > 1
         mass_H = matrices[:, 1:, 0].mean(-1)
         expected = mass_H.view(-1, 2).mean(-1).tolist() if by_kv else mass_H.tolist()
@@ -283,7 +280,7 @@ def test_a_binned_picture_says_the_true_mean_mass_of_key_0(demo, seen_by, rule: 
 @pytest.mark.parametrize(("rule", "split_sink"), [("sum", False), ("sum", True), ("max", False), ("max", True)])
 def test_binned_maps_keep_rows_or_maxima(demo, seen_by, rule: str, split_sink: bool) -> None:
     seen = seen_by(Request(maps="all", bin_rule=rule, split_sink=split_sink, map_side=10))
-    maps, layers = seen.maps, attentions(demo, seen.prompt)
+    maps, layers = seen.maps, attentions(demo.model, seen.prompt.ids)
     n, size = len(seen.prompt), maps.bin_size
     assert size == -(-n // 10)
     rows = [range(a, min(n, a + size)) for a in range(0, n, size)]
@@ -327,7 +324,7 @@ def test_the_library_in_three_lines(demo) -> None:
     model = attnscope.load("demo")
     seen = attnscope.capture(model, TEXT, layers=[1, 3])
     assert [key.layer for key in seen.weights] == [1, 3]
-    assert torch.equal(seen.weights[3], attentions(demo, seen.prompt)[3])
+    assert torch.equal(seen.weights[3], attentions(demo.model, seen.prompt.ids)[3])
     assert len(attnscope.__all__) == 11
 
 

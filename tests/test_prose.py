@@ -21,6 +21,7 @@ from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import from_text
 from helpers.command_line import SENTENCE, call
 from helpers.dispatched import largest_tensor
+from helpers.own import attentions
 
 ESCAPE = "\x1b"
 BARS = "▁▂▃▄▅▆▇█"
@@ -31,9 +32,7 @@ BANKS, LAST = (3, 8), (8,)
 @pytest.fixture(scope="module")
 def matrices(demo):
     """(L, H, Q, K) of the sentence, as Hugging Face gives them."""
-    ids = torch.tensor([from_text(demo.tokenizer, SENTENCE).ids])
-    with torch.no_grad():
-        return torch.stack(demo.model(ids, output_attentions=True).attentions)[:, 0].double().numpy()
+    return torch.stack(attentions(demo.model, from_text(demo.tokenizer, SENTENCE).ids)).double().numpy()
 
 
 def received(matrix, queries):

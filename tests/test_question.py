@@ -22,6 +22,7 @@ from attnscope.observe import Request, observe
 from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import Prompt, from_text
 from attnscope.text.tokens import Chosen, Found
+from helpers import own
 from helpers.command_line import call
 from helpers.parity_models import as_loaded, roused_model
 
@@ -44,9 +45,7 @@ def chosen_of(query: Sequence[int] | None = None, key: Sequence[int] | None = No
 
 def attentions(loaded: LoadedModel, prompt: Prompt) -> np.ndarray:
     """The plain model's own weights, (L, H, Q, K)."""
-    with torch.no_grad():
-        layers = loaded.model(torch.tensor([prompt.ids]), output_attentions=True, use_cache=False).attentions
-    return torch.stack(layers)[:, 0].double().numpy()
+    return torch.stack(own.attentions(loaded.model, prompt.ids)).double().numpy()
 
 
 def mean(values: Iterable[float]) -> float:

@@ -10,6 +10,7 @@ from attnscope.measure.roles import ROLES, Role, near_uniform, role_of, roles_of
 from attnscope.observe import Request, observe
 from attnscope.text.prompt import from_text
 from helpers.families import tiny_model
+from helpers.own import attentions
 from helpers.parity_models import as_loaded
 from test_metrics import by_loops
 from test_truth import ids, prompt
@@ -34,11 +35,11 @@ def test_the_demo_names_its_induction_and_previous_token_heads(demo) -> None:
     assert [
         head.name for head in seen.heads if head.near_uniform and head.role in ("induction", "previous-token")
     ] == []
-    attentions = demo.model(torch.tensor([prompt.ids]), output_attentions=True).attentions
+    layers = attentions(demo.model, prompt.ids)
     visible_QK = torch.ones(len(prompt), len(prompt), dtype=torch.bool).tril()
     for head in seen.heads:
         if head.role in ("induction", "previous-token"):
-            weights_QK = attentions[head.layer][0, head.head]
+            weights_QK = layers[head.layer][head.head]
             for name in ("induction", "previous_token", "duplicate_token", "entropy", "focus"):
                 expected = by_loops(weights_QK, visible_QK, list(prompt.ids), name)
                 assert_close(head.score[name], expected, atol=2e-6, rtol=2e-6)

@@ -20,6 +20,7 @@ from attnscope.figures.jobs import prepare_heads
 from attnscope.figures.terminal import HeadMaps
 from attnscope.observe import Request, observe
 from attnscope.text.prompt import from_text
+from helpers import own
 from helpers.command_line import SENTENCE, call, on_terminal, spawn
 
 ESCAPE = "\x1b"
@@ -35,8 +36,7 @@ def attend(demo):
 
     def attentions(text, most=None):
         ids = from_text(demo.tokenizer, text, max_tokens=most, truncate="right").ids
-        with torch.no_grad():
-            return torch.stack(demo.model(torch.tensor([ids]), output_attentions=True).attentions)[:, 0].numpy()
+        return torch.stack(own.attentions(demo.model, ids)).numpy()
 
     return attentions
 

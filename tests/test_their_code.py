@@ -17,6 +17,7 @@ from attnscope.seam.listen import calls_interface, listen
 from helpers import their_code
 from helpers.command_line import call
 from helpers.folders import TOKENIZER_FILES, edit_config
+from helpers.own import attentions
 
 TEXT = "the financial bank is located on river bank"
 
@@ -72,9 +73,7 @@ def test_it_is_refused_in_one_line(folder: Path) -> None:
 
 def test_its_attentions_are_read(folder: Path, loaded: LoadedModel) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, attn_implementation="eager")
-    ids = torch.tensor([attnscope.capture(loaded, TEXT).prompt.ids])
-    with torch.no_grad():
-        expected = torch.cat(theirs(ids, output_attentions=True).attentions)
+    expected = torch.stack(attentions(theirs, attnscope.capture(loaded, TEXT).prompt.ids))
     torch.testing.assert_close(weights(loaded), expected, rtol=0, atol=1e-6)
     assert expected.max() > 0.5
     assert calls_interface(loaded.model) == loaded.model.config.asks

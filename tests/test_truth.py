@@ -27,6 +27,7 @@ from attnscope.parity import ParityReport, check_parity
 from attnscope.seam.engines import ENGINES
 from attnscope.text.prompt import Prompt
 from helpers.command_line import Result, call
+from helpers.own import attentions
 from helpers.parity_models import as_loaded, ids_for, in_half, rouse, roused_model
 
 WORDS = [f"w{i}" for i in range(128)]  # a word is a token
@@ -133,9 +134,7 @@ def seen_and_attention(model_type: str, wanted: Request, engine: str) -> tuple[O
     """40 tokens observed, and the model's own weights (layer, H, Q, K)."""
     model, ids_T = roused_model(model_type), ids(40)
     [seen] = observe(as_loaded(model), [prompt(ids_T)], wanted, engine=ENGINES[engine])
-    with torch.no_grad():
-        layers = model(torch.tensor([ids_T]), output_attentions=True, use_cache=False).attentions
-    return seen, torch.stack(layers)[:, 0].numpy()
+    return seen, torch.stack(attentions(model, ids_T)).numpy()
 
 
 FAMILIES_WITH_A_MASK_A_HEAD = pytest.mark.parametrize("model_type", ["doge", "minimax_m3_vl_text"])

@@ -27,7 +27,7 @@ from attnscope.cli.config import keys_of, read_config
 from attnscope.errors import UsageError
 from attnscope.model.checkpoint import _samples, digest
 from helpers.command_line import HANGS
-from helpers.corpora import jsonl, rows
+from helpers.corpora import jsonl, rows, written
 from helpers.rows import json_lines
 
 
@@ -270,7 +270,7 @@ def test_the_options_of_one_text_together(place: Path, tiny_folder: Path, flags:
 def test_chat_records(place: Path) -> None:
     turns = [{"role": "user", "content": "the bank"}]
     lines = [{"messages": turns}, {"messages": "the bank"}, {"messages": [{"role": "user"}]}, {"text": "a river"}]
-    (place / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written(place / "chat.jsonl", lines)
     assert run(["batch", "chat.jsonl", "--chat", "--out", "out", "-q"]) == 1
     found = rows(place / "out", "texts")
     assert [row["line"] for row in found] == [1, 2, 4]

@@ -28,7 +28,7 @@ from attnscope.model.options import LoadOptions
 from attnscope.observe import Request, observe
 from attnscope.tables import FORMATS, json_rows, plain, tamed
 from attnscope.text.prompt import from_text
-from helpers.corpora import jsonl, rows, some_texts
+from helpers.corpora import jsonl, rows, some_texts, written
 from helpers.pictures import without_command
 from helpers.rows import csv_rows, json_lines
 
@@ -202,8 +202,7 @@ def test_figures_are_those_of_the_single_command_in_numbered_folders(tmp_path: P
 
 
 def test_ids_and_tokens_never_become_paths(tmp_path: Path, tiny_folder: Path) -> None:
-    corpus = tmp_path / "c.jsonl"
-    corpus.write_text("".join(json.dumps({"id": bad, "text": bad}) + "\n" for bad in ("../x", "/etc/passwd", "a\x00b")))
+    corpus = written(tmp_path / "c.jsonl", ({"id": bad, "text": bad} for bad in ("../x", "/etc/passwd", "a\x00b")))
     job = Job(LoadOptions(model=str(tiny_folder), device="cpu"))
     run_folder(job, Corpus((str(corpus),)), tmp_path / "out", {})
     names = {path.name for path in (tmp_path / "out").rglob("*")}

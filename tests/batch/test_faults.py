@@ -51,7 +51,7 @@ def killed(tmp_path: Path, model: Path, texts: int, kills: int, seed: int) -> No
 
 
 def test_killed_at_random_moments_the_dataset_is_the_same_byte_for_byte(tmp_path: Path, tiny_folder: Path) -> None:
-    killed(tmp_path, tiny_folder, texts=20, kills=5, seed=1)
+    killed(tmp_path, tiny_folder, texts=12, kills=5, seed=1)
 
 
 @pytest.mark.slow

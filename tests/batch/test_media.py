@@ -15,7 +15,7 @@ from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
 from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 from helpers.command_line import Result, call
-from helpers.corpora import content, rows
+from helpers.corpora import content, rows, written
 from helpers.picture_models import picture, saved
 from helpers.rows import json_lines
 from helpers.sounds import samples, saved_whisper, write_wav
@@ -48,7 +48,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("sounds/broken.wav", "broken.png"):
         (place / name).write_bytes(b"RIFF and no more")
     for name, records in (("sounds", SOUNDS), ("pictures", PICTURES)):
-        (place / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        written(place / f"{name}.jsonl", records)
     return place
 
 

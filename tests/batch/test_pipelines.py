@@ -1,6 +1,5 @@
 """Every block of docs/pipelines.md runs, where its programs are there."""
 
-import json
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ import pytest
 
 from attnscope.cli import run
 from helpers.command_line import spawn
-from helpers.corpora import jsonl, rows
+from helpers.corpora import jsonl, rows, written
 from helpers.forks import shim
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -72,7 +71,7 @@ def test_the_other_fields_of_a_record(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     fields = [{"source": "b", "meta": {"year": 2001}}, {"source": "a", "meta": {"year": 1999}}] * 2
     lines = [{"id": str(n), "text": text, **more} for n, (text, more) in enumerate(zip(TEXTS, fields, strict=True))]
-    Path("corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written(Path("corpus.jsonl"), lines)
     assert run(["batch", "corpus.jsonl", "--tables", "heads", "--out", "runs/corpus", "-q"]) == 0
     entropies: dict[tuple[str, int], list[float]] = {}
     for row in rows(Path("runs/corpus"), "heads"):

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from helpers.command_line import Result, call
-from helpers.corpora import rows
+from helpers.corpora import rows, written
 from helpers.rows import json_lines
 
 TEXTS = ("the bank by the river", "a river bank", "no such word here at all", "bank bank bank")
@@ -32,9 +32,7 @@ FAILURES = {
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    path = tmp_path / "corpus.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-    return path
+    return written(tmp_path / "corpus.jsonl", RECORDS)
 
 
 def batch(corpus: Path, model: Path, out: Path, *flags: str) -> Result:

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.items import Item
@@ -22,8 +21,9 @@ from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from attnscope.text.prompt import from_text
 from helpers.command_line import Result, call
-from helpers.corpora import jsonl, rows, some_texts
+from helpers.corpora import jsonl, rows, some_texts, written
 from helpers.folders import saved
+from helpers.own import attentions
 from helpers.rows import json_lines
 
 RECORDS: list[dict[str, Any]] = [
@@ -43,11 +43,6 @@ POSITIONS = {  # counted by hand in what `attnscope tokens` lists
 
 def batch(corpus: Path, model: Path, out: Path, *flags: str) -> Result:
     return call("batch", str(corpus), "--model", str(model), "--out", str(out), "--tables", "heads", "-q", *flags)
-
-
-def written(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 @pytest.fixture
@@ -70,9 +65,8 @@ def matrices(folder: Path, text: str) -> dict[tuple[int, int], list[list[float]]
     """The model's own, by layer and head, rows of queries."""
     loaded = load(LoadOptions(model=str(folder), device="cpu"))
     loaded.model.set_attn_implementation("eager")
-    with torch.no_grad():
-        layers = loaded.model(torch.tensor([loaded.tokenizer(text)["input_ids"]]), output_attentions=True).attentions
-    return {(at, head): rows_QK.tolist() for at, heads in enumerate(layers) for head, rows_QK in enumerate(heads[0])}
+    layers = attentions(loaded.model, loaded.tokenizer(text)["input_ids"])
+    return {(at, head): rows_QK.tolist() for at, heads in enumerate(layers) for head, rows_QK in enumerate(heads)}
 
 
 def mean_masses(rows_QK: list[list[float]], query: list[int], key: list[int], window: int) -> list[float | None]:

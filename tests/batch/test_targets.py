@@ -17,7 +17,7 @@ from attnscope.batch.worker import Worker
 from attnscope.errors import ModelError
 from attnscope.stacks import CROSS, DECODER, ENCODER
 from helpers.command_line import Result, call
-from helpers.corpora import rows
+from helpers.corpora import rows, written
 from helpers.folders import with_tokenizer
 from helpers.rows import json_lines
 from helpers.stack_families import own, tiny
@@ -45,9 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-    return str(path)
+    return str(written(tmp_path_factory.mktemp("corpus") / "corpus.jsonl", RECORDS))
 
 
 def batch(corpus: str, model: str, out: Path, *flags: str) -> Result:

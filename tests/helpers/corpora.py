@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ def some_texts(count: int, seed: int = 0, longest: int = 30) -> list[str]:
     return [" ".join(pick.choice(WORDS) for _ in range(pick.randint(1, longest))) for _ in range(count)]
 
 
+def written(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
+    """A corpus of records, as JSON lines."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
 def jsonl(path: Path, texts: list[str], **fields: Any) -> Path:
     """A corpus with ids and a field."""
-    lines = [json.dumps({"id": f"t{i}", "text": text, "n": i, **fields}) for i, text in enumerate(texts)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    return written(path, ({"id": f"t{i}", "text": text, "n": i, **fields} for i, text in enumerate(texts)))
 
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:

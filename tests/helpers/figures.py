@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -62,13 +61,6 @@ def words(ticks: list) -> list[str]:
 def pixels(path: Path) -> np.ndarray:
     """A picture's colours, (height, width, 3)."""
     return np.asarray(Image.open(path).convert("RGB"), int)
-
-
-def attentions(demo, prompt) -> list[np.ndarray]:
-    """The model's own weights, a layer (H, Q, K) each."""
-    with torch.no_grad():
-        ids = torch.tensor([prompt.ids])
-        return [layer[0].numpy() for layer in demo.model(ids, output_attentions=True).attentions]
 
 
 def places(prompt, word: str) -> list[int]:

@@ -1,7 +1,6 @@
 """A scan's own texts: divergences against a loop, looks against captures, clusters against their definition."""
 
 import itertools
-import json
 import math
 
 import numpy as np
@@ -20,6 +19,7 @@ from attnscope.study.atlas import texts as texts_room
 from attnscope.study.atlas.clusters import clustered
 from attnscope.study.atlas.texts import LONGEST, head_js, on_texts, prompts_of
 from helpers.command_line import call
+from helpers.corpora import written
 from helpers.rows import csv_rows
 
 TEXTS = [
@@ -179,9 +179,8 @@ def test_the_picture_has_heads_in_the_trees_order_and_their_colours():
 
 
 def test_the_command_writes_and_says_what_heads_look_like(tmp_path):
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    out = tmp_path / "atlas"
-    asked = ["scan", "demo", "--sequences", "2", "--texts", str(tmp_path / "texts.jsonl"), "--out", str(out)]
+    texts, out = written(tmp_path / "texts.jsonl", ({"text": text} for text in TEXTS)), tmp_path / "atlas"
+    asked = ["scan", "demo", "--sequences", "2", "--texts", str(texts), "--out", str(out)]
     result = call(*asked, columns=160).ok()
     assert "3 texts: " in result.err
     shown = result.out.decode()

@@ -5,7 +5,6 @@ Shapes: H head, Q query, K key, R row, k kept key.
 
 import numpy as np
 import pytest
-import torch
 
 import attnscope
 from attnscope.keep.view import View
@@ -15,6 +14,7 @@ from attnscope.viewer.page import About, page_of
 from attnscope.viewer.plan import Plan
 from attnscope.viewer.side import Side, first_key
 from helpers.families import tiny_model
+from helpers.own import attentions
 from helpers.pages import Read
 
 TEXT = "The bank is by the river. The river is by the bank, and the bank is wide. We sat there and read."
@@ -23,9 +23,7 @@ HALF = 0.5 + 1e-4  # of a step, and what float32 rounds
 
 def own_weights(model, ids) -> list[np.ndarray]:
     """The model's own matrices, (H, Q, K) per layer."""
-    with torch.no_grad():
-        output = model(torch.tensor([list(ids)]), output_attentions=True)
-    return [layer[0].float().numpy() for layer in output.attentions]
+    return [layer.float().numpy() for layer in attentions(model, ids)]
 
 
 def paged(seen, plan: Plan) -> Read:
