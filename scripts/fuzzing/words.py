@@ -95,7 +95,9 @@ def damage(rng: random.Random, path: Path) -> None:
 
 
 def spoil(rng: random.Random, path: Path) -> None:
-    """Any file with a bit flipped, cut short, emptied, made longer, or with other content."""
+    """Any file with a bit flipped, cut short, emptied, made longer, or with other content; not an odd file."""
+    if not path.is_file() or path.stat().st_size > 2**26:
+        return
     content = path.read_bytes()
     at = rng.randrange(max(len(content), 1))
     flipped = content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :] if content else b"\0"
