@@ -113,7 +113,7 @@ class Observation:
 
     @property
     def rollout(self) -> Rollout | None:
-        """Where each unit came from, where that was asked for."""
+        """What each unit is attributed to, where that was asked for."""
         return self.kept.get("rollout")
 
     @property

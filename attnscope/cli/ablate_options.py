@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken(Heads):
-    """Which heads go, and what stands in for them."""
+    """Which heads are taken away, and what replaces them."""
 
     panel = "Attention"
     sets: Annotated[
@@ -33,7 +33,7 @@ class Taken(Heads):
     each: Annotated[bool, Option(help="Every head of the model alone, too.")] = False
     replace: Annotated[
         Literal["mean", "zero", "resample"],
-        Option(help="What stands in: its mean over other sequences; zero; another sequence's, which misinforms."),
+        Option(help="What replaces a head: its mean over other sequences; zero; another sequence's, which misinforms."),
         FIRST,
     ] = "mean"
     random: Annotated[int, Option(min=0, help="Random sets of as many heads to hold each against.", metavar="N")] = 100

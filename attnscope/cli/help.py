@@ -20,7 +20,7 @@ ALL = "attnscope.help.all"  # in a context: whether `all` follows --help
 
 
 class PanelCommand(TyperCommand):
-    """A command whose options stand under the headings of their panels, the most used ones first."""
+    """A command whose options are listed by panel, the most used ones first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[ALL] = any(one in ctx.help_option_names and after == "all" for one, after in pairwise(args))

@@ -1,7 +1,7 @@
 """The options that commands share, each declared once, in the groups that commands take.
 
-A group's panel is the section of `--help all` that its options stand in. Those that most people type are marked FIRST:
-they stand in the first section, as those of a group without a panel do, and a plain `--help` shows no other.
+A group's panel is the section of `--help all` that lists its options. Those that most people type are marked FIRST: the
+first section lists them, with the options of groups that have no panel, and a plain `--help` shows that section alone.
 """
 
 from __future__ import annotations

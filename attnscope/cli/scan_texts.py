@@ -1,4 +1,4 @@
-"""`attnscope scan --texts`: what heads do on texts, and what is said of it."""
+"""`attnscope scan --texts`: what heads do on texts, and the report on them."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _neighbours(tokens: Sequence[int]) -> list[tuple[int, int]]:
 class LayerMaps:
     """What can be drawn: values[layer] is (H, rows, columns) float32, NaN where nothing is visible; heads[layer] (H,).
 
-    rows, columns: the queries and the keys, and how many of them each row and column stands for. rule: "sum" over keys
+    rows, columns: the queries and the keys, and how many of them each row and column holds. rule: "sum" over keys
     and mean over queries, or "max". key0: the mean mass on key 0 where it was split off binned weights, (H,).
     """
 
@@ -184,7 +184,7 @@ class LayerMaps:
 
     @property
     def bin_size(self) -> int:
-        """How many keys a column stands for."""
+        """How many keys a column holds."""
         return self.columns.size
 
 

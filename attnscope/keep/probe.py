@@ -1,7 +1,7 @@
 """What to keep of a layer's attention before its matrix is dropped: scores, relations, group masses, maps.
 
 A probe says what it asks of a layer (`asks`), and makes of the answers something small that is kept (`keep`); each is
-called once per layer. All probes' questions are answered in one pass. None keeps an N x N matrix that nobody asked for.
+called once per layer. All probes' questions are answered in one pass. None keeps an N x N matrix unasked.
 
 Shapes: B text, H head (or kv head, where a view averages them), Q query, K key, G group of tokens (of values: kv head,
 and R its query heads), V width of v, k kept keys.

@@ -59,29 +59,33 @@ class TopKeys:
         if not self.view.kept(layer):
             return []
         if self.groups is not None:
-            return [group_question(layer, *self.groups)]
-        return [self._top(layer)] if self.view.of_heads else []
+            return [group_question(layer, *self._groups)]
+        return [self._question(layer)] if self.view.of_heads else []
 
     def keep(self, layer: Layer, answers: Answers) -> list[KeptKeys] | None:
         heads = self.view.kept(layer)
-        if not heads:
-            return None
+        return self._kept(layer, answers, heads) if heads else None
+
+    def _kept(self, layer: Layer, answers: Answers, heads: list[int]) -> list[KeptKeys]:
         if self.groups is not None:
-            mass_BHGG = group_mass(layer, self.view, answers, *self.groups)
+            mass_BHGG = group_mass(layer, self.view, answers, *self._groups)
             weight, key = _top(mass_BHGG.masked_fill(mass_BHGG == 0, -torch.inf), self.k)
-        elif self.view.of_heads:
-            weight, key = answers[self._top(layer)]
         else:
-            weight, key = self._from_rows(layer, heads)
+            weight, key = answers[self._question(layer)] if self.view.of_heads else self._of_blocks(layer, heads)
         every = range(weight.shape[2])
         return [KeptKeys(heads, *pair, every) for pair in zip(weight, key.int(), strict=True)]
 
-    def _top(self, layer: Layer) -> TopK:
+    @property
+    def _groups(self) -> tuple[Tensor, Tensor]:
+        assert self.groups is not None
+        return self.groups
+
+    def _question(self, layer: Layer) -> Question:
         heads = self.view.kept(layer)
         every = heads == list(range(layer.P.heads))
         return TopK(min(self.k or layer.P.keys, layer.P.keys), None if every else tuple(heads))
 
-    def _from_rows(self, layer: Layer, heads: list[int]) -> tuple[Tensor, Tensor]:
+    def _of_blocks(self, layer: Layer, heads: list[int]) -> tuple[Tensor, Tensor]:
         parts = []
         for a, b in layer.P.blocks():
             seen = self.view.seen(layer, heads, layer.P.visible.rows(a, b)).to(layer.P.device)
@@ -90,29 +94,16 @@ class TopKeys:
 
 
 @dataclass(frozen=True)
-class ChosenKeys:
+class ChosenKeys(TopKeys):
     """The k strongest of chosen keys (None: all) of every chosen query, else as `TopKeys`.
 
     query, key: which, per text, ascending: positions, or with groups the numbers of groups.
     """
 
-    k: int | None
-    query: tuple[Sequence[int], ...]
-    key: tuple[Sequence[int], ...]
-    view: View = View()
-    groups: tuple[Tensor, Tensor] | None = None
+    query: tuple[Sequence[int], ...] = ()
+    key: tuple[Sequence[int], ...] = ()
 
-    def asks(self, layer: Layer) -> Sequence[Question]:
-        if not self.view.kept(layer):
-            return []
-        if self.groups is not None:
-            return [group_question(layer, *self._groups)]
-        return [self._question(layer)] if self.view.of_heads else []
-
-    def keep(self, layer: Layer, answers: Answers) -> list[KeptKeys] | None:
-        heads = self.view.kept(layer)
-        if not heads:
-            return None
+    def _kept(self, layer: Layer, answers: Answers, heads: list[int]) -> list[KeptKeys]:
         if self.groups is not None:
             found = self._of_groups(layer, answers)
         else:
@@ -120,9 +111,11 @@ class ChosenKeys:
         kept = zip(self.query, found, strict=True)
         return [KeptKeys(heads, weight, key, query) for query, (weight, key) in kept]
 
-    def _question(self, layer: Layer, heads: Sequence[int] | None = None) -> Strongest:
-        of = self.view.kept(layer) if heads is None else heads
-        return Strongest(self.k or layer.P.keys, tuple(of), self.query, self.key)
+    def _question(self, layer: Layer) -> Strongest:
+        return self._strongest(layer, self.view.kept(layer))
+
+    def _strongest(self, layer: Layer, heads: Sequence[int]) -> Strongest:
+        return Strongest(self.k or layer.P.keys, tuple(heads), self.query, self.key)
 
     @cached_property
     def _groups(self) -> tuple[Tensor, Tensor]:
@@ -140,7 +133,7 @@ class ChosenKeys:
         return found
 
     def _from_rows(self, layer: Layer, heads: list[int]) -> list[tuple[Tensor, Tensor]]:
-        question, P = self._question(layer, range(len(heads))), layer.P
+        question, P = self._strongest(layer, range(len(heads))), layer.P
         parts = []
         for a, b in self._runs(P.blocks()):
             seen = self.view.seen(layer, heads, P.visible.rows(a, b)).to(P.device)
@@ -199,7 +192,7 @@ def _probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKeys:
 
     query = tuple(units(one.queries, text, 0) for text, one in enumerate(asked))
     key = tuple(units(one.key_positions, text, 1) for text, one in enumerate(asked))
-    return ChosenKeys(request.top_k, query, key, request.view, groups)
+    return ChosenKeys(request.top_k, request.view, groups, query, key)
 
 
 def numbers_of(

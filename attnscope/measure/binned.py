@@ -15,9 +15,9 @@ MAP_SIDE = 200  # the most rows and columns of a drawn map; longer texts are bin
 
 
 class Cells(NamedTuple):
-    """One side of a map: its tokens in their order, and how many of them each row (or column) stands for.
+    """One side of a map: its tokens in their order, and how many of them each row (or column) holds.
 
-    size: how many a whole one stands for.
+    size: how many a whole one holds.
     """
 
     tokens: Sequence[int]
