@@ -10,7 +10,7 @@ Shapes: B text, H head, Q query, K key. A is the weight matrix, n the tokens, v_
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.attention.questions import (
@@ -28,7 +28,7 @@ from attnscope.attention.questions import (
     Window,
 )
 from attnscope.errors import UsageError
-from attnscope.measure.definition import ROWS, Metric, visible_keys
+from attnscope.measure.definition import Metric
 from attnscope.measure.texts import Texts
 from attnscope.stacks import CAUSAL, ENCODER, GLOBAL, VISION
 
@@ -39,6 +39,39 @@ if TYPE_CHECKING:
 
 OF_TEXT = (*CAUSAL, ENCODER)  # stacks of whose layers they speak
 ITSELF = (*OF_TEXT, VISION, GLOBAL)
+
+
+def visible_keys(P: AttentionOperator) -> Tensor:
+    """(B or 1, H or 1, Q): v_i, how many keys each query may see."""
+    return P.visible.counts_BHQ.to(P.device).float()
+
+
+ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
+    "two_keys": ("rows that see at least 2 keys", lambda P, texts: visible_keys(P) >= 2),
+    "previous": (
+        "rows that see at least 2 keys and have a token before them",
+        lambda P, texts: (visible_keys(P) >= 2) & (texts.previous_BT >= 0)[:, None],
+    ),
+    "three_keys": ("rows that see at least 3 keys", lambda P, texts: visible_keys(P) >= 3),
+    "all": ("all rows", lambda P, texts: visible_keys(P) >= 1),
+    "repeats": (
+        "rows that see at least 2 keys and have an earlier equal token",
+        lambda P, texts: (visible_keys(P) >= 2) & texts.repeated(1)[:, None],
+    ),
+    "repeats_apart": (
+        "rows that see at least 2 keys and have an equal token at least 3 tokens earlier",
+        lambda P, texts: (visible_keys(P) >= 2) & texts.repeated(3)[:, None],
+    ),
+    "answer": (
+        "rows of the answer's tokens but its last that see a token of the prompt",
+        lambda P, texts: texts.answering(P, 0),
+    ),
+    "answer_beyond_0": (
+        "rows of the answer's tokens but its last that see a token of the prompt other than key 0",
+        lambda P, texts: texts.answering(P, 1),
+    ),
+    "sees_key": ("rows that see one of the named keys", lambda P, texts: texts.sees_key_BHQ(P.visible).to(P.device)),
+}
 
 
 def _focus(P: AttentionOperator, entropy_without_key0: Tensor, key0: Tensor) -> Tensor:
@@ -344,13 +377,22 @@ def of_kind(ids: Sequence[str], kind: str) -> list[str]:
 
 def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
     """What these metrics ask of a layer; texts on the layer's device."""
-    return [question for name in ids for question in KNOWN[name].asks(texts)]
+    return [question for name in ids for question in _asked(texts, name)]
+
+
+def _asked(texts: Texts, name: str) -> tuple[Question, ...]:
+    """What a metric asks, the same objects each time: their answers are then found without comparing them."""
+    if name not in texts.asked:
+        texts.asked[name] = KNOWN[name].asks(texts)
+    return texts.asked[name]
 
 
 def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
-    return metric.value(P, *(answers[question] for question in metric.asks(texts)), *metric.beside(P, texts))
+    found = [answers[question] for question in _asked(texts, name)]
+    beside = metric.beside(P, texts) if metric.beside else ()
+    return metric.value(P, *found, *beside) if metric.value else found[0]
 
 
 def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:

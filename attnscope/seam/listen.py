@@ -308,7 +308,8 @@ class _Listener:
             check = told
         else:
             output, check = self.engine.run(place, spec, own, self.on_call)
-        asked = (own.given["query"], own.given["key"])
+        given = own.given
+        asked = (given["query"], given["key"])
         check.repeats = all(before() is now for before, now in zip(self._asked, asked, strict=True))
         self._asked = tuple(map(weakref.ref, asked))
         self._read(check)
