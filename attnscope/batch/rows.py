@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen
 
-SCHEMA_VERSIONS = {"texts": 2, "heads": 3, "relations": 1, "spans": 1, "summary": 1, "weights": 1}
+SCHEMA_VERSIONS = {"texts": 2, "heads": 4, "relations": 2, "spans": 2, "summary": 2, "weights": 1}
 TOKEN = pa.dictionary(pa.int32(), pa.string())
 ABOUT = [("item", pa.int64()), ("id", TOKEN)]
 SCHEMAS = {

@@ -21,7 +21,7 @@ from attnscope.batch.rows import SCHEMAS, TOKEN, schema_of
 from attnscope.batch.table_files import TableFile
 from attnscope.files import write_whole
 from attnscope.measure.metrics import KNOWN, MASS, METRICS
-from attnscope.stacks import DECODER, KINDS
+from attnscope.stacks import KINDS
 from attnscope.study.statistics import means
 from attnscope.tables import FORMATS, numbers, texts_at
 
@@ -147,10 +147,8 @@ def _heads(which_N: np.ndarray) -> dict[str, pa.Array]:
 
 
 def _kinds(rows: pa.Table) -> np.ndarray:
-    """The stack of each row, as a place in KINDS; rows from before they said so are of decoders, all."""
-    if "kind" not in rows.column_names:
-        return np.full(len(rows), KINDS.index(DECODER), np.int64)
-    return _numpy(pc.index_in(rows["kind"], pa.array(KINDS, pa.string())), KINDS.index(DECODER)).astype(np.int64)
+    """The stack of each row, as a place in KINDS."""
+    return _numpy(pc.index_in(rows["kind"], pa.array(KINDS, pa.string())), 0).astype(np.int64)
 
 
 def _coded(code: np.ndarray, names: Sequence[str]) -> pa.DictionaryArray:

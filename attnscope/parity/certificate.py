@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.text.prompt import Prompt
 
-SCHEMA = "certificate/3"  # goes up when a field is renamed, or means something else
+SCHEMA = "certificate/4"  # goes up when a field is renamed, or means something else
 
 
 def certificate(

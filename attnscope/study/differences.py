@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.errors import UsageError
-from attnscope.files import jsonable, read_json, refuse_links
+from attnscope.files import check_schema, jsonable, read_json, refuse_links
 from attnscope.measure.metrics import METRICS
 from attnscope.stacks import KINDS, SOFTMAX
 from attnscope.tables import as_table, numbers, words
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.study.comparison import Comparison, Pair, Shared
 
-SCHEMA, NAME = "compare/1", "compare.json"
+SCHEMA, NAME = "compare/2", "compare.json"
 STACK = f"(?:(?:{'|'.join(SOFTMAX)})/)?"
 OF_STACKS = re.compile(rf"{STACK}(?:layers/L[0-9]+|differences)\.(?:png|svg|pdf)")
 Places = Sequence[int] | None
@@ -101,12 +101,14 @@ def about(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[
 
 def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
     """Raise UsageError for a folder that holds another comparison, or that another run fills, unless force is given."""
-    before = _before(folder)
+    before, hint = _before(folder), "name another folder, or write over it with {force}"
+    if before is not None and not force:
+        check_schema(before, SCHEMA, folder, hint)
     told = [] if before is None else [name for name in asked if before.get("asked", {}).get(name) != asked[name]]
     other = "another run" if before is None and (folder / "manifest.json").exists() else ""
     if (told or other) and not force:
         what = other or f"another comparison: {', '.join(told)} differ"
-        raise UsageError(f"{folder} holds {what}", "name another folder, or write over it with {force}")
+        raise UsageError(f"{folder} holds {what}", hint)
 
 
 def _before(folder: Path) -> dict[str, Any] | None:

@@ -85,7 +85,7 @@ class Prompt:
     unasked: int = 0
 
     def __post_init__(self) -> None:
-        if not self.characters:  # of ids, or of a manifest from before they were written down
+        if not self.characters:  # of ids
             found = located(self.plain, self.tokens[: len(self.plain)], self.text)
             object.__setattr__(self, "characters", found)
 

@@ -243,13 +243,14 @@ class KeptSide:
             found = csv.read_csv(path, parse_options=parse, convert_options=convert)
             if len(set(found.column_names)) < len(found.column_names):
                 raise self._damaged(name)
-            if {"head", "kind"} <= set(found.column_names):  # a layer without attention has a row, and no head
-                rows = list(zip(found["head"].to_pylist(), found["kind"].to_pylist(), strict=True))
-                if any(head is not None and kind not in KINDS for head, kind in rows):
-                    raise self._damaged(name)
-                found = found.filter(pa.array([kind in STACKS for _, kind in rows], pa.bool_()))
             needed = {"layer", "head", "kv_head"} | ({"query", "key"} if name == "relations.csv" else set())
-            if not needed <= set(found.column_names) or any(_missing(found[one]) for one in needed):
+            if not {*needed, "kind"} <= set(found.column_names):
+                raise self._damaged(name)
+            rows = list(zip(found["head"].to_pylist(), found["kind"].to_pylist(), strict=True))
+            if any(head is not None and kind not in KINDS for head, kind in rows):
+                raise self._damaged(name)
+            found = found.filter(pa.array([kind in STACKS for _, kind in rows], pa.bool_()))  # no head: no attention
+            if any(_missing(found[one]) for one in needed):
                 raise self._damaged(name)
         except (pa.ArrowException, OSError, UnicodeDecodeError):
             raise self._damaged(name) from None
@@ -276,7 +277,6 @@ def _missing(column: pa.ChunkedArray) -> bool:
 
 
 def _places_of(table: pa.Table) -> list[Place]:
-    """The head of each row; of a table from before the column `kind`, the decoder's."""
-    kinds = table["kind"].to_pylist() if "kind" in table.column_names else [DECODER] * len(table)
-    layers = zip(kinds, table["layer"].to_pylist(), strict=True)
+    """The head of each row."""
+    layers = zip(table["kind"].to_pylist(), table["layer"].to_pylist(), strict=True)
     return list(zip(layers, table["head"].to_pylist(), strict=True))

@@ -127,7 +127,7 @@ def test_pandas_polars_and_duckdb_open_the_dataset_as_one(tmp_path: Path, tiny_f
     assert tokens == polar["query_token"].to_list() == [row[0] for row in duck_tokens]
     assert panda["item"].is_monotonic_increasing
     metadata = pq.read_schema(parts[0]).metadata
-    assert metadata[b"attnscope.schema"] == b"relations/1"
+    assert metadata[b"attnscope.schema"] == b"relations/2"
     assert json.loads(metadata[b"attnscope.run"])["model"] == str(tiny_folder)
     assert pq.ParquetFile(parts[0]).metadata.row_group(0).column(6).compression == "ZSTD"
     assert "RLE_DICTIONARY" in pq.ParquetFile(parts[0]).metadata.row_group(0).column(6).encodings

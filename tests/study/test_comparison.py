@@ -277,7 +277,7 @@ def test_the_command_prints_names_and_writes(tmp_path, two_texts):
     (out / "layers").mkdir()
     for path in (kept, out / "layers" / "L00.png"):
         path.touch()
-    before = {"schema": "compare/1", "asked": {}, "files": {"layers/L00.png": "", "layers/mine.png": "", "../x": ""}}
+    before = {"schema": "compare/2", "asked": {}, "files": {"layers/L00.png": "", "layers/mine.png": "", "../x": ""}}
     (out / "compare.json").write_text(json.dumps(before))
     flags = (*PAIR, "--out", str(out), "--select", "1,2.0")
     refused = call(*flags, "-q")
@@ -298,7 +298,18 @@ def test_the_command_prints_names_and_writes(tmp_path, two_texts):
     assert kept.exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"schema": "run/2"}'])
+def test_a_folder_of_an_older_version_is_refused_and_can_be_written_over(tmp_path):
+    assert call(*PAIR, "--out", str(tmp_path), "-q").code == 0
+    path = tmp_path / "compare.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": "compare/1"}))
+    refused = call(*PAIR, "--out", str(tmp_path), "-q")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, b"", 1)
+    assert "has schema 'compare/1', expected 'compare/2'; name another folder, or write over it" in refused.err
+    assert call(*PAIR, "--out", str(tmp_path), "--force", "-q").code == 0
+    assert json.loads(path.read_text())["schema"] == "compare/2"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"schema": "run/3"}'])
 def test_a_damaged_folder_is_left_as_it_is(tmp_path, content):
     (tmp_path / "compare.json").write_text(content)
     result = call(*PAIR, "--out", str(tmp_path), "--force", "-q")

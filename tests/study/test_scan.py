@@ -75,7 +75,7 @@ def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):
         read_back(tmp_path)
     (tmp_path / "atlas.json").write_text(json.dumps({"schema": "atlas/0"}))
     shutil.copy(folder / "atlas.parquet", tmp_path)
-    with pytest.raises(InputError, match="'atlas/1' is read"):
+    with pytest.raises(InputError, match="has schema 'atlas/0', expected 'atlas/2'"):
         read_back(tmp_path)
 
 

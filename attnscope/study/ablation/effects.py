@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.study.ablation.direct import Direct
 
-SCHEMA = "ablation/1"
+SCHEMA = "ablation/2"
 NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
 COPY = HeadSet("intact copy", ())
 RANGE = (0.005, 0.995)  # of random sets
