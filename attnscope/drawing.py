@@ -192,8 +192,10 @@ def drawings(
     """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`."""
     if not seen.beside:
         return {"": Drawing.of(seen, heads, sort, top)}
-    asked = {kind: one for kind, one in seen.stacks.items() if not one.chosen.nothing}
-    return {kind: Drawing.of(one, heads, sort, top, f"{kind} " * (kind in seen.beside)) for kind, one in asked.items()}
+    asked = {stack: one for stack, one in seen.stacks.items() if not one.chosen.nothing}
+    return {
+        stack: Drawing.of(one, heads, sort, top, f"{stack} " * (stack in seen.beside)) for stack, one in asked.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -224,8 +226,8 @@ def about(seen: Observation) -> About:
     room = LONGEST_TEXT if len(texts) == 1 else LONGEST_TEXT // 2
     said = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
-    of_text = seen.keys if seen.kind == POOLING else seen.queries
-    counted = f"{len(of_text)} {'patches' if seen.kind == GLOBAL else 'tokens'}"
+    of_text = seen.keys if seen.stack == POOLING else seen.queries
+    counted = f"{len(of_text)} {'patches' if seen.stack == GLOBAL else 'tokens'}"
     line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), counted)))
     return About(line, model, seen.queries.sha256)
 
@@ -303,7 +305,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             bin_rule=rule if max(found.rows.size, found.columns.size) > 1 else "",
             kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
             by_kv=by_kv,
-            quantity="difference" if key.kind == DIFFERENCE else QUANTITIES[seen.view.weights],
+            quantity="difference" if key.stack == DIFFERENCE else QUANTITIES[seen.view.weights],
             starts_Q=starts_Q,
             starts_K=starts_K,
             turns=tuple(sorted(turns)),
@@ -314,7 +316,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             stack=stack,
             numbered=(seen.queries.step is None, seen.keys.step is None),
             window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",
-            ahead=key.kind == ENCODER,
+            ahead=key.stack == ENCODER,
             beside=seen.within.get(key.layer, ""),
         )
         for key, values in found.values.items()
@@ -341,7 +343,7 @@ def _sinks(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[tupl
 
 def _places(seen: Observation, key: LayerKey, heads: Sequence[int]) -> np.ndarray:
     """Where some heads of a layer stand in the columns."""
-    return np.flatnonzero((seen.columns.layer == key.layer) & (seen.columns.kind == key.kind))[list(heads)]
+    return np.flatnonzero((seen.columns.layer == key.layer) & (seen.columns.stack == key.stack))[list(heads)]
 
 
 def _part(seen: Observation, maps: LayerMaps) -> Part | None:
@@ -367,10 +369,10 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
     from attnscope.figures.terminal import HeadMaps
 
     jobs: dict[str, tuple[Path, Maps, int]] = {}
-    for kind, one in seen.stacks.items():
+    for stack, one in seen.stacks.items():
         if one.maps is not None:
             one = one.keeping(maps=coarser(one.maps, side, style.sink == "mask"))
-            maps = layer_maps(one, f"{kind} " * (kind in seen.beside))
+            maps = layer_maps(one, f"{stack} " * (stack in seen.beside))
             jobs |= {name: (Path(), of, index) for of in maps for index, name in enumerate(_names(of))}
 
     def title(maps: Maps, index: int) -> str:
@@ -433,7 +435,7 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
         axes=(name, "attributed to"),
     )
     title = (
-        f"Rollout of {len(rolled.layers)} {f'{seen.kind} ' * (seen.kind != DECODER)}layers"
+        f"Rollout of {len(rolled.layers)} {f'{seen.stack} ' * (seen.stack != DECODER)}layers"
         + f", {step} {rolled.group} a cell" * (step > 1)
     )
     look = replace(style, about=replace(about(seen), command=style.about.command))

@@ -93,7 +93,7 @@ def export(
         if seen.rollout is not None:
             shares = seen.rollout_table(top_k, min_weight)
             written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))
-            rolled = {kind * bool(seen.beside): one for kind, one in seen.stacks.items() if one.rollout is not None}
+            rolled = {stack * bool(seen.beside): one for stack, one in seen.stacks.items() if one.rollout is not None}
             written += [save_rollout(one, made / stack, style) for stack, one in rolled.items()]
         drawn = drawings(seen, names, sort, top if "top" in figures else 0) if figures else {}
         for stack, drawing in drawn.items():
@@ -117,12 +117,14 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     """
     calls, facts = seen.calls, dict(seen.facts)
     if seen.beside and seen.rollout is not None:
-        facts["rollout"] = {kind: one.facts["rollout"] for kind, one in seen.stacks.items() if one.rollout is not None}
+        facts["rollout"] = {
+            stack: one.facts["rollout"] for stack, one in seen.stacks.items() if one.rollout is not None
+        }
     said = about(seen.prompt, facts, options)
     prompt = said.pop("prompt")  # the longest, last
-    asked_of = {kind: one.chosen for kind, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
-    said_of = {kind: {name: asdict(found) for name, found in named(one).items()} for kind, one in asked_of.items()}
-    chosen = said_of if seen.beside else said_of.get(seen.kind)
+    asked_of = {stack: one.chosen for stack, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
+    said_of = {stack: {name: asdict(found) for name, found in named(one).items()} for stack, one in asked_of.items()}
+    chosen = said_of if seen.beside else said_of.get(seen.stack)
     return {
         **said,
         "export": jsonable(asked),
@@ -148,7 +150,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
             }
             | ({"altered": True} if check.altered else {})
             | ({"repeats": True} if check.repeats else {})
-            | ({"kind": check.kind} if seen.beside else {})
+            | ({"stack": check.stack} if seen.beside else {})
             for check in calls
         ],
         "answered_by": replace(seen.report, calls=calls).answered_by,

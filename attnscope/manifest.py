@@ -19,7 +19,7 @@ from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, save_json
-from attnscope.stacks import KINDS
+from attnscope.stacks import STACKS
 from attnscope.text.prompt import Prompt, Span
 
 SCHEMA = "run/3"  # of a folder; goes up when a file or a column is renamed, or means something else
@@ -31,7 +31,7 @@ AROUND = frozenset(
 )
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
-    rf"|(({'|'.join(KINDS)})/)?"
+    rf"|(({'|'.join(STACKS)})/)?"
     r"(overview|metrics|mass|top|rollout|picture\d*|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )
@@ -164,7 +164,7 @@ def _ours(folder: Path) -> set[str]:
 
 def inner_folders(folder: Path) -> list[Path]:
     """The folders that an export makes in its own, whether they are there or not."""
-    stacks = [folder / kind for kind in KINDS]
+    stacks = [folder / stack for stack in STACKS]
     return [*stacks, *(top / name for top in (folder, *stacks) for name in ("layers", "heads"))]
 
 

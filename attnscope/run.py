@@ -78,7 +78,7 @@ class Run:
     def asked(self) -> dict[str, Asked]:
         """What every stack reads, and which tokens of it are asked about."""
         both = Asked(self.prompt, self.chosen, self.source)
-        return {kind: one for kind in self.loaded.geometry.stacks for one in both.of(kind)[:1]}
+        return {stack: one for stack in self.loaded.geometry.stacks for one in both.of(stack)[:1]}
 
     def asking(self, request: Request) -> Run:
         """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""
@@ -170,7 +170,7 @@ def _selected(loaded: LoadedModel, ask: Ask, atlas: Atlas | None) -> Request:
         select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
     if select is None:
         return ask.keep
-    heads = select_stacks(select, geometry.heads_of_stacks, geometry.kind, atlas.by_role() if atlas else None)
+    heads = select_stacks(select, geometry.heads_of_stacks, geometry.stack, atlas.by_role() if atlas else None)
     return ask.keep.selecting(heads, geometry)
 
 
@@ -351,11 +351,11 @@ def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, sourc
     heads, needed, room, tokens = 0, 0, free_memory("cpu"), len(prompt) + more
     pairs = {ENCODER: source * source if source else tokens * tokens, CROSS: tokens * source}
     pairs |= {VISION: sum(len(part) ** 2 for part in prompt.tower)}
-    for kind, layers in loaded.geometry.shown.items():
-        of_stack = request.of(kind, loaded.geometry.kind)
+    for stack, layers in loaded.geometry.shown.items():
+        of_stack = request.of(stack, loaded.geometry.stack)
         chosen = of_stack.view_of(of_stack.weights).heads
         kept = sum(one.heads if chosen is None else len(chosen.get(one.index, ())) for one in layers.values())
-        heads, needed = heads + kept, needed + 4 * kept * pairs.get(kind, tokens * tokens)
+        heads, needed = heads + kept, needed + 4 * kept * pairs.get(stack, tokens * tokens)
     if needed > room:
         raise MemoryLimitError(
             f"the matrices of {heads} heads over {tokens} tokens take {human_bytes(needed)}, and this machine has "

@@ -18,7 +18,7 @@ CROSSING = {POOLING: LOCAL, UNPOOLING: DECODER}  # the part of the model that ea
 CAUSAL = (PATCHER, LOCAL, DECODER)  # that read one text from left to right
 # In the order in which a forward pass comes to them.
 SOFTMAX = (ENCODER, PATCHER, LOCAL, POOLING, GLOBAL, UNPOOLING, DECODER, CROSS, VISION, CSA, HCA)
-KINDS = (*SOFTMAX, DIFFERENCE)
+STACKS = (*SOFTMAX, DIFFERENCE)
 TASKS = ("decoder", "encoder", "seq2seq")  # what a model is read at
 NAMES = {"decoder": "a causal model", "encoder": "an encoder", "seq2seq": "an encoder-decoder"}
 

@@ -193,7 +193,7 @@ def test_image_tokens_are_no_repeated_text(models: dict[str, LoadedModel], field
     for i in rows:
         for j in range(i):
             means += seen.weights[0][:, i, j] * (ids[j] == ids[i]) / len(rows)
-    found = [head.score["duplicate_token"] for head in seen.heads if (head.layer, head.kind) == (0, DECODER)]
+    found = [head.score["duplicate_token"] for head in seen.heads if (head.layer, head.stack) == (0, DECODER)]
     torch.testing.assert_close(torch.tensor(found), means, atol=1e-6, rtol=0)
     alone = attnscope.capture(models["llava"], "a river", picture=field)
     assert all(np.isnan(head.score["duplicate_token"]) for head in alone.heads)
@@ -205,7 +205,7 @@ def test_parity_holds(family: str, models: dict[str, LoadedModel], field: str) -
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
     assert report.holds
     assert report.levels == {DECODER: "full", VISION: "full"}
-    assert {(layer.kind, layer.layer, layer.why) for layer in report.layers} == {
+    assert {(layer.stack, layer.layer, layer.why) for layer in report.layers} == {
         (kind, layer, "") for kind, layers in ((DECODER, 2), (VISION, 3)) for layer in range(layers)
     }
     assert not check_parity(run.loaded, run.prompt, engine=run.engine, atol=0.0).holds
@@ -367,15 +367,15 @@ def asked(models: dict[str, LoadedModel], command: str, field: str, *more: str, 
 
 def test_heads_lists_decoder_and_tower(models: dict[str, LoadedModel], field: str) -> None:
     found = asked(models, "heads", field).ok().rows
-    assert {(row["kind"], row["layer"], row["head"]) for row in found} == {
+    assert {(row["stack"], row["layer"], row["head"]) for row in found} == {
         (kind, str(layer), str(head))
         for kind, layers in ((DECODER, 2), (VISION, 3))
         for layer in range(layers)
         for head in range(4)
     }
-    assert all(not row["induction"] and not row["distance"] for row in found if row["kind"] == VISION)
+    assert all(not row["induction"] and not row["distance"] for row in found if row["stack"] == VISION)
     only = asked(models, "heads", field, "--select", "vision.2.1").ok().rows
-    assert [(row["kind"], row["layer"], row["head"]) for row in only] == [(VISION, "2", "1")]
+    assert [(row["stack"], row["layer"], row["head"]) for row in only] == [(VISION, "2", "1")]
 
 
 def test_info_lists_the_towers_layers(models: dict[str, LoadedModel]) -> None:
@@ -389,14 +389,14 @@ def test_info_lists_the_towers_layers(models: dict[str, LoadedModel]) -> None:
 
 def test_other_commands_read_pictures(models: dict[str, LoadedModel], field: str) -> None:
     found = asked(models, "relations", field, "--query", "last", "--top-k", "all").ok().rows
-    assert {row["kind"] for row in found} == {DECODER}
+    assert {row["stack"] for row in found} == {DECODER}
     assert "img 3,3" in {row["key_token"] for row in found}
     keys = asked(models, "keys", field).ok().rows
-    assert [row["token"] for row in keys if row["kind"] == VISION][:2] == ["[CLS]", "img 0,0"]
+    assert [row["token"] for row in keys if row["stack"] == VISION][:2] == ["[CLS]", "img 0,0"]
     tokens = asked(models, "text", field, "--query", "last").ok().rows
     assert tokens[1]["token"] == "img 0,0"
     parity = asked(models, "parity", field, family="gemma3").ok().rows
-    assert {(row["kind"], row["level"], row["holds"]) for row in parity} == {
+    assert {(row["stack"], row["level"], row["holds"]) for row in parity} == {
         (kind, "full", "True") for kind in (DECODER, VISION)
     }
 

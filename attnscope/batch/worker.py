@@ -98,7 +98,7 @@ class Worker:
         geometry = self.loaded.geometry
         heads = geometry.heads_of_stacks
         if job.select is not None:
-            self.request = job.request.selecting(select_stacks(job.select, heads, geometry.kind), geometry)
+            self.request = job.request.selecting(select_stacks(job.select, heads, geometry.stack), geometry)
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(sum(of.values()) for of in heads.values())

@@ -126,8 +126,8 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     with output.progress("forward passes", steps, printing.quiet) as advance:
         pairs = readings(texts, loaded, asked, room, printing.quiet)
         found = compared(pairs, maps=maps, memory=room.memory, advance=advance)
-    chosen = {(kind, layer, head) for kind, of in heads.items() for layer, here in of.items() for head in here}
-    places = [place for place in found.order if (found.kinds[place], *found.heads[place]) in chosen]
+    chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
+    places = [place for place in found.order if (found.head_stacks[place], *found.heads[place]) in chosen]
     if printing.out is not None:
         write(found, places, said, look.style(spelled("compare", *groups)), printing)
     table = heads_table(found, places)
@@ -143,8 +143,8 @@ def heads_of(loaded: LoadedModel, selected: Selected) -> dict[str, dict[int, tup
 
     heads, atlas = compared(loaded), atlas_of(loaded, selected.atlas)
     if selected.select is None:
-        return {kind: everything(of_stack) for kind, of_stack in heads.items()}
-    return select_stacks(selected.select, heads, loaded.geometry.kind, atlas.by_role() if atlas else None)
+        return {stack: everything(of_stack) for stack, of_stack in heads.items()}
+    return select_stacks(selected.select, heads, loaded.geometry.stack, atlas.by_role() if atlas else None)
 
 
 def texts_of(asked: Sides, printing: Differences) -> list[Named]:
@@ -250,8 +250,8 @@ def tell_shared(text: Shared, quiet: bool) -> None:
 
 def tell_first(found: Comparison, quiet: bool) -> None:
     """Say which layer of each stack is the first to differ, where it is not the first."""
-    for kind, places in found.stacks.items():
-        name, js = found.stack_name(kind), found.js.effect[places]
+    for stack, places in found.stacks.items():
+        name, js = found.stack_name(stack), found.js.effect[places]
         layers = [found.heads[place][0] for place in places]
         differing = [layer for layer, bits in zip(layers, js, strict=True) if bits > 0]
         if not differing:

@@ -129,7 +129,7 @@ def verdict(report: ParityReport) -> str:
     from attnscope.parity.certificate import whole_in_words
 
     largest, rounding = report.largest(), report.largest("rounding")
-    reached = ", ".join(_reached(report, kind) for kind in report.levels)
+    reached = ", ".join(_reached(report, stack) for stack in report.levels)
     parts = [f"parity: {reached}", "no layer was judged"]
     if largest is not None:
         parts = [f"parity {VERDICTS[report.verdict]}: {reached}", f"largest difference {_where(largest, report)}"]
@@ -144,11 +144,11 @@ def verdict(report: ParityReport) -> str:
     return "; ".join(parts)
 
 
-def _reached(report: ParityReport, kind: str) -> str:
+def _reached(report: ParityReport, stack: str) -> str:
     """How many layers of a stack reached which level, with the stack's name where there are several."""
-    levels = Counter(layer.level for layer in report.layers if layer.kind == kind)
+    levels = Counter(layer.level for layer in report.layers if layer.stack == stack)
     counts = ", ".join(f"{count} at level {level}" for level, count in levels.items())
-    return counts if len(report.levels) == 1 else f"{kind} {counts}"
+    return counts if len(report.levels) == 1 else f"{stack} {counts}"
 
 
 def _where(largest: Largest, report: ParityReport) -> str:
@@ -163,11 +163,11 @@ def rendered(found: pa.Table) -> RichTable:
 
     from attnscope.parity import ATOL
 
-    columns, silent = found.to_pydict(), {"call": 0, "why": "", "weights_allowed": ATOL, "kind": DECODER}
-    if len(set(columns["kind"])) > 1:
-        kinds = columns.pop("kind")
-        places = zip(kinds, columns["layer"], strict=True)
-        columns["layer"] = [f"{kind} " * (kind != DECODER) + f"L{layer}" for kind, layer in places]
+    columns, silent = found.to_pydict(), {"call": 0, "why": "", "weights_allowed": ATOL, "stack": DECODER}
+    if len(set(columns["stack"])) > 1:
+        stacks = columns.pop("stack")
+        places = zip(stacks, columns["layer"], strict=True)
+        columns["layer"] = [f"{stack} " * (stack != DECODER) + f"L{layer}" for stack, layer in places]
     said = {name: column for name, column in columns.items() if any(value != silent.get(name) for value in column)}
     shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name, column in said.items():

@@ -118,8 +118,8 @@ def rendered(table: pa.Table, top: int | None) -> RichTable:
     from attnscope.tables import rows
 
     shown = output.sheet()
-    if "kind" in table.column_names and len(table.column("kind").unique()) <= 1:  # a file has it in any case
-        table = table.drop_columns("kind")
+    if "stack" in table.column_names and len(table.column("stack").unique()) <= 1:  # a file has it in any case
+        table = table.drop_columns("stack")
     for field in table.schema:
         number = types.is_integer(field.type) or types.is_floating(field.type)
         shown.add_column(field.name, justify="right" if number else "left", no_wrap=number, min_width=3)

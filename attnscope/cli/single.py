@@ -196,9 +196,9 @@ def tell_chosen(queries: Prompt, keys: Prompt, chosen: Chosen, quiet: bool, stac
 
 def tell_asked(run: Run, quiet: bool) -> None:
     """Say which tokens were meant; of an encoder-decoder, stack by stack."""
-    for kind in run.asked if run.source is not None else [run.loaded.geometry.kind]:
-        one = run.asked[kind]
-        tell_chosen(one.prompt, one.looked_at, one.chosen, quiet, f"{kind}: " * (run.source is not None))
+    for stack in run.asked if run.source is not None else [run.loaded.geometry.stack]:
+        one = run.asked[stack]
+        tell_chosen(one.prompt, one.looked_at, one.chosen, quiet, f"{stack}: " * (run.source is not None))
 
 
 def tell_answer(run: Run, quiet: bool) -> None:

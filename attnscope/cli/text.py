@@ -97,7 +97,7 @@ def prose(seen: Observation, look: Look, style: Style) -> Prose:
     from attnscope.figures.prose import Prose
     from attnscope.looks import coloured
 
-    seen = seen.of(look.kind)
+    seen = seen.of(look.stack)
     on_keys = seen.chosen.keys_alone
     weight_T = look.weight_T.copy()
     if style.sink == "mask":

@@ -84,7 +84,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     plan = plan_of(pages, selected, runs[0])
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
     sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
-    asked_of = {kind: one.chosen for kind, one in runs[0].asked.items()}
+    asked_of = {stack: one.chosen for stack, one in runs[0].asked.items()}
     chosen = runs[0].chosen if runs[0].source is None else first_asked(asked_of, len(runs[0].source))
     said = about(replace(sides[0].seen, chosen=chosen), plan.whole, command, groups_of(sides[0].seen, question))
     write(page_of(sides, plan, said), pages)
@@ -143,8 +143,8 @@ def several(run: Run) -> bool:
 def kept_layers(run: Run) -> list[LayerGeometry]:
     """The layers of all stacks with as many heads as the page is to have of each."""
     found = []
-    for kind, layers in run.loaded.geometry.stacks.items():
-        chosen = None if run.request.stacks is None else run.request.stacks.get(kind, {})
+    for stack, layers in run.loaded.geometry.stacks.items():
+        chosen = None if run.request.stacks is None else run.request.stacks.get(stack, {})
         for layer in layers.values():
             found.append(layer if chosen is None else replace(layer, heads=len(chosen.get(layer.index, ()))))
     return [layer for layer in found if layer.heads]
@@ -162,7 +162,7 @@ def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
     if VISION not in geometry.stacks or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
         return run
     output.talk("the page has no room for the vision tower: name heads, as in --select vision.3.2,last", quiet)
-    others = {kind: layers for kind, layers in geometry.beside.items() if kind != VISION}
+    others = {stack: layers for stack, layers in geometry.beside.items() if stack != VISION}
     loaded = replace(run.loaded, geometry=replace(geometry, beside=others))
     return replace(run, loaded=loaded, prompt=replace(run.prompt, tower=()))
 

@@ -80,24 +80,24 @@ class Request:
 
     def selecting(self, heads: Mapping[str, Mapping[int, Sequence[int]]], geometry: Geometry) -> Request:
         """The same of these heads alone, by stack."""
-        view = replace(self.view, heads=heads.get(geometry.kind, {}))
+        view = replace(self.view, heads=heads.get(geometry.stack, {}))
         return replace(self, view=view, stacks=heads if len(geometry.shown) > 1 else None)
 
     def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
         """The view, of the heads that `weights` or `operands` asks for."""
         return replace(self.view, heads=asked) if isinstance(asked, Mapping) else self.view
 
-    def of(self, kind: str, plain: str) -> Request:
+    def of(self, stack: str, plain: str) -> Request:
         """What is asked of one stack; plain: the one that the view's heads are of."""
         heads = self.view.heads
         if self.stacks is not None:
-            heads = self.stacks.get(kind, {})
-            if kind in (CSA, HCA):  # of long texts these are the decoder's own layers
+            heads = self.stacks.get(stack, {})
+            if stack in (CSA, HCA):  # of long texts these are the decoder's own layers
                 heads = {**self.stacks.get(plain, {}), **heads}
-        elif heads is not None and kind != plain:
+        elif heads is not None and stack != plain:
             heads = {}
-        rollout = None if kind == CROSS else self.rollout  # of units that are the same on both sides
-        per_token = self.per_token and kind != VISION
+        rollout = None if stack == CROSS else self.rollout  # of units that are the same on both sides
+        per_token = self.per_token and stack != VISION
         return replace(self, view=replace(self.view, heads=heads), rollout=rollout, per_token=per_token)
 
     @property
@@ -126,23 +126,23 @@ class Asked(NamedTuple):
     def lengths(self) -> tuple[int, int]:
         return len(self.prompt), len(self.source or ())
 
-    def of(self, kind: str) -> list[Asked]:
+    def of(self, stack: str) -> list[Asked]:
         """What one stack reads: of a vision tower one text for each picture, or part of one, that it is given.
 
         Nothing of one over patches: only the pass will say where in the text they are.
         """
-        if kind == VISION:
+        if stack == VISION:
             return [Asked(part, Chosen()) for part in self.prompt.tower]
-        if kind in OVER_PATCHES:
+        if stack in OVER_PATCHES:
             return []
-        return [self._of_two(kind)]
+        return [self._of_two(stack)]
 
-    def _of_two(self, kind: str) -> Asked:
+    def _of_two(self, stack: str) -> Asked:
         """What one stack of an encoder-decoder reads."""
-        chosen = self.chosen.of(kind)
-        if self.source is None or kind == DECODER:
+        chosen = self.chosen.of(stack)
+        if self.source is None or stack == DECODER:
             return self._replace(chosen=chosen)
-        return Asked(self.prompt, chosen, keys=self.source) if kind == CROSS else Asked(self.source, chosen)
+        return Asked(self.prompt, chosen, keys=self.source) if stack == CROSS else Asked(self.source, chosen)
 
     @property
     def looked_at(self) -> Prompt:

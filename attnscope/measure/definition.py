@@ -25,7 +25,7 @@ class Metric:
 
     short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
     answer, ...): their answers, each (B, H, Q), to the metric's value per row; the first answer without one. beside(P,
-    texts): what value takes behind the answers. kinds: the stacks of whose layers it says something; of others it is
+    texts): what value takes behind the answers. stacks: the stacks of whose layers it says something; of others it is
     null.
     """
 
@@ -41,7 +41,7 @@ class Metric:
     asks: Callable[[Texts], tuple[Question, ...]]
     value: Callable[..., Tensor] = lambda P, answer: answer
     beside: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] = lambda P, texts: ()
-    kinds: tuple[str, ...] = SOFTMAX
+    stacks: tuple[str, ...] = SOFTMAX
 
     @property
     def span(self) -> float:

@@ -59,7 +59,7 @@ METRICS: Mapping[str, Metric] = {
             source="Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
             reading="near 1: the head looks at the token just before",
             rows="previous",
-            kinds=OF_TEXT,
+            stacks=OF_TEXT,
             asks=lambda texts: (Back(1),),
         ),
         Metric(
@@ -72,7 +72,7 @@ METRICS: Mapping[str, Metric] = {
             source="Clark et al. 2019, arXiv 1906.04341",
             reading="near 1: the head looks at the token itself",
             rows="two_keys",
-            kinds=ITSELF,
+            stacks=ITSELF,
             asks=lambda texts: (Back(0),),
         ),
         Metric(
@@ -110,7 +110,7 @@ METRICS: Mapping[str, Metric] = {
             source="Wang et al. 2022 (IOI), arXiv 2211.00593",
             reading="near 1: the head looks at earlier copies of the same token",
             rows="repeats",
-            kinds=OF_TEXT,
+            stacks=OF_TEXT,
             asks=lambda texts: (EqualLabels(texts.ids_BT, texts.ids_BT, gap=1),),
         ),
         Metric(
@@ -124,7 +124,7 @@ METRICS: Mapping[str, Metric] = {
             reading="near 1: the head looks at what followed where this token came up before; keys i and i-1 are left "
             "out, since a head that looks there does so without a repetition",
             rows="repeats_apart",
-            kinds=CAUSAL,
+            stacks=CAUSAL,
             asks=lambda texts: (EqualLabels(texts.ids_BT, texts.previous_BT, gap=2),),
         ),
         Metric(
@@ -187,8 +187,8 @@ METRICS: Mapping[str, Metric] = {
             source="Vig & Belinkov 2019, arXiv 1906.04284 (they leave key 0 out; here it stays)",
             reading="how far back the head looks on average; in an encoder how far to either side",
             rows="two_keys",
-            kinds=OF_TEXT,
-            asks=lambda texts: (Distance() if texts.kind in CAUSAL else AbsoluteDistance(),),
+            stacks=OF_TEXT,
+            asks=lambda texts: (Distance() if texts.stack in CAUSAL else AbsoluteDistance(),),
         ),
         Metric(
             id="local_mass_32",
@@ -200,7 +200,7 @@ METRICS: Mapping[str, Metric] = {
             source="attnscope; see also Xiao et al. 2024 (DuoAttention), arXiv 2410.10819",
             reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
             rows="two_keys",
-            kinds=CAUSAL,
+            stacks=CAUSAL,
             asks=lambda texts: (Window(32),),
         ),
         Metric(
@@ -240,7 +240,7 @@ def _streaming(width: int) -> Metric:
         source="Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453: what its cache keeps",
         reading=f"near 1 on a text much longer than {width} tokens: the head reads sinks and recent keys alone",
         rows="two_keys",
-        kinds=CAUSAL,
+        stacks=CAUSAL,
         asks=lambda texts: (Window(width), *map(Key, range(SINKS))),
         value=value,
     )
@@ -294,7 +294,7 @@ def _lookback(part: int) -> dict[str, Any]:
         "source": "Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
         "unit": "share of two mean weights",
         "range": "0 to 1",
-        "kinds": CAUSAL,
+        "stacks": CAUSAL,
     }
 
 
@@ -333,13 +333,13 @@ def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
     return (known[low], known[high]) if low in known and high in known and known[low] < known[high] else None
 
 
-def of_kind(ids: Sequence[str], kind: str) -> list[str]:
+def metrics_for(ids: Sequence[str], stack: str) -> list[str]:
     """Those of the metrics that say something of a stack's layers.
 
-    >>> of_kind(["entropy", "induction"], "cross")
+    >>> metrics_for(["entropy", "induction"], "cross")
     ['entropy']
     """
-    return [name for name in ids if kind in KNOWN[name].kinds]
+    return [name for name in ids if stack in KNOWN[name].stacks]
 
 
 def questions(ids: Sequence[str], texts: Texts) -> list[Question]:

@@ -389,9 +389,9 @@ def _readable(geometry: Geometry) -> Geometry:
     if not geometry.layers:
         raise ModelError(f"attnscope does not find the layers of {kind} in its config", "choose another")
     if not geometry.attention_layers:
-        kinds = ", ".join(sorted({layer.kind for layer in geometry.layers}))
+        types = ", ".join(sorted({layer.type for layer in geometry.layers}))
         raise ModelError(
-            f"{kind} has no layer with softmax attention over the text (layers: {kinds})", "choose another"
+            f"{kind} has no layer with softmax attention over the text (layers: {types})", "choose another"
         )
     return geometry
 

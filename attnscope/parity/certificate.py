@@ -154,7 +154,7 @@ def table(report: ParityReport) -> pa.Table:
             "rounding_output": numbers("rounding", "output"),
             "rounding_output_relative": numbers("rounding", "output_relative"),
             "why": [layer.why for layer in layers],
-            "kind": [layer.kind for layer in layers],
+            "stack": [layer.stack for layer in layers],
         }
     )
 

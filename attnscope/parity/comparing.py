@@ -61,11 +61,11 @@ Subject = AsRun | Repeated | NotJudged
 class Stack:
     """What the oracle knows of the layers of one stack."""
 
-    def __init__(self, config: Any, kind: str, layers: Iterable[LayerGeometry]) -> None:
-        self.config = stack_config(config, DECODER if kind == CROSS else kind)
+    def __init__(self, config: Any, stack: str, layers: Iterable[LayerGeometry]) -> None:
+        self.config = stack_config(config, DECODER if stack == CROSS else stack)
         self.layers = {layer.index: layer for layer in layers}
         layout = layout_of(self.config)
-        self.layout = layout.across if layout and kind == CROSS else layout
+        self.layout = layout.across if layout and stack == CROSS else layout
 
 
 class Comparison:
@@ -80,8 +80,8 @@ class Comparison:
         arrangements: Mapping[str, Arrangement],
     ) -> None:
         geometry = loaded.geometry
-        stacks = {**geometry.beside, geometry.kind: geometry.layers}
-        self.stacks = {kind: Stack(loaded.model.config, kind, layers) for kind, layers in stacks.items()}
+        stacks = {**geometry.beside, geometry.stack: geometry.layers}
+        self.stacks = {stack: Stack(loaded.model.config, stack, layers) for stack, layers in stacks.items()}
         self.heads, self.atol, self.highest = heads, atol, level
         self.quantised = is_quantised(loaded.model)
         self.arrangements = arrangements
@@ -90,18 +90,18 @@ class Comparison:
 
     def judge(self, run: ModuleRun, recorder: ModuleRecorder) -> None:
         """Compare one run of an attention module, call by call."""
-        self.keys |= {call.kind: call.visible.keys for call in run.calls}
+        self.keys |= {call.stack: call.visible.keys for call in run.calls}
         wanted = [number for number, call in enumerate(run.calls) if self._wanted(call)]
         if wanted:
             subject = self._subject(run, recorder)
             self.found += [self._compared(subject, number) for number in wanted]
 
     def _wanted(self, call: AttentionCall) -> bool:
-        stack = self.stacks.get(call.kind)
+        stack = self.stacks.get(call.stack)
         return stack is not None and (call.layer in self._heads(call) or call.layer not in stack.layers)
 
     def _heads(self, call: AttentionCall) -> Mapping[int, tuple[int, ...]]:
-        return self.heads.get(call.kind, {})
+        return self.heads.get(call.stack, {})
 
     def _subject(self, run: ModuleRun, recorder: ModuleRecorder) -> Subject:
         if self.quantised:
@@ -129,7 +129,7 @@ class Comparison:
             row_sum_error=row_sum_error,
             masked_weight=None if own is None else _masked_weight(original, own.visible_QK),
             verdict=None if expected is None or isinstance(subject, NotJudged) else held,
-            kind=call.kind,
+            stack=call.stack,
         )
 
     def _differences(
@@ -155,10 +155,10 @@ class Comparison:
         """The highest level that works, why not a higher one, and what the oracle expects there."""
         why = "" if self.highest == "full" else f"asked for {self.highest}"
         why = subject.why if isinstance(subject, NotJudged) else why
-        stack = self.stacks[call.kind]
+        stack = self.stacks[call.stack]
         if not why:
             try:
-                arrangement = self.arrangements.get(call.kind, PLAIN)
+                arrangement = self.arrangements.get(call.stack, PLAIN)
                 expected = from_weights(run, stack.layout, stack.config, stack.layers.get(call.layer), arrangement)
                 return "full", self._caveats(run, call), expected
             except UnreadableError as error:
@@ -170,7 +170,7 @@ class Comparison:
         return "none", why + "; its q, k and v cannot be heard" * (dtype_of(call) is None), None
 
     def _caveats(self, run: ModuleRun, call: AttentionCall) -> str:
-        layout = self.stacks[call.kind].layout
+        layout = self.stacks[call.stack].layout
         known = layout.caveat if layout else ""
         return "; ".join(filter(None, (known, run.caveat, _blind(call))))
 

@@ -126,7 +126,7 @@ def check_own(call: AttentionCall, own: OwnAttention) -> CallCheck:
 
 def unchecked(call: AttentionCall, dtype: torch.dtype) -> CallCheck:
     """That a call was made whose output has this dtype; nothing is measured."""
-    return CallCheck(call.layer, call.call, call.path, call.P.heads, "interface", dtype=dtype, kind=call.kind)
+    return CallCheck(call.layer, call.call, call.path, call.P.heads, "interface", dtype=dtype, stack=call.stack)
 
 
 def fastest(spec: AttentionSpec) -> TiledAttention:

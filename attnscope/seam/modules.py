@@ -53,14 +53,14 @@ class ModuleRun:
     first: nn.Module | None = None
 
     @property
-    def kind(self) -> str:
+    def stack(self) -> str:
         """The stack of its layer; a copied module no longer knows it."""
-        return (self.original or self).calls[0].kind
+        return (self.original or self).calls[0].stack
 
     @property
     def source_BSE(self) -> Tensor | None:
         """In cross-attention what the encoder gave, None where the module is given no such thing by a known name."""
-        if self.kind != CROSS:
+        if self.stack != CROSS:
             return None
         given = self.arguments
         return next((given[name] for name in FROM_ENCODER if isinstance(given.get(name), Tensor)), None)
@@ -77,7 +77,7 @@ class ModuleRun:
     def left(self, output: Any) -> Self:
         """The run with what came out; the calls of a vision tower, over windows or pictures, are one call."""
         self.output_BTE = _batched(output[0] if isinstance(output, tuple | list) else output)
-        self.calls = in_one(self.calls) if self.kind == VISION else self.calls
+        self.calls = in_one(self.calls) if self.stack == VISION else self.calls
         return self
 
     @property

@@ -19,7 +19,7 @@ import pyarrow as pa
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, refuse_links
 from attnscope.measure.metrics import METRICS
-from attnscope.stacks import KINDS, SOFTMAX
+from attnscope.stacks import SOFTMAX, STACKS
 from attnscope.tables import as_table, numbers, words
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def heads_table(found: Comparison, places: Places = None) -> pa.Table:
             "rows": found.rows_SN.sum(0)[order].astype(np.int64),
             "texts": np.full(len(order), found.texts, np.int32),
             **{f"{name}_difference": numbers(found.metric(name).effect[order]) for name in METRICS},
-            "kind": _kinds(found, order),
+            "stack": _stacks(found, order),
         }
     )
 
@@ -67,8 +67,8 @@ def metrics_table(found: Comparison, places: Places = None) -> pa.Table:
     which = {name: np.tile(values, len(METRICS)) for name, values in _which(found, order).items()}
     metric = words([name for name in METRICS for _ in order])
     values = {name: numbers(column(part)) for name, part in SIDES.items()}
-    texts, kind = column("n").astype(np.int32), _kinds(found, order * len(METRICS))
-    return as_table({**which, "metric": metric.dictionary_encode(), **values, "texts": texts, "kind": kind})
+    texts, stack = column("n").astype(np.int32), _stacks(found, order * len(METRICS))
+    return as_table({**which, "metric": metric.dictionary_encode(), **values, "texts": texts, "stack": stack})
 
 
 def tokens_table(pair: Pair) -> pa.Table:
@@ -113,7 +113,7 @@ def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
 
 def _before(folder: Path) -> dict[str, Any] | None:
     """What the compare.json of a folder says; None without one. Raises UsageError for a damaged one, and links."""
-    path, stacks = folder / NAME, [folder / kind for kind in KINDS]
+    path, stacks = folder / NAME, [folder / stack for stack in STACKS]
     refuse_links([*stacks, *(one / "layers" for one in (folder, *stacks))])
     try:
         found = read_json(path) if path.exists() else None
@@ -143,5 +143,5 @@ def _which(found: Comparison, order: Sequence[int]) -> dict[str, np.ndarray]:
     return {"layer": layer, "head": head}
 
 
-def _kinds(found: Comparison, order: Sequence[int]) -> Any:
-    return words([found.kinds[place] for place in order]).dictionary_encode()
+def _stacks(found: Comparison, order: Sequence[int]) -> Any:
+    return words([found.head_stacks[place] for place in order]).dictionary_encode()

@@ -64,11 +64,11 @@ class Chosen:
         """Whether keys were chosen, and no queries."""
         return self.query is None and self.key is not None
 
-    def of(self, kind: str) -> Chosen:
+    def of(self, stack: str) -> Chosen:
         """What is asked of one stack: queries of the text that it reads, keys of the text that it looks at."""
         if self.source is None:
             return self
-        queries, keys = self.source if kind == ENCODER else self, self if kind == DECODER else self.source
+        queries, keys = self.source if stack == ENCODER else self, self if stack == DECODER else self.source
         chosen = Chosen(queries.query, keys.key, queries.spans, keys.spans)
         return replace(chosen, query=NOWHERE, key=self.key and NOWHERE) if chosen.nothing else chosen
 
@@ -131,7 +131,7 @@ def choose_of_two(target: Prompt, source: Prompt, *asked: Any) -> Chosen:
     """
     chosen, beside = (choose(prompt, *asked, absent=True) for prompt in (target, source))
     chosen = replace(chosen, source=beside)
-    if all(chosen.of(kind).nothing for kind in (ENCODER, DECODER, CROSS)):
+    if all(chosen.of(stack).nothing for stack in (ENCODER, DECODER, CROSS)):
         lacks = [_lacking(prompt, *asked) for prompt in (source, target)]
         raise NotThereError("; of the target: ".join(filter(None, lacks)))
     return chosen

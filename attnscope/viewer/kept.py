@@ -21,7 +21,7 @@ from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.measure.metrics import KNOWN
 from attnscope.memory import free_memory, human_bytes
-from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS
+from attnscope.stacks import CROSS, DECODER, ENCODER, STACKS
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
 from attnscope.viewer.side import Wanted, metrics_of, rounded, said_of
 from attnscope.viewer.stacks import behind, end_of, first_of, starts, with_target
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Layer = tuple[str, int]  # its stack and number
 Place = tuple[Layer, int]  # a layer and a head of it
 LISTED_BYTES = 32  # of a weight and its key, while they are packed
-STACKS = (ENCODER, DECODER, CROSS)  # whose keys are tokens of the texts
+OF_TEXTS = (ENCODER, DECODER, CROSS)  # whose keys are tokens of the texts
 
 
 class KeptSide:
@@ -92,7 +92,7 @@ class KeptSide:
 
     def _packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
         """Whole maps where every visible key was listed, else the listed ones."""
-        found, ends = self._listed(), [self._ends(kind) for kind, _ in self._layers]
+        found, ends = self._listed(), [self._ends(stack) for stack, _ in self._layers]
         first, end = ([None if one is None else blobs.add(one)[0] for one in of] for of in zip(*ends, strict=True))
         said = {**self.said, "first": first, "end": end}
         if found is None:
@@ -126,7 +126,7 @@ class KeptSide:
         count, number = len(self.prompt), {place: at for at, place in enumerate(self._places)}
         places = _places_of(self.relations)
         heads = [number[place] for place in places]
-        axes = [self._axes(kind) for (kind, _), _ in places]
+        axes = [self._axes(stack) for (stack, _), _ in places]
         query, key = (
             self._on_axis(self.relations[name].to_numpy(), [one[at] for one in axes])
             for at, name in enumerate(("query", "key"))
@@ -158,25 +158,25 @@ class KeptSide:
             raise self._damaged("relations.csv")
         return found
 
-    def _axes(self, kind: str) -> tuple[range, range]:
+    def _axes(self, stack: str) -> tuple[range, range]:
         """The tokens of the page that are queries and keys of a stack."""
         if TARGET not in self.manifest:
             return (range(len(self.prompt)),) * 2
         source, count = len(self.source), len(self.prompt)
-        query, key = (range(start, count if start else source) for start in starts(source)[kind])
+        query, key = (range(start, count if start else source) for start in starts(source)[stack])
         return query, key
 
-    def _visible(self, kind: str) -> int:
+    def _visible(self, stack: str) -> int:
         """The pairs of a query and a key that it sees, of one head."""
-        queries, keys = map(len, self._axes(kind))
-        return queries * (queries + 1) // 2 if kind == DECODER else queries * keys
+        queries, keys = map(len, self._axes(stack))
+        return queries * (queries + 1) // 2 if stack == DECODER else queries * keys
 
-    def _ends(self, kind: str) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _ends(self, stack: str) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The first key that each query of a stack sees, and what is behind the last; see `Side`."""
-        if kind == DECODER and TARGET not in self.manifest:
+        if stack == DECODER and TARGET not in self.manifest:
             return None, None
-        query, key = self._axes(kind)
-        causal_Q = np.arange(1, len(query) + 1) if kind == DECODER else None
+        query, key = self._axes(stack)
+        causal_Q = np.arange(1, len(query) + 1) if stack == DECODER else None
         return first_of(query, key, len(self.prompt)), end_of(query, key, len(self.prompt), causal_Q)
 
     @cached_property
@@ -189,7 +189,7 @@ class KeptSide:
         """The heads of the tables, in the model's order."""
         tables = [table for table in (self.heads, self.relations) if table is not None]
         places = {place for table in tables for place in _places_of(table)}
-        return sorted(places, key=lambda place: (KINDS.index(place[0][0]), place))
+        return sorted(places, key=lambda place: (STACKS.index(place[0][0]), place))
 
     @cached_property
     def _rows(self) -> Mapping[Place, Mapping[str, Any]]:
@@ -237,19 +237,19 @@ class KeptSide:
         if not path.is_file():
             return None
         whole, real = ("layer", "head", "kv_head", "query", "key", "top_key"), ("weight", "top_key_mass", *KNOWN)
-        kinds = {**dict.fromkeys(whole, pa.int32()), **dict.fromkeys(real, pa.float32()), "near_uniform": pa.bool_()}
+        types = {**dict.fromkeys(whole, pa.int32()), **dict.fromkeys(real, pa.float32()), "near_uniform": pa.bool_()}
         try:
-            parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=kinds)
+            parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=types)
             found = csv.read_csv(path, parse_options=parse, convert_options=convert)
             if len(set(found.column_names)) < len(found.column_names):
                 raise self._damaged(name)
             needed = {"layer", "head", "kv_head"} | ({"query", "key"} if name == "relations.csv" else set())
-            if not {*needed, "kind"} <= set(found.column_names):
+            if not {*needed, "stack"} <= set(found.column_names):
                 raise self._damaged(name)
-            rows = list(zip(found["head"].to_pylist(), found["kind"].to_pylist(), strict=True))
-            if any(head is not None and kind not in KINDS for head, kind in rows):
+            rows = list(zip(found["head"].to_pylist(), found["stack"].to_pylist(), strict=True))
+            if any(head is not None and stack not in STACKS for head, stack in rows):
                 raise self._damaged(name)
-            found = found.filter(pa.array([kind in STACKS for _, kind in rows], pa.bool_()))  # no head: no attention
+            found = found.filter(pa.array([head is not None and stack in OF_TEXTS for head, stack in rows], pa.bool_()))
             if any(_missing(found[one]) for one in needed):
                 raise self._damaged(name)
         except (pa.ArrowException, OSError, UnicodeDecodeError):
@@ -262,8 +262,8 @@ class KeptSide:
 
 def _said_of(layer: Layer, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     most = {name: 1 + max(head[name] for head in heads) for name in ("head", "kv_head")}
-    kind, number = layer
-    return {"layer": number, "kind": kind, "heads": most["head"], "kv_heads": most["kv_head"], "visible": "-"}
+    stack, number = layer
+    return {"layer": number, "kind": stack, "heads": most["head"], "kv_heads": most["kv_head"], "visible": "-"}
 
 
 def _fact(value: object) -> str | int | None:
@@ -278,5 +278,5 @@ def _missing(column: pa.ChunkedArray) -> bool:
 
 def _places_of(table: pa.Table) -> list[Place]:
     """The head of each row."""
-    layers = zip(table["kind"].to_pylist(), table["layer"].to_pylist(), strict=True)
+    layers = zip(table["stack"].to_pylist(), table["layer"].to_pylist(), strict=True)
     return list(zip(layers, table["head"].to_pylist(), strict=True))

@@ -107,7 +107,7 @@ def about(
     state: dict[str, Any] = {"view": view, "at": at, "head": head}
     if query:
         state["query"] = query[1][-1]
-    elif VISION in (kinds := {key.kind for key in seen.kv_of}) and len(kinds) > 1:
+    elif VISION in (stacks := {key.stack for key in seen.kv_of}) and len(stacks) > 1:
         state["query"] = seen.queries.turns[0].stop - 1  # the text's last token: behind it are patches
     if key:
         state |= _span(key[1])
@@ -129,11 +129,11 @@ def _sharpest(seen: Observation) -> tuple[int, int]:
     """The head with the largest focus, where that was measured: of cross-attention, else not of a vision tower."""
     columns = seen.columns
     focus = columns.scores["focus"].value if "focus" in columns.scores else np.zeros(len(columns.layer))
-    stacks = columns.kind == CROSS, columns.kind != VISION
+    stacks = columns.stack == CROSS, columns.stack != VISION
     stack = next((one for one in stacks if one.any()), True)
     best = int(np.argmax(np.where(stack, np.nan_to_num(focus), -1.0)))
     keys = list(seen.kv_of)
-    return keys.index((int(columns.layer[best]), columns.kind[best])), int(columns.head[best])  # type: ignore[arg-type]
+    return keys.index((int(columns.layer[best]), columns.stack[best])), int(columns.head[best])  # type: ignore[arg-type]
 
 
 class Packs(Protocol):

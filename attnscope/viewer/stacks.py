@@ -77,20 +77,20 @@ class StackedSide(Side):
 
     def _axes(self, key: LayerKey) -> tuple[range, range, int]:
         """Where a stack's queries and keys stand on the axis, and how many tokens that has."""
-        of_stack, (query, start) = self.stacks[key.kind], self.axis.starts[key.kind]
+        of_stack, (query, start) = self.stacks[key.stack], self.axis.starts[key.stack]
         return along(query, of_stack.queries), along(start, of_stack.keys), len(self.seen.queries)
 
     def _first(self, key: LayerKey) -> np.ndarray | None:
-        if key.kind == ENCODER:
+        if key.stack == ENCODER:
             return both_sides(self.stacks[ENCODER], key)[0]
-        query_Q = np.arange(len(self.stacks[key.kind].queries), dtype="<i4")
-        return first_key(self.seen.visible[key], query_Q) if key.kind == DECODER else None
+        query_Q = np.arange(len(self.stacks[key.stack].queries), dtype="<i4")
+        return first_key(self.seen.visible[key], query_Q) if key.stack == DECODER else None
 
     def _end(self, key: LayerKey) -> np.ndarray | None:
-        of_stack = self.stacks[key.kind]
-        if key.kind == ENCODER:
+        of_stack = self.stacks[key.stack]
+        if key.stack == ENCODER:
             return both_sides(of_stack, key)[1]
-        if key.kind != DECODER:
+        if key.stack != DECODER:
             return None
         ahead_Q = ahead(of_stack, key)
         return np.arange(1, len(of_stack.queries) + 1) if ahead_Q is None else ahead_Q
@@ -124,7 +124,7 @@ def end_of(query: range, key: range, count: int, end_Q: np.ndarray | None = None
 def joined(seen: Observation, axis: Axis) -> Observation:
     """The kept heads of all stacks as those of one, over both texts, one behind the other."""
     prompt, columns = behind(axis), _kept(seen.every, axis)
-    keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.kind.tolist(), strict=True))
+    keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.stack.tolist(), strict=True))
 
     def merged(parts: Iterable[Mapping[LayerKey, T] | None]) -> dict[LayerKey, T]:
         there = [part for part in parts if part]
@@ -132,10 +132,10 @@ def joined(seen: Observation, axis: Axis) -> Observation:
 
     def kept(name: str, placed: Callable[[T, tuple[int, int]], T]) -> PerLayer[T]:
         found: dict[LayerKey, T] = merged(one.kept.get(name) for one in seen.stacks.values())
-        return PerLayer({key: placed(one, axis.starts[key.kind]) for key, one in found.items()})
+        return PerLayer({key: placed(one, axis.starts[key.stack]) for key, one in found.items()})
 
     weights, related = kept("weights", partial(_placed, count=len(prompt))), kept("relations", _moved)
-    asked = {kind: one.chosen for kind, one in seen.stacks.items()}
+    asked = {stack: one.chosen for stack, one in seen.stacks.items()}
     return replace(
         seen,
         queries=prompt,
@@ -172,7 +172,7 @@ def behind(axis: Axis) -> Prompt:
 def _kept(columns: HeadColumns, axis: Axis) -> HeadColumns:
     """The kept heads, their top keys at their places on the axis."""
     top_key = columns.top_key + np.array(
-        [axis.starts[kind][1] for kind in columns.kind.tolist()], columns.top_key.dtype
+        [axis.starts[stack][1] for stack in columns.stack.tolist()], columns.top_key.dtype
     )
     parts = {one.name: getattr(columns, one.name)[columns.kept] for one in fields(columns) if one.name != "scores"}
     scores = {
@@ -199,8 +199,8 @@ def first_asked(asked: Mapping[str, Chosen], source: int) -> Chosen:
     def moved(found: Found | None, start: int) -> Found | None:
         return found and replace(found, positions=tuple(at + start for at in found.positions))
 
-    kind = next((kind for kind in (CROSS, DECODER, ENCODER) if kind in asked and not asked[kind].nothing), CROSS)
-    one, (query, key) = asked[kind], starts(source)[kind]
+    stack = next((stack for stack in (CROSS, DECODER, ENCODER) if stack in asked and not asked[stack].nothing), CROSS)
+    one, (query, key) = asked[stack], starts(source)[stack]
     return replace(one, query=moved(one.query, query), key=moved(one.key, key))
 
 

@@ -123,7 +123,9 @@ def test_a_folder_says_the_version_of_its_layout(tmp_path: Path) -> None:
 def test_a_folder_of_another_version_is_refused_in_one_line(tmp_path: Path, schema: int) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"schema": schema, "options": OPTIONS}))
     for check in (check_ours, lambda folder: check_options(folder, OPTIONS, {})):
-        with pytest.raises(UsageError, match=rf"has schema {schema}, expected 5; .* or name another .*--out") as refusal:
+        with pytest.raises(
+            UsageError, match=rf"has schema {schema}, expected 5; .* or name another .*--out"
+        ) as refusal:
             check(tmp_path)
         assert "\n" not in str(refusal.value)
 

@@ -122,7 +122,7 @@ def test_every_format_has_the_columns(tmp_path: Path, tiny_folder: Path, corpus:
         "jsonl": lambda: list(json.loads(path.read_text().splitlines()[0])),
         "parquet": lambda: pq.read_table(path).column_names,
     }[format]()
-    assert names[-3:] == ["mass", "uniform", "kind"]
+    assert names[-3:] == ["mass", "uniform", "stack"]
 
 
 def test_a_stream_says_them_too(tiny_folder: Path, corpus: Path) -> None:

@@ -29,7 +29,7 @@ def studied(demo, tmp_path_factory):
 
 
 def rows_of(table, kind):
-    return [row for row in table.to_pylist() if row["kind"] == kind]
+    return [row for row in table.to_pylist() if row["condition"] == kind]
 
 
 def test_the_table_has_every_set_head_and_random_set(demo, studied):
@@ -37,7 +37,7 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
     table = found.table()
     expected = losses(demo, task, asked.sets)
     effects = dict(zip(map(str, asked.sets), (expected[:, 1:] - expected[:, :1]).mean(0), strict=True))
-    assert {(row["kind"], row["set"], row["heads"]) for row in table.to_pylist()} >= {
+    assert {(row["condition"], row["set"], row["heads"]) for row in table.to_pylist()} >= {
         ("together", "induction", "L3H0 L3H1"),
         ("alone", "induction", "L3H1"),
         ("alone", "one", "L1H4"),
@@ -132,7 +132,7 @@ def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path):
 def test_every_head_of_a_selection_is_a_set_too():
     result = call("ablate", "demo", "--select", "3.0-1", *FAST, "-q", "--format", "jsonl")
     rows = result.records
-    assert [row["set"] for row in rows if row["kind"] == "together"] == ["3.0-1", "L3H0", "L3H1"]
+    assert [row["set"] for row in rows if row["condition"] == "together"] == ["3.0-1", "L3H0", "L3H1"]
     assert result.err == ""
 
 
@@ -144,7 +144,7 @@ def test_sets_and_targets_come_from_files(tmp_path):
     result = call("ablate", "demo", "--sets", str(sets), "--on", str(task), "--by", "kv", "-q", "--format", "jsonl")
     rows = result.records
     assert (result.code, result.err) == (0, "")
-    assert [(row["kind"], row["heads"], row["n"]) for row in rows if row["set"] == "both"][:2] == [
+    assert [(row["condition"], row["heads"], row["n"]) for row in rows if row["set"] == "both"][:2] == [
         ("together", "L3H0 L3H1", 2),
         ("alone", "L3H0 L3H1", 2),
     ]

@@ -23,11 +23,11 @@ def asked(*arguments):
 def test_direct_effects_stand_beside_each_head_alone(demo, tmp_path):
     rows, _ = asked("--select", "3.0-1", "--random", "0", "--each", "--out", str(tmp_path / "a"))
     expected = direct_means(prepared(demo, copy(demo, sequences=2), [], "zero")).values
-    alone = {row["heads"]: row for row in rows if (row["kind"], row["set"]) == ("alone", "each head")}
+    alone = {row["heads"]: row for row in rows if (row["condition"], row["set"]) == ("alone", "each head")}
     assert list(alone) == [f"L{layer}H{head}" for layer in range(4) for head in range(6)]
     for layer, head in expected:
         assert alone[f"L{layer}H{head}"]["direct"] == pytest.approx(expected[layer, head], abs=1e-5)
-    assert {row["direct"] for row in rows if row["kind"] == "together"} <= {None}
+    assert {row["direct"] for row in rows if row["condition"] == "together"} <= {None}
     assert (tmp_path / "a" / "ablation.png").stat().st_size > 5000
 
 

@@ -12,7 +12,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.selection import resolved, select
-from attnscope.stacks import CSA, DECODER, HCA, KINDS, VISION
+from attnscope.stacks import CSA, DECODER, HCA, STACKS, VISION
 from attnscope.study.atlas.atlas import atlas_of
 from helpers.atlases import made_atlas
 from helpers.command_line import call
@@ -84,10 +84,10 @@ def test_what_cannot_be_meant(expression, named, error, says):
 def test_an_atlas_names_no_head_of_another_stack(demo):
     """A vision tower has a layer 3, too, and the difference of two heads is no head; over summaries it is the same."""
     seen = attnscope.capture(demo, TEXT, atlas=made_atlas(None, ROLES))
-    named = {kind for kind in KINDS if seen.named_by_atlas(3, 0, kind) == ("induction", "sink")}
+    named = {kind for kind in STACKS if seen.named_by_atlas(3, 0, kind) == ("induction", "sink")}
     assert named == {DECODER, CSA, HCA}
-    assert not any(seen.named_by_atlas(3, 0, kind) for kind in set(KINDS) - named)
-    tower = replace(seen, columns=replace(seen.columns, kind=np.full_like(seen.columns.kind, VISION)))
+    assert not any(seen.named_by_atlas(3, 0, kind) for kind in set(STACKS) - named)
+    tower = replace(seen, columns=replace(seen.columns, stack=np.full_like(seen.columns.stack, VISION)))
     assert set(tower.table()["atlas_roles"].to_pylist()) == {""}
 
 
@@ -168,7 +168,7 @@ def test_the_table_of_heads_says_what_the_atlas_names(folder, tmp_path):
     assert {head: roles for head, roles in named.items() if roles} == {
         head: " ".join(roles) for head, roles in ROLES.items()
     }
-    assert list(found[0])[-2:] == ["atlas_roles", "kind"]
+    assert list(found[0])[-2:] == ["atlas_roles", "stack"]
     assert "atlas_roles" not in call("heads", TEXT, "-q").silent().rows[0]
     grouped = call("heads", TEXT, "-q", "--atlas", str(folder), "--by", "kv").silent().rows
     assert {row["atlas_roles"] for row in grouped} == {""}
