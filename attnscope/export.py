@@ -16,7 +16,7 @@ from attnscope.drawing import FIGURES, Advance, check_kinds, drawings, save_roll
 from attnscope.figures import Style
 from attnscope.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.looks import Mean, look_table
-from attnscope.manifest import NAME, TARGET, about, check, inner_folders, taken, tokens_of
+from attnscope.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.model.libraries import versions
 from attnscope.stacks import ENCODER
 from attnscope.tables import save
@@ -120,7 +120,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
         facts["rollout"] = {
             stack: one.facts["rollout"] for stack, one in seen.stacks.items() if one.rollout is not None
         }
-    said = about(seen.prompt, facts, options)
+    said = run_facts(seen.prompt, facts, options)
     prompt = said.pop("prompt")  # the longest, last
     asked_of = {stack: one.chosen for stack, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
     said_of = {stack: {name: asdict(found) for name, found in named(one).items()} for stack, one in asked_of.items()}

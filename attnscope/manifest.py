@@ -40,7 +40,7 @@ MOST_SAID, LONGEST_SAID = 4, 40
 WRITE_OVER = "name another folder, or write over it with {force=True}"
 
 
-def about(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more."""
     text = {"sha256": prompt.sha256, "tokens": len(prompt), "removed_tokens": prompt.removed}
     said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": tokens_of(prompt)})

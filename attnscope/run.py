@@ -23,12 +23,12 @@ from attnscope.model.geometry import with_tower
 from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
-from attnscope.observe.choice import Choice, choose, difference
+from attnscope.observe.choice import Choice, choose, tiles_difference
 from attnscope.seam.cost import tokens_that_fit
 from attnscope.seam.engines import Engine
 from attnscope.seam.generation import continuation, ends, start_token, translation
 from attnscope.seam.inputs import given_of
-from attnscope.selection import Named, select_stacks
+from attnscope.selection import HeadsByRole, select_stacks
 from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
@@ -70,7 +70,7 @@ class Run:
         return self.source or self.prompt
 
     @property
-    def named(self) -> Named | None:
+    def named(self) -> HeadsByRole | None:
         """The heads that the atlas names, as `selection.select` takes them."""
         return self.atlas.by_role() if self.atlas else None
 
@@ -160,7 +160,7 @@ def _check(loaded: LoadedModel, ask: Ask) -> None:
         loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
     task = loaded.geometry.task
     _check_task(task, ask.generate, ask.answer, ask.target)
-    answers.check(ask.generate, ask.answer, None if task == "seq2seq" else ask.truncate)
+    answers.check_answer(ask.generate, ask.answer, None if task == "seq2seq" else ask.truncate)
 
 
 def _selected(loaded: LoadedModel, ask: Ask, atlas: Atlas | None) -> Request:
@@ -332,7 +332,7 @@ def _facts(
     """How far the engine is from eager on this text, whether positions were stretched, and who names the heads."""
     facts: dict[str, Any] = {}
     if engine.name != "eager":
-        facts["largest_difference_to_eager"] = difference(loaded, prompt, source)
+        facts["largest_difference_to_eager"] = tiles_difference(loaded, prompt, source)
     if loaded.stretched_from is not None:
         facts["positions"] = {
             "trained": loaded.stretched_from,

@@ -17,11 +17,13 @@ _STACK = re.compile(rf"^(?P<stack>{_STACKS})(?:[. ]+(?P<rest>.*))?$", re.IGNOREC
 GRAMMAR = (
     "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last` or `L-1`, `*.0`, `@role`, `cross.3.2`, by commas"
 )
-Named = Mapping[str, Mapping[int, Sequence[int]]]  # {role: {layer: heads}}, of an atlas
+HeadIndex = tuple[int, int]  # layer, head
+HeadsByLayer = Mapping[int, Sequence[int]]
+HeadsByRole = Mapping[str, HeadsByLayer]  # of an atlas
 
 
 def select(
-    expression: str, heads_by_layer: Mapping[int, int], named: Named | None = None
+    expression: str, heads_by_layer: Mapping[int, int], named: HeadsByRole | None = None
 ) -> dict[int, tuple[int, ...]]:
     """The heads that an expression names, by layer.
 
@@ -52,7 +54,7 @@ def select(
 
 
 def select_stacks(
-    expression: str, heads: Mapping[str, Mapping[int, int]], plain: str, named: Named | None = None
+    expression: str, heads: Mapping[str, Mapping[int, int]], plain: str, named: HeadsByRole | None = None
 ) -> dict[str, dict[int, tuple[int, ...]]]:
     """The heads that an expression names, by stack: `cross.3.2`, `enc.0-3.*`, `dec`; of the plain stack without a name.
 
@@ -73,7 +75,7 @@ def select_stacks(
     return {stack: select(",".join(parts[stack]), heads[stack]) for stack in heads if stack in parts}
 
 
-def resolved(expression: str, named: Named | None) -> str:
+def resolved(expression: str, named: HeadsByRole | None) -> str:
     """The expression with the heads themselves in place of every `@role`.
 
     named: the heads of every role that there is, none where an atlas names none; None without an atlas. Raises
@@ -86,7 +88,7 @@ def resolved(expression: str, named: Named | None) -> str:
     return ",".join(_of_role(part[1:], named) if part.startswith("@") else part for part in parts)
 
 
-def _of_role(role: str, named: Named | None) -> str:
+def _of_role(role: str, named: HeadsByRole | None) -> str:
     if named is None:
         raise UsageError(
             f"no atlas says which heads are meant by @{role}",

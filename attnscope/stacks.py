@@ -23,10 +23,10 @@ TASKS = ("decoder", "encoder", "seq2seq")  # what a model is read at
 NAMES = {"decoder": "a causal model", "encoder": "an encoder", "seq2seq": "an encoder-decoder"}
 
 
-def plain(task: str) -> str:
+def main_stack(task: str) -> str:
     """The stack that a layer's number means where nobody names one: of an encoder-decoder its decoder.
 
-    >>> plain("seq2seq")
+    >>> main_stack("seq2seq")
     'decoder'
     """
     return ENCODER if task == ENCODER else DECODER

@@ -18,7 +18,7 @@ from attnscope.errors import UsageError
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.parity import ATOL, ParityReport, check_parity
-from attnscope.parity.certificate import certificate, in_words, table, verify
+from attnscope.parity.certificate import certificate, in_words, parity_table, verify
 from attnscope.reference import reader
 from attnscope.reference.given import Given
 from attnscope.reference.layouts import ENCODERS, FAMILIES, UNREAD, UNREAD_ENCODERS, layout_of
@@ -289,7 +289,7 @@ def test_certificate_summary_and_table_say_the_stack(t5: Any) -> None:
     summary = verify(loaded, **texts)
     names = [f"{prefix}{layer}" for prefix in ("encoder ", "", "cross ") for layer in range(LAYERS)]
     assert (summary["holds"], list(summary["largest_difference"])) == (True, names)
-    rows = table(report)
+    rows = parity_table(report)
     assert rows.column_names[-1] == "stack"
     assert rows.column("stack").to_pylist() == [layer["stack"] for layer in written["layers"]]
 

@@ -16,7 +16,7 @@ from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.figures import Patches, PatchSheet, Style
 from attnscope.figures.over import grid_of, save_patches
 from attnscope.media.patches import WHOLE, Sight, patches_of
-from attnscope.media.picture import all_opened, opened
+from attnscope.media.picture import all_opened, open_picture
 from attnscope.model.loading import LoadedModel
 from attnscope.parity import check_parity
 from attnscope.run import prepare
@@ -272,15 +272,15 @@ def test_a_picture_is_read_as_it_is_seen(place: Path, caplog: pytest.LogCaptureF
     image = Image.new("RGBA", (4, 2), (255, 0, 0, 255))
     image.putpixel((0, 0), (0, 0, 0, 0))
     image.save(place / "clear.png")
-    assert opened(place / "clear.png").image.getpixel((0, 0)) == (255, 255, 255)
+    assert open_picture(place / "clear.png").image.getpixel((0, 0)) == (255, 255, 255)
     assert "read on white" in caplog.text
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned
     Image.new("RGB", (4, 2)).save(place / "turned.jpg", exif=exif)
-    assert opened(place / "turned.jpg").image.size == (2, 4)
+    assert open_picture(place / "turned.jpg").image.size == (2, 4)
     frames = [Image.new("RGB", (4, 2), colour) for colour in ("red", "blue")]
     frames[0].save(place / "moving.gif", save_all=True, append_images=frames[1:])
-    assert opened(place / "moving.gif").image.getpixel((0, 0)) == (254, 0, 0) or "2 frames" in caplog.text
+    assert open_picture(place / "moving.gif").image.getpixel((0, 0)) == (254, 0, 0) or "2 frames" in caplog.text
     assert "2 frames: the first is read" in caplog.text
 
 
@@ -312,14 +312,14 @@ def test_what_is_no_picture_is_a_line(content: bytes | str | None, said: str, pl
     elif isinstance(content, bytes):
         path.write_bytes(content)
     with pytest.raises(InputError, match=said):
-        opened(path)
+        open_picture(path)
 
 
 def test_a_decompression_bomb_is_a_line(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for most in (10, 8000):  # beyond twice as many Pillow raises, below it warns
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
         with pytest.raises(InputError, match="million pixels"):
-            opened(field)
+            open_picture(field)
 
 
 def test_who_sees_nothing_says_so(models: dict[str, LoadedModel], field: str) -> None:

@@ -31,7 +31,7 @@ from attnscope.attention.questions import (
     TopK,
     Window,
 )
-from attnscope.attention.rows import Block, join, read
+from attnscope.attention.rows import Block, answer_of, join
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility, row_blocks
 from attnscope.errors import UsageError
@@ -72,7 +72,7 @@ class AttentionOperator(ABC):
         for start, stop in self.blocks() if asked else ():
             block = self.block(start, stop)
             for question in widest_first:
-                parts[question].append(read(block, question))
+                parts[question].append(answer_of(block, question))
         return {question: join(question, part) for question, part in parts.items()}
 
     def ask(self, question: Question) -> Any:

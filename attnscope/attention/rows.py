@@ -75,7 +75,7 @@ class Block:
         return -p_ln_p[..., 0], -p_ln_p[..., 1:].sum(-1)
 
 
-def read(block: Block, question: Question) -> Any:
+def answer_of(block: Block, question: Question) -> Any:
     """A question's answer for the rows of a block."""
     return READ[type(question)](block, question)
 

@@ -11,7 +11,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.groups import recorded, spelled
+from attnscope.cli.groups import command_line, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import (
     FIRST,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from attnscope.figures import Style
     from attnscope.model.loading import LoadedModel
     from attnscope.run import Run
-    from attnscope.study.comparison import Comparison, Reading, Shared
+    from attnscope.study.comparison import Comparison, OneSide, Shared
 
 EXAMPLES = (
     'attnscope compare --text "Mary gave John a book" --compare-text "John gave Mary a book" --out runs/swapped',
@@ -109,16 +109,16 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
 
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 
-    from attnscope.cli.compare_table import rendered
+    from attnscope.cli.compare_table import differences_sheet
     from attnscope.study.comparison import check_alike
     from attnscope.study.comparison import compare as compared
-    from attnscope.study.differences import about, check_folder, heads_table
+    from attnscope.study.differences import check_folder, comparison_facts, heads_table
 
     check_alike(*loaded)
     heads = heads_of(loaded[0], selected)
     groups = (asked, room, selected, look)
     options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
-    said = about(loaded, [getattr(part, "sha256", str(part)) for one in texts for part in one[1:]], options)
+    said = comparison_facts(loaded, [getattr(part, "sha256", str(part)) for one in texts for part in one[1:]], options)
     if printing.out is not None:
         check_folder(printing.out, said, printing.force)
     maps = heads if printing.out is not None and len(texts) == 1 else None
@@ -129,9 +129,9 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
     places = [place for place in found.order if (found.head_stacks[place], *found.heads[place]) in chosen]
     if printing.out is not None:
-        write(found, places, said, look.style(spelled("compare", *groups)), printing)
+        write_comparison(found, places, said, look.style(command_line("compare", *groups)), printing)
     table = heads_table(found, places)
-    output.emit(table, format, lambda: rendered(found, places[: top.top]), printing.spreadsheet)
+    output.emit(table, format, lambda: differences_sheet(found, places[: top.top]), printing.spreadsheet)
     return report(found, printing.quiet)
 
 
@@ -173,13 +173,13 @@ def load_models(asked: Sides, printing: Differences) -> tuple[LoadedModel, Loade
 
 def readings(
     texts: Sequence[Named], loaded: Sequence[LoadedModel], asked: Sides, room: Room, quiet: bool
-) -> Iterator[tuple[Reading, Reading]]:
+) -> Iterator[tuple[OneSide, OneSide]]:
     """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
     from attnscope.ask import Ask
     from attnscope.cli.single import tell_run, tell_target
     from attnscope.media.sound import Sound
     from attnscope.run import prepare
-    from attnscope.study.comparison import Reading
+    from attnscope.study.comparison import OneSide
 
     def ready(model: LoadedModel, text: Text, chat: bool) -> Run:
         ask = Ask(text, engine=room.engine, memory=room.memory, chat=chat, truncate=asked.truncate, target=asked.target)
@@ -200,11 +200,11 @@ def readings(
         for run in runs if len(texts) == 1 else ():
             tell_run(run, quiet)
             tell_target(run, quiet)
-        one, two = (Reading(run.loaded, run.prompt, run.engine, run.source) for run in runs)
+        one, two = (OneSide(run.loaded, run.prompt, run.engine, run.source) for run in runs)
         yield one, two
 
 
-def write(
+def write_comparison(
     found: Comparison, places: Sequence[int], said: Mapping[str, Any], style: Style, printing: Differences
 ) -> None:
     """Tables and pictures into --out, with a bar while they are drawn; said: what tells it from another comparison."""

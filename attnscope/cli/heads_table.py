@@ -47,7 +47,7 @@ class Column:
         return max(map(cell_len, (self.title, *self.cells))) + 2
 
 
-def rendered(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
+def heads_sheet(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
     """The ranked heads: as many metrics as the terminal has room for, the one that sorts in any case."""
     null = uniform_rows(seen, shown)
     blank = [""] * len(null)

@@ -20,7 +20,7 @@ EXAMPLES = ("attnscope metrics", "attnscope metrics induction")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ChosenMetrics:
     """Which metrics are shown."""
 
     id: Annotated[
@@ -28,8 +28,8 @@ class Asked:
     ] = None
 
 
-@takes(Asked, Format)
-def metrics(asked: Asked, printing: Format) -> int:
+@takes(ChosenMetrics, Format)
+def metrics(asked: ChosenMetrics, printing: Format) -> int:
     """What each metric is, and the rules that name a head's role.
 
     Of a metric: its formula, rows, unit, range and source.

@@ -270,9 +270,9 @@ class TextRun(EngineChoice, Answer, ModelTexts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from attnscope.text.answer import check
+        from attnscope.text.answer import check_answer
 
-        check(self.generate, self.answer, self.truncate if self.audio is None else None)
+        check_answer(self.generate, self.answer, self.truncate if self.audio is None else None)
         if self.answer is not None and self.ids is not None:
             raise UsageError("--answer follows a text, and --ids gives tokens", "leave out one of them")
         if self.answered and self.from_ is not None and not self.has_text:
@@ -343,12 +343,12 @@ class Question(Query):
 
     def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
-        from attnscope.text.tokens import check, defined
+        from attnscope.text.tokens import check_expression, defined
 
         groups = defined(self.meanings)
         for expression in (self.query, self.key):
             if expression is not None:
-                check(expression, groups)
+                check_expression(expression, groups)
         return {"query": self.query, "key": self.key, "define": groups}
 
 

@@ -83,7 +83,7 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
     run = prepared(asked, printing, text, selected)
 
     from attnscope.parity import check_parity
-    from attnscope.parity.certificate import table
+    from attnscope.parity.certificate import parity_table
     from attnscope.selection import resolved
 
     select = selected.select and resolved(selected.select, run.named)
@@ -98,9 +98,9 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
             engine=run.engine,
             whole=tolerance.whole,
         )
-    found = table(report)
+    found = parity_table(report)
     _write(printing, report, run)  # first: a reader of stdout may leave early
-    output.emit(found, format, lambda: rendered(found))
+    output.emit(found, format, lambda: parity_sheet(found))
     return conclude(report, printing.quiet)
 
 
@@ -156,7 +156,7 @@ def _where(largest: Largest, report: ParityReport) -> str:
     return f"{value:.2g} ({what}, {report.name(layer)})"
 
 
-def rendered(found: pa.Table) -> RichTable:
+def parity_sheet(found: pa.Table) -> RichTable:
     """The rows for a person, without the columns that say nothing."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable

@@ -77,12 +77,12 @@ def prepare_answered(loaded: LoadedModel, ask: Ask, quiet: bool) -> Run:
 def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.out is not None:
-        from attnscope.manifest import about, check
+        from attnscope.manifest import check, run_facts
 
         loaded = run.loaded
         model = {"name": loaded.name, "revision": loaded.revision}
         facts = {"model": model, "device": loaded.device, "dtype": loaded.dtype}
-        check(writing.out, about(run.text, facts, options), writing.force)
+        check(writing.out, run_facts(run.text, facts, options), writing.force)
 
 
 def read_run(asked: TextRun, writing: Writing) -> Text:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import spelled
+from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import FIRST, Beside, Config, Question, Selected, TextRun, Writing, check_folder
 from attnscope.cli.signals import unwinding
@@ -71,7 +71,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     encoder-decoder all stacks are on one page, or those of --select: the text, and behind it the target. With --picture
     so are decoder and vision tower, and where a token looks in the picture.
     """
-    command = spelled("view", asked, selected, question, pages)
+    command = command_line("view", asked, selected, question, pages)
     if pages.from_tables:
         return page_of_tables(asked, pages, command)
 
@@ -87,7 +87,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     asked_of = {stack: one.chosen for stack, one in runs[0].asked.items()}
     chosen = runs[0].chosen if runs[0].source is None else first_asked(asked_of, len(runs[0].source))
     said = about(replace(sides[0].seen, chosen=chosen), plan.whole, command, groups_of(sides[0].seen, question))
-    write(page_of(sides, plan, said), pages)
+    write_page(page_of(sides, plan, said), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
 
 
@@ -205,11 +205,11 @@ def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     if asked.from_ is None:
         raise UsageError("--from-tables is about a run", "name its folder: attnscope view runs/bank --from-tables")
     side = KeptSide(asked.from_.parent)
-    write(page_of([side], Plan(pages.max_mb, 16), About(command, side.open)), pages)
+    write_page(page_of([side], Plan(pages.max_mb, 16), About(command, side.open)), pages)
     return 0
 
 
-def write(page: Page, pages: Pages) -> None:
+def write_page(page: Page, pages: Pages) -> None:
     """The page to --out, and what it does not hold to stderr."""
     if pages.out is None or pages.out == STDOUT:
         sys.stdout.buffer.write(page.html)

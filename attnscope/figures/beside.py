@@ -90,7 +90,7 @@ def _serve(connection: Connection, other_end: Connection, modules: tuple[str, ..
     """What the process does; a path per file, then None, or an error."""
     begin_worker()
     other_end.close()
-    figures.load()
+    figures.load_drawing()
     for module in modules:
         import_module(module)
     with suppress(EOFError, OSError), busy:  # nothing to draw after all, or nobody who would hear of it

@@ -29,7 +29,7 @@ from attnscope.figures.style import (
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadMap:
     """What one file shows; where the style takes the sink out, sink_Q is its column, gone from values_QK or TAKEN."""
 
     path: Path
@@ -61,7 +61,7 @@ class Head:
 
 def prepare_heads(
     jobs: Sequence[tuple[Path, Maps, int]], style: Style, title: Callable[[Maps, int], str] = head_title
-) -> list[Head]:
+) -> list[HeadMap]:
     """Jobs -> what each file shows, its colour scale settled. Raises ValueError for maps of several quantities."""
     quantities = {maps.quantity for _, maps, _ in jobs}
     if len(quantities) > 1:
@@ -79,7 +79,7 @@ def prepare_heads(
         sink_Q = None if sink_HQ is None else sink_HQ[index]
         own = find_limits([values_QK], style, quantity, alone=first) if own_scale else shared
         heads.append(
-            Head(
+            HeadMap(
                 path=path,
                 title=style.headed(title(maps, index)) + (f", max {own.high:.2g}" if style.per_head_scale else ""),
                 note=_note(maps, _taken_note(maps, index, sink_Q, values_QK)),

@@ -23,7 +23,7 @@ from attnscope.keep.keys import KeyMass, TopKey, received
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.probe import Answers, Layer, OfMasks, on_host
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import Found, Thing
+from attnscope.keep.thing import FoundByLayer, Thing
 from attnscope.keep.view import View
 from attnscope.measure.metrics import LOOKBACKS, MASS, METRICS, means, measure, metrics_for, questions, support
 from attnscope.measure.roles import NONE, near_uniform, roles_of
@@ -150,7 +150,7 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     return Thing(probe, lambda found: _of_texts(found, asked, request.view))
 
 
-def _of_texts(found: Found, asked: Sequence[Asked], view: View) -> list[TextHeads]:
+def _of_texts(found: FoundByLayer, asked: Sequence[Asked], view: View) -> list[TextHeads]:
     columns, supports = Columns(found, len(asked), view).of_texts, _supports(found)
     received_BK = received([one.top for one in found.values()], len(asked), max(len(one.looked_at) for one in asked))
     return [
@@ -163,7 +163,7 @@ def _of_texts(found: Found, asked: Sequence[Asked], view: View) -> list[TextHead
     ]
 
 
-def _supports(found: Found) -> dict[LayerKey, list[dict[str, int]]]:
+def _supports(found: FoundByLayer) -> dict[LayerKey, list[dict[str, int]]]:
     """The rows behind each layer's scores, per text; texts that share a mask may share one entry."""
     known: dict[int, list[dict[str, int]]] = {}  # layers that share a mask share them
     supports = {}
@@ -184,7 +184,7 @@ def _least_of_heads(counts: Mapping[str, Tensor]) -> list[dict[str, int]]:
 class Columns:
     """The heads of all layers of so many texts as columns."""
 
-    def __init__(self, found: Found, count: int, view: View) -> None:
+    def __init__(self, found: FoundByLayer, count: int, view: View) -> None:
         self.found, self.count, self.view = found, count, view
 
     @cached_property

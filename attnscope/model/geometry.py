@@ -29,7 +29,7 @@ from attnscope.stacks import (
     POOLING,
     STACKS,
     VISION,
-    plain,
+    main_stack,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Geometry:
     @property
     def stack(self) -> str:
         """The stack that `layers` are of."""
-        return plain(self.task)
+        return main_stack(self.task)
 
     @property
     def every(self) -> dict[str, tuple[LayerGeometry, ...]]:
@@ -178,11 +178,11 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         geometry.layers[0].heads  # 12
     """
     task = task or task_of(config)
-    text, beside = stack_config(config, plain(task)), {}
+    text, beside = stack_config(config, main_stack(task)), {}
     if task == "seq2seq":
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
         beside = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
-    layers = _layers(text, plain(task))
+    layers = _layers(text, main_stack(task))
     rates = {stack: rate for stack, (_, rate) in _compressed(text).items()}
     if family(config.model_type).parts:
         beside, rates = _in_parts(config), {POOLING: config.cross_attn_k}

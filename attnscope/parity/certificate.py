@@ -128,7 +128,7 @@ def _apart(found: Difference) -> str:
     return ", ".join(said)
 
 
-def table(report: ParityReport) -> pa.Table:
+def parity_table(report: ParityReport) -> pa.Table:
     """The report as rows, one per attention call; what could not be measured is null, a difference of NaN stays NaN."""
     layers = report.layers
 

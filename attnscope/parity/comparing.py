@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnscope.model.task import stack_config
 from attnscope.parity.arranged import PLAIN, Arrangement
-from attnscope.parity.differences import Tolerance, difference, judged, largest, of_heads, output_difference
+from attnscope.parity.differences import Tolerance, difference, judged, largest_size, of_heads, output_difference
 from attnscope.parity.expected import Expected, dtype_of, from_call, from_weights
 from attnscope.parity.given import is_quantised
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level
@@ -216,7 +216,7 @@ def _other_keys(call: AttentionCall, exact: AttentionCall) -> str:
 
 def _rounding(run: ModuleRun, exact: ModuleRun, number: int, heads: Iterable[int] | None) -> Difference:
     rounded, model = run.calls[number].weights_BHQK, exact.calls[number].weights_BHQK
-    weights = None if rounded is None or model is None else largest(of_heads(rounded - model, heads))
+    weights = None if rounded is None or model is None else largest_size(of_heads(rounded - model, heads))
     if run.output_BTE is None or exact.output_BTE is None:
         return Difference(weights)
     return Difference(weights, *output_difference(run.output_BTE, exact.output_BTE))
@@ -225,14 +225,14 @@ def _rounding(run: ModuleRun, exact: ModuleRun, number: int, heads: Iterable[int
 def _row_sum_error(call: AttentionCall) -> float | None:
     if call.weights_BHQK is None or (call.spec is not None and call.spec.row_sinks is not None):
         return None
-    return largest(call.weights_BHQK.float().sum(-1) - 1)
+    return largest_size(call.weights_BHQK.float().sum(-1) - 1)
 
 
 def _masked_weight(call: AttentionCall, visible_QK: Tensor) -> float | None:
     if call.weights_BHQK is None:
         return None
     hidden_QK = ~visible_QK & visible_QK.any(-1, keepdim=True)  # a row that sees nothing is uniform in eager attention
-    return largest(call.weights_BHQK.float() * hidden_QK)
+    return largest_size(call.weights_BHQK.float() * hidden_QK)
 
 
 def _sums_to_1(row_sum_error: float | None, subject: Subject) -> bool:

@@ -74,16 +74,16 @@ def check_whole(
     tensors = {name: one for name, one in inputs.items() if isinstance(one, Tensor)}  # PEFT makes its own prefix
     given = {alone.FIRST: first[:, len(loaded.virtual) :], **tensors}
     second = _second(loaded, loaded.options, given, modules)
-    differences = {name: difference(one, second.get(name)) for name, one in own.items()}
+    differences = {name: state_difference(one, second.get(name)) for name, one in own.items()}
     return WholeParity(differences, Tolerance(atol, getattr(torch, loaded.dtype)).output)
 
 
-def difference(own: Tensor, second: Tensor | None) -> float:
+def state_difference(own: Tensor, second: Tensor | None) -> float:
     """The largest norm of a token's difference, over the typical token's norm; infinite for another shape.
 
     Of an adapter whose virtual tokens not both instances give, the last tokens are compared.
 
-    >>> difference(torch.ones(1, 3, 2), torch.ones(1, 3, 2))
+    >>> state_difference(torch.ones(1, 3, 2), torch.ones(1, 3, 2))
     0.0
     """
     if second is None:

@@ -19,7 +19,7 @@ from attnscope.stacks import DECODER
 
 
 @dataclass(frozen=True)
-class Place:
+class CallPlace:
     """Which call of a forward pass: its layer, which call of that layer (families that attend twice count up), module.
 
     path: the module's name in the model. stack: the stack of the layer, see `stacks.py`.
@@ -41,7 +41,7 @@ class AttentionCall:
     gave, before the output projection; None where it is not known, or attnscope is to give it.
     """
 
-    place: Place
+    place: CallPlace
     P: AttentionOperator
     spec: AttentionSpec | None = None
     weights_BHQK: Tensor | None = None

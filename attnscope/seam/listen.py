@@ -35,7 +35,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import needed
 from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
-from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport, Place
+from attnscope.seam.call import AttentionCall, CallCheck, CallPlace, CaptureReport
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, full_precision
 from attnscope.seam.hooked import near, weights_in, whole, without
@@ -371,7 +371,7 @@ class _Listener:
             self._hooked(self._place(module, stack), weights, known)
         return without(output, found, keep_shape=known.layout is not None)
 
-    def _hooked(self, place: Place, weights: Tensor, known: Family) -> None:
+    def _hooked(self, place: CallPlace, weights: Tensor, known: Family) -> None:
         """One call whose weights a module returned."""
         weights_BHQK, visible = self._positioned(place, weights, known)
         call = AttentionCall(place, DenseAttention(weights_BHQK, visible), weights_BHQK=weights_BHQK)
@@ -382,7 +382,7 @@ class _Listener:
             self.on_call(call)
         self._read(check)
 
-    def _positioned(self, place: Place, weights: Tensor, known: Family) -> tuple[Tensor, Visibility]:
+    def _positioned(self, place: CallPlace, weights: Tensor, known: Family) -> tuple[Tensor, Visibility]:
         """A module's weights as (B, H, Q, K), and which keys its queries may see."""
         if type(place.module).__name__ == known.returns_logits:
             weights = weights.softmax(-1)
@@ -408,12 +408,12 @@ class _Listener:
         every = geometry_of(config, count=False).every
         return {(one.index, stack) for stack, layers in every.items() for one in layers if not one.attention}
 
-    def _place(self, module: nn.Module, stack: str | None = None) -> Place:
+    def _place(self, module: nn.Module, stack: str | None = None) -> CallPlace:
         """The module's layer, and which call of that layer this is; stack: of the call, where the module makes two."""
         stack = stack or self.stacks.of(module)
         layer = sum(one == stack for one, _ in self._calls) if self._family(module).by_order else self._layer(module)
         self._calls[stack, layer] = self._calls.get((stack, layer), -1) + 1
-        return Place(layer, self._calls[stack, layer], self.paths[module], module, stack)
+        return CallPlace(layer, self._calls[stack, layer], self.paths[module], module, stack)
 
     def _visibility(self, module: nn.Module, given: Mapping[str, Any]) -> Visibility:
         """One Visibility per mask: layers that share a mask share its counts."""

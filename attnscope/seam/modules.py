@@ -30,7 +30,7 @@ HALF = (torch.float16, torch.bfloat16)
 FLOAT32_MIN = torch.finfo(torch.float32).min
 ROTARY = re.compile(r"Rotary|RoPE|Rope")
 # Cosines or sines, the module that gave them, what it was given, and which part of its output they are.
-Asked = tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]
+ModuleCall = tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ class ModuleRecorder:
         self._modules = dict(model.named_modules())
         self._paths = {module: path for path, module in self._modules.items()}
         self._running: list[ModuleRun] = []
-        self._rotary: dict[int, Asked] = {}
+        self._rotary: dict[int, ModuleCall] = {}
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -171,7 +171,7 @@ class ModuleRecorder:
         output = module.forward(*_mapped(args, _widened), **_mapped(kwargs, _widened))  # past the hook
         return (output[index] if isinstance(output, tuple | list) else output).to(x.device)
 
-    def _moved(self, x: Tensor) -> Asked | None:
+    def _moved(self, x: Tensor) -> ModuleCall | None:
         """Which cosines or sines x is a copy of: those that accelerate brings to the device of each layer are new."""
         alike = (asked for asked in self._rotary.values() if (asked[0].shape, asked[0].dtype) == (x.shape, x.dtype))
         return next((asked for asked in alike if torch.equal(asked[0].to(x.device), x)), None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attnscope.model.families import family
 from attnscope.model.task import task_of
-from attnscope.stacks import CROSS, CROSSING, DECODER, ENCODER, VISION, plain
+from attnscope.stacks import CROSS, CROSSING, DECODER, ENCODER, VISION, main_stack
 
 FROM_ENCODER = ("key_value_states", "encoder_hidden_states")  # what most modules call the states of an encoder
 
@@ -28,7 +28,7 @@ class Stacks:
     """
 
     def __init__(self, model: nn.Module, config: Any) -> None:
-        self.stack = DECODER if config is None else plain(task_of(config))
+        self.stack = DECODER if config is None else main_stack(task_of(config))
         self._of: dict[nn.Module, str] = {}
         self._crossing: dict[nn.Module, bool] = {}
         self._states: set[int] = set()  # where the encoder's output lies

@@ -1,6 +1,6 @@
 """Two texts, or two models on the same texts, head by head: two forward passes per pair, compared layer by layer.
 
-    found = compare([(Reading(loaded, one, engine), Reading(loaded, other, engine))])
+    found = compare([(OneSide(loaded, one, engine), OneSide(loaded, other, engine))])
     found.js.effect          # (N,) bits, per head
 
 Of the first pass q, k and v of every layer are kept, never a matrix; the second is compared while it runs, in blocks of
@@ -22,7 +22,7 @@ from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.request import Asked
 from attnscope.measure.binned import MAP_SIDE, Cells
-from attnscope.measure.divergence import Divergence, Side, diverge, readable
+from attnscope.measure.divergence import Divergence, DivergenceSide, diverge, readable
 from attnscope.measure.metrics import KNOWN, METRICS, measure, metrics_for
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 from attnscope.observe.texts import texts_of
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.call import AttentionCall
     from attnscope.seam.engines import Engine
+    from attnscope.selection import HeadsByLayer
     from attnscope.text.prompt import Prompt
 
-Advance = Callable[[int], object]
-Heads = Mapping[int, Sequence[int]]
+LayersRead = Callable[[int], object]
 OfLayers = dict[LayerKey, Mapping[str, torch.Tensor]]  # of each layer {metric: (1, H)}
 
 
-class Reading(NamedTuple):
+class OneSide(NamedTuple):
     """One text that a model is about to read; source: what an encoder-decoder's encoder reads beside it."""
 
     loaded: LoadedModel
@@ -74,7 +74,7 @@ class Shared(NamedTuple):
 class Drawn(NamedTuple):
     """What can be drawn of a stack: the heads of each layer, their maps (h, Q, K), the units that cells stand for."""
 
-    heads: Heads
+    heads: HeadsByLayer
     values: Mapping[int, np.ndarray]
     cells: tuple[Cells, Cells]
 
@@ -85,14 +85,14 @@ class Pair(NamedTuple):
     sources: what two encoders' texts share, where `shared` is of their decoders'.
     """
 
-    first: Reading
-    other: Reading
+    first: OneSide
+    other: OneSide
     shared: Units
     sources: Units | None = None
     drawn: Mapping[str, Drawn] = {}
 
     @classmethod
-    def of(cls, first: Reading, other: Reading) -> Pair:
+    def of(cls, first: OneSide, other: OneSide) -> Pair:
         """Two readings, their tokens aligned. Raises InputError where they share none."""
         shared, sources = units(first.prompt.plain, other.prompt.plain), None
         if first.source is not None and other.source is not None:
@@ -190,11 +190,11 @@ class Comparison:
 
 
 def compare(
-    pairs: Iterable[tuple[Reading, Reading]],
+    pairs: Iterable[tuple[OneSide, OneSide]],
     *,
-    maps: Mapping[str, Heads] | None = None,
+    maps: Mapping[str, HeadsByLayer] | None = None,
     memory: str | None = None,
-    advance: Advance = lambda layers: None,
+    advance: LayersRead = lambda layers: None,
 ) -> Comparison:
     """Read both sides of every pair and compare each head with the one of the same place, stack by stack.
 
@@ -253,7 +253,7 @@ class _Passes:
     """Two passes: the first keeps every layer, the second compares with it."""
 
     def __init__(
-        self, first: Reading, other: Reading, maps: Mapping[str, Heads], memory: str | None, advance: Advance
+        self, first: OneSide, other: OneSide, maps: Mapping[str, HeadsByLayer], memory: str | None, advance: LayersRead
     ) -> None:
         check_alike(first.loaded, other.loaded)
         for one in (first, other):
@@ -285,7 +285,7 @@ class _Passes:
         if before is None:
             return
         of_a, of_b = ([getattr(one, name) for one in self.units[key.stack]] for name in ("of_a", "of_b"))
-        first, other = Side.of(before, *of_a), Side.of(readable(P), *of_b)
+        first, other = DivergenceSide.of(before, *of_a), DivergenceSide.of(readable(P), *of_b)
         self.found[key] = diverge(first, other, self.cells(key.stack), self.maps.get(key.stack, {}).get(key.layer, ()))
 
     def cells(self, stack: str) -> tuple[Cells, Cells]:
@@ -319,7 +319,9 @@ class _Passes:
 
 
 def _read(
-    reading: Reading, keep: Callable[[LayerKey, AttentionOperator, Mapping[str, torch.Tensor]], None], advance: Advance
+    reading: OneSide,
+    keep: Callable[[LayerKey, AttentionOperator, Mapping[str, torch.Tensor]], None],
+    advance: LayersRead,
 ) -> CaptureReport:
     """One forward pass over one text; each layer that attends to its tokens is kept once, with its heads' metrics."""
     loaded, asked, stacks = reading.loaded, reading.asked, reading.loaded.geometry.stacks
@@ -338,7 +340,7 @@ def _read(
     return listen(loaded.model, reads, on_call, **how, **inputs)
 
 
-def _check_room(reading: Reading, memory: str | None) -> None:
+def _check_room(reading: OneSide, memory: str | None) -> None:
     """Refuse a text whose first pass leaves more than there is room for."""
     loaded, tokens, source = reading.loaded, len(reading.prompt), len(reading.source or ())
     needed, room = (

@@ -91,7 +91,7 @@ def _tokens_of(text: Shared) -> pa.Table:
     return as_table({**columns, "read_by": words([text.stack] * len(rows))})
 
 
-def about(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+def comparison_facts(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """What tells a comparison from another: the models, a hash of all texts, and what was asked for."""
     said = [{"name": one.name, "revision": one.revision, "dtype": one.dtype, "device": one.device} for one in models]
     digest = hashlib.sha256("\0".join(texts).encode(errors="backslashreplace")).hexdigest()

@@ -29,8 +29,8 @@ from attnscope.viewer.stacks import behind, end_of, first_of, starts, with_targe
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Layer = tuple[str, int]  # its stack and number
-Place = tuple[Layer, int]  # a layer and a head of it
+StackLayer = tuple[str, int]  # its stack and number
+StackHead = tuple[StackLayer, int]  # a layer and a head of it
 LISTED_BYTES = 32  # of a weight and its key, while they are packed
 OF_TEXTS = (ENCODER, DECODER, CROSS)  # whose keys are tokens of the texts
 
@@ -180,23 +180,23 @@ class KeptSide:
         return first_of(query, key, len(self.prompt)), end_of(query, key, len(self.prompt), causal_Q)
 
     @cached_property
-    def _layers(self) -> list[Layer]:
+    def _layers(self) -> list[StackLayer]:
         """The layers of the tables, in the model's order."""
         return list(dict.fromkeys(layer for layer, _ in self._places))
 
     @cached_property
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[StackHead]:
         """The heads of the tables, in the model's order."""
         tables = [table for table in (self.heads, self.relations) if table is not None]
         places = {place for table in tables for place in _places_of(table)}
         return sorted(places, key=lambda place: (STACKS.index(place[0][0]), place))
 
     @cached_property
-    def _rows(self) -> Mapping[Place, Mapping[str, Any]]:
+    def _rows(self) -> Mapping[StackHead, Mapping[str, Any]]:
         return {} if self.heads is None else dict(zip(_places_of(self.heads), self.heads.to_pylist(), strict=True))
 
     @cached_property
-    def _kv_heads(self) -> Mapping[Place, int]:
+    def _kv_heads(self) -> Mapping[StackHead, int]:
         tables = [table for table in (self.heads, self.relations) if table is not None]
         return {
             place: kv_head
@@ -204,7 +204,7 @@ class KeptSide:
             for place, kv_head in zip(_places_of(table), table["kv_head"].to_pylist(), strict=True)
         }
 
-    def _head(self, place: Place, at: int, ids: Sequence[str]) -> dict[str, Any]:
+    def _head(self, place: StackHead, at: int, ids: Sequence[str]) -> dict[str, Any]:
         row = self._rows.get(place, {})
         top_key = row.get("top_key")
         keys = self._axes(place[0][0])[1]
@@ -260,7 +260,7 @@ class KeptSide:
         return UsageError(f"{self.folder / name} is damaged, or of another kind", "leave out --from-tables")
 
 
-def _said_of(layer: Layer, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _said_of(layer: StackLayer, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     most = {name: 1 + max(head[name] for head in heads) for name in ("head", "kv_head")}
     stack, number = layer
     return {"layer": number, "kind": stack, "heads": most["head"], "kv_heads": most["kv_head"], "visible": "-"}
@@ -276,7 +276,7 @@ def _missing(column: pa.ChunkedArray) -> bool:
     return bool(column.null_count) or bool((column.to_numpy() < 0).any())
 
 
-def _places_of(table: pa.Table) -> list[Place]:
+def _places_of(table: pa.Table) -> list[StackHead]:
     """The head of each row."""
     layers = zip(table["stack"].to_pylist(), table["layer"].to_pylist(), strict=True)
     return list(zip(layers, table["head"].to_pylist(), strict=True))

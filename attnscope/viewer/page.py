@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
 
 FORMAT = "attnscope/page/1"
-Asked = tuple[str, Sequence[int]]  # tokens that were asked about, in the asker's words, and where they stand
+NamedTokens = tuple[str, Sequence[int]]  # tokens that were asked about, in the asker's words, and where they stand
 LONGEST_TEXT = 60  # letters of a text in the title
 FRAME = "width:100%;height:{height}px;border:0"
 
@@ -69,8 +69,8 @@ class About:
     command: str | None = None
     open: str = ""
     defined: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    query: Asked | None = None
-    key: Asked | None = None
+    query: NamedTokens | None = None
+    key: NamedTokens | None = None
 
     def said(self) -> dict[str, Any]:
         """As the page's JSON has it."""

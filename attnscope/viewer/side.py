@@ -19,7 +19,7 @@ import numpy as np
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KNOWN, ends
 from attnscope.stacks import ENCODER
-from attnscope.viewer.pack import Bits, Blobs, binned, joined, packed_maps, strongest
+from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_maps, strongest
 from attnscope.viewer.pictures import pictures_of
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def _square(maps: LayerMaps) -> bool:
 
 def _steps_of(at: int, kept: KeptOperands, blobs: Blobs) -> Iterator[dict[str, Any]]:
     parts = [kept.q_BHTD, kept.k_BHTD, kept.v_BHTV] + ([] if kept.bias_BHTT is None else [kept.bias_BHTT])
-    places = blobs.add(*(joined([part[0, place].numpy() for part in parts]) for place in range(len(kept.heads))))
+    places = blobs.add(*(joined_arrays([part[0, place].numpy() for part in parts]) for place in range(len(kept.heads))))
     for place, head in enumerate(kept.heads):
         yield {
             "at": at,

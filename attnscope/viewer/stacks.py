@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Axis:
+class PageAxis:
     """The texts of an observation on one axis; starts: where the queries and the keys of each stack begin."""
 
     front: Prompt
@@ -46,18 +46,18 @@ def stacked(seen: Observation) -> bool:
     return ENCODER in seen.beside or VISION in seen.beside
 
 
-def axis_of(seen: Observation) -> Axis:
+def axis_of(seen: Observation) -> PageAxis:
     """Where the stacks of an observation stand."""
     decoder = seen.of(DECODER).queries
     if ENCODER in seen.beside:
         return with_target(seen.of(ENCODER).queries, decoder)
     tower, count = seen.of(VISION).queries, len(decoder)
-    return Axis(decoder, tower, ("text", "vision tower"), {DECODER: (0, 0), VISION: (count, count)})
+    return PageAxis(decoder, tower, ("text", "vision tower"), {DECODER: (0, 0), VISION: (count, count)})
 
 
-def with_target(source: Prompt, target: Prompt) -> Axis:
+def with_target(source: Prompt, target: Prompt) -> PageAxis:
     """The text of an encoder-decoder, and behind it its target."""
-    return Axis(source, target, ("text", "target"), starts(len(source)))
+    return PageAxis(source, target, ("text", "target"), starts(len(source)))
 
 
 class StackedSide(Side):
@@ -121,7 +121,7 @@ def end_of(query: range, key: range, count: int, end_Q: np.ndarray | None = None
     return end_T
 
 
-def joined(seen: Observation, axis: Axis) -> Observation:
+def joined(seen: Observation, axis: PageAxis) -> Observation:
     """The kept heads of all stacks as those of one, over both texts, one behind the other."""
     prompt, columns = behind(axis), _kept(seen.every, axis)
     keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.stack.tolist(), strict=True))
@@ -149,7 +149,7 @@ def joined(seen: Observation, axis: Axis) -> Observation:
     )
 
 
-def behind(axis: Axis) -> Prompt:
+def behind(axis: PageAxis) -> Prompt:
     """Both texts as one, with what they are as its turns."""
     source, target = axis.front, axis.behind
     moved, plain, count = len(source.text), list(target.plain), len(source)
@@ -169,7 +169,7 @@ def behind(axis: Axis) -> Prompt:
     )
 
 
-def _kept(columns: HeadColumns, axis: Axis) -> HeadColumns:
+def _kept(columns: HeadColumns, axis: PageAxis) -> HeadColumns:
     """The kept heads, their top keys at their places on the axis."""
     top_key = columns.top_key + np.array(
         [axis.starts[stack][1] for stack in columns.stack.tolist()], columns.top_key.dtype

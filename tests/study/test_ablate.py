@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.errors import UsageError
 from attnscope.model.loading import DEMO_FOLDER
-from attnscope.study.ablation.effects import Asked, ablate, cost
+from attnscope.study.ablation.effects import HeadSets, ablate, ablation_cost
 from attnscope.study.ablation.passes import Passes, losses
 from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.ablation.tasks import copy
@@ -21,10 +21,10 @@ SETS = [HeadSet("induction", ((3, 0), (3, 1))), HeadSet("one", ((1, 4),))]
 def studied(demo, tmp_path_factory):
     """Two sets on 4 sequences, a few random sets beside them, and the folder that holds them."""
     folder, task = tmp_path_factory.mktemp("ablate"), copy(demo, sequences=4)
-    asked = Asked.of(SETS, demo.geometry, random=3)
+    asked = HeadSets.of(SETS, demo.geometry, random=3)
     said = []
     found = ablate(demo, task, asked, folder=folder, advance=said.append)
-    assert sum(said) == cost(demo, task, asked, "mean")[0]
+    assert sum(said) == ablation_cost(demo, task, asked, "mean")[0]
     return task, asked, found, folder
 
 
@@ -54,7 +54,7 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
 
 def test_from_32_sequences_on_there_are_intervals(demo):
     task = copy(demo, sequences=32)
-    found = ablate(demo, task, Asked.of([HeadSet("late", ((3, 0), (3, 1)))], demo.geometry, random=0))
+    found = ablate(demo, task, HeadSets.of([HeadSet("late", ((3, 0), (3, 1)))], demo.geometry, random=0))
     [together] = rows_of(found.table(), "together")
     assert together["low"] < together["effect"] < together["high"]
     assert together["low"] > 7
@@ -73,7 +73,7 @@ def test_the_folder_holds_the_table_and_what_it_is_of(studied):
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkeypatch):
     monkeypatch.setattr("attnscope.study.ablation.passes.CPU_TOKENS", 4 * 101)
-    task, asked = copy(demo, sequences=2), Asked.of(SETS, demo.geometry, random=3)
+    task, asked = copy(demo, sequences=2), HeadSets.of(SETS, demo.geometry, random=3)
     whole = ablate(demo, task, asked, folder=tmp_path)
     readings = sorted((tmp_path / "ablation").glob("*.npz"))
     assert len(readings) == -(-len(asked.sets) // 3)

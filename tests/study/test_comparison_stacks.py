@@ -15,7 +15,7 @@ from attnscope.run import prepare
 from attnscope.seam import generation
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.stacks import CROSS, DECODER, ENCODER
-from attnscope.study.comparison import Reading, compare, kept_bytes
+from attnscope.study.comparison import OneSide, compare, kept_bytes
 from attnscope.study.differences import heads_table, metrics_table, tokens_table
 from attnscope.text.prompt import from_ids
 from helpers.command_line import call
@@ -51,7 +51,7 @@ def loaded(folders):
 
 def reading(loaded, text, target=None, engine="eager"):
     run = prepare(loaded, Ask(text, engine=engine, target=target))
-    return Reading(loaded, run.prompt, run.engine, run.source)
+    return OneSide(loaded, run.prompt, run.engine, run.source)
 
 
 def matrices(one):

@@ -1,6 +1,6 @@
 """What sets of heads cost a task: each head alone, all together, and random sets of the same shape beside them.
 
-    asked = Asked.of(sets_of_roles, loaded.geometry)
+    asked = HeadSets.of(sets_of_roles, loaded.geometry)
     found = ablate(loaded, task, asked, folder=Path("runs/ablate"))
     found.effect(asked.named[0])      # (S,) nats per token over intact
 
@@ -33,17 +33,17 @@ from attnscope.tables import as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
+    from attnscope.selection import HeadIndex
     from attnscope.study.ablation.direct import Direct
 
 SCHEMA = "ablation/2"
 NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
 COPY = HeadSet("intact copy", ())
 RANGE = (0.005, 0.995)  # of random sets
-Heads = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Asked:
+class HeadSets:
     """Sets by name, what of each goes alone, and the random sets that each is held against, at most so many.
 
     controls: the heads that random sets are drawn from.
@@ -66,7 +66,7 @@ class Asked:
         seed: int = 0,
         random: int = CONTROLS,
         controls: DrawnFrom = "unnamed",
-    ) -> Asked:
+    ) -> HeadSets:
         """The sets, cut to whole kv groups with by_kv, with up to so many random ones each."""
         whole = tuple(whole_groups(one, geometry) if by_kv else one for one in named)
         left_out = whole if controls == "unnamed" else ()
@@ -90,9 +90,9 @@ class Asked:
 class Ablation:
     """What was measured: intact losses (S,), every set's effects (S,) by its heads, and facts."""
 
-    asked: Asked
+    asked: HeadSets
     intact_S: np.ndarray
-    effects: Mapping[Heads, np.ndarray]
+    effects: Mapping[tuple[HeadIndex, ...], np.ndarray]
     facts: Mapping[str, Any]
     direct: Mapping[tuple[int, int], float] | None = None
 
@@ -155,7 +155,7 @@ COLUMNS = ("direct", "effect", "low", "high", "p", "random_low", "random_high", 
 def ablate(
     loaded: LoadedModel,
     task: Task,
-    asked: Asked,
+    asked: HeadSets,
     replacement: Replacement | Intervention = "mean",
     folder: Path | None = None,
     *,
@@ -176,7 +176,7 @@ def ablate(
         facts = with_weights(facts, loaded)
         readings = claim(folder, READINGS, "ablation", facts, force)
     passes = prepared(loaded, task, sets, replacement, advance=advance)
-    effects: dict[Heads, np.ndarray] = {}
+    effects: dict[tuple[HeadIndex, ...], np.ndarray] = {}
     intact_S = np.full(len(task), np.nan)
     for first, part in passes.chunks(sets):
         found_SK = part_losses(passes, part, readings, advance)
@@ -194,7 +194,9 @@ def ablate(
 HALF = ("bfloat16", "float16")
 
 
-def cost(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement | Intervention) -> tuple[int, int]:
+def ablation_cost(
+    loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replacement | Intervention
+) -> tuple[int, int]:
     """Tokens times layers of all passes, and about how many operations that is."""
     passes = Passes.planned(loaded, task, replacement)
     token_layers = passes.token_layers(asked.sets) + (passes.token_layers([]) if passes.intervention.learns else 0)
@@ -219,7 +221,7 @@ def task_facts(loaded: LoadedModel, task: Task, replacement: Replacement | Inter
     }
 
 
-def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement | Intervention) -> dict[str, Any]:
+def _facts(loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replacement | Intervention) -> dict[str, Any]:
     return {
         **task_facts(loaded, task, replacement),
         "sets": {one.name: str(one).split() for one in asked.named},

@@ -115,7 +115,7 @@ class Atlas:
         """Write the table, and beside it roles, rules and facts."""
         save(self.table(), folder / TABLE)
         rules = {one.role: one.condition for one in (*RULES, MARK)}
-        save_json({**self.facts, "roles": spelled(self.roles), "rules": rules}, folder / NAME)
+        save_json({**self.facts, "roles": roles_by_head(self.roles), "rules": rules}, folder / NAME)
 
 
 def kept(folder: Path) -> Atlas:
@@ -197,6 +197,6 @@ def _beside(model: Weights) -> Atlas | None:
     return None
 
 
-def spelled(roles: Mapping[tuple[int, int], Sequence[str]]) -> dict[str, list[str]]:
+def roles_by_head(roles: Mapping[tuple[int, int], Sequence[str]]) -> dict[str, list[str]]:
     """{"L3H0": ["induction", "sink"]}: the heads that have a role."""
     return {head_name(*head): list(names) for head, names in roles.items() if names}
