@@ -21,7 +21,7 @@ from attnscope import figures
 from attnscope.cells import head_name, printed, shortened
 from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Part, PatchSheet, Style
-from attnscope.figures.beside import Beside, begun
+from attnscope.figures.drawing_process import DrawingProcess, begun
 from attnscope.figures.pool import worker_count
 from attnscope.figures.style import Quantity, head_title, layer_name
 from attnscope.files import write_whole
@@ -162,7 +162,9 @@ class Drawing:
             name = f"{OVER}{number + 1 if number else ''}.{style.image}"
             yield figures.save_patches(folder / name, sheet, style)
 
-    def _apart(self, process: Beside, folder: Path, kinds: Sequence[str], style: Style) -> Generator[Path, None, None]:
+    def _apart(
+        self, process: DrawingProcess, folder: Path, kinds: Sequence[str], style: Style
+    ) -> Generator[Path, None, None]:
         """`drawn` in the process that was begun, but for heads that pay for several."""
         jobs = self._jobs(folder, kinds, style)
         several = worker_count([maps.values_HQK[0].size for _, maps, _ in jobs], style) > 1
@@ -190,11 +192,12 @@ def drawings(
     seen: Observation, heads: Sequence[str] | None = None, sort: str | None = None, top: int | None = 0
 ) -> dict[str, Drawing]:
     """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`."""
-    if not seen.beside:
+    if not seen.other_stacks:
         return {"": Drawing.of(seen, heads, sort, top)}
     asked = {stack: one for stack, one in seen.stacks.items() if not one.chosen.nothing}
     return {
-        stack: Drawing.of(one, heads, sort, top, f"{stack} " * (stack in seen.beside)) for stack, one in asked.items()
+        stack: Drawing.of(one, heads, sort, top, f"{stack} " * (stack in seen.other_stacks))
+        for stack, one in asked.items()
     }
 
 
@@ -257,7 +260,7 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
         sinks=tuple(one.sinks[index] for one, index in chosen if one.sinks),
         roles=tuple(head.role for head in heads),
         window="",
-        beside="",
+        parallel="",
         titles=tuple(stack + _caption(head, name) for head in heads),
         name=f"First {len(heads)} of {len(seen.heads)} heads" + (f" by {KNOWN[name].title}" if name in KNOWN else ""),
     )
@@ -317,7 +320,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             numbered=(seen.queries.step is None, seen.keys.step is None),
             window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",
             ahead=key.stack == ENCODER,
-            beside=seen.within.get(key.layer, ""),
+            parallel=seen.within.get(key.layer, ""),
         )
         for key, values in found.values.items()
     ]
@@ -328,7 +331,7 @@ def rows_of(layers: Sequence[Maps], without: Mapping[int, str]) -> list[Maps]:
     if not layers:
         return []
     none = replace(
-        layers[0], heads=(), values_HQK=layers[0].values_HQK[:0], kv_heads=(), key0=(), sinks=(), roles=(), beside=""
+        layers[0], heads=(), values_HQK=layers[0].values_HQK[:0], kv_heads=(), key0=(), sinks=(), roles=(), parallel=""
     )
     others = [replace(none, layer=layer, name=what) for layer, what in without.items()]
     return sorted([*layers, *others], key=lambda maps: maps.layer)
@@ -372,7 +375,7 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
     for stack, one in seen.stacks.items():
         if one.maps is not None:
             one = one.keeping(maps=coarser(one.maps, side, style.sink == "mask"))
-            maps = layer_maps(one, f"{stack} " * (stack in seen.beside))
+            maps = layer_maps(one, f"{stack} " * (stack in seen.other_stacks))
             jobs |= {name: (Path(), of, index) for of in maps for index, name in enumerate(_names(of))}
 
     def title(maps: Maps, index: int) -> str:

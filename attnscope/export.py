@@ -93,7 +93,9 @@ def export(
         if seen.rollout is not None:
             shares = seen.rollout_table(top_k, min_weight)
             written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))
-            rolled = {stack * bool(seen.beside): one for stack, one in seen.stacks.items() if one.rollout is not None}
+            rolled = {
+                stack * bool(seen.other_stacks): one for stack, one in seen.stacks.items() if one.rollout is not None
+            }
             written += [save_rollout(one, made / stack, style) for stack, one in rolled.items()]
         drawn = drawings(seen, names, sort, top if "top" in figures else 0) if figures else {}
         for stack, drawing in drawn.items():
@@ -116,7 +118,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     where they were not measured.
     """
     calls, facts = seen.calls, dict(seen.facts)
-    if seen.beside and seen.rollout is not None:
+    if seen.other_stacks and seen.rollout is not None:
         facts["rollout"] = {
             stack: one.facts["rollout"] for stack, one in seen.stacks.items() if one.rollout is not None
         }
@@ -124,7 +126,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     prompt = said.pop("prompt")  # the longest, last
     asked_of = {stack: one.chosen for stack, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
     said_of = {stack: {name: asdict(found) for name, found in named(one).items()} for stack, one in asked_of.items()}
-    chosen = said_of if seen.beside else said_of.get(seen.stack)
+    chosen = said_of if seen.other_stacks else said_of.get(seen.stack)
     return {
         **said,
         "export": jsonable(asked),
@@ -150,12 +152,12 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
             }
             | ({"altered": True} if check.altered else {})
             | ({"repeats": True} if check.repeats else {})
-            | ({"stack": check.stack} if seen.beside else {})
+            | ({"stack": check.stack} if seen.other_stacks else {})
             for check in calls
         ],
         "answered_by": replace(seen.report, calls=calls).answered_by,
         "prompt": prompt,
-        **({TARGET: tokens_of(seen.queries)} if ENCODER in seen.beside else {}),
+        **({TARGET: tokens_of(seen.queries)} if ENCODER in seen.other_stacks else {}),
     }
 
 

@@ -49,7 +49,7 @@ def looks(seen: Observation, mean: Mean = "none") -> list[Look]:
     Raises UsageError where none was asked for, InputError where no stack's texts have what is named.
     """
     stacks = list(seen.stacks.values())
-    found = [look for one in stacks for look in _of_stack(one, mean, f"{one.stack} " * bool(seen.beside))]
+    found = [look for one in stacks for look in _of_stack(one, mean, f"{one.stack} " * bool(seen.other_stacks))]
     if not found and any(one.chosen.nothing for one in stacks):
         raise InputError("no stack that is shown has what is named in its texts", "choose others: {select=enc,dec}")
     if not found:

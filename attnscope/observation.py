@@ -65,9 +65,9 @@ class Observation:
     here. chosen: the tokens that were asked about; scores, supports and what tokens receive are then of the chosen
     queries, and `columns.scores["mass"]` is there where keys were chosen. atlas: what names the model's heads, where
     there is one. without: {layer: type} of its layers without attention: `ssm`, `linear`, `conv`. within: {layer: type}
-    of what layers with attention compute beside it: `ssm`. beside: of an encoder-decoder, whose decoder's this is, the
-    observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's as keys; tables list
-    them too.
+    of what layers with attention compute beside it: `ssm`. other_stacks: of an encoder-decoder, whose decoder's this is,
+    the observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's as keys; tables
+    list them too.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -89,7 +89,7 @@ class Observation:
     atlas: NamedHeads | None = None
     without: Mapping[int, str] = field(default_factory=dict)
     within: Mapping[int, str] = field(default_factory=dict)
-    beside: Mapping[str, Observation] = field(default_factory=dict)
+    other_stacks: Mapping[str, Observation] = field(default_factory=dict)
 
     @property
     def maps(self) -> LayerMaps | None:
@@ -138,12 +138,12 @@ class Observation:
     @property
     def prompt(self) -> Prompt:
         """The text that was read, as tokens; of an encoder-decoder what its encoder read."""
-        return self.beside[ENCODER].queries if ENCODER in self.beside else self.queries
+        return self.other_stacks[ENCODER].queries if ENCODER in self.other_stacks else self.queries
 
     @cached_property
     def stacks(self) -> dict[str, Observation]:
-        """The observation of every stack that was read, in the order of a forward pass: this one, and those beside."""
-        found = {**self.beside, self.stack: replace(self, beside={}) if self.beside else self}
+        """The observation of every stack that was read, in the order of a forward pass: this one and the others."""
+        found = {**self.other_stacks, self.stack: replace(self, other_stacks={}) if self.other_stacks else self}
         return {stack: found[stack] for stack in STACKS if stack in found}
 
     @property
@@ -359,7 +359,7 @@ class Observation:
     def unmeasured(self) -> list[str]:
         """What this run could not measure, in words."""
         unread = list(self.facts.get("unread", ()))
-        if not self.beside:
+        if not self.other_stacks:
             return self._unmeasured() + unread
         return [f"{stack}: {line}" for stack, one in self.stacks.items() for line in one._unmeasured()] + unread
 
@@ -420,7 +420,7 @@ class Observation:
             float(columns.top_key_mass[place]),
             float(mass.null[place]) if mass else None,
             tuple((self._atlas_roles(place) or "").split()),
-            str(columns.stack[place]) in self.beside,
+            str(columns.stack[place]) in self.other_stacks,
         )
 
     def _atlas_roles(self, place: int) -> str | None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from attnscope.apart import Apart
 from attnscope.ask import Ask
 from attnscope.errors import InputError, MemoryLimitError, ModelError, UsageError
-from attnscope.media.beside import read_beside
 from attnscope.media.picture import Picture, all_opened
+from attnscope.media.picture_prompt import read_with_pictures
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, heard, reads_sound
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
 from attnscope.model.geometry import with_tower
@@ -309,7 +309,7 @@ def _seen_beside(
         raise UsageError("a picture stands beside a text, and these are tokens", "give {text}, or leave out {picture}")
     if truncate is not None:
         raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
-    prompt = read_beside(loaded, text, pictures, chat, answered=answer is not None)
+    prompt = read_with_pictures(loaded, text, pictures, chat, answered=answer is not None)
     if not answer:
         return prompt if answer is None else replace(prompt, answer=len(prompt))
     ids = _ids_of(loaded, answer) if isinstance(answer, str) else answer

@@ -169,7 +169,7 @@ OTHERS = [pytest.param(one, marks=pytest.mark.slow) for one in TYPES if one not 
 def test_what_a_layer_computes_beside_attention_is_what_its_modules_say(family):
     model = tiny_model(family, **NESTED.get(family, {}))
     layers = geometry_of(model.config, count=False).layers
-    found = {layer.index for layer in layers if layer.attention and layer.beside == "ssm"}
+    found = {layer.index for layer in layers if layer.attention and layer.parallel == "ssm"}
     assert found == state_spaces(model) & {layer.index for layer in layers if layer.attention}
     assert bool(found) == (family in PARALLEL)
 
@@ -191,14 +191,14 @@ def test_attention_beside_a_state_space_is_said_in_tables_and_pictures(family, d
     assert names == [f"{layer} + ssm" if layer in both else str(layer) for layer in range(4)]
     assert any("beside the attention: ssm" in text for text in said)
     told = manifest(seen, {}, {})["model"]
-    assert told["beside_attention"] == {str(layer): "ssm" for layer in both}
+    assert told["parallel_to_attention"] == {str(layer): "ssm" for layer in both}
     assert told["layers_without_attention"] == {str(layer): "ssm" for layer in alone}
 
 
 def test_info_says_what_a_layer_computes_beside_attention(tmp_path):
     tiny_config("falcon_h1").save_pretrained(tmp_path)
     facts = json.loads(call("info", str(tmp_path), "--format", "json").out)
-    assert [layer["beside"] for layer in facts["attention_layers"]] == ["ssm"] * 4
+    assert [layer["parallel"] for layer in facts["attention_layers"]] == ["ssm"] * 4
     assert "full + ssm" in call("info", str(tmp_path), columns=120).out.decode()
 
 

@@ -225,7 +225,7 @@ def _chosen(seen: Observation) -> dict[str, str | None]:
     """
     found = {stack: _positions(one.chosen) for stack, one in seen.stacks.items()}
     said = {name: {stack: of.get(name) for stack, of in found.items()} for of in found.values() for name in of}
-    columns = said if seen.beside else found[seen.stack]
+    columns = said if seen.other_stacks else found[seen.stack]
     notes = dict.fromkeys(note for one in seen.stacks.values() for note in one.chosen.notes)
     cells = {
         name: json.dumps(cell, ensure_ascii=False) if isinstance(cell, dict) else cell for name, cell in columns.items()

@@ -16,11 +16,11 @@ from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import (
     FIRST,
     UNRECORDED,
-    Beside,
     Look,
     ManyTexts,
     Memory,
     ModelTexts,
+    OtherSide,
     Results,
     Selected,
     Top,
@@ -43,7 +43,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sides(ModelTexts, Beside, ManyTexts):
+class Sides(ModelTexts, OtherSide, ManyTexts):
     """One side, and what is compared with it."""
 
     compare_text: Annotated[str | None, Option(help="The other text.", metavar="TEXT"), FIRST, UNRECORDED] = None
@@ -58,7 +58,7 @@ class Sides(ModelTexts, Beside, ManyTexts):
         super().__post_init__()
         if self.compare_text is None and self.compare_model is None:
             raise UsageError("nothing to compare with", "give --compare-text TEXT or --compare-model NAME")
-        self.check_beside()
+        self.check_other_side()
         if self.texts is not None and (self.has_text or self.compare_text is not None):
             raise UsageError("--texts is for two models, in the place of a text", "give it with --compare-model alone")
         if self.texts is not None and self.target is not None:

@@ -73,7 +73,7 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
     """What uniform attention scores, per kind of layer; one unnamed row where all kinds score the same."""
     found: dict[str, dict[str, float]] = {}
     for head in sorted(shown, key=lambda head: head.layer):
-        stack = f"{head.stack} " * head.beside
+        stack = f"{head.stack} " * head.in_other_stack
         visible = seen.of(head.stack).visible[head.layer, head.stack]
         found.setdefault(stack + visible, seen.uniform((head.layer, head.stack)))
     if len({tuple(map(cells.score, scores.values())) for scores in found.values()}) == 1:
@@ -99,13 +99,13 @@ def without_attention(seen: Observation) -> list[str]:
         said = [(layer, f"have no attention: {what}") for layer, what in one.others.items()]
         said += [(layer, f"have {what} beside their attention") for layer, what in one.partners.items()]
         for layer, what in said:
-            places.setdefault((f"{stack} " * (stack in seen.beside), what), []).append(layer)
+            places.setdefault((f"{stack} " * (stack in seen.other_stacks), what), []).append(layer)
     return [f"{stack}layers {spelled(layers)} {what}" for (stack, what), layers in places.items()]
 
 
 def missing_support(seen: Observation) -> list[str]:
     """Why heads have no role, where the text is too short or repeats too little to show it in some layers."""
-    if ENCODER in seen.beside:
+    if ENCODER in seen.other_stacks:
         return []  # roles are of one text
     asked = seen.chosen.query
     if asked and len(asked.positions) < NEEDED_ROWS:

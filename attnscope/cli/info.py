@@ -134,7 +134,7 @@ def describe(
                 "head_dim": layer.head_dim,
                 "value_dim": layer.value_dim,
                 "window": layer.window,
-                "beside": layer.beside or None,
+                "parallel": layer.parallel or None,
             }
             for stack, layer in attention
         ],
@@ -235,4 +235,4 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
 
 def _in_words(layer: Mapping[str, Any]) -> str:
     """`full`, or `full + ssm` of a layer that computes both."""
-    return " + ".join(filter(None, (layer["type"], layer["beside"])))
+    return " + ".join(filter(None, (layer["type"], layer["parallel"])))

@@ -416,7 +416,7 @@ class Seed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class OtherSide:
     """What a text or a model stands beside."""
 
     compare_text: Annotated[str | None, Option(help="Another text beside it.", metavar="TEXT")] = None
@@ -424,7 +424,7 @@ class Beside:
         str | None, Option(help="Another model beside it.", metavar="NAME", autocompletion=models)
     ] = None
 
-    def check_beside(self) -> None:
+    def check_other_side(self) -> None:
         """Raise UsageError where both were given."""
         if self.compare_text is not None and self.compare_model is not None:
             raise UsageError("--compare-text and --compare-model were both given", "give one of them")

@@ -42,7 +42,7 @@ def observe_text(
     """
     ask = asked.ask(read_run(asked, writing), selected, keep)
     if writing.out is not None and keep.maps:
-        from attnscope.figures.beside import begin
+        from attnscope.figures.drawing_process import begin
 
         begin("attnscope.drawing")
     loaded = load_model(asked, writing)
@@ -56,9 +56,9 @@ def observe_text(
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
     if writing.out is not None and keep.rollout:
-        from attnscope.figures import load_beside
+        from attnscope.figures import load_in_thread
 
-        load_beside()
+        load_in_thread()
     layers = sum(map(len, loaded.geometry.stacks.values()))
     with output.progress("forward pass", layers, writing.quiet) as advance:
         return run.observe(advance)

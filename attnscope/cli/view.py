@@ -13,7 +13,7 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, Beside, Config, Question, Selected, TextRun, Writing, check_folder
+from attnscope.cli.options import FIRST, Config, OtherSide, Question, Selected, TextRun, Writing, check_folder
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -37,7 +37,7 @@ STDOUT = Path("-")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pages(Config, Beside, Writing):
+class Pages(Config, OtherSide, Writing):
     """One page, and how much it may hold."""
 
     panel = "Page"
@@ -57,7 +57,7 @@ class Pages(Config, Beside, Writing):
             raise UsageError(f"{self.out} is no name of a file", f"name one: {self.out / 'page.html'}")
         if self.precision not in (8, 16):
             raise UsageError(f"--precision takes 8 or 16 bits; {self.precision} came", "leave it out, or write 16")
-        self.check_beside()
+        self.check_other_side()
         if self.out != STDOUT:
             check_folder(self.out.parent)
 
@@ -162,8 +162,8 @@ def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
     if VISION not in geometry.stacks or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
         return run
     output.talk("the page has no room for the vision tower: name heads, as in --select vision.3.2,last", quiet)
-    others = {stack: layers for stack, layers in geometry.beside.items() if stack != VISION}
-    loaded = replace(run.loaded, geometry=replace(geometry, beside=others))
+    others = {stack: layers for stack, layers in geometry.other_stacks.items() if stack != VISION}
+    loaded = replace(run.loaded, geometry=replace(geometry, other_stacks=others))
     return replace(run, loaded=loaded, prompt=replace(run.prompt, tower=()))
 
 

@@ -56,7 +56,7 @@ _HOME = {
 }
 
 
-def load_beside() -> None:
+def load_in_thread() -> None:
     """Load in another thread what draws: it takes as long as twenty pictures, and a forward pass leaves time for it."""
     Thread(target=load_drawing, name="loading what draws").start()
 

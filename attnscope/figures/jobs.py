@@ -20,10 +20,10 @@ from attnscope.figures.style import (
     Quantity,
     Style,
     alone,
-    beside_note,
     bin_note,
     edge_boxes,
     head_title,
+    parallel_note,
     split_sink,
 )
 
@@ -123,7 +123,7 @@ def _axis_sink(maps: Maps) -> Axis:
 
 
 def _note(maps: Maps, taken: str) -> str:
-    return "; ".join(filter(None, (maps.window, beside_note(maps), bin_note(maps), taken)))
+    return "; ".join(filter(None, (maps.window, parallel_note(maps), bin_note(maps), taken)))
 
 
 def _taken_note(maps: Maps, index: int, sink_Q: np.ndarray | None, values_QK: np.ndarray) -> str:

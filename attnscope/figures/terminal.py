@@ -67,7 +67,7 @@ class HeadMaps:
         panels = [Panel.of(head, self.style, coloured, room) for head in self.heads]
         across = max(1, (room + GAP) // (max(panel.width for panel in panels) + GAP))
         for first in range(0, len(panels), across):
-            for line in beside(panels[first : first + across], _labels(width)):
+            for line in in_a_row(panels[first : first + across], _labels(width)):
                 line.truncate(width)
                 yield line
             yield Text()
@@ -81,7 +81,7 @@ class Panel:
     above: list[Text]
     map: list[Text]
     below: list[Text]
-    beside: list[str]
+    query_labels: list[str]
 
     @classmethod
     def of(cls, head: HeadMap, style: Style, coloured: bool, room: int) -> Panel:
@@ -95,7 +95,7 @@ class Panel:
         across = max(title.cell_len, *(line.cell_len for line in (*drawn, *below)))
         columns = max(1, min(room, max(across, LEAST_NOTE)))
         notes = [_cut(line, columns, "dim") for line in wrap(head.note, columns)]
-        return cls([title, *notes], drawn, below, queries_beside(head.axis_Q, 3 - size))
+        return cls([title, *notes], drawn, below, row_labels(head.axis_Q, 3 - size))
 
     @property
     def width(self) -> int:
@@ -103,11 +103,11 @@ class Panel:
         return max(line.cell_len for line in (*self.above, *self.map, *self.below))
 
 
-def beside(panels: Sequence[Panel], labels: int) -> Iterator[Text]:
+def in_a_row(panels: Sequence[Panel], labels: int) -> Iterator[Text]:
     """The lines of several panels in a row, labels of so many columns before the maps."""
     width, first = max(panel.width for panel in panels), panels[0]
     above, below = (max(len(getattr(panel, part)) for panel in panels) for part in ("above", "below"))
-    names = [*[""] * above, *first.beside, *[""] * below]
+    names = [*[""] * above, *first.query_labels, *[""] * below]
     for row, name in enumerate(names):
         line = _cut(name, labels - 1, "")
         line.pad_left(labels - 1 - line.cell_len)
@@ -182,7 +182,7 @@ def _signs(level: np.ma.MaskedArray) -> np.ndarray:
     return np.where(np.ma.getmaskarray(level), " ", np.array(list(SHADES))[step])
 
 
-def queries_beside(axis: Axis, per_line: int) -> list[str]:
+def row_labels(axis: Axis, per_line: int) -> list[str]:
     """What stands beside each line of a map with so many queries per line."""
     names = [""] * -(-len(axis.labels) // per_line)
     for cell, name in zip(*axis.marks(per_line), strict=True):

@@ -84,8 +84,8 @@ class Head:
     """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null.
 
     uniform: the `mass` that uniform attention would have, None where no keys were chosen. atlas_roles: what the atlas
-    names it, where there is one; role is what it looks like on this text. stack: its layer's. beside: whether a number
-    alone means a layer of another stack.
+    names it, where there is one; role is what it looks like on this text. stack: its layer's. in_other_stack: whether a
+    number alone means a layer of another stack.
     """
 
     layer: int
@@ -100,7 +100,7 @@ class Head:
     top_key_mass: float = float("nan")
     uniform: float | None = None
     atlas_roles: tuple[str, ...] = ()
-    beside: bool = False
+    in_other_stack: bool = False
 
     @property
     def mass(self) -> float | None:
@@ -111,4 +111,4 @@ class Head:
     def name(self) -> str:
         """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in a stack beside the decoder's."""
         by_kv, number = (True, self.kv_head) if self.head is None else (False, self.head)
-        return f"{self.stack} " * self.beside + head_name(self.layer, number, by_kv)
+        return f"{self.stack} " * self.in_other_stack + head_name(self.layer, number, by_kv)

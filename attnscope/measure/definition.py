@@ -24,7 +24,7 @@ class Metric:
     """One head metric: its definition in words, what it asks, and what it makes of the answers row by row.
 
     short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
-    answer, ...): their answers, each (B, H, Q), to the metric's value per row; the first answer without one. beside(P,
+    answer, ...): their answers, each (B, H, Q), to the metric's value per row; the first answer without one. extras(P,
     texts): what value takes behind the answers. stacks: the stacks of whose layers it says something; of others it is
     null.
     """
@@ -40,7 +40,7 @@ class Metric:
     rows: str
     asks: Callable[[Texts], tuple[Question, ...]]
     value: Callable[..., Tensor] = lambda P, answer: answer
-    beside: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] = lambda P, texts: ()
+    extras: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] = lambda P, texts: ()
     stacks: tuple[str, ...] = SOFTMAX
 
     @property

@@ -290,7 +290,7 @@ def _lookback(part: int) -> dict[str, Any]:
     return {
         "asks": lambda texts: (texts.parts,),
         "value": value,
-        "beside": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
+        "extras": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
         "source": "Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
         "unit": "share of two mean weights",
         "range": "0 to 1",
@@ -350,7 +350,7 @@ def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
 def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
-    return metric.value(P, *(answers[question] for question in metric.asks(texts)), *metric.beside(P, texts))
+    return metric.value(P, *(answers[question] for question in metric.asks(texts)), *metric.extras(P, texts))
 
 
 def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:

@@ -176,7 +176,9 @@ def _of_layers(model: PreTrainedModel, folder: Path) -> tuple[int, int, int, int
     """
     geometry = geometry_of(model.config, count=False)
     shapes = {(one.kv_heads, one.head_dim, one.value_dim) for one in geometry.layers}
-    alike = len(shapes) == 1 and {one.type for one in geometry.layers} <= {"full", "sliding"} and not geometry.beside
+    alike = (
+        len(shapes) == 1 and {one.type for one in geometry.layers} <= {"full", "sliding"} and not geometry.other_stacks
+    )
     kv_heads, head_dim, value_dim = next(iter(shapes))
     takes_cache = "past_key_values" in signature(model.base_model.forward).parameters
     if not alike or head_dim != value_dim or not takes_cache:

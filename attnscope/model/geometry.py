@@ -67,8 +67,8 @@ class LayerGeometry:
     own bytes, a byte its patch) for softmax attention; anything else has none over the text: `ssm` (a state space
     model: Mamba, RWKV), `linear` (linear or gated delta attention), `conv`, `mlp`, `moe`, `cross` to a picture. It says
     what the layer is; the stack that it stands in is another thing, see `stacks.py`. `window` is the sliding window,
-    the chunk or the window of patches, in tokens. `beside`: what a layer with attention computes of the text too, `ssm`
-    of Falcon-H1's.
+    the chunk or the window of patches, in tokens. `parallel`: what a layer with attention computes of the text too,
+    `ssm` of Falcon-H1's.
     """
 
     index: int
@@ -78,7 +78,7 @@ class LayerGeometry:
     head_dim: int
     value_dim: int
     window: int | None
-    beside: str = ""
+    parallel: str = ""
 
     @property
     def attention(self) -> bool:
@@ -96,9 +96,9 @@ class LayerGeometry:
 class Geometry:
     """The shape of a model: its layers and the sizes around them.
 
-    layers: of its stack; of a model of several the decoder's, and `beside` has those of the others, and of a vision
-    tower that is to be read. max_positions: the most tokens that a stack reads, None where nothing limits them, as with
-    dynamic rotary positions. views: layers of `layers` that have maps of their own, by stack: `difference`, `csa`.
+    layers: of its stack; of a model of several the decoder's, and `other_stacks` has those of the others, and of a
+    vision tower that is to be read. max_positions: the most tokens that a stack reads, None where nothing limits them,
+    as with dynamic rotary positions. views: layers of `layers` that have maps of their own, by stack: `difference`, `csa`.
     rates: the tokens that each summary among their keys adds; of `pooling` the vectors that a patch is made into.
     least_tokens: of a text, fewer of which its code cannot read.
     """
@@ -110,7 +110,7 @@ class Geometry:
     max_positions: int | None
     parameters: int | None
     task: str = DECODER
-    beside: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
+    other_stacks: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     views: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     rates: Mapping[str, int] = field(default_factory=dict)
     least_tokens: int = 1
@@ -123,7 +123,7 @@ class Geometry:
     @property
     def every(self) -> dict[str, tuple[LayerGeometry, ...]]:
         """{stack: all its layers}, in the order of a forward pass."""
-        found = {**self.beside, self.stack: self.layers}
+        found = {**self.other_stacks, self.stack: self.layers}
         return {stack: found[stack] for stack in STACKS if found.get(stack)}
 
     @property
@@ -146,10 +146,10 @@ class Geometry:
 
         Of several stacks `encoder 6 layers x 8 heads (8 kv), decoder 6 layers x 8 heads (8 kv)`.
         """
-        if ENCODER in self.beside or LOCAL in self.beside:
+        if ENCODER in self.other_stacks or LOCAL in self.other_stacks:
             apart = (stack for stack in self.every if stack not in (CROSS, VISION, *CROSSING))
             return ", ".join(f"{stack} {_in_words(self.every[stack])}" for stack in apart)
-        tower = self.beside.get(VISION)
+        tower = self.other_stacks.get(VISION)
         return _in_words(self.layers) + (f", vision {_in_words(tower)}" if tower else "")
 
     @property
@@ -178,20 +178,20 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         geometry.layers[0].heads  # 12
     """
     task = task or task_of(config)
-    text, beside = stack_config(config, main_stack(task)), {}
+    text, others = stack_config(config, main_stack(task)), {}
     if task == "seq2seq":
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
-        beside = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
+        others = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
     layers = _layers(text, main_stack(task))
     rates = {stack: rate for stack, (_, rate) in _compressed(text).items()}
     if family(config.model_type).parts:
-        beside, rates = _in_parts(config), {POOLING: config.cross_attn_k}
-        layers = beside.pop(DECODER)
+        others, rates = _in_parts(config), {POOLING: config.cross_attn_k}
+        layers = others.pop(DECODER)
     return _sound(
         Geometry(
             model_type=config.model_type,
             task=task,
-            beside=beside,
+            other_stacks=others,
             views=_views(text, layers),
             rates=rates,
             least_tokens=least(config) if (least := family(config.model_type).least_tokens) else 1,
@@ -244,7 +244,7 @@ def window_side(tower: Any) -> int:
 def with_tower(geometry: Geometry, config: Any) -> Geometry:
     """The geometry with the layers of the model's vision tower; as it is where there are none."""
     layers = vision_layers(config)
-    return replace(geometry, beside={**geometry.beside, VISION: layers}) if layers else geometry
+    return replace(geometry, other_stacks={**geometry.other_stacks, VISION: layers}) if layers else geometry
 
 
 def rotary_types(config: Any) -> set[str]:
@@ -338,7 +338,7 @@ def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
     there = [layer for layer in layers if layer.attention]
     types = Counter(layer.type for layer in layers if not layer.attention)
     without = "".join(f", {count} {name}" for name, count in types.items())
-    both = Counter(layer.beside for layer in there if layer.beside)
+    both = Counter(layer.parallel for layer in there if layer.parallel)
     without += "".join(f", {name} beside {count}" for name, count in both.items())
     heads, kv_heads = (_range([getattr(layer, name) for layer in there]) for name in ("heads", "kv_heads"))
     return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
@@ -352,7 +352,7 @@ def _range(numbers: list[int]) -> str:
 def _layers(text: Any, stack: str) -> tuple[LayerGeometry, ...]:
     types = _types(text, stack)
     found = (_layer(text, index, name, stack) for index, name in enumerate(types))
-    return tuple(replace(one, beside=what) for one, what in zip(found, _beside(text, len(types)), strict=True))
+    return tuple(replace(one, parallel=what) for one, what in zip(found, _parallel(text, len(types)), strict=True))
 
 
 def _in_parts(config: Any) -> dict[str, tuple[LayerGeometry, ...]]:
@@ -418,7 +418,7 @@ def _has_mamba(text: Any) -> bool:
     return any(name.startswith(("mamba", "n_mamba")) for name in vars(text))
 
 
-def _beside(text: Any, count: int) -> list[str]:
+def _parallel(text: Any, count: int) -> list[str]:
     """What each layer computes beside its attention: with a Mamba in the config and no list of the layers that are one,
     all have it; with such a list those that it calls hybrid.
     """

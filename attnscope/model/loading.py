@@ -144,7 +144,7 @@ class LoadedModel:
 
         patches: whether it is for a model too whose layers are over bytes and patches of them.
         """
-        if LOCAL in self.geometry.beside and not patches:
+        if LOCAL in self.geometry.other_stacks and not patches:
             raise ModelError(
                 f"{what} is for a model whose layers all read tokens, and {self.name} reads bytes and patches of them",
                 "choose another",

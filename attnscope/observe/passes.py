@@ -65,7 +65,7 @@ def observe(
         return _observed(loaded, texts, request, engine, facts or {}, advance)
 
     alone = any((one.source or one.prompt).inputs or one.prompt.unasked for one in asked)
-    if POOLING in loaded.geometry.beside or alone:
+    if POOLING in loaded.geometry.other_stacks or alone:
         # whose numbers of parts differ
         return [one_pass([one])[0] for one in asked]
     lengths = {one.lengths for one in asked}
@@ -123,7 +123,9 @@ def _observed(
     if prompts[0].tower and VISION not in others and not request.asks:
         facts |= {"unread": ["the vision tower: it attends in windows, or its config does not say its layers"]}
     return [
-        replace(seen(plain, row), beside={stack: seen(stack, row) for stack in others}) if others else seen(plain, row)
+        replace(seen(plain, row), other_stacks={stack: seen(stack, row) for stack in others})
+        if others
+        else seen(plain, row)
         for row in range(len(prompts))
     ]
 
@@ -158,7 +160,7 @@ def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, r
 def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:
     """What a manifest says of the model and of who computed its attention."""
     layers = loaded.geometry.layers
-    both = {str(layer.index): layer.beside for layer in layers if layer.attention and layer.beside}
+    both = {str(layer.index): layer.parallel for layer in layers if layer.attention and layer.parallel}
     return {
         "model": {
             "name": loaded.name,
@@ -166,7 +168,7 @@ def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> d
             "type": loaded.geometry.model_type,
             "layers": len(layers),
             "layers_without_attention": {str(layer.index): layer.type for layer in layers if not layer.attention},
-            **({"beside_attention": both} if both else {}),
+            **({"parallel_to_attention": both} if both else {}),
         },
         "device": loaded.device,
         "dtype": loaded.dtype,

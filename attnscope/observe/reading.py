@@ -117,7 +117,7 @@ class Reading:
             kept=kept,
             chosen=self.chosen[row],
             without={layer.index: layer.type for layer in self.every if not layer.attention},
-            within={layer.index: layer.beside for layer in self.every if layer.attention and layer.beside},
+            within={layer.index: layer.parallel for layer in self.every if layer.attention and layer.parallel},
         )
 
     def _visible(self, key: LayerKey) -> str:

@@ -99,9 +99,9 @@ def check_parity(
             **reads,
         )
     layers = tuple(sorted(comparison.found, key=lambda one: (STACKS.index(one.stack), one.layer, one.call)))
-    read_beside = comparison.keys.get(CROSS, 0), comparison.keys.get(VISION, 0)
+    other_keys = comparison.keys.get(CROSS, 0), comparison.keys.get(VISION, 0)
     of_text = ids_BT.shape[-1], select, (), loaded.geometry.stack
-    report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, *of_text, *read_beside)
+    report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, *of_text, *other_keys)
     if whole:
         modules = list(dict.fromkeys(one.module for one in layers))
         report = replace(report, whole=check_whole(loaded, given, reads, modules, atol=atol, engine=engine))

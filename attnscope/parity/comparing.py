@@ -80,7 +80,7 @@ class Comparison:
         arrangements: Mapping[str, Arrangement],
     ) -> None:
         geometry = loaded.geometry
-        stacks = {**geometry.beside, geometry.stack: geometry.layers}
+        stacks = {**geometry.other_stacks, geometry.stack: geometry.layers}
         self.stacks = {stack: Stack(loaded.model.config, stack, layers) for stack, layers in stacks.items()}
         self.heads, self.atol, self.highest = heads, atol, level
         self.quantised = is_quantised(loaded.model)

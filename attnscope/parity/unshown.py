@@ -55,7 +55,7 @@ def _of_stack(loaded: LoadedModel, stack: str, compared: set[int], tokens: int) 
     if tokens == 1 or stack == CROSS:
         return
     geometry, lengths = loaded.geometry, set(_stretched(stack_config(loaded.model.config, stack)))
-    for layer in {**geometry.beside, geometry.stack: geometry.layers}[stack]:
+    for layer in {**geometry.other_stacks, geometry.stack: geometry.layers}[stack]:
         if layer.index in compared and layer.window:
             name = {"chunked": "chunk", "windowed": "windows"}.get(layer.type, "window")
             lengths.add((layer.window + (stack == ENCODER), f"the {name} of {layer.window}"))

@@ -29,18 +29,18 @@ def continuation(
     most: int,
     engine: Engine,
     advance: Callable[[int], object] = lambda tokens: None,
-    **beside: Any,
+    **inputs: Any,
 ) -> list[int]:
     """The ids that the model puts behind a prompt: at most `most`, fewer where the last of them is an end token.
 
     As its own generation config says, but without sampling and beams, so that it repeats. engine: whose attention
-    implementation it runs under. advance: called with 1 for every new token. beside: what the model is given beside the
+    implementation it runs under. advance: called with 1 for every new token. inputs: what the model is given beside the
     ids. Raises ModelError where the model has no generation of its own, or fails in it.
 
         >>> continuation(loaded, loaded.tokenizer("the bank").input_ids, 8, ENGINES["eager"])
     """
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
-    return greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **beside)[
+    return greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **inputs)[
         0, len(ids) :
     ].tolist()
 

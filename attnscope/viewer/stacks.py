@@ -43,13 +43,13 @@ class PageAxis:
 
 def stacked(seen: Observation) -> bool:
     """Whether an observation is of several stacks that a page shows."""
-    return ENCODER in seen.beside or VISION in seen.beside
+    return ENCODER in seen.other_stacks or VISION in seen.other_stacks
 
 
 def axis_of(seen: Observation) -> PageAxis:
     """Where the stacks of an observation stand."""
     decoder = seen.of(DECODER).queries
-    if ENCODER in seen.beside:
+    if ENCODER in seen.other_stacks:
         return with_target(seen.of(ENCODER).queries, decoder)
     tower, count = seen.of(VISION).queries, len(decoder)
     return PageAxis(decoder, tower, ("text", "vision tower"), {DECODER: (0, 0), VISION: (count, count)})
@@ -145,7 +145,7 @@ def joined(seen: Observation, axis: PageAxis) -> Observation:
         visible=PerLayer(merged(one.visible for one in seen.stacks.values())),
         kept={**seen.kept, "weights": weights, "relations": related or None, "operands": PerLayer(), "maps": None},
         chosen=first_asked(asked, len(axis.front)) if ENCODER in asked else seen.chosen,
-        beside={},
+        other_stacks={},
     )
 
 

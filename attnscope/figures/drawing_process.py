@@ -26,7 +26,7 @@ from attnscope.figures.pool import begin_worker, busy, cores, leaving, signals_h
 
 Work = Callable[[], Generator[Path, None, None]]
 
-_begun: Beside | None = None
+_begun: DrawingProcess | None = None
 
 
 def begin(*modules: str) -> None:
@@ -36,17 +36,17 @@ def begin(*modules: str) -> None:
     """
     global _begun
     if sys.platform == "linux" and cores() > 1 and "torch" not in sys.modules and threading.active_count() == 1:
-        _begun = Beside(*modules)
+        _begun = DrawingProcess(*modules)
 
 
-def begun() -> Beside | None:
+def begun() -> DrawingProcess | None:
     """The process that was begun, for one piece of work; None without one."""
     global _begun
     process, _begun = _begun, None
     return process
 
 
-class Beside:
+class DrawingProcess:
     """A process for one piece of work, which it can be given while it still loads; it ends with this one."""
 
     def __init__(self, *modules: str) -> None:
