@@ -36,7 +36,7 @@ from attnscope.panels import (
     score_panels,
     with_rows,
 )
-from attnscope.stacks import DECODER, DIFFERENCE, ENCODER, GLOBAL, POOLING
+from attnscope.stacks import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
@@ -308,7 +308,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             bin_rule=rule if max(found.rows.size, found.columns.size) > 1 else "",
             kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
             by_kv=by_kv,
-            quantity="difference" if key.stack == DIFFERENCE else QUANTITIES[seen.view.weights],
+            quantity="difference" if is_difference(key.stack) else QUANTITIES[seen.view.weights],
             starts_Q=starts_Q,
             starts_K=starts_K,
             turns=tuple(sorted(turns)),
@@ -319,7 +319,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             stack=stack,
             numbered=(seen.queries.step is None, seen.keys.step is None),
             window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",
-            ahead=key.stack == ENCODER,
+            ahead=is_bidirectional(key.stack),
             parallel=seen.within.get(key.layer, ""),
         )
         for key, values in found.values.items()
@@ -437,9 +437,8 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
         starts_K=starts[::step],
         axes=(name, "attributed to"),
     )
-    title = (
-        f"Rollout of {len(rolled.layers)} {f'{seen.stack} ' * (seen.stack != DECODER)}layers"
-        + f", {step} {rolled.group} a cell" * (step > 1)
+    title = f"Rollout of {len(rolled.layers)} {prefix(seen.stack)}layers" + f", {step} {rolled.group} a cell" * (
+        step > 1
     )
     look = replace(style, about=replace(about(seen), command=style.about.command))
     jobs = [(folder / f"rollout.{style.image}", maps, 0)]

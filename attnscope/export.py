@@ -18,7 +18,6 @@ from attnscope.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.looks import Mean, look_table
 from attnscope.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.model.libraries import versions
-from attnscope.stacks import ENCODER
 from attnscope.tables import save
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
         ],
         "answered_by": replace(seen.report, calls=calls).answered_by,
         "prompt": prompt,
-        **({TARGET: tokens_of(seen.queries)} if ENCODER in seen.other_stacks else {}),
+        **({TARGET: tokens_of(seen.queries)} if seen.of_two_texts else {}),
     }
 
 

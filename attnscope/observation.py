@@ -21,7 +21,7 @@ from attnscope.keep.columns import Head, HeadColumns, Relation
 from attnscope.keep.layers import LayerKey, PerLayer, codes
 from attnscope.measure.metrics import COLUMNS, MASS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
-from attnscope.stacks import CSA, DECODER, ENCODER, HCA, STACKS
+from attnscope.stacks import DECODER, ENCODER, STACKS, has_decoder_heads, is_bidirectional
 from attnscope.tables import as_table, flags, numbers, texts_at, words
 from attnscope.text.tokens import Chosen
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 Axis = Literal["queries", "keys"]
-OWN = (DECODER, CSA, HCA)  # the stacks of a decoder's own heads: over tokens, and over summaries of them
 
 
 class NamedHeads(Protocol):
@@ -65,8 +64,8 @@ class Observation:
     here. chosen: the tokens that were asked about; scores, supports and what tokens receive are then of the chosen
     queries, and `columns.scores["mass"]` is there where keys were chosen. atlas: what names the model's heads, where
     there is one. without: {layer: type} of its layers without attention: `ssm`, `linear`, `conv`. within: {layer: type}
-    of what layers with attention compute beside it: `ssm`. other_stacks: of an encoder-decoder, whose decoder's this is,
-    the observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's as keys; tables
+    of what layers with attention compute in parallel: `ssm`. other_stacks: of an encoder-decoder, whose decoder's this
+    is, the observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's as keys; tables
     list them too.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
@@ -138,7 +137,12 @@ class Observation:
     @property
     def prompt(self) -> Prompt:
         """The text that was read, as tokens; of an encoder-decoder what its encoder read."""
-        return self.other_stacks[ENCODER].queries if ENCODER in self.other_stacks else self.queries
+        return self.other_stacks[ENCODER].queries if self.of_two_texts else self.queries
+
+    @property
+    def of_two_texts(self) -> bool:
+        """Whether an encoder-decoder read it, whose decoder's this is."""
+        return ENCODER in self.other_stacks
 
     @cached_property
     def stacks(self) -> dict[str, Observation]:
@@ -366,7 +370,7 @@ class Observation:
     def _unmeasured(self) -> list[str]:
         calls = self.report.calls
         again = sorted({check.layer for check in calls if check.call > 0 and not check.repeats})
-        pooled = [check for check in calls if check.stack == ENCODER and check.queries not in (0, check.keys)]
+        pooled = [check for check in calls if is_bidirectional(check.stack) and check.queries not in (0, check.keys)]
         others = [check for check in calls if check.keys != self.report.tokens]
         other_keys = sorted({check.layer for check in (*pooled, *others) if check.call == 0})
         no_output = sorted({check.layer for check in calls if check.value_error is None})
@@ -384,7 +388,9 @@ class Observation:
 
     def named_by_atlas(self, layer: int, head: int, stack: str = DECODER) -> tuple[str, ...]:
         """The roles that the atlas gives a head of a decoder; none without an atlas, and none of another stack."""
-        return tuple(self.atlas.roles.get((layer, head), ())) if self.atlas and stack in OWN else ()
+        if not self.atlas or not has_decoder_heads(stack):
+            return ()
+        return tuple(self.atlas.roles.get((layer, head), ()))
 
     def __repr__(self) -> str:
         model, columns = self.facts.get("model", {}), self.every

@@ -29,7 +29,7 @@ from attnscope.seam.engines import Engine
 from attnscope.seam.generation import continuation, ends, start_token, translation
 from attnscope.seam.inputs import given_of
 from attnscope.selection import HeadsByRole, select_stacks
-from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
+from attnscope.stacks import CAUSAL_LM, CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION
 from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
 from attnscope.text import target as targets
@@ -132,7 +132,7 @@ def prepare(loaded: LoadedModel, ask: Ask, advance: Callable[[int], object] = la
             f"expected a LoadedModel, got {type(loaded).__name__}",
             "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
         )
-    request, of_two = ask.keep, loaded.geometry.task == "seq2seq"
+    request, of_two = ask.keep, loaded.geometry.task == SEQ2SEQ
     _check(loaded, ask)
     prompt = _prompt(loaded, ask, "" if ask.generate and not of_two else ask.answer)
     if prompt.tower and not request.asks:
@@ -160,13 +160,13 @@ def _check(loaded: LoadedModel, ask: Ask) -> None:
         loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
     task = loaded.geometry.task
     _check_task(task, ask.generate, ask.answer, ask.target)
-    answers.check_answer(ask.generate, ask.answer, None if task == "seq2seq" else ask.truncate)
+    answers.check_answer(ask.generate, ask.answer, None if task == SEQ2SEQ else ask.truncate)
 
 
 def _selected(loaded: LoadedModel, ask: Ask, atlas: Atlas | None) -> Request:
     """What is kept, of the heads that are named."""
     select, geometry = ask.select, loaded.geometry
-    if select is None and ask.keep.per_token and geometry.task == "seq2seq":
+    if select is None and ask.keep.per_token and geometry.task == SEQ2SEQ:
         select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
     if select is None:
         return ask.keep
@@ -186,14 +186,16 @@ def _check_reads(loaded: LoadedModel, text: Text) -> None:
 
 def _check_task(task: str, generate: int | None, answer: str | Sequence[int] | None, target: Any) -> None:
     """Raise UsageError for what is asked of a model of another task."""
-    if task != "seq2seq" and target is not None:
+    if task != SEQ2SEQ and target is not None:
         raise UsageError(
             f"a target is what an encoder-decoder's decoder reads, and this is a {task}", "leave out {target}"
         )
-    if task == DECODER:
+    if task == CAUSAL_LM:
         return
-    if answer is not None or (generate is not None and task == ENCODER):
-        raise UsageError("an answer is what a causal model puts behind a text", "use {target=TEXT}" * (task != ENCODER))
+    if answer is not None or (generate is not None and task == ENCODER_ONLY):
+        raise UsageError(
+            "an answer is what a causal model puts behind a text", "use {target=TEXT}" * (task != ENCODER_ONLY)
+        )
 
 
 def _target(

@@ -21,7 +21,7 @@ from attnscope.keep.layers import codes
 from attnscope.measure.metrics import MASS, METRICS
 from attnscope.seam.call import joined_ways
 from attnscope.selection import spelled
-from attnscope.stacks import CROSS, STACKS
+from attnscope.stacks import STACKS, is_cross
 from attnscope.tables import numbers, texts_at
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Measured:
     @property
     def lacking(self) -> Counter[str]:
         """How many texts lack a span, by name."""
-        spans = ([of.chosen.spans for stack, of in one.stacks.items() if stack != CROSS] for _, one in self.seen)
+        spans = ([of.chosen.spans for stack, of in one.stacks.items() if not is_cross(stack)] for _, one in self.seen)
         return Counter(name for texts in spans for name in texts[0] if all(found[name] is None for found in texts))
 
     @property

@@ -28,6 +28,7 @@ from attnscope.cli.options import (
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
+from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
@@ -185,7 +186,7 @@ def readings(
         ask = Ask(text, engine=room.engine, memory=room.memory, chat=chat, truncate=asked.truncate, target=asked.target)
         return prepare(model, ask)
 
-    if len(texts) > 1 and loaded[0].geometry.task == "seq2seq":
+    if len(texts) > 1 and loaded[0].geometry.task == SEQ2SEQ:
         output.talk("the targets are generated greedily, each by the model that reads it", quiet)
     for name, first, other in texts:
         try:

@@ -12,7 +12,6 @@ from attnscope.cli import output
 from attnscope.measure.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, unsupported
 from attnscope.selection import spelled
-from attnscope.stacks import ENCODER
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -105,7 +104,7 @@ def without_attention(seen: Observation) -> list[str]:
 
 def missing_support(seen: Observation) -> list[str]:
     """Why heads have no role, where the text is too short or repeats too little to show it in some layers."""
-    if ENCODER in seen.other_stacks:
+    if seen.of_two_texts:
         return []  # roles are of one text
     asked = seen.chosen.query
     if asked and len(asked.positions) < NEEDED_ROWS:

@@ -16,7 +16,7 @@ from attnscope.cli.options import ModelTexts, Printing, Selected, Writing, check
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
-from attnscope.stacks import DECODER
+from attnscope.stacks import DECODER, prefix
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -167,7 +167,7 @@ def parity_sheet(found: pa.Table) -> RichTable:
     if len(set(columns["stack"])) > 1:
         stacks = columns.pop("stack")
         places = zip(stacks, columns["layer"], strict=True)
-        columns["layer"] = [f"{stack} " * (stack != DECODER) + f"L{layer}" for stack, layer in places]
+        columns["layer"] = [f"{prefix(stack)}L{layer}" for stack, layer in places]
     said = {name: column for name, column in columns.items() if any(value != silent.get(name) for value in column)}
     shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name, column in said.items():

@@ -17,7 +17,7 @@ from attnscope.cli.options import FIRST, Config, OtherSide, Question, Selected, 
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
-from attnscope.stacks import VISION
+from attnscope.stacks import SEQ2SEQ, VISION, is_vision
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask
@@ -104,7 +104,7 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
     if asked.picture and (pages.compare_text or pages.compare_model):
         raise UsageError("a page with a picture has no room for another text or model", "make a page of each")
     text, loaded = read_run(asked, pages), load_model(asked, pages)
-    of_two = loaded.geometry.task == "seq2seq"
+    of_two = loaded.geometry.task == SEQ2SEQ
     if of_two and (pages.compare_text or pages.compare_model):
         raise UsageError("an encoder-decoder reads two texts, and its page has no room for more", "make a page of each")
     ask = asked.ask(text, selected, Request(**question.asks()))
@@ -162,7 +162,7 @@ def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
     if VISION not in geometry.stacks or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
         return run
     output.talk("the page has no room for the vision tower: name heads, as in --select vision.3.2,last", quiet)
-    others = {stack: layers for stack, layers in geometry.other_stacks.items() if stack != VISION}
+    others = {stack: layers for stack, layers in geometry.other_stacks.items() if not is_vision(stack)}
     loaded = replace(run.loaded, geometry=replace(geometry, other_stacks=others))
     return replace(run, loaded=loaded, prompt=replace(run.prompt, tower=()))
 

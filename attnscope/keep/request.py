@@ -10,7 +10,14 @@ from attnscope.errors import UsageError
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE
 from attnscope.measure.metrics import METRICS
-from attnscope.stacks import CROSS, CSA, DECODER, HCA, OVER_PATCHES, VISION
+from attnscope.stacks import (
+    has_summaries,
+    is_causal,
+    is_cross,
+    is_over_patches,
+    is_vision,
+    sides,
+)
 from attnscope.text.tokens import Chosen, choose, choose_of_two
 
 if TYPE_CHECKING:
@@ -92,12 +99,12 @@ class Request:
         heads = self.view.heads
         if self.stacks is not None:
             heads = self.stacks.get(stack, {})
-            if stack in (CSA, HCA):  # of long texts these are the decoder's own layers
+            if has_summaries(stack):  # of long texts these are the decoder's own layers
                 heads = {**self.stacks.get(plain, {}), **heads}
         elif heads is not None and stack != plain:
             heads = {}
-        rollout = None if stack == CROSS else self.rollout  # of units that are the same on both sides
-        per_token = self.per_token and stack != VISION
+        rollout = None if is_cross(stack) else self.rollout  # of units that are the same on both sides
+        per_token = self.per_token and not is_vision(stack)
         return replace(self, view=replace(self.view, heads=heads), rollout=rollout, per_token=per_token)
 
     @property
@@ -131,18 +138,19 @@ class Asked(NamedTuple):
 
         Nothing of one over patches: only the pass will say where in the text they are.
         """
-        if stack == VISION:
+        if is_vision(stack):
             return [Asked(part, Chosen()) for part in self.prompt.tower]
-        if stack in OVER_PATCHES:
+        if is_over_patches(stack):
             return []
         return [self._of_two(stack)]
 
     def _of_two(self, stack: str) -> Asked:
         """What one stack of an encoder-decoder reads."""
         chosen = self.chosen.of(stack)
-        if self.source is None or stack == DECODER:
+        if self.source is None or is_causal(stack):
             return self._replace(chosen=chosen)
-        return Asked(self.prompt, chosen, keys=self.source) if stack == CROSS else Asked(self.source, chosen)
+        queries, keys = sides(stack, self.source, self.prompt)
+        return Asked(queries, chosen, keys=None if keys is queries else keys)
 
     @property
     def looked_at(self) -> Prompt:

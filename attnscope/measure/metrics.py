@@ -30,7 +30,7 @@ from attnscope.attention.questions import (
 from attnscope.errors import UsageError
 from attnscope.measure.definition import ROWS, Metric, visible_keys
 from attnscope.measure.texts import Texts
-from attnscope.stacks import CAUSAL, ENCODER, GLOBAL, VISION
+from attnscope.stacks import CAUSAL, ENCODER, GLOBAL, VISION, is_causal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,7 +188,7 @@ METRICS: Mapping[str, Metric] = {
             reading="how far back the head looks on average; in an encoder how far to either side",
             rows="two_keys",
             stacks=OF_TEXT,
-            asks=lambda texts: (Distance() if texts.stack in CAUSAL else AbsoluteDistance(),),
+            asks=lambda texts: (Distance() if is_causal(texts.stack) else AbsoluteDistance(),),
         ),
         Metric(
             id="local_mass_32",

@@ -20,7 +20,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.patterns import check_patterns
 from attnscope.model.permits import Permits
 from attnscope.model.task import task_of
-from attnscope.stacks import DECODER, NAMES
+from attnscope.stacks import CAUSAL_LM, NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -148,7 +148,7 @@ def _with_tokens(model: PreTrainedModel, config: Any, folder: Path) -> PreTraine
 
     from attnscope.model.virtual import put_before, put_in_layers
 
-    if task_of(model.config) != DECODER:
+    if task_of(model.config) != CAUSAL_LM:
         raise ModelError(
             f"the adapter in {folder} ({config.peft_type.value}) puts tokens before the text of "
             f"{NAMES[task_of(model.config)]}, and only a causal model is read with such",

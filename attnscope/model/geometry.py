@@ -17,6 +17,7 @@ from attnscope.model.permits import Permits
 from attnscope.model.task import model_class, stack_config, task_of
 from attnscope.shown import brief
 from attnscope.stacks import (
+    CAUSAL_LM,
     CROSS,
     CROSSING,
     CSA,
@@ -27,6 +28,7 @@ from attnscope.stacks import (
     LOCAL,
     PATCHER,
     POOLING,
+    SEQ2SEQ,
     STACKS,
     VISION,
     main_stack,
@@ -98,9 +100,9 @@ class Geometry:
 
     layers: of its stack; of a model of several the decoder's, and `other_stacks` has those of the others, and of a
     vision tower that is to be read. max_positions: the most tokens that a stack reads, None where nothing limits them,
-    as with dynamic rotary positions. views: layers of `layers` that have maps of their own, by stack: `difference`, `csa`.
-    rates: the tokens that each summary among their keys adds; of `pooling` the vectors that a patch is made into.
-    least_tokens: of a text, fewer of which its code cannot read.
+    as with dynamic rotary positions. views: layers of `layers` that have maps of their own, by stack: `difference`,
+    `csa`. rates: the tokens that each summary among their keys adds; of `pooling` the vectors that a patch is made
+    into. least_tokens: of a text, fewer of which its code cannot read.
     """
 
     model_type: str
@@ -109,7 +111,7 @@ class Geometry:
     vocab_size: int
     max_positions: int | None
     parameters: int | None
-    task: str = DECODER
+    task: str = CAUSAL_LM
     other_stacks: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     views: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     rates: Mapping[str, int] = field(default_factory=dict)
@@ -137,6 +139,11 @@ class Geometry:
         return self.stacks | {stack: {one.index: one for one in layers} for stack, layers in self.views.items()}
 
     @property
+    def over_patches(self) -> bool:
+        """Whether it reads bytes, and patches of them."""
+        return POOLING in self.other_stacks
+
+    @property
     def attention_layers(self) -> tuple[LayerGeometry, ...]:
         return tuple(layer for layer in self.layers if layer.attention)
 
@@ -146,7 +153,7 @@ class Geometry:
 
         Of several stacks `encoder 6 layers x 8 heads (8 kv), decoder 6 layers x 8 heads (8 kv)`.
         """
-        if ENCODER in self.other_stacks or LOCAL in self.other_stacks:
+        if ENCODER in self.other_stacks or self.over_patches:
             apart = (stack for stack in self.every if stack not in (CROSS, VISION, *CROSSING))
             return ", ".join(f"{stack} {_in_words(self.every[stack])}" for stack in apart)
         tower = self.other_stacks.get(VISION)
@@ -179,7 +186,7 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
     """
     task = task or task_of(config)
     text, others = stack_config(config, main_stack(task)), {}
-    if task == "seq2seq":
+    if task == SEQ2SEQ:
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
         others = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
     layers = _layers(text, main_stack(task))

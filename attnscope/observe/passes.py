@@ -26,7 +26,7 @@ from attnscope.seam.call import TOLERANCE, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.inputs import given
 from attnscope.seam.listen import listen
-from attnscope.stacks import DECODER, ENCODER, POOLING, VISION
+from attnscope.stacks import DECODER, ENCODER, VISION, is_vision
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def observe(
         return _observed(loaded, texts, request, engine, facts or {}, advance)
 
     alone = any((one.source or one.prompt).inputs or one.prompt.unasked for one in asked)
-    if POOLING in loaded.geometry.other_stacks or alone:
+    if loaded.geometry.over_patches or alone:
         # whose numbers of parts differ
         return [one_pass([one])[0] for one in asked]
     lengths = {one.lengths for one in asked}
@@ -99,7 +99,10 @@ def _observed(
         stacks.on_call,
         engine=engine,
         expected_layers=[
-            (layer, stack) for stack, layers in loaded.geometry.stacks.items() for layer in layers if stack != VISION
+            (layer, stack)
+            for stack, layers in loaded.geometry.stacks.items()
+            for layer in layers
+            if not is_vision(stack)
         ],
         windows=loaded.geometry.windows,
         patches=of_tower.prompts[0].windows if of_tower else (),
@@ -115,7 +118,7 @@ def _observed(
     facts = {**model_facts(loaded, engine, report), **stacks.facts, **facts}
 
     def seen(stack: str, row: int) -> Observation:
-        row = len(readings[stack].prompts) - 1 if stack == VISION else row  # the whole picture follows its parts
+        row = len(readings[stack].prompts) - 1 if is_vision(stack) else row  # the whole picture follows its parts
         own = report if len(readings) == 1 and not prompts[0].patches else report.of(stack)
         return readings[stack].observation(row, replace(own, tokens=readings[stack].key_count), facts)
 

@@ -16,7 +16,7 @@ from attnscope.keep.values import root_of
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of
 from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport
-from attnscope.stacks import CSA, HCA
+from attnscope.stacks import has_summaries
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -55,7 +55,7 @@ class Reading:
     def heard(self, call: AttentionCall | CallCheck) -> bool:
         """Whether a call of the decoder is of these layers, over tokens and their summaries."""
         queries, keys = (call.P.queries, call.P.keys) if isinstance(call, AttentionCall) else (call.queries, call.keys)
-        return call.layer in self.layers and queries < keys == self.key_count and self.stack in (CSA, HCA)
+        return call.layer in self.layers and queries < keys == self.key_count and has_summaries(self.stack)
 
     def on_call(self, call: AttentionCall) -> None:
         """Keep what is asked of a layer's first call over the text's tokens; the report lists what is not read.

@@ -118,7 +118,7 @@ def stacks_of(
         return Differential(readings, stacks)
     if views:
         return OverSummaries(readings, stacks, views)
-    if POOLING in geometry.other_stacks and not _of_tokens_alone(request, asked):
+    if geometry.over_patches and not _of_tokens_alone(request, asked):
         return OverPatches(readings, stacks, made, asked[0].prompt, geometry.rates[POOLING])
     return Stacks(readings, stacks)
 

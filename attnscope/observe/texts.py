@@ -13,7 +13,7 @@ import torch
 from attnscope.keep.groups import marked
 from attnscope.keep.request import Asked
 from attnscope.measure.texts import Texts
-from attnscope.stacks import CAUSAL
+from attnscope.stacks import is_causal
 
 if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
@@ -28,7 +28,7 @@ def texts_of(asked: Sequence[Asked], device: str, stack: str) -> Texts:
     query_BT = marked([one.chosen.query for one in asked], longest, default=True)
     most_keys = max(len(one.looked_at) for one in asked)
     key_BT = marked([one.chosen.key for one in asked], most_keys, default=False)
-    answers = _answers(prompts) if stack in CAUSAL else None
+    answers = _answers(prompts) if is_causal(stack) else None
     return Texts(ids_BT, lengths, query_BT, key_BT, answers, stack, prompts[0].unasked).to(torch.device(device))
 
 

@@ -36,7 +36,7 @@ from attnscope.seam.engines import Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything, select_stacks
-from attnscope.stacks import CROSS, STACKS, VISION
+from attnscope.stacks import CROSS, SEQ2SEQ, STACKS, VISION, is_vision
 from attnscope.text.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def check_parity(
     True
     """
     heads, ids_BT = chosen(loaded, select), _ids(prompt, loaded.device)
-    if (loaded.geometry.task == "seq2seq") != (source is not None):
+    if (loaded.geometry.task == SEQ2SEQ) != (source is not None):
         raise UsageError(
             "an encoder-decoder reads two texts, other models one",
             "give the encoder's as source" if source is None else "leave out source",
@@ -123,7 +123,7 @@ def chosen(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, t
 
 def _expected(stacks: Mapping[str, Mapping[int, Any]]) -> list[int | tuple[int, str]]:
     """The layers that must be observed, with their stack where there are several."""
-    heard = {stack: layers for stack, layers in stacks.items() if stack != VISION}
+    heard = {stack: layers for stack, layers in stacks.items() if not is_vision(stack)}
     return [layer if len(heard) == 1 else (layer, stack) for stack, layers in heard.items() for layer in layers]
 
 

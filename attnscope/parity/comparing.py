@@ -22,7 +22,7 @@ from attnscope.reference.given import UnreadableError
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.call import TOLERANCE, AttentionCall
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
-from attnscope.stacks import CROSS, DECODER
+from attnscope.stacks import DECODER, is_cross
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import LayerGeometry
@@ -62,10 +62,10 @@ class Stack:
     """What the oracle knows of the layers of one stack."""
 
     def __init__(self, config: Any, stack: str, layers: Iterable[LayerGeometry]) -> None:
-        self.config = stack_config(config, DECODER if stack == CROSS else stack)
+        self.config = stack_config(config, DECODER if is_cross(stack) else stack)
         self.layers = {layer.index: layer for layer in layers}
         layout = layout_of(self.config)
-        self.layout = layout.across if layout and stack == CROSS else layout
+        self.layout = layout.across if layout and is_cross(stack) else layout
 
 
 class Comparison:

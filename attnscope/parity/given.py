@@ -21,7 +21,7 @@ from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layout import Layout
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import ModuleRun
-from attnscope.stacks import CROSS
+from attnscope.stacks import is_cross
 
 
 def given_of(
@@ -51,7 +51,7 @@ def given_of(
     if any(parameter.is_meta for parameter in parameters.values()):
         raise UnreadableError("its weights are offloaded")
     hidden_BTE, source_BSE = precise(run.hidden_BTE, device), run.source_BSE
-    if run.stack == CROSS and source_BSE is None:
+    if is_cross(run.stack) and source_BSE is None:
         raise UnreadableError("its module is given the encoder's states in a way of its own")
     shared = _shared(run, config, layer, parameters)
     return Given(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.model.task import stack_config
 from attnscope.parity.verdicts import ParityReport
 from attnscope.reference.given import setting
-from attnscope.stacks import CAUSAL, CROSS, ENCODER, VISION
+from attnscope.stacks import CAUSAL, CROSS, VISION, is_bidirectional, is_cross
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -52,13 +52,13 @@ def _of_stack(loaded: LoadedModel, stack: str, compared: set[int], tokens: int) 
     """What so many keys cannot show of some layers of a stack."""
     if tokens == 1:
         yield "any weight but 1"
-    if tokens == 1 or stack == CROSS:
+    if tokens == 1 or is_cross(stack):
         return
     geometry, lengths = loaded.geometry, set(_stretched(stack_config(loaded.model.config, stack)))
     for layer in {**geometry.other_stacks, geometry.stack: geometry.layers}[stack]:
         if layer.index in compared and layer.window:
             name = {"chunked": "chunk", "windowed": "windows"}.get(layer.type, "window")
-            lengths.add((layer.window + (stack == ENCODER), f"the {name} of {layer.window}"))
+            lengths.add((layer.window + is_bidirectional(stack), f"the {name} of {layer.window}"))
     yield from (what for length, what in sorted(lengths) if tokens <= length)
 
 

@@ -36,7 +36,7 @@ from attnscope.parity.given import is_quantised
 from attnscope.parity.verdicts import WholeParity
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listening, running
-from attnscope.stacks import ENCODER
+from attnscope.stacks import ENCODER_ONLY
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -119,7 +119,7 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
         "quantize": options.quantize,
         "use_safetensors": None if options.allow_pickle else True,
         "trust_remote_code": options.trust_remote_code,
-        "encoder": task == ENCODER and task_of(config) != ENCODER,
+        "encoder": task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY,
         "adapter": None if source.adapter is None else _adapter(loaded, options, source.adapter.folder),
         "threads": torch.get_num_threads(),
     }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
-from attnscope.stacks import DECODER
+from attnscope.stacks import DECODER, prefix
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class CallCheck:
     @property
     def name(self) -> str:
         """`layer 3`, or `cross layer 3` where a number alone does not say of which stack."""
-        return f"layer {self.layer}" if self.stack == DECODER else f"{self.stack} layer {self.layer}"
+        return f"{prefix(self.stack)}layer {self.layer}"
 
     def failures(self, dtype: torch.dtype) -> list[str]:
         """What did not hold to what the dtype allows, in words."""

@@ -13,6 +13,7 @@ from attnscope.errors import ModelError, first_line
 from attnscope.memory import is_out_of_memory
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import running
+from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -51,7 +52,7 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
     ids_BT: also the features of sounds, whose texts begin with the model's own start tokens.
     how: further arguments of the model's `generate`. Raises as `continuation`.
     """
-    model, given = loaded.model, "target" if loaded.geometry.task == "seq2seq" else "answer"
+    model, given = loaded.model, "target" if loaded.geometry.task == SEQ2SEQ else "answer"
     otherwise = f"give the {given} with {{{given}=TEXT}}"
     if not getattr(model, "can_generate", lambda: False)():
         raise ModelError(f"{loaded.name} cannot generate", otherwise)

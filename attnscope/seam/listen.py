@@ -43,7 +43,7 @@ from attnscope.seam.own import OwnAttention
 from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
 from attnscope.seam.windows import InWindows
-from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
+from attnscope.stacks import CROSS, DECODER, is_bidirectional, is_causal, is_cross, is_vision
 
 
 def listen(
@@ -301,7 +301,7 @@ class _Listener:
             return own()
         self._by_interface.update(self._around(own.module))
         place, spec = self._place(own.module), self._spec(own)
-        if self.tower and place.stack == VISION:
+        if self.tower and is_vision(place.stack):
             output, told = self.tower.run(place, spec, own)
             if told is None:
                 return output, None
@@ -386,7 +386,7 @@ class _Listener:
         """A module's weights as (B, H, Q, K), and which keys its queries may see."""
         if type(place.module).__name__ == known.returns_logits:
             weights = weights.softmax(-1)
-        if known.layout and place.stack == ENCODER:
+        if known.layout and is_bidirectional(place.stack):
             weights, reach = whole(weights, known.layout, self.report.tokens or sys.maxsize)
             T, device = weights.shape[-1], weights.device
             of_window = T, reach, device
@@ -394,7 +394,7 @@ class _Listener:
                 of_window, None, lambda: Visibility(T, T, near(T, reach, device), False, None, device)
             )
         Q, K = weights.shape[-2:]
-        causal = place.stack == DECODER
+        causal = is_causal(place.stack)
         window = self.windows.get(place.layer) if causal else None
         key = Q, K, causal, window, weights.device
         return weights, self._shared(key, None, lambda: Visibility(Q, K, None, causal, window, weights.device))
@@ -421,7 +421,9 @@ class _Listener:
         if isinstance(mask, Tensor):
             return self._shared(id(mask), mask, lambda: Visibility(Q, K, _one(mask)[..., :K], device=mask.device))
         causal, stack = given.get("is_causal"), self.stacks.of(module)
-        causal = bool(getattr(module, "is_causal", stack == DECODER) if causal is None else causal) and stack != CROSS
+        causal = bool(getattr(module, "is_causal", is_causal(stack)) if causal is None else causal) and not is_cross(
+            stack
+        )
         device = given["query"].device
         return self._shared((Q, K, causal, device), None, lambda: Visibility(Q, K, None, causal, None, device))
 

@@ -22,7 +22,7 @@ from attnscope.seam.call import AttentionCall
 from attnscope.seam.listen import listening
 from attnscope.seam.pieces import in_one
 from attnscope.seam.stacks import FROM_ENCODER
-from attnscope.stacks import CROSS, VISION
+from attnscope.stacks import is_cross, is_vision
 
 ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
@@ -60,7 +60,7 @@ class ModuleRun:
     @property
     def source_BSE(self) -> Tensor | None:
         """In cross-attention what the encoder gave, None where the module is given no such thing by a known name."""
-        if self.stack != CROSS:
+        if not is_cross(self.stack):
             return None
         given = self.arguments
         return next((given[name] for name in FROM_ENCODER if isinstance(given.get(name), Tensor)), None)
@@ -77,7 +77,7 @@ class ModuleRun:
     def left(self, output: Any) -> Self:
         """The run with what came out; the calls of a vision tower, over windows or pictures, are one call."""
         self.output_BTE = _batched(output[0] if isinstance(output, tuple | list) else output)
-        self.calls = in_one(self.calls) if self.stack == VISION else self.calls
+        self.calls = in_one(self.calls) if is_vision(self.stack) else self.calls
         return self
 
     @property

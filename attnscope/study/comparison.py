@@ -29,7 +29,7 @@ from attnscope.observe.texts import texts_of
 from attnscope.seam.call import CaptureReport
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
-from attnscope.stacks import CROSS, DECODER, ENCODER, NAMES, STACKS, TASKS
+from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TASKS, prefix, sides
 from attnscope.study.statistics import Effects, paired
 from attnscope.text.align import Units, units
 from attnscope.text.tokens import Chosen
@@ -115,7 +115,7 @@ class Pair(NamedTuple):
     def axes(self, stack: str) -> tuple[Shared, Shared]:
         """What the queries and the keys of a stack are of."""
         text, target = self.texts[0], self.texts[-1]
-        return (text if stack == ENCODER else target), (target if stack == DECODER else text)
+        return sides(stack, text, target)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Comparison:
 
     def stack_name(self, stack: str) -> str:
         """`cross `, as it stands before a layer; nothing where a number alone means one of this stack."""
-        return f"{stack} " * (len(self.stacks) > 1 and stack != DECODER)
+        return prefix(stack) * (len(self.stacks) > 1)
 
     def name(self, place: int) -> str:
         """`L3H2`, `cross L3H2` of the head at a place."""
@@ -362,7 +362,7 @@ def kept_bytes(loaded: LoadedModel, tokens: int, source: int = 0) -> int:
     """
     shows, numbers = calls_interface(loaded.model), 0
     for stack, layers in loaded.geometry.stacks.items():
-        queries, keys = {ENCODER: (source or tokens,) * 2, CROSS: (tokens, source)}.get(stack, (tokens, tokens))
+        queries, keys = sides(stack, source or tokens, tokens)
         for layer in layers.values():
             of_keys = keys * layer.kv_heads * (layer.head_dim + layer.value_dim)
             of_head = queries * (layer.head_dim if shows else keys)

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnscope import shown
 from attnscope.errors import InputError, UsageError
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.stacks import OF_TWO_TEXTS, sides
 from attnscope.text.characters import touched
 from attnscope.text.expressions import KEYWORDS, Part, check_expression, compiled, defined, parse
 from attnscope.text.labels import visible_blanks
@@ -68,7 +68,7 @@ class Chosen:
         """What is asked of one stack: queries of the text that it reads, keys of the text that it looks at."""
         if self.source is None:
             return self
-        queries, keys = self.source if stack == ENCODER else self, self if stack == DECODER else self.source
+        queries, keys = sides(stack, self.source, self)
         chosen = Chosen(queries.query, keys.key, queries.spans, keys.spans)
         return replace(chosen, query=NOWHERE, key=self.key and NOWHERE) if chosen.nothing else chosen
 
@@ -131,7 +131,7 @@ def choose_of_two(target: Prompt, source: Prompt, *asked: Any) -> Chosen:
     """
     chosen, beside = (choose(prompt, *asked, absent=True) for prompt in (target, source))
     chosen = replace(chosen, source=beside)
-    if all(chosen.of(stack).nothing for stack in (ENCODER, DECODER, CROSS)):
+    if all(chosen.of(stack).nothing for stack in OF_TWO_TEXTS):
         lacks = [_lacking(prompt, *asked) for prompt in (source, target)]
         raise NotThereError("; of the target: ".join(filter(None, lacks)))
     return chosen

@@ -21,7 +21,7 @@ from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.measure.metrics import KNOWN
 from attnscope.memory import free_memory, human_bytes
-from attnscope.stacks import CROSS, DECODER, ENCODER, STACKS
+from attnscope.stacks import OF_TWO_TEXTS, STACKS, is_causal, is_cross
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
 from attnscope.viewer.side import Wanted, metrics_of, rounded, said_of
 from attnscope.viewer.stacks import behind, end_of, first_of, starts, with_target
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 StackLayer = tuple[str, int]  # its stack and number
 StackHead = tuple[StackLayer, int]  # a layer and a head of it
 LISTED_BYTES = 32  # of a weight and its key, while they are packed
-OF_TEXTS = (ENCODER, DECODER, CROSS)  # whose keys are tokens of the texts
 
 
 class KeptSide:
@@ -49,7 +48,7 @@ class KeptSide:
         self.heads, self.relations = self._table("heads.csv"), self._table("relations.csv")
         if not self._places:
             raise UsageError(f"{folder} has no table of heads or relations", "leave out --from-tables")
-        if TARGET not in self.manifest and (self._said("target") or CROSS in dict(self._layers)):
+        if TARGET not in self.manifest and (self._said("target") or any(is_cross(stack) for stack, _ in self._layers)):
             raise UsageError(f"{folder} does not say which tokens its target has", "leave out --from-tables")
 
     @property
@@ -78,7 +77,7 @@ class KeptSide:
     @property
     def open(self) -> str:
         """The state of the page at first: the head with the largest focus, among the metrics where there are any."""
-        crossed = [place for place in self._places if place[0][0] == CROSS] or self._places
+        crossed = [place for place in self._places if is_cross(place[0][0])] or self._places
         best = max(crossed, key=lambda place: self._rows.get(place, {}).get("focus") or 0.0)
         view = "metrics" if self.said["metrics"] else "head"
         return f"view={view}&at={self._layers.index(best[0])}&head={best[1]}"
@@ -169,14 +168,14 @@ class KeptSide:
     def _visible(self, stack: str) -> int:
         """The pairs of a query and a key that it sees, of one head."""
         queries, keys = map(len, self._axes(stack))
-        return queries * (queries + 1) // 2 if stack == DECODER else queries * keys
+        return queries * (queries + 1) // 2 if is_causal(stack) else queries * keys
 
     def _ends(self, stack: str) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The first key that each query of a stack sees, and what is behind the last; see `Side`."""
-        if stack == DECODER and TARGET not in self.manifest:
+        if is_causal(stack) and TARGET not in self.manifest:
             return None, None
         query, key = self._axes(stack)
-        causal_Q = np.arange(1, len(query) + 1) if stack == DECODER else None
+        causal_Q = np.arange(1, len(query) + 1) if is_causal(stack) else None
         return first_of(query, key, len(self.prompt)), end_of(query, key, len(self.prompt), causal_Q)
 
     @cached_property
@@ -237,19 +236,21 @@ class KeptSide:
         if not path.is_file():
             return None
         whole, real = ("layer", "head", "kv_head", "query", "key", "top_key"), ("weight", "top_key_mass", *KNOWN)
-        types = {**dict.fromkeys(whole, pa.int32()), **dict.fromkeys(real, pa.float32()), "near_uniform": pa.bool_()}
+        dtypes = {**dict.fromkeys(whole, pa.int32()), **dict.fromkeys(real, pa.float32()), "near_uniform": pa.bool_()}
         try:
-            parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=types)
+            parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=dtypes)
             found = csv.read_csv(path, parse_options=parse, convert_options=convert)
             if len(set(found.column_names)) < len(found.column_names):
                 raise self._damaged(name)
             needed = {"layer", "head", "kv_head"} | ({"query", "key"} if name == "relations.csv" else set())
             if not {*needed, "stack"} <= set(found.column_names):
                 raise self._damaged(name)
-            rows = list(zip(found["head"].to_pylist(), found["stack"].to_pylist(), strict=True))
-            if any(head is not None and stack not in STACKS for head, stack in rows):
+            stacks = found["stack"].to_pylist()
+            if not set(stacks) <= set(STACKS):
                 raise self._damaged(name)
-            found = found.filter(pa.array([head is not None and stack in OF_TEXTS for head, stack in rows], pa.bool_()))
+            types = found["type"].to_pylist() if "type" in found.column_names else [None] * len(found)
+            kept = [stack in OF_TWO_TEXTS and not what for stack, what in zip(stacks, types, strict=True)]
+            found = found.filter(pa.array(kept, pa.bool_()))  # a layer without attention has a type, and no head
             if any(_missing(found[one]) for one in needed):
                 raise self._damaged(name)
         except (pa.ArrowException, OSError, UnicodeDecodeError):

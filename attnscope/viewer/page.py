@@ -24,7 +24,7 @@ from attnscope.cells import shortened
 from attnscope.files import write_whole
 from attnscope.selection import pairs
 from attnscope.shown import brief, in_a_line
-from attnscope.stacks import CROSS, VISION
+from attnscope.stacks import is_cross, is_vision
 from attnscope.text.align import aligned
 from attnscope.viewer.pack import Blobs
 from attnscope.viewer.plan import Plan
@@ -107,7 +107,7 @@ def about(
     state: dict[str, Any] = {"view": view, "at": at, "head": head}
     if query:
         state["query"] = query[1][-1]
-    elif VISION in (stacks := {key.stack for key in seen.kv_of}) and len(stacks) > 1:
+    elif any(map(is_vision, stacks := {key.stack for key in seen.kv_of})) and len(stacks) > 1:
         state["query"] = seen.queries.turns[0].stop - 1  # the text's last token: behind it are patches
     if key:
         state |= _span(key[1])
@@ -129,9 +129,9 @@ def _sharpest(seen: Observation) -> tuple[int, int]:
     """The head with the largest focus, where that was measured: of cross-attention, else not of a vision tower."""
     columns = seen.columns
     focus = columns.scores["focus"].value if "focus" in columns.scores else np.zeros(len(columns.layer))
-    stacks = columns.stack == CROSS, columns.stack != VISION
-    stack = next((one for one in stacks if one.any()), True)
-    best = int(np.argmax(np.where(stack, np.nan_to_num(focus), -1.0)))
+    choices = [is_cross(one) for one in columns.stack], [not is_vision(one) for one in columns.stack]
+    of_stack = next((one for one in choices if any(one)), True)
+    best = int(np.argmax(np.where(of_stack, np.nan_to_num(focus), -1.0)))
     keys = list(seen.kv_of)
     return keys.index((int(columns.layer[best]), columns.stack[best])), int(columns.head[best])  # type: ignore[arg-type]
 

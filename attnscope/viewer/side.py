@@ -18,7 +18,7 @@ import numpy as np
 
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KNOWN, ends
-from attnscope.stacks import ENCODER
+from attnscope.stacks import is_bidirectional
 from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_maps, strongest
 from attnscope.viewer.pictures import pictures_of
 
@@ -234,14 +234,16 @@ class Side:
         """For each layer the first key that each query sees, (T,); None where that is key 0."""
         seen, query_T = self.seen, np.arange(len(self.seen.prompt), dtype="<i4")
         return [
-            both_sides(seen, key)[0] if key.stack == ENCODER else first_key(seen.visible[key], query_T)
+            both_sides(seen, key)[0] if is_bidirectional(key.stack) else first_key(seen.visible[key], query_T)
             for key in self.at
         ]
 
     @property
     def end(self) -> list[np.ndarray | None]:
         """For each layer what is behind the last key that each query sees, (T,); None where that is the query's own."""
-        return [both_sides(self.seen, key)[1] if key.stack == ENCODER else ahead(self.seen, key) for key in self.at]
+        return [
+            both_sides(self.seen, key)[1] if is_bidirectional(key.stack) else ahead(self.seen, key) for key in self.at
+        ]
 
 
 @dataclass(frozen=True)

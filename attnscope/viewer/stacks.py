@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
+from attnscope.stacks import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, VISION, is_bidirectional, is_causal
 from attnscope.text.prompt import Span
 from attnscope.viewer.side import Side, ahead, both_sides, first_key
 
@@ -43,13 +43,13 @@ class PageAxis:
 
 def stacked(seen: Observation) -> bool:
     """Whether an observation is of several stacks that a page shows."""
-    return ENCODER in seen.other_stacks or VISION in seen.other_stacks
+    return seen.of_two_texts or VISION in seen.other_stacks
 
 
 def axis_of(seen: Observation) -> PageAxis:
     """Where the stacks of an observation stand."""
     decoder = seen.of(DECODER).queries
-    if ENCODER in seen.other_stacks:
+    if seen.of_two_texts:
         return with_target(seen.of(ENCODER).queries, decoder)
     tower, count = seen.of(VISION).queries, len(decoder)
     return PageAxis(decoder, tower, ("text", "vision tower"), {DECODER: (0, 0), VISION: (count, count)})
@@ -81,16 +81,16 @@ class StackedSide(Side):
         return along(query, of_stack.queries), along(start, of_stack.keys), len(self.seen.queries)
 
     def _first(self, key: LayerKey) -> np.ndarray | None:
-        if key.stack == ENCODER:
-            return both_sides(self.stacks[ENCODER], key)[0]
+        if is_bidirectional(key.stack):
+            return both_sides(self.stacks[key.stack], key)[0]
         query_Q = np.arange(len(self.stacks[key.stack].queries), dtype="<i4")
-        return first_key(self.seen.visible[key], query_Q) if key.stack == DECODER else None
+        return first_key(self.seen.visible[key], query_Q) if is_causal(key.stack) else None
 
     def _end(self, key: LayerKey) -> np.ndarray | None:
         of_stack = self.stacks[key.stack]
-        if key.stack == ENCODER:
+        if is_bidirectional(key.stack):
             return both_sides(of_stack, key)[1]
-        if key.stack != DECODER:
+        if not is_causal(key.stack):
             return None
         ahead_Q = ahead(of_stack, key)
         return np.arange(1, len(of_stack.queries) + 1) if ahead_Q is None else ahead_Q
@@ -199,7 +199,7 @@ def first_asked(asked: Mapping[str, Chosen], source: int) -> Chosen:
     def moved(found: Found | None, start: int) -> Found | None:
         return found and replace(found, positions=tuple(at + start for at in found.positions))
 
-    stack = next((stack for stack in (CROSS, DECODER, ENCODER) if stack in asked and not asked[stack].nothing), CROSS)
+    stack = next((stack for stack in reversed(OF_TWO_TEXTS) if stack in asked and not asked[stack].nothing), CROSS)
     one, (query, key) = asked[stack], starts(source)[stack]
     return replace(one, query=moved(one.query, query), key=moved(one.key, key))
 
