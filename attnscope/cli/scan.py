@@ -140,9 +140,8 @@ def scan_one(
         loaded = load(options)
 
     from attnscope.show.atlas import save_probes
-    from attnscope.study.atlas.scan import plan
+    from attnscope.study.atlas.scan import plan, scan_cost
     from attnscope.study.atlas.scan import scan as scanned_by
-    from attnscope.study.atlas.scan import scan_cost as cost_of
     from attnscope.study.atlas.texts import prompts_of
 
     planned = plan(loaded, seed=probing.seed, sequences=probing.drawn, pool=given.pool)
@@ -153,7 +152,7 @@ def scan_one(
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
     tokens = {one.name: one.tokens for one in planned.trials}
     if probing.dry_run:
-        tokens = cost_of(loaded, probing.sequences, given.pool)
+        tokens = scan_cost(loaded, probing.sequences, given.pool)
     cost = _cost(tokens, layers) + (f"; {scan_texts.texts_cost(prompts, layers)}" if prompts else "")
     if probing.dry_run:
         output.show(cost)

@@ -18,9 +18,8 @@ from attnscope.errors import UsageError
 from attnscope.seam.call import CallPlace
 from attnscope.seam.own import OwnAttention
 
-Hide = Callable[
-    [CallPlace, AttentionSpec], Tensor | None
-]  # True (B or 1, H or 1, Q, K) where a key is hidden; None: none
+# True (B or 1, H or 1, Q, K) where a key is hidden; None: none
+Hide = Callable[[CallPlace, AttentionSpec], Tensor | None]
 
 
 def without(

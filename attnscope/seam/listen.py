@@ -421,9 +421,8 @@ class _Listener:
         if isinstance(mask, Tensor):
             return self._shared(id(mask), mask, lambda: Visibility(Q, K, _one(mask)[..., :K], device=mask.device))
         causal, stack = given.get("is_causal"), self.stacks.of(module)
-        causal = bool(getattr(module, "is_causal", is_causal(stack)) if causal is None else causal) and not is_cross(
-            stack
-        )
+        causal = getattr(module, "is_causal", is_causal(stack)) if causal is None else causal
+        causal = bool(causal) and not is_cross(stack)
         device = given["query"].device
         return self._shared((Q, K, causal, device), None, lambda: Visibility(Q, K, None, causal, None, device))
 
