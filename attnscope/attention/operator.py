@@ -31,7 +31,7 @@ from attnscope.attention.questions import (
     TopK,
     Window,
 )
-from attnscope.attention.rows import Block, read
+from attnscope.attention.rows import Block, read_blocks
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility, row_blocks
 from attnscope.errors import UsageError
@@ -66,7 +66,7 @@ class AttentionOperator(ABC):
         """
         asked = list(dict.fromkeys(questions))
         blocks = (self.block(start, stop) for start, stop in self.blocks())
-        return dict(zip(asked, read(blocks, asked), strict=True)) if asked else {}
+        return dict(zip(asked, read_blocks(blocks, asked), strict=True)) if asked else {}
 
     def ask(self, question: Question) -> Any:
         """The answer to one question."""

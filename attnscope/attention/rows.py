@@ -75,7 +75,7 @@ class Block:
         return -p_ln_p[..., 0], -p_ln_p[..., 1:].sum(-1)
 
 
-def read(blocks: Iterable[Block], questions: Sequence[Question]) -> list[Any]:
+def read_blocks(blocks: Iterable[Block], questions: Sequence[Question]) -> list[Any]:
     """The answer to each question for all rows, from blocks of them in order."""
     parts: list[list[Any]] = [[] for _ in questions]
     asked = list(zip(questions, parts, strict=True))

@@ -24,8 +24,8 @@ class Metric:
     """One head metric: its definition in words, what it asks, and what it makes of the answers row by row.
 
     short: its heading in narrow tables. rows: which rows count, a key of ROWS. asks(texts): the questions. value(P,
-    answer, ...): their answers, each (B, H, Q), to the metric's value per row; None for the first answer. beside(P,
-    texts): what value takes behind the answers, None for nothing. kinds: the stacks of whose layers it says something;
+    answer, ...): their answers, each (B, H, Q), to the metric's value per row; None for the first answer. extras(P,
+    texts): what value takes behind the answers, None for nothing. stacks: the stacks of whose layers it says something;
     of others it is null.
     """
 
@@ -40,8 +40,8 @@ class Metric:
     rows: str
     asks: Callable[[Texts], tuple[Question, ...]]
     value: Callable[..., Tensor] | None = None
-    beside: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] | None = None
-    kinds: tuple[str, ...] = SOFTMAX
+    extras: Callable[[AttentionOperator, Texts], tuple[Tensor, ...]] | None = None
+    stacks: tuple[str, ...] = SOFTMAX
 
     @property
     def span(self) -> float:

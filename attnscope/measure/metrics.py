@@ -30,7 +30,7 @@ from attnscope.attention.questions import (
 from attnscope.errors import UsageError
 from attnscope.measure.definition import Metric
 from attnscope.measure.texts import Texts
-from attnscope.stacks import CAUSAL, ENCODER, GLOBAL, VISION
+from attnscope.stacks import CAUSAL, ENCODER, GLOBAL, VISION, is_causal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ METRICS: Mapping[str, Metric] = {
             source="Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
             reading="near 1: the head looks at the token just before",
             rows="previous",
-            kinds=OF_TEXT,
+            stacks=OF_TEXT,
             asks=lambda texts: (Back(1),),
         ),
         Metric(
@@ -105,7 +105,7 @@ METRICS: Mapping[str, Metric] = {
             source="Clark et al. 2019, arXiv 1906.04341",
             reading="near 1: the head looks at the token itself",
             rows="two_keys",
-            kinds=ITSELF,
+            stacks=ITSELF,
             asks=lambda texts: (Back(0),),
         ),
         Metric(
@@ -143,7 +143,7 @@ METRICS: Mapping[str, Metric] = {
             source="Wang et al. 2022 (IOI), arXiv 2211.00593",
             reading="near 1: the head looks at earlier copies of the same token",
             rows="repeats",
-            kinds=OF_TEXT,
+            stacks=OF_TEXT,
             asks=lambda texts: (EqualLabels(texts.ids_BT, texts.ids_BT, gap=1),),
         ),
         Metric(
@@ -157,7 +157,7 @@ METRICS: Mapping[str, Metric] = {
             reading="near 1: the head looks at what followed where this token came up before; keys i and i-1 are left "
             "out, since a head that looks there does so without a repetition",
             rows="repeats_apart",
-            kinds=CAUSAL,
+            stacks=CAUSAL,
             asks=lambda texts: (EqualLabels(texts.ids_BT, texts.previous_BT, gap=2),),
         ),
         Metric(
@@ -220,8 +220,8 @@ METRICS: Mapping[str, Metric] = {
             source="Vig & Belinkov 2019, arXiv 1906.04284 (they leave key 0 out; here it stays)",
             reading="how far back the head looks on average; in an encoder how far to either side",
             rows="two_keys",
-            kinds=OF_TEXT,
-            asks=lambda texts: (Distance() if texts.kind in CAUSAL else AbsoluteDistance(),),
+            stacks=OF_TEXT,
+            asks=lambda texts: (Distance() if is_causal(texts.stack) else AbsoluteDistance(),),
         ),
         Metric(
             id="local_mass_32",
@@ -233,7 +233,7 @@ METRICS: Mapping[str, Metric] = {
             source="attnscope; see also Xiao et al. 2024 (DuoAttention), arXiv 2410.10819",
             reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
             rows="two_keys",
-            kinds=CAUSAL,
+            stacks=CAUSAL,
             asks=lambda texts: (Window(32),),
         ),
         Metric(
@@ -273,7 +273,7 @@ def _streaming(width: int) -> Metric:
         source="Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453: what its cache keeps",
         reading=f"near 1 on a text much longer than {width} tokens: the head reads sinks and recent keys alone",
         rows="two_keys",
-        kinds=CAUSAL,
+        stacks=CAUSAL,
         asks=lambda texts: (Window(width), *map(Key, range(SINKS))),
         value=value,
     )
@@ -323,11 +323,11 @@ def _lookback(part: int) -> dict[str, Any]:
     return {
         "asks": lambda texts: (texts.parts,),
         "value": value,
-        "beside": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
+        "extras": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
         "source": "Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
         "unit": "share of two mean weights",
         "range": "0 to 1",
-        "kinds": CAUSAL,
+        "stacks": CAUSAL,
     }
 
 
@@ -366,13 +366,13 @@ def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
     return (known[low], known[high]) if low in known and high in known and known[low] < known[high] else None
 
 
-def of_kind(ids: Sequence[str], kind: str) -> list[str]:
+def metrics_for(ids: Sequence[str], stack: str) -> list[str]:
     """Those of the metrics that say something of a stack's layers.
 
-    >>> of_kind(["entropy", "induction"], "cross")
+    >>> metrics_for(["entropy", "induction"], "cross")
     ['entropy']
     """
-    return [name for name in ids if kind in KNOWN[name].kinds]
+    return [name for name in ids if stack in KNOWN[name].stacks]
 
 
 def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
@@ -391,8 +391,8 @@ def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, An
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
     found = [answers[question] for question in _asked(texts, name)]
-    beside = metric.beside(P, texts) if metric.beside else ()
-    return metric.value(P, *found, *beside) if metric.value else found[0]
+    extras = metric.extras(P, texts) if metric.extras else ()
+    return metric.value(P, *found, *extras) if metric.value else found[0]
 
 
 def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:

@@ -18,7 +18,9 @@ REPEATED_ROWS = 16  # rows of P V compared with the output that the model made o
 def check_call(call: AttentionCall, route: str) -> CallCheck:
     """What can be measured of a call as it is."""
     P, mask = call.P, call.P.visible.mask
-    check = CallCheck(call.layer, call.call, call.path, P.heads, route, keys=P.keys, queries=P.queries, kind=call.kind)
+    check = CallCheck(
+        call.layer, call.call, call.path, P.heads, route, keys=P.keys, queries=P.queries, stack=call.stack
+    )
     check.sink_logits = call.spec is not None and call.spec.row_sinks is not None
     if mask is not None:
         check.mask = "boolean" if mask.dtype == torch.bool else "additive"
