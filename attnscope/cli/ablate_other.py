@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from attnscope.cli.ablate_options import Measured, On, Taken
     from attnscope.figures import Style
+    from attnscope.folder.parts import Parts
     from attnscope.model.loading import LoadedModel
     from attnscope.study.ablation.passes import Advance, Passes
     from attnscope.study.ablation.tasks import Task
@@ -72,11 +73,11 @@ class Otherwise:
 
 @dataclass(frozen=True)
 class Asking:
-    """What is asked, of which heads. readings: a folder for what is kept on the way, None for none."""
+    """What is asked, of which heads. parts: where what is measured on the way is kept."""
 
     passes: Passes
     heads: Sequence[Head]
-    readings: Path | None = None
+    parts: Parts
     advance: Advance = lambda token_layers: None
 
 
@@ -103,17 +104,19 @@ def answered(
     loaded: LoadedModel, task: Task, heads: Sequence[Head], otherwise: Otherwise, groups: tuple[Taken, On, Measured]
 ) -> int:
     """Ask, print and write; heads: all of the model where none were named."""
+    from attnscope.folder.parts import Parts, claim, with_weights
     from attnscope.selection import everything
     from attnscope.selection import pairs as in_order
     from attnscope.study.ablation.effects import operations, task_facts
     from attnscope.study.ablation.passes import Passes, prepared
     from attnscope.study.ablation.sets import HeadSet
-    from attnscope.study.claim import claim, with_weights
 
     (taken, on, measured), question = groups, otherwise.question
     assert question is not None
     asking = Asking(
-        Passes.planned(loaded, task, taken.replace), heads or in_order(everything(loaded.geometry.heads_by_layer))
+        Passes.planned(loaded, task, taken.replace),
+        heads or in_order(everything(loaded.geometry.heads_by_layer)),
+        Parts(),
     )
     means = asking.passes.token_layers([]) if asking.passes.intervention.learns else 0
     cost = on.of_all(question.cost(asking) + means, task)
@@ -126,12 +129,12 @@ def answered(
         return 0
     output.talk(told, measured.quiet)
     facts = {**task_facts(loaded, task, taken.replace), "heads": [head_name(*head) for head in asking.heads]}
-    kept = None
+    parts = asking.parts
     if measured.out is not None:
-        kept = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
+        parts = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
     with unwinding(), output.progress(question.name, cost, measured.quiet) as advance:
         passes = prepared(loaded, task, [HeadSet("", tuple(asking.heads))], taken.replace, advance=advance)
-        found = question.answer(replace(asking, passes=passes, readings=kept, advance=advance))
+        found = question.answer(replace(asking, passes=passes, parts=parts, advance=advance))
     if measured.out is not None:
         _write(found, question, measured.out, f"{loaded.name}, {task.name}, {len(task)} sequences")
     output.emit(found.table, output.wanted_format(measured.format), lambda: found.sheet(on.top))
@@ -167,7 +170,7 @@ def _pairs(asking: Asking) -> Answer:
     if len(asking.heads) < 2:
         raise InputError("a pair takes two heads, and one was named", "name more of them")
     sets, passes = pair_sets(asking.heads), asking.passes
-    parts = [part_losses(passes, part, asking.readings, asking.advance) for _, part in passes.chunks(sets)]
+    parts = [part_losses(passes, part, asking.parts, asking.advance) for _, part in passes.chunks(sets)]
     effect_SK = np.hstack([one[:, 1:] - one[:, :1] for one in parts])
     found = synergies(asking.heads, effect_SK)
     return Answer(found.table(), lambda top: pairs_sheet(found, top))
@@ -185,7 +188,7 @@ def _pruning(asking: Asking) -> Answer:
 
     loaded, passes = asking.passes.loaded, asking.passes
     intact = float(passes.losses([], asking.advance)[:, 0].mean())
-    steps = list(pruned(passes, asking.heads, asking.readings, asking.advance))
+    steps = list(pruned(passes, asking.heads, asking.parts, asking.advance))
 
     def draw(path: Path, style: Style) -> None:
         from attnscope.figures.pruning import save_pruning

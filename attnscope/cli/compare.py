@@ -105,7 +105,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.manifest import AROUND
+    from attnscope.folder.manifest import AROUND
 
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 

@@ -77,7 +77,7 @@ def prepare_answered(loaded: LoadedModel, ask: Ask, quiet: bool) -> Run:
 def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.out is not None:
-        from attnscope.manifest import about, check
+        from attnscope.folder.manifest import about, check
 
         loaded = run.loaded
         model = {"name": loaded.name, "revision": loaded.revision}

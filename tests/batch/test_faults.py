@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from attnscope.batch.corpus import Corpus
-from attnscope.batch.folder import locked
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
@@ -28,6 +27,7 @@ from attnscope.cli.batch_report import GracefulStop
 from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.figures.pool import drawing_pool
+from attnscope.folder.claim import locked
 from attnscope.model.options import LoadOptions
 from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts

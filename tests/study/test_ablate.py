@@ -95,7 +95,7 @@ def test_another_run_is_not_mixed_in(demo, studied):
 
 def test_other_weights_of_the_same_name_are_not_mixed_in(demo, studied, monkeypatch):
     task, asked, _, folder = studied
-    monkeypatch.setattr("attnscope.study.claim.weights_sha256", lambda *folders: {"model.safetensors": "0"})
+    monkeypatch.setattr("attnscope.folder.parts.weights_sha256", lambda *folders: {"model.safetensors": "0"})
     with pytest.raises(UsageError, match="holds another ablation: model differ"):
         ablate(demo, task, asked, folder=folder)
 

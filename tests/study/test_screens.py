@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnscope.folder.parts import Parts
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.direct import direct
@@ -164,13 +165,13 @@ def test_the_curve_takes_the_head_that_is_missed_least(demo, task):
 
 def test_a_pruning_goes_on_where_it_was_cut_off(demo, task, tmp_path):
     passes, heads = prepared(demo, task, [], "zero"), [(3, 4), (3, 0)]
-    first = next(iter(pruned(passes, heads, tmp_path)))
+    first = next(iter(pruned(passes, heads, Parts(tmp_path))))
     assert [path.name for path in tmp_path.iterdir()] == ["step-00001.npz"]
     with np.load(tmp_path / "step-00001.npz") as kept:
         told = dict(kept)
     np.savez(tmp_path / "step-00001.npz", **{**told, "loss": 99.0})  # what only the file can have said
     told = []
-    steps = list(pruned(passes, heads, tmp_path, told.append))
+    steps = list(pruned(passes, heads, Parts(tmp_path), told.append))
     assert steps[0] == replace(first, loss=99.0)
     assert (steps[1].layer, steps[1].head) == (3, 0)
     assert sum(told) == cost(passes, 2) == task.tokens * 4 * (3 + 2)

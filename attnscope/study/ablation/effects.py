@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.files import save_json
+from attnscope.folder.parts import Column, Parts, claim, with_weights
 from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
 from attnscope.study.ablation.intervention import Intervention
@@ -26,8 +27,6 @@ from attnscope.study.ablation.passes import Passes, of, prepared
 from attnscope.study.ablation.replacement import Replacement
 from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, HeadSet, controls_of, parts, whole_groups
 from attnscope.study.ablation.tasks import Task
-from attnscope.study.claim import claim, with_weights
-from attnscope.study.parts import Column, kept
 from attnscope.study.statistics import paired
 from attnscope.tables import as_table, numbers, save, words
 
@@ -171,15 +170,15 @@ def ablate(
     """
     sets = [*([COPY] if loaded.dtype in HALF else []), *asked.sets]
     facts = _facts(loaded, task, asked, replacement)
-    readings = None
+    parts = Parts()
     if folder is not None:
         facts = with_weights(facts, loaded)
-        readings = claim(folder, READINGS, "ablation", facts, force)
+        parts = claim(folder, READINGS, "ablation", facts, force)
     passes = prepared(loaded, task, sets, replacement, advance=advance)
     effects: dict[Heads, np.ndarray] = {}
     intact_S = np.full(len(task), np.nan)
     for first, part in passes.chunks(sets):
-        found_SK = part_losses(passes, part, readings, advance)
+        found_SK = part_losses(passes, part, parts, advance)
         intact_S = found_SK[:, 0] if first == 0 else intact_S
         effects |= dict(zip([one.heads for one in part], (found_SK[:, 1:] - found_SK[:, :1]).T, strict=True))
     spread = float(np.abs(effects[()]).max()) if () in effects else None
@@ -230,15 +229,11 @@ def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replaceme
     }
 
 
-def part_losses(
-    passes: Passes, part: Sequence[HeadSet], readings: Path | None, advance: Callable[[int], object]
-) -> np.ndarray:
+def part_losses(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Callable[[int], object]) -> np.ndarray:
     """(S, 1 + K): the losses of some sets, from the folder where an earlier run left them."""
-    if readings is None:
-        return passes.losses(part, advance)
     heads = repr([one.heads for one in part])
-    found = kept(
-        readings / f"{hashlib.sha256(heads.encode()).hexdigest()[:16]}.npz",
+    found = parts.kept(
+        hashlib.sha256(heads.encode()).hexdigest()[:16],
         {"loss_SK": Column((len(passes.task), 1 + len(part)))},
         lambda: {"loss_SK": passes.losses(part, advance)},
         skipped=lambda: advance(passes.token_layers(part)),

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnscope.cells import head_name
+from attnscope.folder.parts import Column, Parts
 from attnscope.study.ablation.sets import HeadSet
-from attnscope.study.parts import Column, kept
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
@@ -41,15 +40,14 @@ class Step:
 def pruned(
     passes: Passes,
     heads: Sequence[Head],
-    readings: Path | None = None,
+    parts: Parts = Parts(),
     advance: Advance = lambda token_layers: None,
 ) -> Iterator[Step]:
-    """The steps until no head is left; readings: a folder where each is kept, and where a pruning goes on."""
+    """The steps until no head is left; parts: where each is kept, and where a pruning goes on."""
     away: list[Head] = []
     while len(away) < len(heads):
         left = [head for head in heads if head not in away]
-        path = None if readings is None else readings / f"step-{len(away) + 1:05}.npz"
-        step = _step(path, passes, away, left)
+        step = _step(parts, passes, away, left)
         away.append((step.layer, step.head))
         advance(_cost(passes, len(left)))
         yield step
@@ -85,10 +83,10 @@ def _cost(passes: Passes, left: int) -> int:
     return passes.task.tokens * len(passes.loaded.geometry.layers) * (1 + left)
 
 
-def _step(path: Path | None, passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
+def _step(parts: Parts, passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
     """The next step, from the folder where an earlier run left it."""
-    found = kept(
-        path,
+    found = parts.kept(
+        f"step-{len(away) + 1:05}",
         {"layer": Column((), "i"), "head": Column((), "i"), "loss": Column(())},
         lambda: {name: np.array(value) for name, value in asdict(_best(passes, away, left)).items()},
         fits=lambda columns: (int(columns["layer"]), int(columns["head"])) in left,

@@ -19,6 +19,7 @@ from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.files import jsonable, read_json, save_json
+from attnscope.folder.claim import another, changes, writable
 from attnscope.stacks import KINDS
 from attnscope.text.prompt import Prompt, Span
 
@@ -88,8 +89,8 @@ def prompt_of(said: Mapping[str, Any], path: Path, name: str = PROMPT) -> Prompt
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What tells two runs apart, in words; none where the second is the first again."""
     text = [f"text was {_shown(before)}, now {_shown(now)}"] * (not _same_text(before, now))
-    options = _changed(_facts(before), _facts(now))
-    asked = _changed(_mapping(before.get("export")), now["export"]) if "export" in now and not options else []
+    options = changes(_facts(before), _facts(now), _short)
+    asked = changes(_mapping(before.get("export")), now["export"], _short) if "export" in now and not options else []
     return text + options + asked
 
 
@@ -105,10 +106,7 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
         found = [f"{name}, which no manifest lists" for name in sorted(_ours(folder))[:1]]
     if found:
         more = f"; {len(found) - MOST_SAID} more" * (len(found) > MOST_SAID)
-        raise UsageError(
-            f"{folder} holds another run: {'; '.join(found[:MOST_SAID])}{more}",
-            "name another folder, or write over it with {force=True}",
-        )
+        raise another(folder, "run", f": {'; '.join(found[:MOST_SAID])}{more}")
 
 
 @contextmanager
@@ -120,10 +118,8 @@ def taken(folder: Path, now: Mapping[str, Any]) -> Iterator[set[str]]:
     cannot be written.
     """
     written: set[str] = set()
-    try:
+    with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
     left, again = _left(folder, now)
     save_json(now, folder / MARK)
     if not again:
@@ -187,14 +183,6 @@ def _facts(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name if name.isidentifier() else _short(name)} was {_short(before.get(name))}, now {_short(now.get(name))}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
 
 
 def _same_text(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
