@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "shown": "",
     "cells": "",
     "errors": "shown",
-    "apart": "errors",
+    "signals": "",
+    "apart": "errors signals",
     "typed": "errors shown",
     "memory": "errors",
     "stacks": "",
@@ -44,7 +45,7 @@ MAY_IMPORT = {
     "observation": "cells errors keep measure seam stacks tables text",
     "observe": "errors attention keep memory model observation seam measure text stacks",
     "folder": "errors files model selection shown stacks text",
-    "figures": "cells apart errors files shown",
+    "figures": "cells apart errors files shown signals",
     "panels": "cells figures measure observation shown",
     "drawing": "cells errors figures files keep measure observation panels stacks text",
     "looks": "errors keep observation tables stacks text",
@@ -55,7 +56,7 @@ MAY_IMPORT = {
     "run": "apart ask errors media memory model observation observe parity seam selection study text stacks",
     "api": "ask errors face keep media model observe run",
     "batch": "_version apart drawing errors figures files folder keep measure media memory model observation observe"
-    " seam selection shown stacks study tables text",
+    " seam selection shown signals stacks study tables text",
     "study": "cells errors files folder attention keep measure memory model observe seam selection tables text stacks",
     "show": "cells errors figures files folder measure model shown study tables",
     "": "_version api errors figures keep model observation observe seam",  # handed out, imported on first use

@@ -11,9 +11,9 @@ from attnscope.cli.ablate_options import Measured, On, Taken
 from attnscope.cli.ablate_other import Otherwise, answered
 from attnscope.cli.ablate_tables import notes, sets_sheet
 from attnscope.cli.scan import Scanned
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

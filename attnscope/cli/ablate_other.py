@@ -13,8 +13,8 @@ from typer import Option
 from attnscope.cells import head_name
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import pairs_sheet, prune_sheet, screen_sheet, trusted
-from attnscope.cli.signals import unwinding
 from attnscope.errors import InputError, UsageError
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,9 +25,9 @@ from attnscope.cli.options import (
     Selected,
     Top,
 )
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.ask import Text

@@ -19,8 +19,8 @@ from attnscope.cli.options import (
     TextRun,
     Writing,
 )
-from attnscope.cli.signals import unwinding
 from attnscope.errors import UsageError
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask, Text

@@ -14,9 +14,9 @@ from attnscope.cli import output
 from attnscope.cli.groups import spelled
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import FIRST, Beside, Config, Question, Selected, TextRun, Writing, check_folder
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.signals import unwinding
 from attnscope.stacks import VISION
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from attnscope.batch.run import run_folder
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.batch.writers import MOST_WAITING, ShardWriter
-from attnscope.cli.batch_report import GracefulStop
+from attnscope.cli.batch_report import graceful_stop
 from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.figures.pool import drawing_pool
@@ -112,7 +112,7 @@ def test_a_signal_amid_a_line_to_stderr_is_heard(monkeypatch: pytest.MonkeyPatch
     """Python refuses a second line there (RuntimeError: reentrant call)."""
     raw = Signals()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(raw), line_buffering=True))
-    with GracefulStop() as stop:
+    with graceful_stop() as stop:
         assert not stop()
         sys.stderr.write("a line\n")
         assert stop()
