@@ -57,7 +57,9 @@ MAY_IMPORT = {
     "api": "ask errors face keep media model observe run",
     "batch": "_version apart drawing errors figures files folder keep measure media memory model observation observe"
     " seam selection shown signals stacks study tables text",
-    "study": "cells errors files folder attention keep measure memory model observe seam selection tables text stacks",
+    "intervene": "cells errors attention model seam",
+    "study": "cells errors files folder attention intervene keep measure memory model observe seam selection tables"
+    " text stacks",
     "show": "cells errors figures files folder measure model shown study tables",
     "": "_version api errors figures keep model observation observe seam",  # handed out, imported on first use
 }

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from attnscope.cli.ablate_options import Measured, On, Taken
     from attnscope.figures import Style
     from attnscope.folder.parts import Parts
+    from attnscope.intervene.passes import Advance, Passes
+    from attnscope.intervene.task import Task
     from attnscope.model.loading import LoadedModel
-    from attnscope.study.ablation.passes import Advance, Passes
-    from attnscope.study.ablation.tasks import Task
 
 Head = tuple[int, int]
 
@@ -105,11 +105,11 @@ def answered(
 ) -> int:
     """Ask, print and write; heads: all of the model where none were named."""
     from attnscope.folder.parts import Parts, claim, with_weights
+    from attnscope.intervene.heads import HeadSet
+    from attnscope.intervene.passes import Passes, prepared
     from attnscope.selection import everything
     from attnscope.selection import pairs as in_order
     from attnscope.study.ablation.effects import operations, task_facts
-    from attnscope.study.ablation.passes import Passes, prepared
-    from attnscope.study.ablation.sets import HeadSet
 
     (taken, on, measured), question = groups, otherwise.question
     assert question is not None
@@ -164,14 +164,14 @@ def _pairs(asking: Asking) -> Answer:
     """The synergy of every two heads."""
     import numpy as np
 
-    from attnscope.study.ablation.effects import part_losses
+    from attnscope.study.ablation.effects import part_measured
     from attnscope.study.ablation.pairs import pair_sets, synergies
 
     if len(asking.heads) < 2:
         raise InputError("a pair takes two heads, and one was named", "name more of them")
     sets, passes = pair_sets(asking.heads), asking.passes
-    parts = [part_losses(passes, part, asking.parts, asking.advance) for _, part in passes.chunks(sets)]
-    effect_SK = np.hstack([one[:, 1:] - one[:, :1] for one in parts])
+    parts = [part_measured(passes, part, asking.parts, asking.advance) for _, part in passes.chunks(sets)]
+    effect_SK = np.hstack([passes.effects(one) for one in parts])
     found = synergies(asking.heads, effect_SK)
     return Answer(found.table(), lambda top: pairs_sheet(found, top))
 
@@ -187,7 +187,7 @@ def _pruning(asking: Asking) -> Answer:
     from attnscope.study.ablation.prune import curve, pruned
 
     loaded, passes = asking.passes.loaded, asking.passes
-    intact = float(passes.losses([], asking.advance)[:, 0].mean())
+    intact = float(passes.measured([], asking.advance)[:, 0].mean())
     steps = list(pruned(passes, asking.heads, asking.parts, asking.advance))
 
     def draw(path: Path, style: Style) -> None:
@@ -195,21 +195,22 @@ def _pruning(asking: Asking) -> Answer:
 
         names = [head_name(one.layer, one.head) for one in steps]
         guess = math.log(loaded.geometry.vocab_size)
-        save_pruning(path, names, [intact, *(one.loss for one in steps)], [("uniform guess", guess)], style)
+        save_pruning(path, names, [intact, *(one.value for one in steps)], [("uniform guess", guess)], style)
 
-    told = f"intact {intact:.3f} nats per token"
+    told = f"intact {intact:.3f} {passes.measure.unit}"
     return Answer(curve(steps, intact), lambda top: prune_sheet(steps, intact, top), (told,), ("prune.png", draw))
 
 
 def _screen_cost(asking: Asking) -> int:
-    from attnscope.study.ablation.gradient import BACKWARD, TRIED
+    from attnscope.intervene.gradient import BACKWARD
+    from attnscope.study.ablation.screen import TRIED
 
     return (BACKWARD + 1 + TRIED) * asking.passes.token_layers([])
 
 
 def _screen(asking: Asking) -> Answer:
     """All heads to first order, some of them ablated beside."""
-    from attnscope.study.ablation.gradient import screened
+    from attnscope.study.ablation.screen import screened
 
     found = screened(asking.passes, asking.advance)
     return Answer(found.table(), lambda top: screen_sheet(found, top), (trusted(found),))

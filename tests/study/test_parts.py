@@ -9,8 +9,9 @@ import pytest
 
 from attnscope.errors import UsageError
 from attnscope.folder.parts import Column, Parts, claim
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.measure import LOSS
 from attnscope.study.ablation.prune import pruned
-from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.atlas import scan as scan_room
 from attnscope.study.atlas.findings import read
 from attnscope.study.atlas.scan import plan, scan
@@ -123,8 +124,10 @@ def test_a_step_that_takes_no_head_of_the_pruning_is_taken_anew(tmp_path: Path) 
     class Passes:
         """Whose loss grows with the head's number."""
 
-        def losses(self, sets: list[HeadSet]) -> np.ndarray:
+        def measured(self, sets: list[HeadSet]) -> np.ndarray:
             return np.array([[0.0, *(sum(head for _, head in one.heads) for one in sets)]])
+
+        measure = LOSS
 
         class task:  # noqa: N801
             tokens = 1
@@ -135,7 +138,7 @@ def test_a_step_that_takes_no_head_of_the_pruning_is_taken_anew(tmp_path: Path) 
 
     heads = [(0, 0), (0, 1)]
     first = list(pruned(Passes(), heads, Parts(tmp_path)))  # type: ignore[arg-type]
-    saved(tmp_path / "step-00001.npz", layer=np.array(9), head=np.array(9), loss=np.array(0.0))
+    saved(tmp_path / "step-00001.npz", layer=np.array(9), head=np.array(9), value=np.array(0.0))
     assert list(pruned(Passes(), heads, Parts(tmp_path))) == first  # type: ignore[arg-type]
     assert [(one.layer, one.head) for one in first] == heads
 

@@ -25,9 +25,9 @@ from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import projection
 
 if TYPE_CHECKING:
+    from attnscope.intervene.passes import Advance, Passes
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.call import AttentionCall
-    from attnscope.study.ablation.passes import Advance, Passes
 
 Head = tuple[int, int]
 TRIED = 8  # tokens on which the way is verified
