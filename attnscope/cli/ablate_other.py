@@ -129,12 +129,12 @@ def answered(
         return 0
     output.talk(told, measured.quiet)
     facts = {**task_facts(loaded, task, taken.replace), "heads": [head_name(*head) for head in asking.heads]}
-    parts = asking.parts
     if measured.out is not None:
-        parts = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
+        kept = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
+        asking = replace(asking, parts=kept)
     with unwinding(), output.progress(question.name, cost, measured.quiet) as advance:
         passes = prepared(loaded, task, [HeadSet("", tuple(asking.heads))], taken.replace, advance=advance)
-        found = question.answer(replace(asking, passes=passes, parts=parts, advance=advance))
+        found = question.answer(replace(asking, passes=passes, advance=advance))
     if measured.out is not None:
         _write(found, question, measured.out, f"{loaded.name}, {task.name}, {len(task)} sequences")
     output.emit(found.table, output.wanted_format(measured.format), lambda: found.sheet(on.top))
@@ -162,16 +162,12 @@ def _pairs_cost(asking: Asking) -> int:
 
 def _pairs(asking: Asking) -> Answer:
     """The synergy of every two heads."""
-    import numpy as np
-
-    from attnscope.study.ablation.effects import part_measured
+    from attnscope.study.ablation.effects import effects_of
     from attnscope.study.ablation.pairs import pair_sets, synergies
 
     if len(asking.heads) < 2:
         raise InputError("a pair takes two heads, and one was named", "name more of them")
-    sets, passes = pair_sets(asking.heads), asking.passes
-    parts = [part_measured(passes, part, asking.parts, asking.advance) for _, part in passes.chunks(sets)]
-    effect_SK = np.hstack([passes.effects(one) for one in parts])
+    _, effect_SK = effects_of(asking.passes, pair_sets(asking.heads), asking.parts, asking.advance)
     found = synergies(asking.heads, effect_SK)
     return Answer(found.table(), lambda top: pairs_sheet(found, top))
 

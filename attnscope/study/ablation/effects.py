@@ -178,12 +178,8 @@ def ablate(
         facts = with_weights(facts, loaded)
         parts = claim(folder, READINGS, "ablation", facts, force)
     passes = prepared(loaded, task, sets, replacement, measure=measure, advance=advance)
-    effects: dict[Heads, np.ndarray] = {}
-    intact_S = np.full(len(task), np.nan)
-    for first, part in passes.chunks(sets):
-        found_SK = part_measured(passes, part, parts, advance)
-        intact_S = found_SK[:, 0] if first == 0 else intact_S
-        effects |= dict(zip([one.heads for one in part], passes.effects(found_SK).T, strict=True))
+    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
+    effects = dict(zip([one.heads for one in sets], effect_SK.T, strict=True))
     spread = float(np.abs(effects[()]).max()) if () in effects else None
     measured = {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
     facts |= {**measured, "direct": (direct.said or None) if direct else None, "versions": versions()}
@@ -239,7 +235,15 @@ def _facts(
     }
 
 
-def part_measured(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Advance) -> np.ndarray:
+def effects_of(
+    passes: Passes, sets: Sequence[HeadSet], parts: Parts, advance: Advance
+) -> tuple[np.ndarray, np.ndarray]:
+    """What is measured of the intact model, (S,), and what every set costs over it, (S, K)."""
+    found = [_part(passes, part, parts, advance) for _, part in passes.chunks(sets)]
+    return found[0][:, 0], np.hstack([passes.effects(one_SK) for one_SK in found])
+
+
+def _part(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Advance) -> np.ndarray:
     """(S, 1 + K): what is measured of some sets, from the folder where an earlier run left them."""
     heads = repr([one.heads for one in part])
     found = parts.kept(
