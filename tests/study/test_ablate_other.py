@@ -72,7 +72,7 @@ def test_a_pruning_is_printed_drawn_and_goes_on(tmp_path):
     kept = tmp_path / "a" / "prune" / "step-00001.npz"
     with np.load(kept) as step:
         told = dict(step)
-    np.savez(kept, **{**told, "loss": 77.0})
+    np.savez(kept, **{**told, "value": 77.0})
     assert asked(*arguments)[0][0]["loss"] == 77.0
     other = call("ablate", "demo", "--sequences", "3", *arguments)
     assert (other.code, "holds another prune: task, replacement differ" in other.err) == (2, True)
