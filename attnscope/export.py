@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnscope.drawing import FIGURES, Advance, check_kinds, drawings, save_rollout
 from attnscope.figures import Style
 from attnscope.files import jsonable, refuse_links, save_json, sha256_of
+from attnscope.folder.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.looks import Mean, look_table
-from attnscope.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.model.libraries import versions
 from attnscope.tables import save
 

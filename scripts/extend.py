@@ -83,35 +83,22 @@ INTERVENTION = '''"""Heads whose output is halved. Shapes: B text, T token, H he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import Intervention
+from attnscope.intervene.replacement import replacing
 from attnscope.seam.call import Place
 from attnscope.seam.engines import Engine
-from attnscope.study.ablation.intervention import Heard
-from attnscope.study.ablation.replacement import replacing
-from attnscope.study.ablation.sets import HeadSet
-
-if TYPE_CHECKING:
-    from attnscope.study.ablation.tasks import Task
 
 
-@dataclass(frozen=True)
-class Halving:
+class Halving(Intervention):
     """A head's output, before the output projection, is halved."""
 
-    name: str = "halved"
-    least: int = 1
-    learns: bool = False
-
-    def check(self, task: Task) -> None:
-        """Any task will do."""
-
-    def learnt(self, task: Task, each: Callable[[Heard], None]) -> Halving:
-        return self
+    name = "halved"
 
     def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
         return replace(engine, change=replacing(sets, lengths, halved))
@@ -156,7 +143,7 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
             ('    "spans": spans.wanted,', '    "largest": largest.wanted,\n'),
         ),
     },
-    "an intervention": {"study/ablation/halving.py": (("", INTERVENTION),)},
+    "an intervention": {"intervene/halving.py": (("", INTERVENTION),)},
     "an option": {
         "cli/heads.py": (
             ("\n\nGROUPS = ", OPTION.rstrip("\n")),

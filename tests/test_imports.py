@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "shown": "",
     "cells": "",
     "errors": "shown",
-    "apart": "errors",
+    "signals": "",
+    "apart": "errors signals",
     "typed": "errors shown",
     "memory": "errors",
     "stacks": "",
@@ -43,21 +44,23 @@ MAY_IMPORT = {
     "explain": "cells errors model seam reference parity stacks text",
     "observation": "cells errors keep measure seam stacks tables text",
     "observe": "errors attention keep memory model observation seam measure text stacks",
-    "manifest": "errors files text stacks",
-    "figures": "cells apart errors files shown",
+    "folder": "errors files model selection shown stacks text",
+    "figures": "cells apart errors files shown signals",
     "panels": "cells figures measure observation shown",
     "drawing": "cells errors figures files keep measure observation panels stacks text",
     "looks": "errors keep observation tables stacks text",
-    "export": "drawing figures files looks manifest model observation stacks tables text",
-    "viewer": "_version cells errors files keep manifest measure memory observation selection shown stacks text",
+    "export": "drawing figures files looks folder model observation stacks tables text",
+    "viewer": "_version cells errors files keep folder measure memory observation selection shown stacks text",
     "face": "drawing errors export looks measure observation selection viewer",
     "ask": "errors keep media study text typed",
     "run": "apart ask errors media memory model observation observe parity seam selection study text stacks",
     "api": "ask errors face keep media model observe run",
-    "batch": "_version apart drawing errors figures files keep measure media memory model observation observe seam"
-    " selection shown stacks study tables text",
-    "study": "cells errors files attention keep measure memory model observe seam selection tables text stacks",
-    "show": "cells errors figures files measure model selection shown study tables",
+    "batch": "_version apart drawing errors figures files folder keep measure media memory model observation observe"
+    " seam selection shown signals stacks study tables text",
+    "intervene": "cells errors attention model seam",
+    "study": "cells errors files folder attention intervene keep measure memory model observe seam selection tables"
+    " text stacks",
+    "show": "cells errors figures files folder measure model selection shown study tables",
     "": "_version api errors figures keep model observation observe seam",  # handed out, imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them

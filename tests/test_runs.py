@@ -15,7 +15,7 @@ import pytest
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import UsageError
-from attnscope.manifest import OURS, prompt_of
+from attnscope.folder.manifest import OURS, prompt_of
 from attnscope.run import prepare
 from attnscope.tables import FORMULA_STARTS, as_table, save, tamed, write
 from helpers.command_line import SENTENCE, call

@@ -15,8 +15,8 @@ import attnscope
 from attnscope.ask import Ask
 from attnscope.drawing import layer_maps
 from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.folder.manifest import prompt_of, read_manifest
 from attnscope.keep.view import View
-from attnscope.manifest import prompt_of, read_manifest
 from attnscope.media import sound as sounds
 from attnscope.media.sound import Sound, read_sound, sound_of
 from attnscope.model.loading import wrap

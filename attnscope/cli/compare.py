@@ -25,9 +25,9 @@ from attnscope.cli.options import (
     Selected,
     Top,
 )
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
+from attnscope.signals import unwinding
 from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.manifest import AROUND
+    from attnscope.folder.manifest import AROUND
 
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 

@@ -19,8 +19,8 @@ from attnscope.cli.options import (
     TextRun,
     Writing,
 )
-from attnscope.cli.signals import unwinding
 from attnscope.errors import UsageError
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask, Text
@@ -77,7 +77,7 @@ def prepare_answered(loaded: LoadedModel, ask: Ask, quiet: bool) -> Run:
 def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.out is not None:
-        from attnscope.manifest import check, run_facts
+        from attnscope.folder.manifest import check, run_facts
 
         loaded = run.loaded
         model = {"name": loaded.name, "revision": loaded.revision}

@@ -14,9 +14,9 @@ from attnscope.cli import output
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import FIRST, Config, OtherSide, Question, Selected, TextRun, Writing, check_folder
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.signals import unwinding
 from attnscope.stacks import SEQ2SEQ, VISION, is_vision
 
 if TYPE_CHECKING:

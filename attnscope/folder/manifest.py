@@ -19,6 +19,7 @@ from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, save_json
+from attnscope.folder.claim import OVER, another, changes, writable
 from attnscope.stacks import STACKS
 from attnscope.text.prompt import Prompt, Span
 
@@ -37,7 +38,6 @@ OURS = re.compile(
 )
 HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a file that is not whole yet
 MOST_SAID, LONGEST_SAID = 4, 40
-WRITE_OVER = "name another folder, or write over it with {force=True}"
 
 
 def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def prompt_of(said: Mapping[str, Any], path: Path, name: str = PROMPT) -> Prompt
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What tells two runs apart, in words; none where the second is the first again."""
     text = [f"text was {_shown(before)}, now {_shown(now)}"] * (not _same_text(before, now))
-    options = _changed(_facts(before), _facts(now))
-    asked = _changed(_mapping(before.get("export")), now["export"]) if "export" in now and not options else []
+    options = changes(_facts(before), _facts(now), _short)
+    asked = changes(_mapping(before.get("export")), now["export"], _short) if "export" in now and not options else []
     return text + options + asked
 
 
@@ -108,16 +108,13 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
     path, found = folder / NAME, list[str]()
     if not force and path.exists():
         before = _of_any_version(path)
-        check_schema(before, SCHEMA, folder, WRITE_OVER)
+        check_schema(before, SCHEMA, folder, OVER)
         found = differences(before, now)
     elif not force and not (folder / MARK).exists():
         found = [f"{name}, which no manifest lists" for name in sorted(_ours(folder))[:1]]
     if found:
         more = f"; {len(found) - MOST_SAID} more" * (len(found) > MOST_SAID)
-        raise UsageError(
-            f"{folder} holds another run: {'; '.join(found[:MOST_SAID])}{more}",
-            WRITE_OVER,
-        )
+        raise another(folder, "run", f": {'; '.join(found[:MOST_SAID])}{more}")
 
 
 @contextmanager
@@ -129,10 +126,8 @@ def taken(folder: Path, now: Mapping[str, Any]) -> Iterator[set[str]]:
     cannot be written.
     """
     written: set[str] = set()
-    try:
+    with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
     left, again = _left(folder, now)
     save_json(now, folder / MARK)
     if not again:
@@ -196,14 +191,6 @@ def _facts(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name if name.isidentifier() else _short(name)} was {_short(before.get(name))}, now {_short(now.get(name))}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
 
 
 def _same_text(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
