@@ -50,10 +50,10 @@ MAY_IMPORT = {
     "looks": "errors keep observation tables stacks text",
     "export": "drawing figures files looks manifest model observation stacks tables text",
     "viewer": "_version cells errors files keep manifest measure memory observation selection shown stacks text",
-    "face": "drawing errors export looks measure observation selection viewer",
+    "face": "drawing export looks measure observation selection typed viewer",
     "ask": "errors keep media study text typed",
     "run": "apart ask errors media memory model observation observe parity seam selection study text stacks",
-    "api": "ask errors face keep media model observe run",
+    "api": "ask errors face keep media model observe run typed",
     "batch": "_version apart drawing errors figures files keep measure media memory model observation observe seam"
     " selection shown stacks study tables text",
     "study": "cells errors files attention keep measure memory model observe seam selection tables text stacks",
