@@ -11,7 +11,8 @@ import attnscope
 from attnscope.apart import Apart
 from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.run import _ids_of, prepare
+from attnscope.inputs.given import ids_of
+from attnscope.run import prepare
 from attnscope.text import prompt as prompts
 from attnscope.text.expressions import DEEPEST, check, defined
 from attnscope.text.prompt import from_ids, from_text
@@ -62,7 +63,7 @@ def test_the_target_of_a_run_is_read_apart() -> None:
 def test_an_answer_beside_a_picture_is_read_apart() -> None:
     loaded = SimpleNamespace(tokenizer=Stuck(), brought=True)
     with pytest.raises(ModelError, match="more than 1 seconds"):
-        _ids_of(loaded, "a cat")  # type: ignore[arg-type]
+        ids_of(loaded, "a cat")  # type: ignore[arg-type]
 
 
 def test_a_batch_goes_on_after_a_target_that_never_ends() -> None:

@@ -52,10 +52,11 @@ MAY_IMPORT = {
     "viewer": "_version cells errors files keep manifest measure memory observation selection shown stacks text",
     "face": "drawing export looks measure observation selection typed viewer",
     "ask": "errors keep media study text typed",
-    "run": "apart ask errors media memory model observation observe parity seam selection study text stacks",
+    "inputs": "apart ask errors media model seam text",
+    "run": "ask errors inputs media memory model observation observe parity seam selection study text stacks",
     "api": "ask errors face keep media model observe run typed",
-    "batch": "_version apart drawing errors figures files keep measure media memory model observation observe seam"
-    " selection shown stacks study tables text",
+    "batch": "_version apart ask drawing errors figures files inputs keep measure media memory model observation"
+    " observe seam selection shown stacks study tables text",
     "study": "cells errors files attention keep measure memory model observe seam selection tables text stacks",
     "show": "cells errors figures files measure model shown study tables",
     "": "_version api errors figures keep model observation observe seam",  # handed out, imported on first use

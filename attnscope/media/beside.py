@@ -1,7 +1,7 @@
 """A text and pictures -> a Prompt: the checkpoint's processor makes ids and pixels, and its image tokens get names.
 
-prompt = read_beside(loaded, "What is this?", all_opened("cat.png"))
-prompt.tokens[1], prompt.inputs["pixel_values"].shape
+with reading_beside(loaded) as read:
+    prompt = read("What is this?", all_opened("cat.png"), False, False)
 """
 
 from __future__ import annotations
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 
 LEFT_OUT = ("input_ids", "attention_mask", "labels")  # of what a processor makes: the model makes its own mask
 BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_tokens": "[REG]"}  # in a tower's weights
-
-
-def read_beside(
-    loaded: LoadedModel, text: str, pictures: Sequence[Picture], chat: bool = False, answered: bool = False
-) -> Prompt:
-    """The tokens of one text with pictures, as `reading_beside` reads them; raises as it does."""
-    with reading_beside(loaded) as read:
-        return read(text, pictures, chat, answered)
 
 
 @contextmanager
