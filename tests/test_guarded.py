@@ -67,17 +67,14 @@ def test_an_answer_beside_a_picture_is_read_apart() -> None:
 
 
 def test_a_batch_goes_on_after_a_target_that_never_ends() -> None:
-    from attnscope.batch.items import Item
-    from attnscope.batch.job import Job
-    from attnscope.batch.prompts import targets
+    from attnscope.batch.asks import targets
 
     loaded = SimpleNamespace(
         tokenizer=Stuck(), brought=True, geometry=SimpleNamespace(max_positions=None), model=SimpleNamespace()
     )
     loaded.model.config = loaded.model.generation_config = SimpleNamespace(decoder_start_token_id=None)
-    item = Item(0, "a", 1, "a", "text", {"said": "das Haus"})
-    with targets(Job(target_field="said"), loaded) as read, pytest.raises(InputError, match="more than 1 seconds"):  # type: ignore[arg-type]
-        read(item)
+    with targets(loaded) as read, pytest.raises(InputError, match="more than 1 seconds"):  # type: ignore[arg-type]
+        read(Ask("text", target="das Haus"))
 
 
 def test_a_template_that_asks_for_gigabytes_is_refused(tmp_path) -> None:
