@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope.ask import Ask
 from attnscope.errors import MemoryLimitError, ModelError, UsageError
 from attnscope.inputs.given import reading
 from attnscope.inputs.made import generated, target
+from attnscope.manifest import TARGET, prompt_of, read_manifest
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
 from attnscope.model.geometry import with_tower
@@ -116,6 +118,20 @@ def read(loaded: LoadedModel, ask: Ask) -> Observation:
     return (run.verified() if ask.verify else run).observe()
 
 
+def ask_of(path: Path) -> Ask:
+    """What the run of a manifest asked, of the tokens that it read: `read` gives the same again.
+
+    Raises UsageError for a manifest that does not say it, and for a run that read more than tokens.
+
+        >>> read(load(), ask_of(Path("runs/bank/manifest.json"))).table()
+    """
+    said = read_manifest(path)
+    prompt, target = prompt_of(said, path), prompt_of(said, path, TARGET).ids if TARGET in said else None
+    if prompt.media is not None:
+        raise UsageError(f"the run of {path} read more than its tokens say", "give {picture} or {audio} again")
+    return replace(Ask.of_json(said.get("ask")), text=prompt, target=target)
+
+
 def prepare(loaded: LoadedModel, ask: Ask, advance: Callable[[int], object] = lambda tokens: None) -> Run:
     """Everything that comes before the forward pass: tokens, heads, engine; each refused where it does not fit.
 
@@ -145,7 +161,7 @@ def prepare(loaded: LoadedModel, ask: Ask, advance: Callable[[int], object] = la
         _check_matrices(loaded, request, prompt, more=ask.generate)
         prompt, made = generated(loaded, prompt, ask.generate, choice.engine, advance)
     _check_matrices(loaded, request, prompt, len(source or ()))
-    facts = made | _facts(loaded, prompt, source, choice.engine, atlas)
+    facts = made | _facts(loaded, prompt, source, choice.engine, atlas) | {"ask": _without_text(ask).as_json()}
     return Run(loaded, prompt, request, choice, request.chosen(prompt, source), facts, atlas, source)
 
 
@@ -153,6 +169,12 @@ def _room(loaded: LoadedModel) -> int | None:
     """The most tokens that a text may have, behind the virtual ones of an adapter."""
     most = loaded.geometry.max_positions
     return None if most is None else most - len(loaded.virtual)
+
+
+def _without_text(ask: Ask) -> Ask:
+    """How the text was asked, as a manifest holds it beside the tokens that were read; without an atlas in memory."""
+    atlas = ask.atlas if isinstance(ask.atlas, str | Path) else None
+    return replace(ask, text="", answer=None, generate=None, target=None, picture=None, atlas=atlas)
 
 
 def _check(loaded: LoadedModel, ask: Ask) -> None:

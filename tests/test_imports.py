@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "face": "drawing export looks measure observation selection typed viewer",
     "ask": "errors keep media study text typed",
     "inputs": "apart ask errors media model seam text",
-    "run": "ask errors inputs media memory model observation observe parity seam selection study text stacks",
+    "run": "ask errors inputs manifest media memory model observation observe parity seam selection study text stacks",
     "api": "ask errors face keep media model observe run typed",
     "batch": "_version apart ask drawing errors figures files inputs keep measure media memory model observation"
     " observe seam selection shown stacks study tables text",
