@@ -127,7 +127,7 @@ def ask_of(path: Path) -> Ask:
     """
     said = read_manifest(path)
     prompt, target = prompt_of(said, path), prompt_of(said, path, TARGET).ids if TARGET in said else None
-    if prompt.media is not None:
+    if prompt.medium.sha256 is not None:
         raise UsageError(f"the run of {path} read more than its tokens say", "give {picture} or {audio} again")
     return replace(Ask.of_json(said.get("ask")), text=prompt, target=target)
 
@@ -147,13 +147,13 @@ def prepare(loaded: LoadedModel, ask: Ask, advance: Callable[[int], object] = la
     asked = replace(ask, answer="") if ask.generate and not of_two else ask  # an answer that is still to come
     with reading(loaded, place(loaded.tokenizer, loaded.brought, ask.chat), _room(loaded)) as tokens_of:
         prompt = tokens_of(asked)
-    if prompt.tower and not request.asks:
+    if prompt.medium.tower and not request.asks:
         loaded = replace(loaded, geometry=with_tower(loaded.geometry, loaded.model.config))
     answers.check_room(prompt, ask.generate, loaded.geometry.max_positions)
     atlas = atlas_of(loaded, ask.atlas)
     request = _selected(loaded, ask, atlas)
     tokens, made, source = len(prompt) + (ask.generate or 0) * (not of_two), dict[str, Any](), None
-    longest = max([tokens, *map(len, prompt.tower)])
+    longest = max([tokens, *map(len, prompt.medium.tower)])
     choice = choose(loaded, longest, ask.engine, ask.memory, listen=ask.listen, request=request)
     if of_two:
         source, (prompt, made) = prompt, target(loaded, prompt, ask, choice.engine, advance)
@@ -201,7 +201,7 @@ def _selected(loaded: LoadedModel, ask: Ask, atlas: Atlas | None) -> Request:
 def _check_reads(loaded: LoadedModel, text: Text) -> None:
     """Raise ModelError where a model of sound is given a text, or a model of text a sound."""
     main = getattr(loaded.model, "main_input_name", "input_ids")
-    given = isinstance(text, Sound) or (isinstance(text, Prompt) and main in text.inputs)
+    given = isinstance(text, Sound) or (isinstance(text, Prompt) and main in text.medium.inputs)
     if reads_sound(loaded.model) and not given:
         raise ModelError(f"{loaded.name} reads sound, and this is a text", "give it a recording with {audio=FILE}")
     if isinstance(text, Sound) and not reads_sound(loaded.model):
@@ -244,7 +244,7 @@ def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, sourc
         return
     heads, needed, room, tokens = 0, 0, free_memory("cpu"), len(prompt) + more
     pairs = {ENCODER: source * source if source else tokens * tokens, CROSS: tokens * source}
-    pairs |= {VISION: sum(len(part) ** 2 for part in prompt.tower)}
+    pairs |= {VISION: sum(len(part) ** 2 for part in prompt.medium.tower)}
     for kind, layers in loaded.geometry.shown.items():
         of_stack = request.of(kind, loaded.geometry.kind)
         chosen = of_stack.view_of(of_stack.weights).heads

@@ -86,7 +86,8 @@ def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Ask], Prompt]]:
                 if job.audio_field is None:
                     raise
                 raise InputError(error.message) from error  # it needs the extra: other sounds of the corpus may not
-            return replace(made, images=()) if made.images else made  # nothing is drawn over them here
+            # nothing is drawn over the pictures themselves, so that none is held until its text is measured
+            return replace(made, medium=replace(made.medium, images=())) if made.medium.images else made
 
         yield prompt
 

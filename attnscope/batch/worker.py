@@ -54,7 +54,7 @@ class Text(NamedTuple):
     @property
     def longest(self) -> int:
         """Tokens of the longest that a stack reads of it."""
-        return max(*self.lengths, *map(len, self.prompt.tower))
+        return max(*self.lengths, *map(len, self.prompt.medium.tower))
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Worker:
             window.failures.append(Failure.of(item, error.message))
             return 0.0
         window.texts.append(text)
-        inputs = sum(one.nbytes for one in text.prompt.inputs.values())
+        inputs = sum(one.nbytes for one in text.prompt.medium.inputs.values())
         return inputs + kept_bytes(self.job, self._heads, text.longest)
 
     def _translated(self, loaded: LoadedModel, text: Text) -> Text | Failure:

@@ -156,7 +156,7 @@ def header(run: Run) -> str:
     """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine and why."""
     loaded, prompt = run.loaded, run.text
     target = f", target {len(run.prompt)}" * (run.source is not None)
-    target += f", {len(prompt.patches)} of pictures" * bool(prompt.patches)
+    target += f", {len(prompt.medium.patches)} of pictures" * bool(prompt.medium.patches)
     parts = [
         loaded.name,
         loaded.device,
@@ -220,7 +220,7 @@ def tell_answer(run: Run, quiet: bool) -> None:
 def tell_sound(run: Run, quiet: bool) -> None:
     """Say how many of the frames are the sound itself, and from where on silence pads it."""
     prompt = run.text
-    if prompt.step is None:
+    if prompt.medium.step is None:
         return
     own = len(prompt) - sum(prompt.special)
     padded = f"; from {prompt.labels[own]} on silence pads it" if own < len(prompt) else ""

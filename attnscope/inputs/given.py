@@ -41,12 +41,12 @@ def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Rea
 
         @cache
         def reader(row: int) -> Read:
-            return opened.enter_context(KINDS[row].reading(loaded, where, most))
+            return opened.enter_context(INPUTS[row].reading(loaded, where, most))
 
-        yield lambda ask: reader(next(row for row, kind in enumerate(KINDS) if kind.takes(ask)))(ask)
+        yield lambda ask: reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask)
 
 
-class Kind(Protocol):
+class Input(Protocol):
     """One kind of input."""
 
     def takes(self, ask: Ask) -> bool:
@@ -56,7 +56,7 @@ class Kind(Protocol):
         """See `reading`."""
 
 
-class Pictures:
+class PictureInput:
     """A text with pictures; where they are read, and how many tokens they may have, `reading_beside` says."""
 
     def takes(self, ask: Ask) -> bool:
@@ -81,11 +81,11 @@ class Pictures:
             yield read
 
 
-class Sounds:
+class SoundInput:
     """A sound instead of a text, or the frames of one; how long it may be, the model says."""
 
     def takes(self, ask: Ask) -> bool:
-        return isinstance(ask.text, Sound) or (isinstance(ask.text, Prompt) and ask.text.step is not None)
+        return isinstance(ask.text, Sound) or (isinstance(ask.text, Prompt) and ask.text.medium.step is not None)
 
     @contextmanager
     def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
@@ -98,7 +98,7 @@ class Sounds:
         yield read
 
 
-class Texts:
+class TextInput:
     """A text, or a chat; with its answer it is tokenised as one, of any length."""
 
     def takes(self, ask: Ask) -> bool:
@@ -126,7 +126,7 @@ class Texts:
             yield read
 
 
-class Tokens:
+class TokenInput:
     """Token ids, or a Prompt, which is read as it is."""
 
     def takes(self, ask: Ask) -> bool:
@@ -154,7 +154,7 @@ class Tokens:
         yield read
 
 
-KINDS: tuple[Kind, ...] = (Pictures(), Sounds(), Texts(), Tokens())
+INPUTS: tuple[Input, ...] = (PictureInput(), SoundInput(), TextInput(), TokenInput())
 
 
 def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:

@@ -132,7 +132,7 @@ class Asked(NamedTuple):
         Nothing of one over patches: only the pass will say where in the text they are.
         """
         if kind == VISION:
-            return [Asked(part, Chosen()) for part in self.prompt.tower]
+            return [Asked(part, Chosen()) for part in self.prompt.medium.tower]
         if kind in OVER_PATCHES:
             return []
         return [self._of_two(kind)]
@@ -152,7 +152,7 @@ class Asked(NamedTuple):
     @property
     def queries(self) -> Sequence[int]:
         """The queries that are asked about: those that were named, or all that there are."""
-        return self.chosen.query.positions if self.chosen.query else range(self.prompt.unasked, len(self.prompt))
+        return self.chosen.query.positions if self.chosen.query else range(self.prompt.medium.unasked, len(self.prompt))
 
     @property
     def key_positions(self) -> Sequence[int]:
