@@ -54,6 +54,8 @@ def ask_of(job: Job, item: Item) -> Ask:
     """
     if item.problem is not None:
         raise InputError(item.problem)
+    text = item.text if job.audio_field is None else _sound(item, job.audio_field)
+    picture = None if job.picture_field is None else _files(item, job.picture_field)
     target = None if job.target_field is None else _said(item, job.target_field)
     keep = job.request
     if job.query_field is not None:
@@ -61,14 +63,14 @@ def ask_of(job: Job, item: Item) -> Ask:
     if job.key_field is not None:
         keep = replace(keep, key=_expression(item, job.key_field))
     return Ask(
-        item.text if job.audio_field is None else _sound(item, job.audio_field),
+        text,
         keep,
         engine=job.engine,
         select=job.select,
         chat=job.chat,
         truncate=job.truncate if job.max_tokens is None else job.truncate or "right",
         target=target,
-        picture=None if job.picture_field is None else _files(item, job.picture_field),
+        picture=picture,
     )
 
 
