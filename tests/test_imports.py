@@ -51,12 +51,13 @@ MAY_IMPORT = {
     "looks": "errors keep observation tables stacks text",
     "export": "drawing figures files looks folder model observation stacks tables text",
     "viewer": "_version cells errors files keep folder measure memory observation selection shown stacks text",
-    "face": "drawing errors export looks measure observation selection viewer",
+    "face": "drawing export looks measure observation selection typed viewer",
     "ask": "errors keep media study text typed",
-    "run": "apart ask errors media memory model observation observe parity seam selection study text stacks",
-    "api": "ask errors face keep media model observe run",
-    "batch": "_version apart drawing errors figures files folder keep measure media memory model observation observe"
-    " seam selection shown signals stacks study tables text",
+    "inputs": "apart ask errors media model seam text",
+    "run": "ask errors folder inputs media memory model observation observe parity seam selection stacks study text",
+    "api": "ask errors face keep media model observe run typed",
+    "batch": "_version apart ask drawing errors figures files folder inputs keep measure media memory model observation"
+    " observe seam selection shown signals stacks study tables text",
     "intervene": "cells errors attention model seam",
     "study": "cells errors files folder attention intervene keep measure memory model observe seam selection tables"
     " text stacks",

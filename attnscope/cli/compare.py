@@ -215,8 +215,8 @@ def write_comparison(
     drawn = found.pair.drawn.values() if found.pair else ()
     pictures = len(found.stacks) + sum(len(one.values) for one in drawn)
     with unwinding(), output.progress("drawing", pictures, printing.quiet) as advance:
-        how: dict[str, Any] = {"places": places, "spreadsheet": printing.spreadsheet, "advance": advance}
-        written = save(found, printing.out, said, style, **how)
+        spreadsheet = printing.spreadsheet
+        written = save(found, printing.out, said, style, places=places, spreadsheet=spreadsheet, advance=advance)
     output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
 
 

@@ -152,7 +152,7 @@ def kept_layers(run: Run) -> list[LayerGeometry]:
 
 def kept_of(run: Run, plan: Plan) -> dict[str, Any]:
     """What to keep of a pass, over all texts of the page, as fields of `Request`."""
-    beside = run.source or (run.prompt.tower[-1] if run.prompt.tower else ())
+    beside = run.source or next(iter(run.prompt.medium.tower[-1:]), ())
     return plan.request(kept_layers(run), len(run.prompt) + len(beside) * several(run))
 
 
@@ -164,7 +164,8 @@ def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
     output.talk("the page has no room for the vision tower: name heads, as in --select vision.3.2,last", quiet)
     others = {stack: layers for stack, layers in geometry.other_stacks.items() if not is_vision(stack)}
     loaded = replace(run.loaded, geometry=replace(geometry, other_stacks=others))
-    return replace(run, loaded=loaded, prompt=replace(run.prompt, tower=()))
+    medium = replace(run.prompt.medium, tower=())
+    return replace(run, loaded=loaded, prompt=replace(run.prompt, medium=medium))
 
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:

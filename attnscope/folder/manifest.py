@@ -21,7 +21,7 @@ from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, save_json
 from attnscope.folder.claim import OVER, another, changes, writable
 from attnscope.stacks import STACKS
-from attnscope.text.prompt import Prompt, Span
+from attnscope.text.prompt import Medium, Prompt, Span
 
 SCHEMA = "run/3"  # of a folder; goes up when a file or a column is renamed, or means something else
 NAME, MARK = "manifest.json", "unfinished.json"
@@ -49,9 +49,10 @@ def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, An
 
 def tokens_of(prompt: Prompt) -> dict[str, Any]:
     """What a manifest says of a text's tokens, and `prompt_of` makes a Prompt of."""
-    left_out: dict[str, Any] = {"inputs": {}, "patches": {}, "tower": (), "images": ()}
-    found = {name: value for name, value in asdict(replace(prompt, **left_out)).items() if name not in left_out}
-    said: dict[str, Any] = jsonable(found)
+    medium = prompt.medium
+    found = asdict(replace(prompt, medium=Medium()))
+    found |= {"media": medium.sha256, "step": medium.step, "windows": (), "unasked": medium.unasked}
+    said: dict[str, Any] = jsonable({name: value for name, value in found.items() if name != "medium"})
     return said
 
 
@@ -80,9 +81,12 @@ def prompt_of(said: Mapping[str, Any], path: Path, name: str = PROMPT) -> Prompt
     name: PROMPT, or TARGET of what an encoder-decoder's decoder read.
     """
     try:
-        columns = {name: value for name, value in said[name].items() if name != "turns"}
-        turns = tuple(Span(**turn) for turn in said[name]["turns"])
-        prompt = Prompt(**{name: _frozen(value) for name, value in columns.items()}, turns=turns)
+        columns = {one: _frozen(value) for one, value in said[name].items()}
+        turns = tuple(Span(**turn) for turn in columns.pop("turns"))
+        said_of = {"sha256": columns.pop("media", None), "step": columns.pop("step", None)}
+        medium = Medium(**said_of, unasked=columns.pop("unasked", 0))
+        columns.pop("windows", None)  # of a vision tower's text alone
+        prompt = Prompt(**columns, turns=turns, medium=medium)
         whole = _is_whole(prompt)
         "".join((prompt.text, *prompt.tokens, *prompt.labels, *prompt.plain)).encode()
     except (KeyError, TypeError, AttributeError, UnicodeEncodeError):  # the last: halves of surrogate pairs
@@ -226,8 +230,9 @@ def _is_whole(prompt: Prompt) -> bool:
     return (
         type(prompt.text) is str
         and type(prompt.removed) is int
-        and isinstance(prompt.media, str | None)
-        and isinstance(prompt.step, float | None)
+        and isinstance(prompt.medium.sha256, str | None)
+        and isinstance(prompt.medium.step, float | None)
+        and type(prompt.medium.unasked) is int
         and len(prompt.ids) > 0
         and all(type(column) is tuple and len(column) == len(prompt.ids) for column in columns.values())
         and all(type(one) is kinds[name] for name, column in columns.items() for one in column)
