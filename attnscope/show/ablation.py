@@ -13,10 +13,10 @@ from attnscope.figures import About, Panel, Style, save_metrics
 from attnscope.figures.style import Quantity
 
 if TYPE_CHECKING:
+    from attnscope.selection import HeadIndex
     from attnscope.study.ablation.effects import Ablation
     from attnscope.study.atlas.atlas import Atlas
 
-Head = tuple[int, int]
 PICTURE = "ablation.png"
 STANDS_IN = {
     "mean": "a head's mean over other sequences in its place",
@@ -32,32 +32,34 @@ class Shown:
 
     name: str
     unit: str
-    values: Mapping[Head, float]
+    values: Mapping[HeadIndex, float]
     scale: str
 
 
-def save_ablation(found: Ablation, folder: Path, heads: Sequence[Head], atlas: Atlas | None = None) -> Path:
+def save_ablation(found: Ablation, folder: Path, heads: Sequence[HeadIndex], atlas: Atlas | None = None) -> Path:
     """ablation.png of a study; heads: all of the model. The score is that of the atlas' induction probe."""
     facts = found.facts
     task, stands_in = facts["task"], STANDS_IN[facts["replacement"]]
-    note = f"task {task['name']}, {task['sequences']} sequences; intact {facts['intact']:.2f} nats; {stands_in}"
+    unit = facts["measure"]["unit"].partition(" per ")[0]
+    note = f"task {task['name']}, {task['sequences']} sequences; intact {facts['intact']:.2f} {unit}; {stands_in}"
     style = Style(about=About(line=facts["model"]["name"], model=facts["model"]["name"]))
     return save_effects(folder / PICTURE, heads, shown_of(found, atlas), style, note)
 
 
 def shown_of(found: Ablation, atlas: Atlas | None = None) -> list[Shown]:
     """The panels of a study: what was measured of score, direct, alone and together."""
-    alone: dict[Head, float] = {}
-    together: dict[Head, float] = {}
+    alone: dict[HeadIndex, float] = {}
+    together: dict[HeadIndex, float] = {}
     for heads, effect_S in found.effects.items():
         if len(heads) == 1:
             alone[heads[0]] = float(effect_S.mean())
     for one in found.asked.named:
         for head in one.heads if len(one.heads) > 1 else ():
             together[head] = max(together.get(head, -np.inf), float(found.effect(one).mean()))
+    unit = found.facts["measure"]["unit"]
     panels = [*_scores(found, atlas), Shown("direct", "logits of the right token", found.direct or {}, "direct")]
-    panels.append(Shown("alone", "nats per token without it", alone, "nats"))
-    panels.append(Shown("together", "nats per token without its dearest set", together, "nats"))
+    panels.append(Shown("alone", f"{unit} without it", alone, "effect"))
+    panels.append(Shown("together", f"{unit} without its dearest set", together, "effect"))
     return [one for one in panels if one.values]
 
 
@@ -72,7 +74,7 @@ def _scores(found: Ablation, atlas: Atlas | None) -> list[Shown]:
     return [Shown(one.probe, f"above {one.against}", values, "score")]
 
 
-def save_effects(path: Path, heads: Sequence[Head], shown: Sequence[Shown], style: Style, note: str = "") -> Path:
+def save_effects(path: Path, heads: Sequence[HeadIndex], shown: Sequence[Shown], style: Style, note: str = "") -> Path:
     """Draw the panels; heads: all of the model. Raises UsageError for a folder that cannot be written."""
     layers = sorted({layer for layer, _ in heads})
     title = style.headed(f"What {len(heads)} heads do, and what is lost without them")
@@ -80,7 +82,7 @@ def save_effects(path: Path, heads: Sequence[Head], shown: Sequence[Shown], styl
     return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
 
 
-def effect_panels(heads: Sequence[Head], shown: Sequence[Shown]) -> list[Panel]:
+def effect_panels(heads: Sequence[HeadIndex], shown: Sequence[Shown]) -> list[Panel]:
     """The panels: colours from 0 on, or centred on 0 where effects reach far to both sides of it."""
     layers = sorted({layer for layer, _ in heads})
     shape = len(layers), 1 + max(head for _, head in heads)

@@ -4,11 +4,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.passes import measured, prepared
 from attnscope.show.ablation import shown_of
 from attnscope.study.ablation.direct import Direct, direct_means
-from attnscope.study.ablation.effects import Asked, ablate
-from attnscope.study.ablation.passes import losses, prepared
-from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.ablation.effects import HeadSets, ablate
 from attnscope.study.ablation.tasks import copy
 from helpers.command_line import call
 
@@ -23,26 +23,26 @@ def asked(*arguments):
 def test_direct_effects_stand_beside_each_head_alone(demo, tmp_path):
     rows, _ = asked("--select", "3.0-1", "--random", "0", "--each", "--out", str(tmp_path / "a"))
     expected = direct_means(prepared(demo, copy(demo, sequences=2), [], "zero")).values
-    alone = {row["heads"]: row for row in rows if (row["kind"], row["set"]) == ("alone", "each head")}
+    alone = {row["heads"]: row for row in rows if (row["condition"], row["set"]) == ("alone", "each head")}
     assert list(alone) == [f"L{layer}H{head}" for layer in range(4) for head in range(6)]
     for layer, head in expected:
         assert alone[f"L{layer}H{head}"]["direct"] == pytest.approx(expected[layer, head], abs=1e-5)
-    assert {row["direct"] for row in rows if row["kind"] == "together"} <= {None}
+    assert {row["direct"] for row in rows if row["condition"] == "together"} <= {None}
     assert (tmp_path / "a" / "ablation.png").stat().st_size > 5000
 
 
 def test_the_figure_shows_what_was_measured(demo):
     task, both = copy(demo, sequences=2), HeadSet("both", ((3, 0), (3, 1)))
     said = Direct({(3, 0): 2.0}, "of the logits before their cap at 30")
-    found = ablate(demo, task, Asked.of([both], demo.geometry, random=0), "zero", direct=said)
+    found = ablate(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=said)
     direct, alone, together = shown_of(found)
-    cost = dict(zip(["alone", "both"], losses(demo, task, [HeadSet("", ((3, 1),)), both], "zero").T[1:], strict=True))
+    cost = dict(zip(["alone", "both"], measured(demo, task, [HeadSet("", ((3, 1),)), both], "zero").T[1:], strict=True))
     intact = found.intact_S.mean()
     assert direct.values == {(3, 0): 2.0}
     assert alone.values[3, 1] == pytest.approx(cost["alone"].mean() - intact, abs=1e-5)
     assert together.values == {head: pytest.approx(cost["both"].mean() - intact, abs=1e-5) for head in both.heads}
     assert found.facts["direct"] == said.said
-    without = ablate(demo, task, Asked.of([both], demo.geometry, random=0), "zero", direct=Direct({}, "no way"))
+    without = ablate(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=Direct({}, "no way"))
     assert [one.name for one in shown_of(without)] == ["alone", "together"]
     assert without.table()["direct"].null_count == len(without.table())
 
@@ -51,7 +51,7 @@ def test_pairs_are_printed_and_written(demo, tmp_path):
     rows, said = asked("--select", "3.0-1,1.5", "--pairs", "--out", str(tmp_path / "a"))
     task, names = copy(demo, sequences=2), [(row["layer"], row["other_layer"]) for row in rows]
     assert names == [(1, 3), (1, 3), (3, 3)]
-    loss = losses(
+    loss = measured(
         demo, task, [HeadSet(str(heads), heads) for heads in (((3, 0), (3, 1)), ((3, 0),), ((3, 1),))], "zero"
     )
     pair, one, other = (loss[:, 1:] - loss[:, :1]).mean(0)
@@ -72,7 +72,7 @@ def test_a_pruning_is_printed_drawn_and_goes_on(tmp_path):
     kept = tmp_path / "a" / "prune" / "step-00001.npz"
     with np.load(kept) as step:
         told = dict(step)
-    np.savez(kept, **{**told, "loss": 77.0})
+    np.savez(kept, **{**told, "value": 77.0})
     assert asked(*arguments)[0][0]["loss"] == 77.0
     other = call("ablate", "demo", "--sequences", "3", *arguments)
     assert (other.code, "holds another prune: task, replacement differ" in other.err) == (2, True)

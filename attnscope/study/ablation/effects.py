@@ -1,8 +1,8 @@
 """What sets of heads cost a task: each head alone, all together, and random sets of the same shape beside them.
 
-    asked = Asked.of(sets_of_roles, loaded.geometry)
+    asked = HeadSets.of(sets_of_roles, loaded.geometry)
     found = ablate(loaded, task, asked, folder=Path("runs/ablate"))
-    found.effect(asked.named[0])      # (S,) nats per token over intact
+    found.effect(asked.named[0])      # (S,) over intact, as nats per token
 
 Shapes: S sequence, K set.
 """
@@ -10,7 +10,7 @@ Shapes: S sequence, K set.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,31 +19,32 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.files import save_json
+from attnscope.folder.parts import Column, Parts, claim, with_weights
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import Intervention
+from attnscope.intervene.measure import LOSS, Measure
+from attnscope.intervene.passes import Advance, Passes, of, prepared
+from attnscope.intervene.replacement import Replacement
+from attnscope.intervene.task import Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
-from attnscope.study.ablation.intervention import Intervention
-from attnscope.study.ablation.passes import Passes, of, prepared
-from attnscope.study.ablation.replacement import Replacement
-from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, HeadSet, controls_of, parts, whole_groups
-from attnscope.study.ablation.tasks import Task
-from attnscope.study.claim import claim, with_weights
-from attnscope.study.parts import Column, kept
+from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
 from attnscope.study.statistics import paired
 from attnscope.tables import as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
+    from attnscope.selection import HeadIndex
     from attnscope.study.ablation.direct import Direct
 
-SCHEMA = "ablation/1"
+SCHEMA = "ablation/2"
 NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
 COPY = HeadSet("intact copy", ())
 RANGE = (0.005, 0.995)  # of random sets
-Heads = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Asked:
+class HeadSets:
     """Sets by name, what of each goes alone, and the random sets that each is held against, at most so many.
 
     controls: the heads that random sets are drawn from.
@@ -66,7 +67,7 @@ class Asked:
         seed: int = 0,
         random: int = CONTROLS,
         controls: DrawnFrom = "unnamed",
-    ) -> Asked:
+    ) -> HeadSets:
         """The sets, cut to whole kv groups with by_kv, with up to so many random ones each."""
         whole = tuple(whole_groups(one, geometry) if by_kv else one for one in named)
         left_out = whole if controls == "unnamed" else ()
@@ -88,38 +89,38 @@ class Asked:
 
 @dataclass(frozen=True)
 class Ablation:
-    """What was measured: intact losses (S,), every set's effects (S,) by its heads, and facts."""
+    """What was measured of the intact model (S,), every set's effects (S,) by its heads, and facts."""
 
-    asked: Asked
+    asked: HeadSets
     intact_S: np.ndarray
-    effects: Mapping[Heads, np.ndarray]
+    effects: Mapping[tuple[HeadIndex, ...], np.ndarray]
     facts: Mapping[str, Any]
     direct: Mapping[tuple[int, int], float] | None = None
 
     def effect(self, one: HeadSet) -> np.ndarray:
-        """(S,): nats per token that the task costs more without a set."""
+        """(S,): how much worse the measure is without a set, as nats per token."""
         return self.effects[one.heads]
 
     def table(self) -> pa.Table:
         """A row per named set, head alone and random set; columns of COLUMNS, NaN is null."""
-        kinds = [("together", one.name, one) for one in self.asked.named]
-        kinds += [("alone", name, one) for name, sets in self.asked.alone.items() for one in sets]
-        tested = len(kinds)
-        kinds += [("random", name, one) for name, sets in self.asked.random.items() for one in sets]
-        told = {name: np.full(len(kinds), np.nan) for name in COLUMNS}
-        told |= {name: np.concatenate([found, told[name][tested:]]) for name, found in self._tested(kinds[:tested])}
-        told["effect"][tested:] = [self.effect(one).mean() for _, _, one in kinds[tested:]]
+        rows = [("together", one.name, one) for one in self.asked.named]
+        rows += [("alone", name, one) for name, sets in self.asked.alone.items() for one in sets]
+        tested = len(rows)
+        rows += [("random", name, one) for name, sets in self.asked.random.items() for one in sets]
+        told = {name: np.full(len(rows), np.nan) for name in COLUMNS}
+        told |= {name: np.concatenate([found, told[name][tested:]]) for name, found in self._tested(rows[:tested])}
+        told["effect"][tested:] = [self.effect(one).mean() for _, _, one in rows[tested:]]
         for place, one in enumerate(self.asked.named):
             told["random_low"][place], told["random_high"][place], told["percentile"][place] = self.beside_random(one)
         if self.direct is not None:
-            told["direct"] = np.array([self._direct(kind, one) for kind, _, one in kinds])
+            told["direct"] = np.array([self._direct(condition, one) for condition, _, one in rows])
         return as_table(
             {
-                "set": words([name for _, name, _ in kinds]).dictionary_encode(),
-                "kind": words([kind for kind, _, _ in kinds]).dictionary_encode(),
-                "heads": words([str(one) for _, _, one in kinds]),
+                "set": words([name for _, name, _ in rows]).dictionary_encode(),
+                "condition": words([condition for condition, _, _ in rows]).dictionary_encode(),
+                "heads": words([str(one) for _, _, one in rows]),
                 **{name: numbers(values) for name, values in told.items()},
-                "n": np.full(len(kinds), len(self.intact_S), np.int32),
+                "n": np.full(len(rows), len(self.intact_S), np.int32),
             }
         )
 
@@ -136,17 +137,17 @@ class Ablation:
         save(self.table(), folder / TABLE)
         save_json(self.facts, folder / NAME)
 
-    def _tested(self, kinds: Sequence[tuple[str, str, HeadSet]]) -> Iterator[tuple[str, np.ndarray]]:
+    def _tested(self, rows: Sequence[tuple[str, str, HeadSet]]) -> Iterator[tuple[str, np.ndarray]]:
         """The columns that statistics fill, over the sets that were asked for."""
-        effect_SK = np.stack([self.effect(one) for _, _, one in kinds], 1)
+        effect_SK = np.stack([self.effect(one) for _, _, one in rows], 1)
         intact_SK = np.broadcast_to(self.intact_S[:, None], effect_SK.shape)
         found = paired(intact_SK + effect_SK, intact_SK, span=0.0)
         for column in ("effect", "low", "high", "p"):
             yield column, getattr(found, column)
 
-    def _direct(self, kind: str, one: HeadSet) -> float:
+    def _direct(self, condition: str, one: HeadSet) -> float:
         assert self.direct is not None
-        return sum(self.direct[head] for head in one.heads) if kind == "alone" else np.nan
+        return sum(self.direct[head] for head in one.heads) if condition == "alone" else np.nan
 
 
 COLUMNS = ("direct", "effect", "low", "high", "p", "random_low", "random_high", "percentile")
@@ -155,33 +156,30 @@ COLUMNS = ("direct", "effect", "low", "high", "p", "random_low", "random_high", 
 def ablate(
     loaded: LoadedModel,
     task: Task,
-    asked: Asked,
+    asked: HeadSets,
     replacement: Replacement | Intervention = "mean",
     folder: Path | None = None,
     *,
+    measure: Measure = LOSS,
     force: bool = False,
     direct: Direct | None = None,
-    advance: Callable[[int], object] = lambda token_layers: None,
+    advance: Advance = lambda token_layers: None,
 ) -> Ablation:
     """Run a task with every set's heads changed; with a folder, keep each pass's readings, and write table and facts.
 
     direct: the heads' direct effects. advance: called with the tokens times layers of every pass, and of what an
-    earlier run had read. Raises as `losses`, and UsageError for a folder that holds another ablation, unless force says
-    to write over it.
+    earlier run had read. Raises as `measured`, and UsageError for a folder that holds another ablation, unless force
+    says to write over it.
     """
     sets = [*([COPY] if loaded.dtype in HALF else []), *asked.sets]
-    facts = _facts(loaded, task, asked, replacement)
-    readings = None
+    facts = _facts(loaded, task, asked, replacement, measure)
+    parts = Parts()
     if folder is not None:
         facts = with_weights(facts, loaded)
-        readings = claim(folder, READINGS, "ablation", facts, force)
-    passes = prepared(loaded, task, sets, replacement, advance=advance)
-    effects: dict[Heads, np.ndarray] = {}
-    intact_S = np.full(len(task), np.nan)
-    for first, part in passes.chunks(sets):
-        found_SK = part_losses(passes, part, readings, advance)
-        intact_S = found_SK[:, 0] if first == 0 else intact_S
-        effects |= dict(zip([one.heads for one in part], (found_SK[:, 1:] - found_SK[:, :1]).T, strict=True))
+        parts = claim(folder, READINGS, "ablation", facts, force)
+    passes = prepared(loaded, task, sets, replacement, measure=measure, advance=advance)
+    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
+    effects = dict(zip([one.heads for one in sets], effect_SK.T, strict=True))
     spread = float(np.abs(effects[()]).max()) if () in effects else None
     measured = {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
     facts |= {**measured, "direct": (direct.said or None) if direct else None, "versions": versions()}
@@ -194,7 +192,9 @@ def ablate(
 HALF = ("bfloat16", "float16")
 
 
-def cost(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement | Intervention) -> tuple[int, int]:
+def ablation_cost(
+    loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replacement | Intervention
+) -> tuple[int, int]:
     """Tokens times layers of all passes, and about how many operations that is."""
     passes = Passes.planned(loaded, task, replacement)
     token_layers = passes.token_layers(asked.sets) + (passes.token_layers([]) if passes.intervention.learns else 0)
@@ -209,19 +209,26 @@ def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:
     return 2.0 * (token_layers * per_layer + rows * unembed)
 
 
-def task_facts(loaded: LoadedModel, task: Task, replacement: Replacement | Intervention) -> dict[str, Any]:
+def task_facts(
+    loaded: LoadedModel, task: Task, replacement: Replacement | Intervention, measure: Measure = LOSS
+) -> dict[str, Any]:
     """What tells a study of a task from another."""
+    intervention = of(replacement)
     return {
         "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
         "dtype": loaded.dtype,
         "task": {"name": task.name, "sequences": len(task), "sha256": task.sha256, **task.facts},
-        "replacement": of(replacement).name,
+        "replacement": intervention.name,
+        **({"intervention": intervention.facts} if intervention.facts else {}),
+        "measure": {"name": measure.name, "unit": measure.unit, **measure.facts},
     }
 
 
-def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement | Intervention) -> dict[str, Any]:
+def _facts(
+    loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replacement | Intervention, measure: Measure
+) -> dict[str, Any]:
     return {
-        **task_facts(loaded, task, replacement),
+        **task_facts(loaded, task, replacement, measure),
         "sets": {one.name: str(one).split() for one in asked.named},
         "seed": asked.seed,
         "controls": asked.controls,
@@ -230,17 +237,21 @@ def _facts(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replaceme
     }
 
 
-def part_losses(
-    passes: Passes, part: Sequence[HeadSet], readings: Path | None, advance: Callable[[int], object]
-) -> np.ndarray:
-    """(S, 1 + K): the losses of some sets, from the folder where an earlier run left them."""
-    if readings is None:
-        return passes.losses(part, advance)
+def effects_of(
+    passes: Passes, sets: Sequence[HeadSet], parts: Parts, advance: Advance
+) -> tuple[np.ndarray, np.ndarray]:
+    """What is measured of the intact model, (S,), and what every set costs over it, (S, K)."""
+    found = [_part(passes, part, parts, advance) for _, part in passes.chunks(sets)]
+    return found[0][:, 0], np.hstack([passes.effects(one_SK) for one_SK in found])
+
+
+def _part(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Advance) -> np.ndarray:
+    """(S, 1 + K): what is measured of some sets, from the folder where an earlier run left them."""
     heads = repr([one.heads for one in part])
-    found = kept(
-        readings / f"{hashlib.sha256(heads.encode()).hexdigest()[:16]}.npz",
-        {"loss_SK": Column((len(passes.task), 1 + len(part)))},
-        lambda: {"loss_SK": passes.losses(part, advance)},
+    found = parts.kept(
+        hashlib.sha256(heads.encode()).hexdigest()[:16],
+        {"value_SK": Column((len(passes.task), 1 + len(part)))},
+        lambda: {"value_SK": passes.measured(part, advance)},
         skipped=lambda: advance(passes.token_layers(part)),
     )
-    return found["loss_SK"]
+    return found["value_SK"]

@@ -22,11 +22,12 @@ from pathlib import Path
 
 from attnscope import figures
 from attnscope.errors import AttnscopeError
-from attnscope.figures.pool import begin_worker, busy, cores, leaving, signals_held
+from attnscope.figures.pool import cores
+from attnscope.signals import begin_worker, busy, held, leaving
 
 Work = Callable[[], Generator[Path, None, None]]
 
-_begun: Beside | None = None
+_begun: DrawingProcess | None = None
 
 
 def begin(*modules: str) -> None:
@@ -36,24 +37,24 @@ def begin(*modules: str) -> None:
     """
     global _begun
     if sys.platform == "linux" and cores() > 1 and "torch" not in sys.modules and threading.active_count() == 1:
-        _begun = Beside(*modules)
+        _begun = DrawingProcess(*modules)
 
 
-def begun() -> Beside | None:
+def begun() -> DrawingProcess | None:
     """The process that was begun, for one piece of work; None without one."""
     global _begun
     process, _begun = _begun, None
     return process
 
 
-class Beside:
+class DrawingProcess:
     """A process for one piece of work, which it can be given while it still loads; it ends with this one."""
 
     def __init__(self, *modules: str) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, there = context.Pipe()
         self.process = context.Process(target=_serve, args=(there, self.connection, modules), daemon=True)
-        with signals_held():
+        with held():
             self.process.start()
         there.close()
         atexit.register(self.process.kill)  # one that was never asked has nothing to end
@@ -90,7 +91,7 @@ def _serve(connection: Connection, other_end: Connection, modules: tuple[str, ..
     """What the process does; a path per file, then None, or an error."""
     begin_worker()
     other_end.close()
-    figures.load()
+    figures.load_drawing()
     for module in modules:
         import_module(module)
     with suppress(EOFError, OSError), busy:  # nothing to draw after all, or nobody who would hear of it
