@@ -193,7 +193,7 @@ def _check_task(task: str, generate: int | None, answer: str | Sequence[int] | N
     if task == DECODER:
         return
     if answer is not None or (generate is not None and task == ENCODER):
-        raise UsageError("an answer is what a causal model puts behind a text", "use {target=TEXT}" * (task != ENCODER))
+        raise UsageError("only a causal model has an answer after its text", "use {target=TEXT}" * (task != ENCODER))
 
 
 def _target(
@@ -244,7 +244,7 @@ def _prompt(loaded: LoadedModel, ask: Ask, answer: str | Sequence[int] | None) -
     """The tokens; with an answer of any length, which `answers.check_room` judges."""
     text, chat, truncate = ask.text, ask.chat, ask.truncate
     if ask.picture is not None:
-        loaded.check_bare("a text beside pictures")
+        loaded.check_bare("a text with pictures")
         return _seen_beside(loaded, text, all_opened(ask.picture), chat, truncate, answer)
     if isinstance(text, Sound):
         return heard(loaded, text, truncate)
@@ -306,7 +306,7 @@ def _seen_beside(
 ) -> Prompt:
     """The tokens of a text and the pictures beside it, with an answer behind them."""
     if not isinstance(text, str):
-        raise UsageError("a picture stands beside a text, and these are tokens", "give {text}, or leave out {picture}")
+        raise UsageError("a picture needs a text, and these are tokens", "give {text}, or leave out {picture}")
     if truncate is not None:
         raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
     prompt = read_beside(loaded, text, pictures, chat, answered=answer is not None)

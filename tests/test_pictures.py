@@ -327,7 +327,7 @@ def test_who_sees_nothing_says_so(models: dict[str, LoadedModel], field: str) ->
         attnscope.capture(attnscope.load("demo"), TEXT, picture=field)
     with pytest.raises(UsageError, match="is not cut"):
         attnscope.capture(models["llava"], TEXT, picture=field, truncate="left")
-    with pytest.raises(UsageError, match="stands beside a text"):
+    with pytest.raises(UsageError, match="a picture needs a text"):
         attnscope.capture(models["llava"], [5, 6, 7], picture=field)
     with pytest.raises(InputError, match="16 of them the pictures'"):
         attnscope.capture(models["llava"], "the bank " * 300, picture=field)

@@ -192,7 +192,7 @@ PARTS = [
 
 @pytest.mark.parametrize(("text", "expression", "positions", "part"), PARTS)
 def test_parts_of_words_are_taken_where_there_is_no_whole_one_and_that_is_said(text, expression, positions, part):
-    note = f"{part} stands in no whole word: parts of words were taken"
+    note = f"{part} occurs as no whole word: parts of words were taken"
     assert find(prompt(text), expression) == Found(expression, positions, (note,))
 
 
@@ -258,7 +258,7 @@ def test_what_this_text_does_not_have(text, expression, message):
 def test_a_text_that_was_cut_off_is_not_said_to_be_missing():
     cut = from_text(llama(), "river the bank", max_tokens=3, truncate="left")
     assert cut.tokens == ("<s>", " the", " bank")
-    with pytest.raises(InputError, match="'river' stands only in what was cut off; the tokens are 0 <s>, 1 ·the, "):
+    with pytest.raises(InputError, match="'river' occurs only in what was cut off; the tokens are 0 <s>, 1 ·the, "):
         find(cut, "river")
 
 

@@ -46,7 +46,7 @@ def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
             raise
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}",
-            "make room or name another folder; the same command again goes on from what is whole",
+            "free disk space or name another folder; the same command resumes the run",
         ) from error
 
 
@@ -68,8 +68,8 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
     ]
     if changed:
         raise UsageError(
-            f"{folder} was begun with other options: {'; '.join(changed)}",
-            "give the same options to go on, or name another folder with --out",
+            f"{folder} was started with other options: {'; '.join(changed)}",
+            "give the same options to resume, or name another folder with --out",
         )
 
 
@@ -99,7 +99,7 @@ def check_ours(folder: Path) -> None:
     others = [path for path in there if not path.name.startswith(".") and path.name != "lost+found"]
     if others:
         raise UsageError(
-            f"{folder} holds {others[0].name}, which is not of a dataset of attnscope batch",
+            f"{folder} holds {others[0].name}, which is not part of a dataset of attnscope batch",
             "name a new or an empty folder with --out",
         )
 
@@ -112,7 +112,7 @@ def _options(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         options = schema = None
     if not isinstance(options, dict) or type(schema) is not int:
-        raise UsageError(f"{path} is not of attnscope batch, or damaged", "name another folder with --out")
+        raise UsageError(f"{path} was not written by attnscope batch, or is damaged", "name another folder with --out")
     if schema > SCHEMA:
         raise UsageError(
             f"{path.parent} was written by a newer attnscope: its schema is {schema}, this one knows up to {SCHEMA}",
@@ -120,8 +120,8 @@ def _options(path: Path) -> dict[str, Any]:
         )
     if schema < HEADS_SINCE and "heads" in str(options.get("tables")).split(","):
         raise UsageError(
-            f"{path.parent} was begun by an older attnscope, whose heads tables have other columns",
-            "go on with that version, or name another folder with --out",
+            f"{path.parent} was started by an older attnscope, and its heads tables have other columns",
+            "resume it with that version, or name another folder with --out",
         )
     return {RENAMED.get(str(name), str(name)): value for name, value in options.items()}
 

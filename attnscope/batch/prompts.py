@@ -71,7 +71,7 @@ def targets(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Item], Prompt]]
         def target(item: Item) -> Prompt:
             value = item.says(job.target_field or "")
             if not isinstance(value, str):
-                raise InputError(f"field {job.target_field!r} is no text but {type(value).__name__}")
+                raise InputError(f"field {job.target_field!r}: expected text, got {type(value).__name__}")
             try:
                 return read(value, start_token(loaded), loaded.geometry.max_positions)
             except ModelError as error:
@@ -133,7 +133,7 @@ def _files(item: Item, field: str) -> list[str]:
             given = json.loads(given)
     named = given if isinstance(given, list) else [given]
     if not named or not all(isinstance(one, str) and one for one in named):
-        raise InputError(f"field {field!r} names no file but is {brief(given)}")
+        raise InputError(f"field {field!r}: expected the name of a file, got {brief(given)}")
     files = [os.path.join(os.path.dirname(item.file) or os.curdir, one) for one in named]
     missing = next((one for one in files if not os.path.isfile(one)), None)
     if missing is not None:  # nor a pipe, which would be waited for

@@ -283,7 +283,7 @@ def _expression(item: Item, field: str) -> str:
     """What a field of the item's record says of its tokens. Raises InputError where it says nothing."""
     value = item.says(field)
     if type(value) not in (str, int):
-        raise InputError(f"field {field!r} names no tokens but is {type(value).__name__}")
+        raise InputError(f"field {field!r}: expected an expression for tokens, got {type(value).__name__}")
     return str(value)
 
 

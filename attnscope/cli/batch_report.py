@@ -59,7 +59,7 @@ class GracefulStop:
         if self._armed and self.signal is None:
             self.signal = number
             with suppress(RuntimeError):  # it came amid a line to stderr, which takes no second
-                output.talk("stopping after the batch at hand; once more stops at once", False)
+                output.talk("stopping after this batch; interrupt again to stop at once", False)
             return
         before = self._before[number]
         if callable(before):
@@ -163,7 +163,7 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
         for reason in reasons:
             output.talk(f"failed: {reason}", False)
     if tally.stopped:
-        output.talk("stopped; the same command goes on from here", writing.quiet)
+        output.talk("stopped; the same command resumes from here", writing.quiet)
         return TERMINATED if stop.signal == signal.SIGTERM else INTERRUPTED
     return 1 if outcome.failed else 0
 

@@ -90,7 +90,7 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
     if asked.from_ is None or asked.has_text:
         return read_given(asked, writing)
     if asked.picture:
-        raise UsageError("a picture stands beside a text, and a run gives tokens", "add --text TEXT")
+        raise UsageError("a picture needs a text, and a run gives tokens", "add --text TEXT")
     from attnscope.cli.repeat import tokens_of
 
     output.complain_through_talk(writing.quiet)
@@ -186,7 +186,7 @@ def tell_chosen(queries: Prompt, keys: Prompt, chosen: Chosen, quiet: bool, stac
     from attnscope.text.tokens import described
 
     if chosen.nothing:
-        output.talk(f"{stack}not asked, what is named is not in its texts", quiet)
+        output.talk(f"{stack}not measured: its texts do not have what is named", quiet)
         return
     named = {"query": (queries, chosen.query), "key": (keys, chosen.key)}
     said = [f"{name} {found.expression}: {described(text, found)}" for name, (text, found) in named.items() if found]

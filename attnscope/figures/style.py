@@ -309,7 +309,7 @@ def head_title(maps: Maps, index: int) -> str:
 
 def beside_note(maps: Maps) -> str:
     """`beside the attention: ssm`, where the layer computes more than it."""
-    return f"beside the attention: {maps.beside}" * bool(maps.beside)
+    return f"parallel to the attention: {maps.beside}" * bool(maps.beside)
 
 
 def layer_name(layer: int, beside: str = "") -> str:

@@ -121,7 +121,7 @@ METRICS: Mapping[str, Metric] = {
             unit="share of a row",
             range="0 to 1",
             source="Olsson et al. 2022, arXiv 2209.11895",
-            reading="near 1: the head looks at what followed where this token came up before; keys i and i-1 are left "
+            reading="near 1: the head looks at what followed an earlier copy of this token; keys i and i-1 are left "
             "out, since a head that looks there does so without a repetition",
             rows="repeats_apart",
             kinds=CAUSAL,

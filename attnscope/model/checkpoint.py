@@ -185,7 +185,7 @@ def _listed(index: Path) -> list[str]:
         raise ModelError(f"{index} has no weight_map", "download the file again")
     for name in shards.values():
         if not isinstance(name, str) or not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
-            raise ModelError(f"{index} names {brief(name)}, expected files beside it", "download the file again")
+            raise ModelError(f"{index} names {brief(name)}, expected files in its folder", "download the file again")
     return sorted(set(shards.values()))
 
 

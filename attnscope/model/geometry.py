@@ -341,7 +341,7 @@ def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
     kinds = Counter(layer.kind for layer in layers if not layer.attention)
     without = "".join(f", {count} {kind}" for kind, count in kinds.items())
     both = Counter(layer.beside for layer in there if layer.beside)
-    without += "".join(f", {kind} beside {count}" for kind, count in both.items())
+    without += "".join(f", {kind} parallel to {count}" for kind, count in both.items())
     heads, kv_heads = (_range([getattr(layer, name) for layer in there]) for name in ("heads", "kv_heads"))
     return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
 

@@ -108,7 +108,7 @@ def listen(
     if missing:
         names = [f"{one[1]} {one[0]}" if isinstance(one, tuple) else str(one) for one in missing]
         raise ModelError(
-            f"no attention call came from layer{'s' * (len(missing) > 1)} {', '.join(names)}",
+            f"no attention call in layer{'s' * (len(missing) > 1)} {', '.join(names)}",
             "this model computes its attention where attnscope cannot listen",
         )
     return report
@@ -363,7 +363,7 @@ class _Listener:
             )
         if any(one.shape[1] > 1 and one.stride(1) == 0 for one in found if known.layout is None):
             raise ModelError(
-                "this family returns the mean of its heads in the place of each: none can be told from another",
+                "this family returns the mean of its heads, which does not show the single heads",
                 "choose another model",
             )
         parts = zip((DECODER, CROSS), found, strict=True) if len(found) > 1 else [(None, found[0])]

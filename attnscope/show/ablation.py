@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 Head = tuple[int, int]
 PICTURE = "ablation.png"
 STANDS_IN = {
-    "mean": "a head's mean over other sequences in its place",
-    "zero": "zero in a head's place",
-    "resample": "another sequence's output in a head's place",
+    "mean": "mean ablation (over other sequences)",
+    "zero": "zero ablation",
+    "resample": "resample ablation (another sequence's output)",
 }
 SMALL = 0.1  # of what heads add: what they take away is drawn as 0 is
 
@@ -57,7 +57,7 @@ def shown_of(found: Ablation, atlas: Atlas | None = None) -> list[Shown]:
             together[head] = max(together.get(head, -np.inf), float(found.effect(one).mean()))
     panels = [*_scores(found, atlas), Shown("direct", "logits of the right token", found.direct or {}, "direct")]
     panels.append(Shown("alone", "nats per token without it", alone, "nats"))
-    panels.append(Shown("together", "nats per token without its dearest set", together, "nats"))
+    panels.append(Shown("together", "nats per token without its costliest set", together, "nats"))
     return [one for one in panels if one.values]
 
 

@@ -25,7 +25,7 @@ FIELDS = ("--query-field", "asks", "--key-field", "of")
 FAILURES = {
     "c": "'bank' is not in the text",
     "e": "no field 'of'; there are 'asks'",
-    "f": "field 'of' names no tokens but is list",
+    "f": "field 'of': expected an expression for tokens, got list",
     "g": "/(/ is no regular expression",
 }
 
@@ -90,7 +90,7 @@ def test_the_same_words_for_all_texts_and_what_was_found_in_another_way_is_noted
     assert "query" not in first
     batch(corpus, tiny_folder, tmp_path / "part", "--query", "ank")
     assert {row["note"] for row in rows(tmp_path / "part", "texts")} == {
-        "'ank' stands in no whole word: parts of words were taken"
+        "'ank' is not a whole word of the text: parts of words were taken"
     }
     assert "mass" not in rows(tmp_path / "part", "heads")[0]
 

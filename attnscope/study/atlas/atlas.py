@@ -176,11 +176,11 @@ def atlas_of(model: Weights, asked: Atlas | Path | str | None = None) -> Atlas |
     fits, of = found.fits(model), found.facts["model"]["name"]
     if fits is False:
         raise UsageError(
-            f"the atlas is of {of}, whose weights are not those of {model.name}",
+            f"the atlas is of {of}, which has other weights than {model.name}",
             f"scan this model: attnscope scan {model.name} --out DIR",
         )
     if fits is None:
-        logger.warning("nothing tells whether the atlas, of %s, is of the weights of %s", of, model.name)
+        logger.warning("cannot tell whether the atlas of %s was made with the weights of %s", of, model.name)
     return found
 
 
@@ -195,7 +195,7 @@ def _beside(model: Weights) -> Atlas | None:
         return None
     if found.fits(model):
         return found
-    logger.warning("%s is left aside: it is not of these weights", folder)
+    logger.warning("%s is ignored: it was not made with these weights", folder)
     return None
 
 
