@@ -56,7 +56,7 @@ def test_the_rows_that_an_expression_means_and_the_talk_beside_them():
         "demo  9 tokens",
         "query bank#2: bank(8)",
         "key an,who: <s>(0), financial bank(2-3), bank(8)",
-        "'an' occurs as no whole word: parts of words were taken",
+        "'an' is not a whole word of the text: parts of words were taken",
     ]
     assert call("tokens", SENTENCE, "--query", "bank#2", "-q").err == ""
 

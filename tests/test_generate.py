@@ -444,7 +444,7 @@ def test_what_cannot_be_answered_is_said_in_a_line(
     ("how", "error", "message"),
     [
         ({"generate": 0}, UsageError, "use generate=8"),
-        ({"generate": "8"}, UsageError, "'8' came"),
+        ({"generate": "8"}, UsageError, "got '8'"),
         ({"generate": 2, "answer": " x"}, UsageError, "either generated or given"),
         ({"answer": ""}, InputError, "the answer is empty"),
         ({"answer": [5]}, UsageError, "give both as text, or both as token ids"),

@@ -251,7 +251,7 @@ def test_a_place_may_be_written_into_the_text(models: dict[str, LoadedModel], fi
     prompt = attnscope.capture(models["llava"], "Look at <image> the bank", picture=field).prompt
     assert prompt.text == "<s>Look at  the bank"
     assert prompt.tokens[prompt.parts["img"][-1] + 1] == " the"
-    with pytest.raises(InputError, match="2 of <image>, and 1 picture"):
+    with pytest.raises(InputError, match="expected 1 of <image> in the text, one per picture, got 2"):
         attnscope.capture(models["llava"], "<image> or <image>", picture=field)
 
 

@@ -451,7 +451,7 @@ def test_a_run_json_of_brackets_is_damage(tmp_path: Path) -> None:
     from attnscope.batch.folder import check_ours
 
     (tmp_path / "run.json").write_text("[" * 100_000)
-    with pytest.raises(UsageError, match="or damaged"):
+    with pytest.raises(UsageError, match="or is damaged"):
         check_ours(tmp_path)
 
 

@@ -192,7 +192,7 @@ PARTS = [
 
 @pytest.mark.parametrize(("text", "expression", "positions", "part"), PARTS)
 def test_parts_of_words_are_taken_where_there_is_no_whole_one_and_that_is_said(text, expression, positions, part):
-    note = f"{part} occurs as no whole word: parts of words were taken"
+    note = f"{part} is not a whole word of the text: parts of words were taken"
     assert find(prompt(text), expression) == Found(expression, positions, (note,))
 
 

@@ -249,7 +249,7 @@ class _Search:
             spans.append((at, at + len(text)))
             at = self.said.find(text, at + 1)
         if not (places := self._touched(spans, self._whole)) and (places := self._touched(spans)):
-            self.notes.append(f"{shown.brief(text)} occurs as no whole word: parts of words were taken")
+            self.notes.append(f"{shown.brief(text)} is not a whole word of the text: parts of words were taken")
         return sorted(places + self._unwritten(text))
 
     def _unwritten(self, name: str) -> list[Place]:
