@@ -125,7 +125,7 @@ def test_other_adapters_are_compared_by_scores_and_say_so(tmp_path: Path, config
     loaded = load(LoadOptions(model=str(an_adapter(tmp_path / "a", config=config)), adapter="beside"))
     report = check_parity(loaded, torch.arange(5, 29))
     assert (report.level, report.holds) == ("scores", True)
-    assert all("has an adapter that is no plain LoRA" in layer.why for layer in report.layers)
+    assert all("has an adapter that is not a plain LoRA" in layer.why for layer in report.layers)
 
 
 def test_a_projection_that_is_kept_transposed(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ CASES = [
     (("heads", *TEXT, "--model", "{models}/wrong_shape"), MODEL, "cannot be loaded"),
     (("info", "{models}/mamba"), MODEL, "mamba has no softmax attention to read"),
     (("heads", *TEXT, "--model", "{models}/mamba"), MODEL, "mamba has no softmax attention to read"),
-    (("heads", *TEXT, "--model", "{models}/vit"), MODEL, "is no model of text"),
+    (("heads", *TEXT, "--model", "{models}/vit"), MODEL, "is not a model of text"),
     (("heads", *TEXT, "--model", "{models}/unknown_type"), MODEL, "does not know the model type 'llama99'"),
     (("heads", *TEXT, "--model", "{models}/remote"), MODEL, "--trust-remote-code"),
 ]

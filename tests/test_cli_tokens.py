@@ -126,7 +126,7 @@ def test_nothing_in_a_token_steers_the_terminal():
         (
             ("--query", "/(/"),
             2,
-            "/(/ is no regular expression: missing ) at position 1; write a text in quotes",
+            "/(/ is not a regular expression: missing ) at position 1; write a text in quotes",
         ),
         (("--define", "a"), 2, "a group is a name and what it means, got 'a'; write --define subject=Mary"),
         (("--query", "Mary"), 4, "'Mary' is not in the text; the tokens are 0 <s>, 1 a, 2 ·bank (3 tokens)"),

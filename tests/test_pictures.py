@@ -297,8 +297,8 @@ def test_a_picture_is_known_by_its_hash(models: dict[str, LoadedModel], place: P
     ("content", "said"),
     [
         (None, "does not exist"),
-        (b"no picture", "is no picture that Pillow reads"),
-        (b"", "is no picture that Pillow reads"),
+        (b"no picture", "is not a picture that Pillow reads"),
+        (b"", "is not a picture that Pillow reads"),
         ("folder", "is a folder"),
         ("cut", "is damaged"),
     ],

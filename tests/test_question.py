@@ -296,7 +296,7 @@ def test_it_says_so_where_no_query_sees_a_key() -> None:
     [
         (("--sort", "mass"), "--sort mass is about the mass on named keys; name them with --key"),
         (("--query", "Bob"), "Bob"),
-        (("--key", "/(/"), "is no regular expression"),
+        (("--key", "/(/"), "is not a regular expression"),
         (("--define", "Mary"), "a group is a name and what it means"),
     ],
 )

@@ -141,7 +141,7 @@ def test_a_folder_with_another_manifest_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_bytes(content.encode(errors="surrogatepass"))
     result = call("relations", "--text", CAT, "--out", str(tmp_path), "-q")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "manifest.json is no manifest of attnscope, or damaged" in result.err
+    assert "manifest.json is not a manifest of attnscope, or is damaged" in result.err
     call("relations", "--text", CAT, "--out", str(tmp_path), "-q", "--force").ok()
     assert listed(tmp_path) == {"relations.csv"}
 
@@ -414,7 +414,7 @@ def test_folders_that_are_no_run(tmp_path, monkeypatch):
     for arguments, says in (
         (("heads", "empty"), "TEXT is the name of a folder without manifest.json: empty; name the"),
         (("relations", "empty", "--query", "last"), "or --text empty reads the name"),
-        (("heads", "broken"), "broken/manifest.json is no manifest of attnscope, or damaged"),
+        (("heads", "broken"), "broken/manifest.json is not a manifest of attnscope, or is damaged"),
         (("heads", "--from", "empty"), "empty/manifest.json cannot be read: No such file or directory"),
         (("heads", "broken", "--from", "empty"), "two runs were named, broken and empty; name one of them"),
         (("parity", "broken"), "TEXT is the name of a folder, broken; --text broken reads the name"),
@@ -461,12 +461,12 @@ def test_every_command_of_one_text_takes_ids(command):
 WRONG = [
     ("0 2000", "token 1 has the id 2000, and the vocabulary has 2000 ids; give ids from 0 to 1999"),
     ("0 -1", "token 1 has the id -1, and the vocabulary has 2000 ids"),
-    ("0 the", "'the' in standard input is no token id; give whole numbers"),
-    ("1.5", "'1.5' in standard input is no token id"),
-    ("[[1]]", "'[1]' in standard input is no token id"),
-    ("[1, 2", "'[1' in standard input is no token id"),
-    ("²", "'²' in standard input is no token id"),
-    ("9" * 5000, "is no token id"),
+    ("0 the", "'the' in standard input is not a token id; give whole numbers"),
+    ("1.5", "'1.5' in standard input is not a token id"),
+    ("[[1]]", "'[1]' in standard input is not a token id"),
+    ("[1, 2", "'[1' in standard input is not a token id"),
+    ("²", "'²' in standard input is not a token id"),
+    ("9" * 5000, "is not a token id"),
     ("", "standard input holds no token ids"),
     ("[]", "standard input holds no token ids"),
     ("0 " * 513, "the text has 513 tokens, the model reads at most 512"),

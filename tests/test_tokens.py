@@ -222,7 +222,7 @@ WRONG = [
     ("^", UsageError, f"'^' names no text; {QUOTED}"),
     ('"bank', UsageError, "'\"bank' is not closed; end it with \", or write it in quotes"),
     ("/bank", UsageError, "'/bank' is not closed; end it with /, or write it in quotes"),
-    ("/(/", UsageError, "/(/ is no regular expression: missing ) at position 1; write a text in quotes"),
+    ("/(/", UsageError, "/(/ is not a regular expression: missing ) at position 1; write a text in quotes"),
     ("bank,^:", InputError, f"nothing is left of 'bank,^:'; {LISTED}"),
     ("^*", InputError, f"nothing is left of '^*'; {LISTED}"),
     ("none", InputError, f"nothing is left of the group 'none'; {LISTED}"),
@@ -324,7 +324,7 @@ def test_groups_are_read_from_name_and_meaning():
         (["a="], f"a part of '' is empty; {QUOTED}"),
         (["a=b", "b=c,a", "c=1"], "the group 'a' is made of itself: a -> b -> a; define it by other words"),
         (["a=a"], "the group 'a' is made of itself: a -> a; define it by other words"),
-        (["a=/(/"], "/(/ is no regular expression: missing ) at position 1; write a text in quotes"),
+        (["a=/(/"], "/(/ is not a regular expression: missing ) at position 1; write a text in quotes"),
     ],
 )
 def test_groups_that_cannot_be_meant(pairs, message):

@@ -316,7 +316,7 @@ LOOKBACKS: Mapping[str, Metric] = {  # measured where a prompt has an answer
             short="lookb -0",
             title="lookback ratio without key 0",
             formula="the same, key 0 left out of a",
-            reading="the same for what is no sink: where key 0 takes most, the plain ratio says little else",
+            reading="the same without the sink: where key 0 takes most, the plain ratio shows little else",
             rows="answer_beyond_0",
             **_lookback(1),
         ),

@@ -175,7 +175,7 @@ def check_weight_file(path: Path, allow_pickle: bool = False) -> None:
     if path.suffix == ".safetensors":  # by this transformers decides how it reads a file
         check_safetensors(path)
     elif not allow_pickle:
-        raise ModelError(f"{path} is no safetensors file, and others can run any code when they are read", CONVERT)
+        raise ModelError(f"{path} is not a safetensors file, and others can run any code when they are read", CONVERT)
 
 
 def _listed(index: Path) -> list[str]:

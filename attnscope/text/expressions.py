@@ -155,7 +155,7 @@ def compiled(pattern: str) -> Any:
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
-        raise UsageError(f"/{pattern}/ is no regular expression: {error}", "write a text in quotes") from None
+        raise UsageError(f"/{pattern}/ is not a regular expression: {error}", "write a text in quotes") from None
 
 
 def _part(found: re.Match[str], expression: str) -> Part:

@@ -127,7 +127,7 @@ def test_every_picture_is_read_beside_its_text_as_alone(place: Path, llava: Load
         seen = attnscope.capture(llava, record["text"], picture=[place / str(name) for name in named])
         check(tmp_path / "out", str(record["id"]), seen, (DECODER, VISION))
     assert failures(tmp_path / "out") == {
-        "broken": f"{place}/broken.png is no picture that Pillow reads",
+        "broken": f"{place}/broken.png is not a picture that Pillow reads",
         "none": "field 'seen': expected the name of a file, got []",
     }
 

@@ -26,7 +26,7 @@ FAILURES = {
     "c": "'bank' is not in the text",
     "e": "no field 'of'; there are 'asks'",
     "f": "field 'of': expected an expression for tokens, got list",
-    "g": "/(/ is no regular expression",
+    "g": "/(/ is not a regular expression",
 }
 
 
@@ -137,7 +137,7 @@ def test_a_stream_says_them_too(tiny_folder: Path, corpus: Path) -> None:
     [
         (("--query", "last", "--query-field", "asks"), "--query and --query-field were both given"),
         (("--key", "bank", "--key-field", "of"), "--key and --key-field were both given"),
-        (("--key", "/(/"), "is no regular expression"),
+        (("--key", "/(/"), "is not a regular expression"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(

@@ -216,7 +216,7 @@ def test_every_text_is_cut(
         (("--spans", "river bank"), "a span is a name, or a name and what it means, got 'river bank'"),
         (("--spans", "=Mary"), "a span is a name, or a name and what it means, got ''"),
         (("--spans", ""), "a span is a name, or a name and what it means, got ''"),
-        (("--spans", "bad=/(/"), "is no regular expression"),
+        (("--spans", "bad=/(/"), "is not a regular expression"),
         (("--spans", "a=Mary", "--define", "a=John"), "the group 'a' is defined twice"),
         (("--max-tokens", "0"), "Invalid value for '--max-tokens'"),
         (("--max-tokens", "513"), "texts of 513 tokens are too long: the model reads at most 512"),

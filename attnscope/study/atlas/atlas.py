@@ -160,7 +160,7 @@ def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:
 def _names(roles: Any) -> tuple[str, ...]:
     """The roles of a head. Raises ValueError for what is no list of names."""
     if not isinstance(roles, list) or not all(isinstance(one, str) for one in roles):
-        raise ValueError(f"{roles!r} are no roles")
+        raise ValueError(f"{roles!r} are not roles")
     return tuple(roles)
 
 
