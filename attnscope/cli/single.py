@@ -222,7 +222,7 @@ def tell_sound(run: Run, quiet: bool) -> None:
     if prompt.step is None:
         return
     own = len(prompt) - sum(prompt.special)
-    padded = f"; from {prompt.labels[own]} on silence pads it" if own < len(prompt) else ""
+    padded = f"; padded with silence from {prompt.labels[own]} on" if own < len(prompt) else ""
     output.talk(f"{prompt.text.partition(':')[0]}: {own} of {len(prompt)} frames{padded}", quiet)
 
 

@@ -52,7 +52,7 @@ class Pages(Config, Beside, Writing):
         if self.out is None:
             raise UsageError("nowhere to write the page", "name a file with --out FILE, or - for stdout")
         if self.out == STDOUT and sys.stdout.isatty():
-            raise UsageError("a page is not for a terminal to print", "redirect it to a file: > page.html")
+            raise UsageError("a page cannot be printed on a terminal", "redirect it to a file: > page.html")
         if self.out != STDOUT and (self.out.is_dir() or not self.out.suffix):
             raise UsageError(f"{self.out} is not the name of a file", f"name one: {self.out / 'page.html'}")
         if self.precision not in (8, 16):
