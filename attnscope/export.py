@@ -16,9 +16,8 @@ from attnscope.drawing import FIGURES, Advance, check_kinds, drawings, save_roll
 from attnscope.figures import Style
 from attnscope.files import jsonable, refuse_links, save_json, sha256_of
 from attnscope.looks import Mean, look_table
-from attnscope.manifest import NAME, TARGET, about, check, inner_folders, taken, tokens_of
+from attnscope.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.model.libraries import versions
-from attnscope.stacks import ENCODER
 from attnscope.tables import save
 
 if TYPE_CHECKING:
@@ -93,7 +92,9 @@ def export(
         if seen.rollout is not None:
             shares = seen.rollout_table(top_k, min_weight)
             written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))
-            rolled = {kind * bool(seen.beside): one for kind, one in seen.stacks.items() if one.rollout is not None}
+            rolled = {
+                stack * bool(seen.other_stacks): one for stack, one in seen.stacks.items() if one.rollout is not None
+            }
             written += [save_rollout(one, made / stack, style) for stack, one in rolled.items()]
         drawn = drawings(seen, names, sort, top if "top" in figures else 0) if figures else {}
         for stack, drawing in drawn.items():
@@ -116,13 +117,15 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     where they were not measured.
     """
     calls, facts = seen.calls, dict(seen.facts)
-    if seen.beside and seen.rollout is not None:
-        facts["rollout"] = {kind: one.facts["rollout"] for kind, one in seen.stacks.items() if one.rollout is not None}
-    said = about(seen.prompt, facts, options)
+    if seen.other_stacks and seen.rollout is not None:
+        facts["rollout"] = {
+            stack: one.facts["rollout"] for stack, one in seen.stacks.items() if one.rollout is not None
+        }
+    said = run_facts(seen.prompt, facts, options)
     prompt = said.pop("prompt")  # the longest, last
-    asked_of = {kind: one.chosen for kind, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
-    said_of = {kind: {name: asdict(found) for name, found in named(one).items()} for kind, one in asked_of.items()}
-    chosen = said_of if seen.beside else said_of.get(seen.kind)
+    asked_of = {stack: one.chosen for stack, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
+    said_of = {stack: {name: asdict(found) for name, found in named(one).items()} for stack, one in asked_of.items()}
+    chosen = said_of if seen.other_stacks else said_of.get(seen.stack)
     return {
         **said,
         "export": jsonable(asked),
@@ -148,12 +151,12 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
             }
             | ({"altered": True} if check.altered else {})
             | ({"repeats": True} if check.repeats else {})
-            | ({"kind": check.kind} if seen.beside else {})
+            | ({"stack": check.stack} if seen.other_stacks else {})
             for check in calls
         ],
         "answered_by": replace(seen.report, calls=calls).answered_by,
         "prompt": prompt,
-        **({TARGET: tokens_of(seen.queries)} if ENCODER in seen.beside else {}),
+        **({TARGET: tokens_of(seen.queries)} if seen.of_two_texts else {}),
     }
 
 

@@ -33,7 +33,7 @@ class Capture(Observation):
     def made_of(cls, seen: Observation) -> Capture:
         """The same numbers, with their ways out."""
         parts = {one.name: getattr(seen, one.name) for one in fields(seen)}
-        return cls(**parts | {"beside": {kind: cls.made_of(one) for kind, one in seen.beside.items()}})
+        return cls(**parts | {"other_stacks": {stack: cls.made_of(one) for stack, one in seen.other_stacks.items()}})
 
     def token_table(self, mean: Literal["none", "layer", "all"] = "none") -> pa.Table:
         """Every token's weight: a row per head and token, or per token of the heads' mean in a layer, or of all.

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import UsageError
-from attnscope.files import jsonable, read_json, save_json
-from attnscope.stacks import KINDS
+from attnscope.files import check_schema, jsonable, read_json, save_json
+from attnscope.stacks import STACKS
 from attnscope.text.prompt import Prompt, Span
 
-SCHEMA = "run/2"  # of a folder; goes up when a file or a column is renamed, or means something else
+SCHEMA = "run/3"  # of a folder; goes up when a file or a column is renamed, or means something else
 NAME, MARK = "manifest.json", "unfinished.json"
 PROMPT, TARGET = "prompt", "target_prompt"  # where a manifest says the tokens of a text, and of its target
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
@@ -31,15 +31,16 @@ AROUND = frozenset(
 )
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
-    rf"|(({'|'.join(KINDS)})/)?"
+    rf"|(({'|'.join(STACKS)})/)?"
     r"(overview|metrics|mass|top|rollout|picture\d*|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )
 HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a file that is not whole yet
 MOST_SAID, LONGEST_SAID = 4, 40
+WRITE_OVER = "name another folder, or write over it with {force=True}"
 
 
-def about(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more."""
     text = {"sha256": prompt.sha256, "tokens": len(prompt), "removed_tokens": prompt.removed}
     said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": tokens_of(prompt)})
@@ -55,7 +56,13 @@ def tokens_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a manifest says, of this version or another. Raises UsageError for what is none."""
+    """What a manifest says. Raises UsageError for what is none, and for one of another version."""
+    found = _of_any_version(path)
+    check_schema(found, SCHEMA, path, "run its text again with this version of attnscope")
+    return found
+
+
+def _of_any_version(path: Path) -> dict[str, Any]:
     try:
         found = read_json(path)
     except OSError as error:
@@ -100,14 +107,16 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
     """
     path, found = folder / NAME, list[str]()
     if not force and path.exists():
-        found = differences(read_manifest(path), now)
+        before = _of_any_version(path)
+        check_schema(before, SCHEMA, folder, WRITE_OVER)
+        found = differences(before, now)
     elif not force and not (folder / MARK).exists():
         found = [f"{name}, which no manifest lists" for name in sorted(_ours(folder))[:1]]
     if found:
         more = f"; {len(found) - MOST_SAID} more" * (len(found) > MOST_SAID)
         raise UsageError(
             f"{folder} holds another run: {'; '.join(found[:MOST_SAID])}{more}",
-            "name another folder, or write over it with {force=True}",
+            WRITE_OVER,
         )
 
 
@@ -137,7 +146,7 @@ def _left(folder: Path, now: Mapping[str, Any]) -> tuple[set[str], bool]:
     """What a run before left in a folder, manifest and mark aside; and whether it was the same run."""
     again, names = False, set[str]()
     with suppress(UsageError):  # none, or damaged: it lists nothing
-        before = read_manifest(folder / NAME)
+        before = _of_any_version(folder / NAME)
         again = not differences(before, now)
         listed = before.get("files")
         names = {str(name) for name in listed} if isinstance(listed, Mapping | list) else names
@@ -155,7 +164,7 @@ def _ours(folder: Path) -> set[str]:
 
 def inner_folders(folder: Path) -> list[Path]:
     """The folders that an export makes in its own, whether they are there or not."""
-    stacks = [folder / kind for kind in KINDS]
+    stacks = [folder / stack for stack in STACKS]
     return [*stacks, *(top / name for top in (folder, *stacks) for name in ("layers", "heads"))]
 
 

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from attnscope.apart import Apart
 from attnscope.ask import Ask
 from attnscope.errors import InputError, MemoryLimitError, ModelError, UsageError
-from attnscope.media.beside import read_beside
 from attnscope.media.picture import Picture, all_opened
+from attnscope.media.picture_prompt import read_with_pictures
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, heard, reads_sound
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, is_out_of_memory
 from attnscope.model.geometry import with_tower
 from attnscope.model.loading import LoadedModel
 from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
-from attnscope.observe.choice import Choice, choose, difference
+from attnscope.observe.choice import Choice, choose, tiles_difference
 from attnscope.seam.cost import tokens_that_fit
 from attnscope.seam.engines import Engine
 from attnscope.seam.generation import continuation, ends, start_token, translation
 from attnscope.seam.inputs import given_of
-from attnscope.selection import Named, select_stacks
-from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
+from attnscope.selection import HeadsByRole, select_stacks
+from attnscope.stacks import CAUSAL_LM, CROSS, ENCODER, ENCODER_ONLY, SEQ2SEQ, VISION
 from attnscope.study.atlas.atlas import Atlas, atlas_of
 from attnscope.text import answer as answers
 from attnscope.text import target as targets
@@ -70,7 +70,7 @@ class Run:
         return self.source or self.prompt
 
     @property
-    def named(self) -> Named | None:
+    def named(self) -> HeadsByRole | None:
         """The heads that the atlas names, as `selection.select` takes them."""
         return self.atlas.by_role() if self.atlas else None
 
@@ -78,7 +78,7 @@ class Run:
     def asked(self) -> dict[str, Asked]:
         """What every stack reads, and which tokens of it are asked about."""
         both = Asked(self.prompt, self.chosen, self.source)
-        return {kind: one for kind in self.loaded.geometry.stacks for one in both.of(kind)[:1]}
+        return {stack: one for stack in self.loaded.geometry.stacks for one in both.of(stack)[:1]}
 
     def asking(self, request: Request) -> Run:
         """The same with another request. Raises MemoryLimitError where the machine has no room for what it keeps."""
@@ -132,7 +132,7 @@ def prepare(loaded: LoadedModel, ask: Ask, advance: Callable[[int], object] = la
             f"expected a LoadedModel, got {type(loaded).__name__}",
             "attnscope.load makes one, attnscope.wrap one of a model and a tokenizer",
         )
-    request, of_two = ask.keep, loaded.geometry.task == "seq2seq"
+    request, of_two = ask.keep, loaded.geometry.task == SEQ2SEQ
     _check(loaded, ask)
     prompt = _prompt(loaded, ask, "" if ask.generate and not of_two else ask.answer)
     if prompt.tower and not request.asks:
@@ -160,17 +160,17 @@ def _check(loaded: LoadedModel, ask: Ask) -> None:
         loaded.check_queries("a rollout" if ask.keep.rollout else "what keeps q and k")
     task = loaded.geometry.task
     _check_task(task, ask.generate, ask.answer, ask.target)
-    answers.check(ask.generate, ask.answer, None if task == "seq2seq" else ask.truncate)
+    answers.check_answer(ask.generate, ask.answer, None if task == SEQ2SEQ else ask.truncate)
 
 
 def _selected(loaded: LoadedModel, ask: Ask, atlas: Atlas | None) -> Request:
     """What is kept, of the heads that are named."""
     select, geometry = ask.select, loaded.geometry
-    if select is None and ask.keep.per_token and geometry.task == "seq2seq":
+    if select is None and ask.keep.per_token and geometry.task == SEQ2SEQ:
         select = CROSS  # of three stacks what is asked for most: which tokens of the text a target looks at
     if select is None:
         return ask.keep
-    heads = select_stacks(select, geometry.heads_of_stacks, geometry.kind, atlas.by_role() if atlas else None)
+    heads = select_stacks(select, geometry.heads_of_stacks, geometry.stack, atlas.by_role() if atlas else None)
     return ask.keep.selecting(heads, geometry)
 
 
@@ -186,14 +186,16 @@ def _check_reads(loaded: LoadedModel, text: Text) -> None:
 
 def _check_task(task: str, generate: int | None, answer: str | Sequence[int] | None, target: Any) -> None:
     """Raise UsageError for what is asked of a model of another task."""
-    if task != "seq2seq" and target is not None:
+    if task != SEQ2SEQ and target is not None:
         raise UsageError(
             f"a target is what an encoder-decoder's decoder reads, and this is a {task}", "leave out {target}"
         )
-    if task == DECODER:
+    if task == CAUSAL_LM:
         return
-    if answer is not None or (generate is not None and task == ENCODER):
-        raise UsageError("only a causal model has an answer after its text", "use {target=TEXT}" * (task != ENCODER))
+    if answer is not None or (generate is not None and task == ENCODER_ONLY):
+        raise UsageError(
+            "only a causal model has an answer after its text", "use {target=TEXT}" * (task != ENCODER_ONLY)
+        )
 
 
 def _target(
@@ -309,7 +311,7 @@ def _seen_beside(
         raise UsageError("a picture needs a text, and these are tokens", "give {text}, or leave out {picture}")
     if truncate is not None:
         raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
-    prompt = read_beside(loaded, text, pictures, chat, answered=answer is not None)
+    prompt = read_with_pictures(loaded, text, pictures, chat, answered=answer is not None)
     if not answer:
         return prompt if answer is None else replace(prompt, answer=len(prompt))
     ids = _ids_of(loaded, answer) if isinstance(answer, str) else answer
@@ -332,7 +334,7 @@ def _facts(
     """How far the engine is from eager on this text, whether positions were stretched, and who names the heads."""
     facts: dict[str, Any] = {}
     if engine.name != "eager":
-        facts["largest_difference_to_eager"] = difference(loaded, prompt, source)
+        facts["largest_difference_to_eager"] = tiles_difference(loaded, prompt, source)
     if loaded.stretched_from is not None:
         facts["positions"] = {
             "trained": loaded.stretched_from,
@@ -351,11 +353,11 @@ def _check_matrices(loaded: LoadedModel, request: Request, prompt: Prompt, sourc
     heads, needed, room, tokens = 0, 0, free_memory("cpu"), len(prompt) + more
     pairs = {ENCODER: source * source if source else tokens * tokens, CROSS: tokens * source}
     pairs |= {VISION: sum(len(part) ** 2 for part in prompt.tower)}
-    for kind, layers in loaded.geometry.shown.items():
-        of_stack = request.of(kind, loaded.geometry.kind)
+    for stack, layers in loaded.geometry.shown.items():
+        of_stack = request.of(stack, loaded.geometry.stack)
         chosen = of_stack.view_of(of_stack.weights).heads
         kept = sum(one.heads if chosen is None else len(chosen.get(one.index, ())) for one in layers.values())
-        heads, needed = heads + kept, needed + 4 * kept * pairs.get(kind, tokens * tokens)
+        heads, needed = heads + kept, needed + 4 * kept * pairs.get(stack, tokens * tokens)
     if needed > room:
         raise MemoryLimitError(
             f"the matrices of {heads} heads over {tokens} tokens take {human_bytes(needed)}, and this machine has "

@@ -13,7 +13,7 @@ from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.run import _ids_of, prepare
 from attnscope.text import prompt as prompts
-from attnscope.text.expressions import DEEPEST, check, defined
+from attnscope.text.expressions import DEEPEST, check_expression, defined
 from attnscope.text.prompt import from_ids, from_text
 from attnscope.text.target import reading_target, target
 from attnscope.text.tokens import find
@@ -144,7 +144,7 @@ def test_groups_lie_so_deep_and_no_deeper(demo) -> None:
     names = ",".join(f"g{at}" for at in reversed(range(1, 300)))  # each is checked after those that it is made of
     groups = dict(one.split("=") for one in chain(300))
     with pytest.raises(UsageError, match="more than 64 deep"):
-        check(f"{names},^g0", groups)
+        check_expression(f"{names},^g0", groups)
     defines = [part for one in chain(300) for part in ("--define", one)]
     result = call("heads", "a bank", "-q", "--query", "g0", *defines)
     assert (result.code, result.out, result.err.count("\n")) == (2, b"", 1)

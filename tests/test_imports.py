@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "memory": "errors",
     "stacks": "",
     "selection": "cells errors stacks",
-    "files": "apart errors",
+    "files": "apart errors shown",
     "tables": "files",
     "text": "apart errors shown stacks",
     "media": "apart errors model text",
@@ -57,7 +57,7 @@ MAY_IMPORT = {
     "batch": "_version apart drawing errors figures files keep measure media memory model observation observe seam"
     " selection shown stacks study tables text",
     "study": "cells errors files attention keep measure memory model observe seam selection tables text stacks",
-    "show": "cells errors figures files measure model shown study tables",
+    "show": "cells errors figures files measure model selection shown study tables",
     "": "_version api errors figures keep model observation observe seam",  # handed out, imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them

@@ -137,7 +137,7 @@ def test_what_a_small_picture_cannot_show(models: dict[str, LoadedModel], place:
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
     assert report.too_short == ()
     written = certificate(report, run.loaded, run.prompt)
-    assert [layer["kind"] for layer in written["layers"]] == [DECODER] * 2 + [VISION] * 3
+    assert [layer["stack"] for layer in written["layers"]] == [DECODER] * 2 + [VISION] * 3
 
 
 # Oracles that are wrong: the assertion that passes for the right one catches each, in the stack where it is wrong.
@@ -148,7 +148,7 @@ def rolled(rule: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def failing(loaded: LoadedModel, field: str) -> set[str]:
-    return {layer.kind for layer in parity(loaded, field).failures}
+    return {layer.stack for layer in parity(loaded, field).failures}
 
 
 @pytest.mark.parametrize(
@@ -194,12 +194,12 @@ def test_windows_beside_the_true_ones_are_caught(
     right = reader.visible
 
     def wrong(given: Any) -> torch.Tensor:
-        windowed = given.layer.kind == "windowed"
+        windowed = given.layer.type == "windowed"
         return right(replace(given, block_T=given.block_T.roll(1)) if windowed else given)
 
     monkeypatch.setattr(reader, "visible", wrong)
     report = parity(models["qwen2_5_vl"], field)
-    assert [(layer.kind, layer.layer) for layer in report.failures] == [(VISION, 0), (VISION, 2)]
+    assert [(layer.stack, layer.layer) for layer in report.failures] == [(VISION, 0), (VISION, 2)]
 
 
 def test_a_corrupted_layer_fails_and_is_named(models: dict[str, LoadedModel], field: str) -> None:
@@ -210,7 +210,7 @@ def test_a_corrupted_layer_fails_and_is_named(models: dict[str, LoadedModel], fi
         failures = parity(models["qwen2_5_vl"], field).failures
     finally:
         handle.remove()
-    assert [(layer.kind, layer.layer) for layer in failures] == [(VISION, 2)]
+    assert [(layer.stack, layer.layer) for layer in failures] == [(VISION, 2)]
 
 
 # The parts that the oracle is made of, against transformers' own and against index arithmetic.

@@ -155,7 +155,7 @@ def test_of_several_pictures_the_first_is_read(loaded: LoadedModel, field: str) 
 
 def test_windows_that_do_not_fit_are_left_out(loaded: LoadedModel, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tower whose calls are of other lengths than the windows that its config says."""
-    monkeypatch.setattr("attnscope.media.beside.window_side", lambda vision: 2)
+    monkeypatch.setattr("attnscope.media.picture_prompt.window_side", lambda vision: 2)
     seen = attnscope.capture(loaded, TEXT, picture=field)
     assert {layer for layer, _ in seen.of(VISION).kv_of} == {1}
 

@@ -16,7 +16,7 @@ from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.figures import Patches, PatchSheet, Style
 from attnscope.figures.over import grid_of, save_patches
 from attnscope.media.patches import WHOLE, Sight, patches_of
-from attnscope.media.picture import all_opened, opened
+from attnscope.media.picture import all_opened, open_picture
 from attnscope.model.loading import LoadedModel
 from attnscope.parity import check_parity
 from attnscope.run import prepare
@@ -193,7 +193,7 @@ def test_image_tokens_are_no_repeated_text(models: dict[str, LoadedModel], field
     for i in rows:
         for j in range(i):
             means += seen.weights[0][:, i, j] * (ids[j] == ids[i]) / len(rows)
-    found = [head.score["duplicate_token"] for head in seen.heads if (head.layer, head.kind) == (0, DECODER)]
+    found = [head.score["duplicate_token"] for head in seen.heads if (head.layer, head.stack) == (0, DECODER)]
     torch.testing.assert_close(torch.tensor(found), means, atol=1e-6, rtol=0)
     alone = attnscope.capture(models["llava"], "a river", picture=field)
     assert all(np.isnan(head.score["duplicate_token"]) for head in alone.heads)
@@ -205,7 +205,7 @@ def test_parity_holds(family: str, models: dict[str, LoadedModel], field: str) -
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
     assert report.holds
     assert report.levels == {DECODER: "full", VISION: "full"}
-    assert {(layer.kind, layer.layer, layer.why) for layer in report.layers} == {
+    assert {(layer.stack, layer.layer, layer.why) for layer in report.layers} == {
         (kind, layer, "") for kind, layers in ((DECODER, 2), (VISION, 3)) for layer in range(layers)
     }
     assert not check_parity(run.loaded, run.prompt, engine=run.engine, atol=0.0).holds
@@ -272,15 +272,15 @@ def test_a_picture_is_read_as_it_is_seen(place: Path, caplog: pytest.LogCaptureF
     image = Image.new("RGBA", (4, 2), (255, 0, 0, 255))
     image.putpixel((0, 0), (0, 0, 0, 0))
     image.save(place / "clear.png")
-    assert opened(place / "clear.png").image.getpixel((0, 0)) == (255, 255, 255)
+    assert open_picture(place / "clear.png").image.getpixel((0, 0)) == (255, 255, 255)
     assert "read on white" in caplog.text
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned
     Image.new("RGB", (4, 2)).save(place / "turned.jpg", exif=exif)
-    assert opened(place / "turned.jpg").image.size == (2, 4)
+    assert open_picture(place / "turned.jpg").image.size == (2, 4)
     frames = [Image.new("RGB", (4, 2), colour) for colour in ("red", "blue")]
     frames[0].save(place / "moving.gif", save_all=True, append_images=frames[1:])
-    assert opened(place / "moving.gif").image.getpixel((0, 0)) == (254, 0, 0) or "2 frames" in caplog.text
+    assert open_picture(place / "moving.gif").image.getpixel((0, 0)) == (254, 0, 0) or "2 frames" in caplog.text
     assert "2 frames: the first is read" in caplog.text
 
 
@@ -312,14 +312,14 @@ def test_what_is_no_picture_is_a_line(content: bytes | str | None, said: str, pl
     elif isinstance(content, bytes):
         path.write_bytes(content)
     with pytest.raises(InputError, match=said):
-        opened(path)
+        open_picture(path)
 
 
 def test_a_decompression_bomb_is_a_line(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for most in (10, 8000):  # beyond twice as many Pillow raises, below it warns
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
         with pytest.raises(InputError, match="million pixels"):
-            opened(field)
+            open_picture(field)
 
 
 def test_who_sees_nothing_says_so(models: dict[str, LoadedModel], field: str) -> None:
@@ -367,15 +367,15 @@ def asked(models: dict[str, LoadedModel], command: str, field: str, *more: str, 
 
 def test_heads_lists_decoder_and_tower(models: dict[str, LoadedModel], field: str) -> None:
     found = asked(models, "heads", field).ok().rows
-    assert {(row["kind"], row["layer"], row["head"]) for row in found} == {
+    assert {(row["stack"], row["layer"], row["head"]) for row in found} == {
         (kind, str(layer), str(head))
         for kind, layers in ((DECODER, 2), (VISION, 3))
         for layer in range(layers)
         for head in range(4)
     }
-    assert all(not row["induction"] and not row["distance"] for row in found if row["kind"] == VISION)
+    assert all(not row["induction"] and not row["distance"] for row in found if row["stack"] == VISION)
     only = asked(models, "heads", field, "--select", "vision.2.1").ok().rows
-    assert [(row["kind"], row["layer"], row["head"]) for row in only] == [(VISION, "2", "1")]
+    assert [(row["stack"], row["layer"], row["head"]) for row in only] == [(VISION, "2", "1")]
 
 
 def test_info_lists_the_towers_layers(models: dict[str, LoadedModel]) -> None:
@@ -389,14 +389,14 @@ def test_info_lists_the_towers_layers(models: dict[str, LoadedModel]) -> None:
 
 def test_other_commands_read_pictures(models: dict[str, LoadedModel], field: str) -> None:
     found = asked(models, "relations", field, "--query", "last", "--top-k", "all").ok().rows
-    assert {row["kind"] for row in found} == {DECODER}
+    assert {row["stack"] for row in found} == {DECODER}
     assert "img 3,3" in {row["key_token"] for row in found}
     keys = asked(models, "keys", field).ok().rows
-    assert [row["token"] for row in keys if row["kind"] == VISION][:2] == ["[CLS]", "img 0,0"]
+    assert [row["token"] for row in keys if row["stack"] == VISION][:2] == ["[CLS]", "img 0,0"]
     tokens = asked(models, "text", field, "--query", "last").ok().rows
     assert tokens[1]["token"] == "img 0,0"
     parity = asked(models, "parity", field, family="gemma3").ok().rows
-    assert {(row["kind"], row["level"], row["holds"]) for row in parity} == {
+    assert {(row["stack"], row["level"], row["holds"]) for row in parity} == {
         (kind, "full", "True") for kind in (DECODER, VISION)
     }
 

@@ -213,6 +213,17 @@ def test_the_library_holds_a_folder_to_its_run_too(seen, demo, tmp_path):
     assert "overview.png" not in listed(tmp_path)
 
 
+def test_a_run_of_an_older_version_is_refused_and_can_be_written_over(seen, tmp_path):
+    seen.export(tmp_path, figures=("overview",))
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(said(tmp_path) | {"schema": "run/2"}))
+    with pytest.raises(UsageError, match=r"has schema 'run/2', expected 'run/3'; .*write over it with force=True$"):
+        seen.export(tmp_path, figures=("layers",))
+    seen.export(tmp_path, figures=("layers",), force=True)
+    assert said(tmp_path)["schema"] == "run/3"
+    assert "overview.png" not in listed(tmp_path)
+
+
 def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path):
     small = attnscope.wrap(tiny_model("llama", num_hidden_layers=2, vocab_size=2000), demo.tokenizer)
     for image in ("png", "svg", "pdf"):
@@ -308,7 +319,8 @@ def test_a_repeated_run_is_allowed_nothing_and_writes_nowhere_by_itself(tmp_path
 HALF = {"text": "a", "ids": [0], "special": [False], "turns": [], "removed": 0}
 HALF |= {name: ["\ud800"] for name in ("tokens", "labels", "plain")}
 HOSTILE = [
-    ({"schema": "run/1", "prompt": None}, 2, "does not say which tokens were read"),
+    ({"schema": "run/2"}, 2, "has schema 'run/2', expected 'run/3'; run its text again with this version of attnscope"),
+    ({"prompt": None}, 2, "does not say which tokens were read"),
     ({"prompt": {}}, 2, "does not say which tokens were read"),
     ({"prompt": HALF}, 2, "does not say which tokens"),
     ({"prompt": {"ids": ["a"]}}, 2, "does not say which tokens were read"),
@@ -367,7 +379,7 @@ def test_characters_that_do_not_fit_are_refused_and_missing_ones_found(demo, tmp
     seen = attnscope.capture(demo, [0, 423])
     seen.export(tmp_path, figures=())
     manifest = said(tmp_path)
-    del manifest["prompt"]["characters"]  # as they were written before
+    del manifest["prompt"]["characters"]
     assert prompt_of(manifest, tmp_path) == seen.prompt
     manifest["prompt"]["characters"] = value
     with pytest.raises(UsageError, match="does not say which tokens were read"):

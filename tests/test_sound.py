@@ -315,7 +315,7 @@ def test_the_mean_of_the_heads_is_no_head(demo, tmp_path):
 
 def test_heads_of_a_sound(folder, wav):
     result = asked("heads", folder, wav, "--generate", "4", "--format", "csv")
-    assert sorted({row["kind"] for row in result.ok().rows}) == [CROSS, DECODER, ENCODER]
+    assert sorted({row["stack"] for row in result.ok().rows}) == [CROSS, DECODER, ENCODER]
     assert "0.60 s of sound at 16000 Hz: 30 of 50 frames; padded with silence from 0.60s on" in result.err
     assert "target, generated greedily" in result.err
 
@@ -331,7 +331,7 @@ def test_relations_name_frames(folder, wav, seen):
 def test_parity_up_to_level_full(folder, wav, tmp_path):
     out = tmp_path / "certificate.json"
     found = asked("parity", folder, wav, "--target", "hello", "--format", "csv", "--out", str(out)).ok().rows
-    assert {(row["kind"], row["level"], row["holds"]) for row in found} == {
+    assert {(row["stack"], row["level"], row["holds"]) for row in found} == {
         (kind, "full", "True") for kind in (ENCODER, DECODER, CROSS)
     }
     said = json.loads(out.read_text())

@@ -15,15 +15,12 @@ from typing import Any
 
 from attnscope.batch.journal import FAILURES, JOURNAL, PARTIAL, Journal, Record
 from attnscope.errors import UsageError
-from attnscope.files import open_regular, read_json, refuse_links, save_json
+from attnscope.files import check_schema, open_regular, read_json, refuse_links, save_json
 from attnscope.seam.call import joined_ways
 from attnscope.shown import brief
 
 OPTIONS, LOCK = "run.json", ".lock"
-SCHEMA = 4  # of the folder; version 1 said no version, up to 2 heads had other columns, up to 3 nobody named tokens
-HEADS_SINCE = 3  # the first version whose heads tables can be gone on with
-UNSAID = {"engine": "eager"}  # options of version 1 that it did not write down
-RENAMED = {"weights": "matrices"}  # since version 2
+SCHEMA = 5  # of the folder; goes up when a file or a column is renamed, or means something else
 
 
 @contextmanager
@@ -60,7 +57,7 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
     if not path.exists():
         save_json({"schema": SCHEMA, "options": wanted, **about}, path)
         return
-    before, wanted = UNSAID | _options(path), UNSAID | wanted
+    before = _options(path)
     changed = [
         f"{name} was {brief(before.get(name))}, now {brief(wanted.get(name))}"
         for name in sorted({*before, *wanted})
@@ -105,25 +102,17 @@ def check_ours(folder: Path) -> None:
 
 
 def _options(path: Path) -> dict[str, Any]:
-    """The options in a run.json. Raises UsageError where it is another program's, damaged, or of a newer version."""
+    """The options in a run.json. Raises UsageError where it is another program's, damaged, or of another version."""
     try:
         said = read_json(path)
-        options, schema = said["options"], said.get("schema", 1)
+        options, schema = said["options"], said.get("schema")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         options = schema = None
     if not isinstance(options, dict) or type(schema) is not int:
         raise UsageError(f"{path} was not written by attnscope batch, or is damaged", "name another folder with --out")
-    if schema > SCHEMA:
-        raise UsageError(
-            f"{path.parent} was written by a newer attnscope: its schema is {schema}, this one knows up to {SCHEMA}",
-            "update attnscope, or name another folder with --out",
-        )
-    if schema < HEADS_SINCE and "heads" in str(options.get("tables")).split(","):
-        raise UsageError(
-            f"{path.parent} was started by an older attnscope, and its heads tables have other columns",
-            "resume it with that version, or name another folder with --out",
-        )
-    return {RENAMED.get(str(name), str(name)): value for name, value in options.items()}
+    hint = "resume it with the version of attnscope that wrote it, or name another folder with --out"
+    check_schema(said, SCHEMA, path.parent, hint)
+    return options
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from attnscope.apart import Where
 from attnscope.batch.items import Item, printable
 from attnscope.batch.job import Job
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.media.beside import reading_beside
 from attnscope.media.picture import all_opened
+from attnscope.media.picture_prompt import reading_with_pictures
 from attnscope.media.processor import processor_of
 from attnscope.media.sound import MODEL_OF_SOUND, extractor_of, heard, read_sound, reads_sound
 from attnscope.model.loading import LoadedModel
@@ -91,9 +91,9 @@ def _reading(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Item], Prompt]
         yield lambda item: _of_sound(job, loaded, item)
     elif job.picture_field is not None:
         field = job.picture_field
-        with reading_beside(loaded) as beside:
+        with reading_with_pictures(loaded) as read:
             # nothing is drawn over the pictures themselves
-            yield lambda item: replace(beside(item.text, all_opened(_files(item, field)), job.chat, False), images=())
+            yield lambda item: replace(read(item.text, all_opened(_files(item, field)), job.chat, False), images=())
     else:
         with reading(loaded.tokenizer, _where(loaded)) as read:
 

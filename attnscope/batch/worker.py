@@ -26,6 +26,7 @@ from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import translation
 from attnscope.selection import select_stacks
+from attnscope.stacks import SEQ2SEQ
 from attnscope.text.prompt import Prompt, from_ids
 from attnscope.text.tokens import Chosen, Found
 
@@ -83,7 +84,7 @@ class Worker:
         keep_freed_memory()
         self.loaded = loaded or load(job.load)
         self.loaded.check_bare("a corpus run")
-        self.of_two = self.loaded.geometry.task == "seq2seq"
+        self.of_two = self.loaded.geometry.task == SEQ2SEQ
         check_fields(job, self.loaded)
         self._check_targets()
         if job.picture_field is not None and not _of_tokens(job):
@@ -98,7 +99,7 @@ class Worker:
         geometry = self.loaded.geometry
         heads = geometry.heads_of_stacks
         if job.select is not None:
-            self.request = job.request.selecting(select_stacks(job.select, heads, geometry.kind), geometry)
+            self.request = job.request.selecting(select_stacks(job.select, heads, geometry.stack), geometry)
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(sum(of.values()) for of in heads.values())

@@ -96,7 +96,7 @@ def relations(asked: TextRun, entries: Entries, question: Question, top: Top, pr
         export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
     how = listed.shown() if format == "table" else listed.written()
     table = seen.relations(**how)
-    output.emit(table, format, lambda: rendered(table, top.top), printing.spreadsheet)
+    output.emit(table, format, lambda: relations_sheet(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)
     if how["other_keys"]:
         left_out = len(seen.relation_numbers(listed.min_weight)["weight"]) - len(table)
@@ -111,15 +111,15 @@ def say_rest(table: pa.Table, format: str, top: int | None, quiet: bool) -> None
         output.talk(f"{top} of {len(table)} rows; --top N shows more, a pipe gets all", quiet)
 
 
-def rendered(table: pa.Table, top: int | None) -> RichTable:
+def relations_sheet(table: pa.Table, top: int | None) -> RichTable:
     """The first rows for a person; where the screen is narrow the texts are cut, never the numbers."""
     from pyarrow import types
 
     from attnscope.tables import rows
 
     shown = output.sheet()
-    if "kind" in table.column_names and len(table.column("kind").unique()) <= 1:  # a file has it in any case
-        table = table.drop_columns("kind")
+    if "stack" in table.column_names and len(table.column("stack").unique()) <= 1:  # a file has it in any case
+        table = table.drop_columns("stack")
     for field in table.schema:
         number = types.is_integer(field.type) or types.is_floating(field.type)
         shown.add_column(field.name, justify="right" if number else "left", no_wrap=number, min_width=3)
@@ -129,8 +129,10 @@ def rendered(table: pa.Table, top: int | None) -> RichTable:
 
 
 def _cell(name: str, value: object) -> RichText:
-    from attnscope.text.labels import visible
+    from attnscope.text.labels import visible_blanks
 
     if isinstance(value, float):
         return output.one_line(cells.number(value, 4))
-    return output.one_line("" if value is None else visible(str(value)) if name.endswith("token") else str(value))
+    return output.one_line(
+        "" if value is None else visible_blanks(str(value)) if name.endswith("token") else str(value)
+    )

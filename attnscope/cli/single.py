@@ -42,7 +42,7 @@ def observe_text(
     """
     ask = asked.ask(read_run(asked, writing), selected, keep)
     if writing.out is not None and keep.maps:
-        from attnscope.figures.beside import begin
+        from attnscope.figures.drawing_process import begin
 
         begin("attnscope.drawing")
     loaded = load_model(asked, writing)
@@ -56,9 +56,9 @@ def observe_text(
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
     if writing.out is not None and keep.rollout:
-        from attnscope.figures import load_beside
+        from attnscope.figures import load_in_thread
 
-        load_beside()
+        load_in_thread()
     layers = sum(map(len, loaded.geometry.stacks.values()))
     with output.progress("forward pass", layers, writing.quiet) as advance:
         return run.observe(advance)
@@ -77,12 +77,12 @@ def prepare_answered(loaded: LoadedModel, ask: Ask, quiet: bool) -> Run:
 def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.out is not None:
-        from attnscope.manifest import about, check
+        from attnscope.manifest import check, run_facts
 
         loaded = run.loaded
         model = {"name": loaded.name, "revision": loaded.revision}
         facts = {"model": model, "device": loaded.device, "dtype": loaded.dtype}
-        check(writing.out, about(run.text, facts, options), writing.force)
+        check(writing.out, run_facts(run.text, facts, options), writing.force)
 
 
 def read_run(asked: TextRun, writing: Writing) -> Text:
@@ -196,9 +196,9 @@ def tell_chosen(queries: Prompt, keys: Prompt, chosen: Chosen, quiet: bool, stac
 
 def tell_asked(run: Run, quiet: bool) -> None:
     """Say which tokens were meant; of an encoder-decoder, stack by stack."""
-    for kind in run.asked if run.source is not None else [run.loaded.geometry.kind]:
-        one = run.asked[kind]
-        tell_chosen(one.prompt, one.looked_at, one.chosen, quiet, f"{kind}: " * (run.source is not None))
+    for stack in run.asked if run.source is not None else [run.loaded.geometry.stack]:
+        one = run.asked[stack]
+        tell_chosen(one.prompt, one.looked_at, one.chosen, quiet, f"{stack}: " * (run.source is not None))
 
 
 def tell_answer(run: Run, quiet: bool) -> None:

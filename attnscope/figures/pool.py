@@ -33,7 +33,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 busy = threading.Lock()  # of a worker: held while it draws what it does not break off
 leaving = threading.Event()  # of a worker: it is to end
-Job = TypeVar("Job")
+PoolJob = TypeVar("PoolJob")
 
 
 def worker_count(cells: Sequence[int], style: Style) -> int:
@@ -59,7 +59,9 @@ def drawing_pool(workers: int) -> AbstractContextManager[Executor | None]:
     return _Pool(workers) if workers else nullcontext()
 
 
-def draw_in_workers(draw: Callable[[Job], Path], jobs: Sequence[Job], workers: int) -> Generator[Path, None, None]:
+def draw_in_workers(
+    draw: Callable[[PoolJob], Path], jobs: Sequence[PoolJob], workers: int
+) -> Generator[Path, None, None]:
     """Yield each path in the order of the jobs; after an error, or once closed, no further file is begun.
 
     draw: a picklable function that writes one job's file. An AttnscopeError of a worker is raised here as it is, any
@@ -77,7 +79,7 @@ def draw_in_workers(draw: Callable[[Job], Path], jobs: Sequence[Job], workers: i
             pool.shutdown(cancel_futures=True)
 
 
-def _draw(draw: Callable[[Job], Path], job: Job) -> Path:
+def _draw(draw: Callable[[PoolJob], Path], job: PoolJob) -> Path:
     with busy:
         try:
             return draw(job)

@@ -29,16 +29,16 @@ def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 
 
     In float32 that is the masked scores and their softmax, 2 x 4 bytes for every head and pair of tokens; in half
     precision the scores, their float32 copy and the float32 softmax, 2 + 4 + 4. Families that keep more say so in
-    `matrices_alive`. The masks are added, N x N once for each kind of layer.
+    `matrices_alive`. The masks are added, N x N once for each type of layer.
 
     Example:
         eager_bytes(geometry, 2048, 4)  # 24 heads: 24 * 8 * 2048**2 + 4 * 2048**2 = 822083584
     """
-    kinds = {layer.kind for layer in geometry.attention_layers}
+    types = {layer.type for layer in geometry.attention_layers}
     heads = max((layer.heads for layer in geometry.attention_layers), default=0)
     alive = family(geometry.model_type).matrices_alive
     entry = alive * dtype_bytes if dtype_bytes >= 4 else 6 + 2 * alive
-    return batch * tokens * tokens * (heads * entry + len(kinds) * dtype_bytes)
+    return batch * tokens * tokens * (heads * entry + len(types) * dtype_bytes)
 
 
 def fused_bytes(geometry: Geometry, tokens: int, dtype_bytes: int = 4, batch: int = 1, device: str = "cpu") -> int:

@@ -9,7 +9,7 @@ from attnscope.text.characters import located
 from attnscope.text.prompt import Prompt, Side, Span, from_ids
 
 
-def check(generate: int | None, answer: str | Sequence[int] | None, truncate: Side | None) -> None:
+def check_answer(generate: int | None, answer: str | Sequence[int] | None, truncate: Side | None) -> None:
     """Raise UsageError or InputError for an answer that cannot be meant."""
     if generate is not None and answer is not None:
         raise UsageError("an answer is either generated or given", "leave out {generate} or {answer}")

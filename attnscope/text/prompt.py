@@ -13,7 +13,7 @@ from attnscope.text.chat import Bounds, Message, Render, read_messages, token_tu
 from attnscope.text.labels import (
     BYTE_TOKEN,
     Piece,
-    Reading,
+    TokenReading,
     byte_name,
     piece_bytes,
     piece_gap,
@@ -85,7 +85,7 @@ class Prompt:
     unasked: int = 0
 
     def __post_init__(self) -> None:
-        if not self.characters:  # of ids, or of a manifest from before they were written down
+        if not self.characters:  # of ids
             found = located(self.plain, self.tokens[: len(self.plain)], self.text)
             object.__setattr__(self, "characters", found)
 
@@ -351,7 +351,7 @@ def _turns(characters: Characters, bounds: Bounds, kept: Sequence[int], begins: 
     return tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turn_ranges([turns[i] for i in kept]))
 
 
-def _held(readings: Sequence[Reading], text: str) -> Characters:
+def _held(readings: Sequence[TokenReading], text: str) -> Characters:
     spans = [reading.span for reading in readings if reading.span is not None]
     if len(spans) == len(readings):
         return in_order(spans)

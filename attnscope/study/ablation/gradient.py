@@ -27,7 +27,7 @@ from attnscope.tables import as_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.seam.call import Place
+    from attnscope.seam.call import CallPlace
     from attnscope.study.ablation.passes import Advance, Passes
 
 TRIED = 8  # heads that are ablated to see how far the screen can be trusted
@@ -105,9 +105,9 @@ def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int
     if not isinstance(intervention, Replacing):
         raise UsageError("a screen by gradients is of outputs that are replaced", "use {replace=mean}")
 
-    kept: dict[Place, Tensor] = {}
+    kept: dict[CallPlace, Tensor] = {}
 
-    def keep(place: Place, output_BTHV: Tensor) -> Tensor:
+    def keep(place: CallPlace, output_BTHV: Tensor) -> Tensor:
         kept[place] = output_BTHV if output_BTHV.requires_grad else output_BTHV.requires_grad_()
         return kept[place]
 

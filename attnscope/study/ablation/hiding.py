@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.spec import AttentionSpec
-from attnscope.seam.call import Place
+from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
 from attnscope.study.ablation.intervention import Heard
 from attnscope.study.ablation.sets import HeadSet
@@ -44,7 +44,7 @@ class Hiding:
     def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
         texts = len(lengths)
 
-        def hide(place: Place, spec: AttentionSpec) -> Tensor | None:
+        def hide(place: CallPlace, spec: AttentionSpec) -> Tensor | None:
             gone = [(1 + at, head) for at, one in enumerate(sets) for layer, head in one.heads if layer == place.layer]
             if not gone:
                 return None

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from attnscope.seam.call import Place
+from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
 from attnscope.study.ablation.sets import HeadSet
 
 if TYPE_CHECKING:
     from attnscope.study.ablation.tasks import Task
 
-Heard = Callable[[Place, Tensor, Sequence[int]], None]  # a call's place, its output (B, T, H, V), the texts' lengths
+Heard = Callable[
+    [CallPlace, Tensor, Sequence[int]], None
+]  # a call's place, its output (B, T, H, V), the texts' lengths
 
 
 class Intervention(Protocol):

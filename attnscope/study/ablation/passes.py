@@ -22,7 +22,7 @@ from torch import Tensor
 
 from attnscope.errors import ForwardError, ModelError, first_line
 from attnscope.model.padding import pads, to_be_found
-from attnscope.seam.call import Place
+from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import UNCHECKED, Engine
 from attnscope.seam.listen import calls_interface, listen
 from attnscope.study.ablation.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
@@ -156,7 +156,7 @@ class Passes:
         for batch in self.batches(0):
             lengths = [self.task.lengths[place] for place in batch]
 
-            def hear(place: Place, output_BTHV: Tensor, lengths: Sequence[int] = lengths) -> Tensor:
+            def hear(place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int] = lengths) -> Tensor:
                 heard(place, output_BTHV, lengths)
                 return output_BTHV
 

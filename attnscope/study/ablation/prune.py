@@ -24,9 +24,8 @@ from attnscope.tables import as_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from attnscope.selection import HeadIndex
     from attnscope.study.ablation.passes import Advance, Passes
-
-Head = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,12 @@ class Step:
 
 def pruned(
     passes: Passes,
-    heads: Sequence[Head],
+    heads: Sequence[HeadIndex],
     readings: Path | None = None,
     advance: Advance = lambda token_layers: None,
 ) -> Iterator[Step]:
     """The steps until no head is left; readings: a folder where each is kept, and where a pruning goes on."""
-    away: list[Head] = []
+    away: list[HeadIndex] = []
     while len(away) < len(heads):
         left = [head for head in heads if head not in away]
         path = None if readings is None else readings / f"step-{len(away) + 1:05}.npz"
@@ -55,7 +54,7 @@ def pruned(
         yield step
 
 
-def cost(passes: Passes, heads: int) -> int:
+def prune_cost(passes: Passes, heads: int) -> int:
     """Token-layers that so many steps take at the most: sets that begin late take less."""
     return sum(_cost(passes, left) for left in range(1, heads + 1))
 
@@ -74,7 +73,7 @@ def curve(steps: Sequence[Step], intact: float) -> pa.Table:
     )
 
 
-def _best(passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
+def _best(passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
     sets = [HeadSet(f"and {head_name(*head)}", tuple(sorted([*away, head]))) for head in left]
     loss_K = passes.losses(sets)[:, 1:].mean(0)
     place = int(np.argmin(loss_K))
@@ -85,7 +84,7 @@ def _cost(passes: Passes, left: int) -> int:
     return passes.task.tokens * len(passes.loaded.geometry.layers) * (1 + left)
 
 
-def _step(path: Path | None, passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
+def _step(path: Path | None, passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
     """The next step, from the folder where an earlier run left it."""
     found = kept(
         path,

@@ -1,6 +1,6 @@
 """A text and pictures -> a Prompt: the checkpoint's processor makes ids and pixels, and its image tokens get names.
 
-prompt = read_beside(loaded, "What is this?", all_opened("cat.png"))
+prompt = read_with_pictures(loaded, "What is this?", all_opened("cat.png"))
 prompt.tokens[1], prompt.inputs["pixel_values"].shape
 """
 
@@ -30,16 +30,16 @@ LEFT_OUT = ("input_ids", "attention_mask", "labels")  # of what a processor make
 BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_tokens": "[REG]"}  # in a tower's weights
 
 
-def read_beside(
+def read_with_pictures(
     loaded: LoadedModel, text: str, pictures: Sequence[Picture], chat: bool = False, answered: bool = False
 ) -> Prompt:
-    """The tokens of one text with pictures, as `reading_beside` reads them; raises as it does."""
-    with reading_beside(loaded) as read:
+    """The tokens of one text with pictures, as `reading_with_pictures` reads them; raises as it does."""
+    with reading_with_pictures(loaded) as read:
         return read(text, pictures, chat, answered)
 
 
 @contextmanager
-def reading_beside(loaded: LoadedModel) -> Iterator[Callable[[str, Sequence[Picture], bool, bool], Prompt]]:
+def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequence[Picture], bool, bool], Prompt]]:
     """(text, pictures, chat, answered) -> the tokens of a text, pictures before it or where its placeholders stand.
 
     chat: by the chat template, with the pictures at the head of the first message of the user; answered: an answer is
