@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, Generic, Literal, TypeVar
 
 from attnscope.errors import AttnscopeError, ModelError, UsageError, first_line, is_panic
+from attnscope.signals import begin_helper
 
 SECONDS, VARIABLE = 30, "ATTNSCOPE_READING_SECONDS"
 ROOM_BYTES = 4 * 2**30  # of addresses that one process may take beyond those it was forked with
@@ -177,9 +178,8 @@ def _serve(pipe: Connection, function: Callable[..., Any], seconds: int) -> None
 
 def _become_nobody(pipe: Connection) -> None:
     """Keep the pipe alone, as file 3, and no signal: no lock, no terminal and no handler of ours is in the fork."""
-    for ending in (signal.SIGTERM, signal.SIGALRM):
-        signal.signal(ending, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: who asked decides
+    begin_helper()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
     kept = os.dup(pipe.fileno())
     for number in (0, 1, 2):

@@ -237,7 +237,7 @@ def about(seen: Observation) -> About:
 
 def _said(prompt: Prompt) -> str:
     """The text of a prompt; beside pictures without the tokens that stand around them."""
-    if not prompt.patches:
+    if not prompt.medium.patches:
         return prompt.text
     return "".join(word for word, special in zip(prompt.plain, prompt.special, strict=True) if not special)
 
@@ -317,7 +317,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             part=part,
             roles=tuple(seen.columns.role[_places(seen, key, found.heads[key])].tolist()),
             stack=stack,
-            numbered=(seen.queries.step is None, seen.keys.step is None),
+            numbered=(seen.queries.medium.step is None, seen.keys.medium.step is None),
             window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",
             ahead=is_bidirectional(key.stack),
             parallel=seen.within.get(key.layer, ""),

@@ -20,14 +20,15 @@ import torch
 from results import measured_here
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from attnscope.intervene.branches import unheard
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.passes import CPU_TOKENS, prepared
+from attnscope.intervene.task import Task
 from attnscope.model.loading import LoadedModel, load, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
-from attnscope.study.ablation.branches import unheard
-from attnscope.study.ablation.passes import CPU_TOKENS, prepared
-from attnscope.study.ablation.sets import HeadSet
-from attnscope.study.ablation.tasks import Task, copy
+from attnscope.study.ablation.tasks import copy
 
 WAYS = {
     "shared": "shared passes, many heads each",
@@ -85,7 +86,7 @@ def shared(loaded: LoadedModel, task: Task, sets: Sequence[HeadSet]) -> np.ndarr
     """Ours, the trial on the first text counted."""
     passes = prepared(loaded, task, sets, "zero")
     assert not passes.why_not
-    return passes.losses(sets)
+    return passes.measured(sets)
 
 
 def batched(loaded: LoadedModel, task: Task, sets: Sequence[HeadSet]) -> np.ndarray:

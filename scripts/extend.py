@@ -54,7 +54,7 @@ from attnscope.attention.questions import MaxWeight, Question
 from attnscope.keep.layers import PerLayer
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import Found, Thing
+from attnscope.keep.thing import FoundByLayer, Thing
 
 
 class Largest:
@@ -70,7 +70,7 @@ class Largest:
 def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
     """Of every text: a number a row is little."""
 
-    def of_texts(found: Found) -> list[PerLayer[Tensor]]:
+    def of_texts(found: FoundByLayer) -> list[PerLayer[Tensor]]:
         return [
             PerLayer({key: kept_BHQ[row, :, : len(one.prompt)] for key, kept_BHQ in found.items()})
             for row, one in enumerate(asked)
@@ -83,41 +83,28 @@ INTERVENTION = '''"""Heads whose output is halved. Shapes: B text, T token, H he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
-from attnscope.seam.call import Place
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import Intervention
+from attnscope.intervene.replacement import replacing
+from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
-from attnscope.study.ablation.intervention import Heard
-from attnscope.study.ablation.replacement import replacing
-from attnscope.study.ablation.sets import HeadSet
-
-if TYPE_CHECKING:
-    from attnscope.study.ablation.tasks import Task
 
 
-@dataclass(frozen=True)
-class Halving:
+class Halving(Intervention):
     """A head's output, before the output projection, is halved."""
 
-    name: str = "halved"
-    least: int = 1
-    learns: bool = False
-
-    def check(self, task: Task) -> None:
-        """Any task will do."""
-
-    def learnt(self, task: Task, each: Callable[[Heard], None]) -> Halving:
-        return self
+    name = "halved"
 
     def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
         return replace(engine, change=replacing(sets, lengths, halved))
 
 
-def halved(place: Place, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
+def halved(place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
     """Half of what the head gave."""
     return output_BTHV / 2
 '''
@@ -156,7 +143,7 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
             ('    "spans": spans.wanted,', '    "largest": largest.wanted,\n'),
         ),
     },
-    "an intervention": {"study/ablation/halving.py": (("", INTERVENTION),)},
+    "an intervention": {"intervene/halving.py": (("", INTERVENTION),)},
     "an option": {
         "cli/heads.py": (
             ("\n\nGROUPS = ", OPTION.rstrip("\n")),

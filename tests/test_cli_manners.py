@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from attnscope.cli import output, signals
+from attnscope import signals
+from attnscope.cli import output
 from helpers.command_line import ATTNSCOPE, HANGS, SENTENCE, call, on_terminal, start, tree
 from helpers.forks import Forked, forked, shim
 from helpers.rows import json_lines
@@ -369,7 +370,7 @@ def test_ctrl_c_of_a_terminal_reaches_the_workers_too(tmp_path):
 def test_a_signal_that_a_callback_swallowed_comes_again():
     script = """
 import os, signal, time, weakref
-from attnscope.cli import signals
+from attnscope import signals
 
 class Thing: pass
 
@@ -422,7 +423,7 @@ def test_a_signal_that_a_library_swallowed_ends_the_next_step():
 def test_an_ignored_interrupt_stays_ignored():
     script = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "from attnscope.cli import signals; signals.listen()\n"
+        "from attnscope import signals; signals.listen()\n"
         "assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN\n"
         "assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL"
     )

@@ -20,6 +20,8 @@ from attnscope.batch.job import Job
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.explain import explain_head
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.passes import prepared
 from attnscope.keep import heads, keys
 from attnscope.keep.view import View
 from attnscope.measure.texts import Texts
@@ -31,9 +33,7 @@ from attnscope.seam.engines import ENGINES
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
 from attnscope.study.ablation.effects import HeadSets, ablate
-from attnscope.study.ablation.gradient import screened
-from attnscope.study.ablation.passes import prepared
-from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.ablation.screen import screened
 from attnscope.study.atlas.scan import plan, scan
 from attnscope.text.prompt import from_ids, from_text
 from helpers.parity_models import in_half, roused_model

@@ -39,14 +39,14 @@ seen = attnscope.capture(attnscope.load("demo"), {TEXT!r}, engine="fused")
 print(json.dumps([kept_HQ.tolist() for kept_HQ in seen.kept["largest"].values()]))
 """
 INTERVENTION = """
-from attnscope.study.ablation.halving import Halving
+from attnscope.intervene.halving import Halving
 import attnscope, json
-from attnscope.study.ablation.passes import losses
-from attnscope.study.ablation.sets import HeadSet
+from attnscope.intervene.passes import measured
+from attnscope.intervene.heads import HeadSet
 from attnscope.study.ablation.tasks import copy
 demo = attnscope.load("demo")
 sets = [HeadSet("two", ((3, 0), (3, 1)))]
-print(json.dumps(losses(demo, copy(demo, sequences=2), sets, Halving()).tolist()))
+print(json.dumps(measured(demo, copy(demo, sequences=2), sets, Halving()).tolist()))
 """
 NEEDS = {  # extension -> a command, or a program, that only it makes possible
     "a metric": ("heads", "--sort", "two_back", *READ),

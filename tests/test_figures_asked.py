@@ -20,8 +20,8 @@ from attnscope.figures.metrics import metrics_figure
 from attnscope.figures.overview import overview_figure
 from attnscope.figures.style import ROLE_COLOURS
 from attnscope.figures.writer import drawing
+from attnscope.folder.manifest import OURS
 from attnscope.keep.view import View
-from attnscope.manifest import OURS
 from attnscope.measure.roles import ROLES
 from attnscope.observe import Request
 from attnscope.panels import mass_panels

@@ -11,7 +11,8 @@ import attnscope
 from attnscope.apart import Apart
 from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.run import _ids_of, prepare
+from attnscope.inputs.given import ids_of
+from attnscope.run import prepare
 from attnscope.text import prompt as prompts
 from attnscope.text.expressions import DEEPEST, check_expression, defined
 from attnscope.text.prompt import from_ids, from_text
@@ -62,21 +63,18 @@ def test_the_target_of_a_run_is_read_apart() -> None:
 def test_an_answer_beside_a_picture_is_read_apart() -> None:
     loaded = SimpleNamespace(tokenizer=Stuck(), brought=True)
     with pytest.raises(ModelError, match="more than 1 seconds"):
-        _ids_of(loaded, "a cat")  # type: ignore[arg-type]
+        ids_of(loaded, "a cat")  # type: ignore[arg-type]
 
 
 def test_a_batch_goes_on_after_a_target_that_never_ends() -> None:
-    from attnscope.batch.items import Item
-    from attnscope.batch.job import Job
-    from attnscope.batch.prompts import targets
+    from attnscope.batch.asks import targets
 
     loaded = SimpleNamespace(
         tokenizer=Stuck(), brought=True, geometry=SimpleNamespace(max_positions=None), model=SimpleNamespace()
     )
     loaded.model.config = loaded.model.generation_config = SimpleNamespace(decoder_start_token_id=None)
-    item = Item(0, "a", 1, "a", "text", {"said": "das Haus"})
-    with targets(Job(target_field="said"), loaded) as read, pytest.raises(InputError, match="more than 1 seconds"):  # type: ignore[arg-type]
-        read(item)
+    with targets(loaded) as read, pytest.raises(InputError, match="more than 1 seconds"):  # type: ignore[arg-type]
+        read(Ask("text", target="das Haus"))
 
 
 def test_a_template_that_asks_for_gigabytes_is_refused(tmp_path) -> None:

@@ -15,6 +15,8 @@ from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
 from attnscope.explain import explain_head
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.passes import prepared
 from attnscope.keep.view import View
 from attnscope.model.loading import LoadedModel, wrap
 from attnscope.model.placed import weights_of
@@ -22,9 +24,7 @@ from attnscope.parity import check_parity
 from attnscope.seam import modules
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.effects import HeadSets, ablate
-from attnscope.study.ablation.gradient import screened
-from attnscope.study.ablation.passes import prepared
-from attnscope.study.ablation.sets import HeadSet
+from attnscope.study.ablation.screen import screened
 from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import copying_of
 from attnscope.study.atlas.scan import plan, scan

@@ -90,7 +90,7 @@ def test_a_block_that_is_longer_than_the_window(models: dict[str, LoadedModel], 
     loaded = attnscope.load(str(folder))
     assert_full(parity(loaded, field))
     seen = attnscope.capture(loaded, SAID, picture=field, engine="eager")
-    first, *_, last = seen.prompt.patches
+    first, *_, last = seen.prompt.medium.patches
     assert last - first == 3
     assert (seen.weights[0][:, first, last] > 0).all()
     assert (seen.weights[0][:, last, first] == 0).all()
@@ -222,8 +222,8 @@ def test_positions_are_those_of_transformers(
 ) -> None:
     pictures = [field, picture(place / "tall.png", (84, 200))]
     prompt = attnscope.capture(models[family], SAID, picture=pictures).prompt
-    model, grids = models[family].model, prompt.inputs["image_grid_thw"]
-    kinds = {"mm_token_type_ids": prompt.inputs["mm_token_type_ids"], "image_grid_thw": grids}
+    model, grids = models[family].model, prompt.medium.inputs["image_grid_thw"]
+    kinds = {"mm_token_type_ids": prompt.medium.inputs["mm_token_type_ids"], "image_grid_thw": grids}
     expected, _ = model.model.get_rope_index(torch.tensor([prompt.ids]), **kinds)
     image = [token == model.config.image_token_id for token in prompt.ids]
     found = mixed_positions(image, [(rows // 2, columns // 2) for _, rows, columns in grids.tolist()])

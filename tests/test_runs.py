@@ -15,12 +15,14 @@ import pytest
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import UsageError
-from attnscope.manifest import OURS, prompt_of
-from attnscope.run import prepare
+from attnscope.face import Capture
+from attnscope.folder.manifest import OURS, prompt_of
+from attnscope.run import ask_of, prepare, read
 from attnscope.tables import FORMULA_STARTS, as_table, save, tamed, write
 from helpers.command_line import SENTENCE, call
 from helpers.families import tiny_model
 from helpers.forks import Forked
+from helpers.stack_families import tiny
 
 STORY, CAT = "the river bank is green and the old boat lies still", "the cat sat on the mat"
 
@@ -290,6 +292,45 @@ def test_a_run_is_repeated_from_its_manifest(tmp_path, arguments):
         del manifest["options"]["out"], manifest["options"]["ids"]
     assert manifests[0] == manifests[1]
     call(arguments[0], "--from", str(first / "manifest.json"), "-o", str(first), "-q").ok()  # still that run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("heads", "--query", "last", "--key", "boat", "-s", "1.*,3.0", "--group", "words", "--top-k", "2"),
+        ("heads", "--by", "kv", "--engine", "fused", "--metrics", "entropy,focus"),
+        ("relations", "--weights", "scores", "--top-k", "all", "--chat"),
+        ("rollout", "--group", "words", "--top-k", "all"),
+        ("heads", "--answer", " in the sun"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:3]),
+)
+def test_the_ask_of_a_manifest_gives_the_same_tables(tmp_path, demo, arguments):
+    first, second = tmp_path / "first", tmp_path / "second"
+    call(*arguments, "--text", STORY, "-o", str(first), "-q").ok()
+    Capture.made_of(read(demo, ask_of(first / "manifest.json"))).export(second, figures=())
+    hashes = [{name: one for name, one in said(run)["files"].items() if "csv" in name} for run in (first, second)]
+    assert hashes[0] == hashes[1] != {}
+    assert (said(first)["ask"], said(first)["prompt"]) == (said(second)["ask"], said(second)["prompt"])
+
+
+def test_the_ask_of_a_target(tmp_path, demo):
+    model = attnscope.wrap(tiny("t5", vocab_size=2000, decoder_start_token_id=0), demo.tokenizer)
+    seen = attnscope.capture(model, STORY, target="the old boat")
+    seen.export(tmp_path, figures=())
+    again = read(model, ask_of(tmp_path / "manifest.json"))
+    assert (again.queries, again.prompt) == (seen.queries, seen.prompt)
+    assert again.table().equals(seen.table())
+
+
+def test_a_hostile_ask_is_refused(seen, tmp_path):
+    seen.export(tmp_path, figures=())
+    path = tmp_path / "manifest.json"
+    whole = said(tmp_path)
+    for ask in (None, [], {}, whole["ask"] | {"engine": 3}, whole["ask"] | {"keep": {"top_k": "many"}}):
+        path.write_text(json.dumps(whole | {"ask": ask}))
+        with pytest.raises(UsageError, match="expected"):
+            ask_of(path)
 
 
 def test_options_beside_from_win_and_are_said(tmp_path):

@@ -15,13 +15,13 @@ from attnscope.batch.folder import check_ours
 from attnscope.batch.journal import Journal
 from attnscope.errors import AttnscopeError, InputError, ModelError, UsageError
 from attnscope.files import SMALL_BYTES, read_small
-from attnscope.manifest import read_manifest
+from attnscope.folder.manifest import read_manifest
+from attnscope.folder.parts import claim
 from attnscope.media.sound import extractor_of
 from attnscope.model.checkpoint import read_json
 from attnscope.model.loading import DEMO_FOLDER, load, load_tokenizer
 from attnscope.model.options import LoadOptions
 from attnscope.study.atlas.atlas import atlas_of, kept
-from attnscope.study.claim import claim
 from attnscope.study.differences import check_folder
 from attnscope.text import reading
 from helpers.atlases import made_atlas

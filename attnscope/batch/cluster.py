@@ -34,6 +34,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.figures.pool import drawing_pool
 from attnscope.model.geometry import geometry_of
 from attnscope.model.loading import load_config
+from attnscope.signals import given_back
 
 CONNECT_SECONDS = 5.0
 PATIENCE_SECONDS = 60.0
@@ -192,17 +193,15 @@ def started(cluster: Cluster) -> Any:
     missing = UsageError(f"there is no Ray cluster at {address}", "start one, or give --ray local")
     if not _answers(address):
         raise missing
-    handler = signal.getsignal(signal.SIGTERM)
     try:
-        with without_stderr():  # Ray's C++ side says there that it was told to be quiet
+        # Ray takes SIGTERM for itself; its C++ side says on stderr that it was told to be quiet
+        with given_back(signal.SIGTERM), without_stderr():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except ConnectionError as error:
         raise missing from error
     except (ImportError, RuntimeError, ValueError) as error:  # no ray[client], or another version of Ray or Python
         why = str(error).strip().partition("\n")[0]
         raise UsageError(f"Ray does not take {address or 'the cluster it finds'}: {why}", "see --help") from error
-    finally:
-        _give_back(handler)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.target_max_block_size = 1  # byte: a shard is a block of its own, without a task that cuts blocks
@@ -221,12 +220,6 @@ def _answers(address: str | None) -> bool:
     except (OSError, OverflowError):
         return False
     return True
-
-
-def _give_back(handler: Any) -> None:
-    """Ray takes SIGTERM for itself; the run is to end after the batch at hand."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
 
 
 def _dataset(ray: Any, run: Run, cluster: Cluster) -> Any:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import socket
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,18 +11,19 @@ from typing import Any
 
 from attnscope.batch.journal import FAILURES, JOURNAL, PARTIAL, Journal, Record
 from attnscope.errors import UsageError
-from attnscope.files import check_schema, open_regular, read_json, refuse_links, save_json
+from attnscope.files import check_schema, read_json, refuse_links, save_json
+from attnscope.folder.claim import changes, document, writable
+from attnscope.folder.lock import LOCK, locked
 from attnscope.seam.call import joined_ways
-from attnscope.shown import brief
 
-OPTIONS, LOCK = "run.json", ".lock"
+OPTIONS = "run.json"
 SCHEMA = 5  # of the folder; goes up when a file or a column is renamed, or means something else
 
 
 @contextmanager
 def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
     """The folder's journal, with the folder locked, its options checked, and what is not committed removed."""
-    try:
+    with writable(folder, "free disk space or name another folder; the same command resumes the run"):
         folder.mkdir(parents=True, exist_ok=True)
         check_ours(folder)
         with locked(folder):
@@ -38,13 +35,6 @@ def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
                 yield journal
             finally:
                 journal.sweep()  # what actors that died on other machines left half made
-    except OSError as error:
-        if error.strerror is None:
-            raise
-        raise UsageError(
-            f"cannot write to {folder}: {error.strerror}",
-            "free disk space or name another folder; the same command resumes the run",
-        ) from error
 
 
 def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -53,17 +43,10 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
     about: what else run.json says, which is not compared. Raises UsageError that names every option that differs.
     """
     wanted = json.loads(json.dumps(options, default=str))
-    path = folder / OPTIONS
-    if not path.exists():
-        save_json({"schema": SCHEMA, "options": wanted, **about}, path)
-        return
-    before = _options(path)
-    changed = [
-        f"{name} was {brief(before.get(name))}, now {brief(wanted.get(name))}"
-        for name in sorted({*before, *wanted})
-        if before.get(name) != wanted.get(name)
-    ]
-    if changed:
+    before = _options(folder / OPTIONS)
+    if before is None:
+        save_json({"schema": SCHEMA, "options": wanted, **about}, folder / OPTIONS)
+    elif changed := changes(before, wanted):
         raise UsageError(
             f"{folder} was started with other options: {'; '.join(changed)}",
             "give the same options to resume, or name another folder with --out",
@@ -90,44 +73,27 @@ def check_ours(folder: Path) -> None:
     """Refuse a folder with files that no run of ours left, or links. Raises UsageError that names one."""
     there = sorted(folder.iterdir())
     refuse_links(path for path in there if path.name in (LOCK, JOURNAL, FAILURES) or path.is_dir())
-    if (folder / OPTIONS).exists():
-        _options(folder / OPTIONS)
-        return
     others = [path for path in there if not path.name.startswith(".") and path.name != "lost+found"]
-    if others:
+    if _options(folder / OPTIONS) is None and others:
         raise UsageError(
             f"{folder} holds {others[0].name}, which is not part of a dataset of attnscope batch",
             "name a new or an empty folder with --out",
         )
 
 
-def _options(path: Path) -> dict[str, Any]:
-    """The options in a run.json. Raises UsageError where it is another program's, damaged, or of another version."""
-    try:
-        said = read_json(path)
-        options, schema = said["options"], said.get("schema")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        options = schema = None
-    if not isinstance(options, dict) or type(schema) is not int:
-        raise UsageError(f"{path} was not written by attnscope batch, or is damaged", "name another folder with --out")
+def _options(path: Path) -> dict[str, Any] | None:
+    """The options in a run.json; None without one.
+
+    Raises UsageError where it is another program's, damaged, or of another version.
+    """
+    said = document(path, "not written by attnscope batch, or is damaged", "name another folder with --out", _is_ours)
+    if said is None:
+        return None
     hint = "resume it with the version of attnscope that wrote it, or name another folder with --out"
     check_schema(said, SCHEMA, path.parent, hint)
+    options: dict[str, Any] = said["options"]
     return options
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second run out of the folder while this one writes. Raises UsageError that says who holds it."""
-    with open_regular(folder / LOCK, "a+", follow=False) as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            stream.seek(0)
-            raise UsageError(
-                f"another run is writing to {folder}: {stream.read().strip() or 'it does not say which'}",
-                "wait for it, or name another folder with --out",
-            ) from error
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        stream.flush()
-        yield
+def _is_ours(said: Mapping[str, Any]) -> bool:
+    return isinstance(said.get("options"), dict) and type(said.get("schema")) is int

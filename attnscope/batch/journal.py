@@ -1,34 +1,29 @@
-"""Which shards of an output folder are whole.
+"""Which shards of an output folder are whole: the journal has a line per committed shard.
 
-The journal is a file of lines, one per committed shard, appended and synced, each with a checksum of itself. A shard's
-files lie under their final names before its line is written, so what the journal names is there; what it does not name
-is made again, under the same names.
+A shard's files lie under their final names before its line is written, so what the journal names is there; what it does
+not name is made again, under the same names.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from attnscope.batch.items import Item
-from attnscope.errors import InputError
 from attnscope.files import json_line, open_regular, whole_file
+from attnscope.folder.journal import append, read_journal
 
 JOURNAL, FAILURES, PARTIAL = "journal.jsonl", "failures.jsonl", ".partial"
 
 PART = re.compile(r"part-\d{9}(\.[a-z]+)+")
-LINE_BYTES = 2**28  # of a record: it names every text of its shard that failed
 SWEEPS, PAUSE_SECONDS = 20, 0.1
 
 
@@ -92,36 +87,11 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.path = folder / JOURNAL
         self.folder = folder
-        self.records: dict[int, Record] = {}
-        if not self.path.exists():
-            return
-        with open_regular(self.path, "r+b", follow=False) as stream:
-            whole, size = 0, os.fstat(stream.fileno()).st_size
-            for number, line in enumerate(iter(partial(stream.readline, LINE_BYTES), b""), start=1):
-                record = _parsed(line)
-                if record is None and whole + len(line) < size:
-                    raise InputError(f"{self.path} is damaged in line {number}", "name another folder with --out")
-                if record is None:  # the end of a line that a crash cut off
-                    break
-                self.records[record.first] = record
-                whole += len(line)
-            if whole < size:
-                stream.truncate(whole)
+        self.records = {record.first: record for record in read_journal(self.path, _record)}
 
     def append(self, record: Record) -> None:
         """Remember a shard; on return it survives a crash of the machine."""
-        line = _line(record)
-        with open_regular(self.path, "ab", buffering=0, follow=False) as stream:
-            start = stream.tell()
-            try:
-                if stream.write(line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-                os.fsync(stream.fileno())
-            except OSError:  # a full disk: half a line must not stay before the next one
-                with suppress(OSError):
-                    os.truncate(self.path, start)
-                raise
-        sync(self.folder)
+        append(self.path, asdict(record))
         self.records[record.first] = record
         self._list_failures(record.failures)
 
@@ -183,21 +153,9 @@ def _failure_line(failure: Failure) -> bytes:
     return json_line(asdict(failure))
 
 
-def _line(record: Record) -> bytes:
-    body = json.dumps(asdict(record), sort_keys=True)
-    return f"{hashlib.sha256(body.encode()).hexdigest()[:16]} {body}\n".encode()
-
-
-def _parsed(line: bytes) -> Record | None:
-    """The record of a line, None where its checksum does not hold."""
-    checksum, _, body = line.rstrip(b"\n").partition(b" ")
-    if not line.endswith(b"\n") or hashlib.sha256(body).hexdigest()[:16].encode() != checksum:
-        return None
-    try:
-        values = json.loads(body)
-        record = Record(**{**values, "failures": tuple(Failure(**one) for one in values["failures"])})
-    except (ValueError, TypeError, KeyError, RecursionError):  # whole, and not of ours
-        return None
+def _record(values: Mapping[str, Any]) -> Record | None:
+    """The record of a line; None where a field is not of its type."""
+    record = Record(**{**values, "failures": tuple(Failure(**one) for one in values["failures"])})
     return record if _sound(record) else None
 
 
@@ -212,12 +170,3 @@ def _sound(record: Record) -> bool:
         and all(isinstance(one, dict) for one in (record.lacking, record.engines, record.answered_by, record.targets))
         and all(isinstance(text, str) for one in record.failures for text in (one.file, one.id, one.reason))
     )
-
-
-def sync(folder: Path) -> None:
-    """Make renames in a folder survive a crash of the machine."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from attnscope.batch.folder import locked
 from attnscope.batch.job import DatasetOutput
 from attnscope.batch.journal import Journal, Record
 from attnscope.batch.rows import SCHEMAS, TOKEN, schema_of
 from attnscope.batch.table_files import TableFile
 from attnscope.files import write_whole
+from attnscope.folder.lock import locked
 from attnscope.measure.metrics import KNOWN, MASS, METRICS
 from attnscope.stacks import STACKS
 from attnscope.study.statistics import means

@@ -20,12 +20,13 @@ import pyarrow as pa
 
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput
-from attnscope.batch.journal import PARTIAL, Failure, Record, digest, sync
+from attnscope.batch.journal import PARTIAL, Failure, Record, digest
 from attnscope.batch.rows import SCHEMA_VERSIONS, Measured, arrow_tables, pieces
 from attnscope.batch.shards import Shard
 from attnscope.batch.table_files import TableFile
 from attnscope.errors import AttnscopeError
 from attnscope.files import json_line
+from attnscope.folder.journal import sync
 from attnscope.seam.call import joined_ways
 from attnscope.tables import json_rows
 

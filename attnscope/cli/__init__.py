@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from attnscope.cli import signals
+from attnscope import signals
 from attnscope.errors import AttnscopeError, is_panic
 from attnscope.shown import LINES, visible
 

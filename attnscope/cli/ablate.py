@@ -11,16 +11,16 @@ from attnscope.cli.ablate_options import Measured, On, Taken
 from attnscope.cli.ablate_other import Otherwise, answered
 from attnscope.cli.ablate_tables import notes, sets_sheet
 from attnscope.cli.scan import Scanned
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from attnscope.intervene.heads import HeadSet
+    from attnscope.intervene.task import Task
     from attnscope.model.loading import LoadedModel
-    from attnscope.study.ablation.sets import HeadSet
-    from attnscope.study.ablation.tasks import Task
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.scan import Plan
 
@@ -58,12 +58,12 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
         heads = sorted({head for one in named for head in one.heads})
         return answered(loaded, task, heads, otherwise, (taken, on, measured))
 
+    from attnscope.intervene.passes import Passes
     from attnscope.selection import everything, pairs
     from attnscope.show.ablation import save_ablation
     from attnscope.study.ablation.direct import direct_means
     from attnscope.study.ablation.effects import HeadSets, ablation_cost
     from attnscope.study.ablation.effects import ablate as ablated_by
-    from attnscope.study.ablation.passes import Passes
 
     asked = HeadSets.of(
         named,

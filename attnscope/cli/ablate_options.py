@@ -12,8 +12,8 @@ from attnscope.cli.options import FIRST, Exporting, Format, Heads, Seed, Sequenc
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from attnscope.intervene.task import Task
     from attnscope.model.loading import LoadedModel
-    from attnscope.study.ablation.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)

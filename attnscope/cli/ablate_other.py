@@ -13,8 +13,8 @@ from typer import Option
 from attnscope.cells import head_name
 from attnscope.cli import output
 from attnscope.cli.ablate_tables import pairs_sheet, prune_sheet, screen_sheet, trusted
-from attnscope.cli.signals import unwinding
 from attnscope.errors import InputError, UsageError
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
     from attnscope.cli.ablate_options import Measured, On, Taken
     from attnscope.figures import Style
+    from attnscope.folder.parts import Parts
+    from attnscope.intervene.passes import Advance, Passes
+    from attnscope.intervene.task import Task
     from attnscope.model.loading import LoadedModel
     from attnscope.selection import HeadIndex
-    from attnscope.study.ablation.passes import Advance, Passes
-    from attnscope.study.ablation.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +72,11 @@ class Otherwise:
 
 @dataclass(frozen=True)
 class Asking:
-    """What is asked, of which heads. readings: a folder for what is kept on the way, None for none."""
+    """What is asked, of which heads. parts: where what is measured on the way is kept."""
 
     passes: Passes
     heads: Sequence[HeadIndex]
-    readings: Path | None = None
+    parts: Parts
     advance: Advance = lambda token_layers: None
 
 
@@ -106,17 +107,19 @@ def answered(
     groups: tuple[Taken, On, Measured],
 ) -> int:
     """Ask, print and write; heads: all of the model where none were named."""
+    from attnscope.folder.parts import Parts, claim, with_weights
+    from attnscope.intervene.heads import HeadSet
+    from attnscope.intervene.passes import Passes, prepared
     from attnscope.selection import everything
     from attnscope.selection import pairs as in_order
     from attnscope.study.ablation.effects import operations, task_facts
-    from attnscope.study.ablation.passes import Passes, prepared
-    from attnscope.study.ablation.sets import HeadSet
-    from attnscope.study.claim import claim, with_weights
 
     (taken, on, measured), question = groups, otherwise.question
     assert question is not None
     asking = Asking(
-        Passes.planned(loaded, task, taken.replace), heads or in_order(everything(loaded.geometry.heads_by_layer))
+        Passes.planned(loaded, task, taken.replace),
+        heads or in_order(everything(loaded.geometry.heads_by_layer)),
+        Parts(),
     )
     means = asking.passes.token_layers([]) if asking.passes.intervention.learns else 0
     cost = on.of_all(question.cost(asking) + means, task)
@@ -129,12 +132,12 @@ def answered(
         return 0
     output.talk(told, measured.quiet)
     facts = {**task_facts(loaded, task, taken.replace), "heads": [head_name(*head) for head in asking.heads]}
-    kept = None
     if measured.out is not None:
         kept = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
+        asking = replace(asking, parts=kept)
     with unwinding(), output.progress(question.name, cost, measured.quiet) as advance:
         passes = prepared(loaded, task, [HeadSet("", tuple(asking.heads))], taken.replace, advance=advance)
-        found = question.answer(replace(asking, passes=passes, readings=kept, advance=advance))
+        found = question.answer(replace(asking, passes=passes, advance=advance))
     if measured.out is not None:
         _write(found, question, measured.out, f"{loaded.name}, {task.name}, {len(task)} sequences")
     output.emit(found.table, output.wanted_format(measured.format), lambda: found.sheet(on.top))
@@ -162,16 +165,12 @@ def _pairs_cost(asking: Asking) -> int:
 
 def _pairs(asking: Asking) -> Result:
     """The synergy of every two heads."""
-    import numpy as np
-
-    from attnscope.study.ablation.effects import part_losses
+    from attnscope.study.ablation.effects import effects_of
     from attnscope.study.ablation.pairs import pair_sets, synergies
 
     if len(asking.heads) < 2:
         raise InputError("a pair takes two heads, and one was named", "name more of them")
-    sets, passes = pair_sets(asking.heads), asking.passes
-    parts = [part_losses(passes, part, asking.readings, asking.advance) for _, part in passes.chunks(sets)]
-    effect_SK = np.hstack([one[:, 1:] - one[:, :1] for one in parts])
+    _, effect_SK = effects_of(asking.passes, pair_sets(asking.heads), asking.parts, asking.advance)
     found = synergies(asking.heads, effect_SK)
     return Result(found.table(), lambda top: pairs_sheet(found, top))
 
@@ -187,29 +186,30 @@ def _pruning(asking: Asking) -> Result:
     from attnscope.study.ablation.prune import curve, pruned
 
     loaded, passes = asking.passes.loaded, asking.passes
-    intact = float(passes.losses([], asking.advance)[:, 0].mean())
-    steps = list(pruned(passes, asking.heads, asking.readings, asking.advance))
+    intact = float(passes.measured([], asking.advance)[:, 0].mean())
+    steps = list(pruned(passes, asking.heads, asking.parts, asking.advance))
 
     def draw(path: Path, style: Style) -> None:
         from attnscope.figures.pruning import save_pruning
 
         names = [head_name(one.layer, one.head) for one in steps]
         guess = math.log(loaded.geometry.vocab_size)
-        save_pruning(path, names, [intact, *(one.loss for one in steps)], [("uniform guess", guess)], style)
+        save_pruning(path, names, [intact, *(one.value for one in steps)], [("uniform guess", guess)], style)
 
-    told = f"intact {intact:.3f} nats per token"
+    told = f"intact {intact:.3f} {passes.measure.unit}"
     return Result(curve(steps, intact), lambda top: prune_sheet(steps, intact, top), (told,), ("prune.png", draw))
 
 
 def _screen_cost(asking: Asking) -> int:
-    from attnscope.study.ablation.gradient import BACKWARD, TRIED
+    from attnscope.intervene.gradient import BACKWARD
+    from attnscope.study.ablation.screen import TRIED
 
     return (BACKWARD + 1 + TRIED) * asking.passes.token_layers([])
 
 
 def _screen(asking: Asking) -> Result:
     """All heads to first order, some of them ablated beside."""
-    from attnscope.study.ablation.gradient import screened
+    from attnscope.study.ablation.screen import screened
 
     found = screened(asking.passes, asking.advance)
     return Result(found.table(), lambda top: screen_sheet(found, top), (trusted(found),))

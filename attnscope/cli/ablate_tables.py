@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from attnscope.study.ablation.effects import Ablation
-    from attnscope.study.ablation.gradient import Screen
     from attnscope.study.ablation.pairs import Pairs
     from attnscope.study.ablation.prune import Step
+    from attnscope.study.ablation.screen import Screen
 
 MANY = 4  # heads of a set up to which each one's numbers are shown
 nats, signed = partial(cells.number, decimals=3), partial(cells.signed, decimals=3)  # of one head or pair
@@ -29,7 +29,7 @@ DRAWN = {
 def notes(found: Ablation) -> list[str]:
     """What a reader of the table has to know beside it."""
     facts = found.facts
-    told = [f"intact {facts['intact']:.3f} nats per token, {len(found.intact_S)} sequences"]
+    told = [f"intact {facts['intact']:.3f} {facts['measure']['unit']}, {len(found.intact_S)} sequences"]
     if facts["direct"] is not None:
         told.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
     if facts["replacement"] == "resample":
@@ -37,7 +37,8 @@ def notes(found: Ablation) -> list[str]:
     if facts["unshared"]:
         told.append(f"the passes were unshared: {facts['unshared']}")
     if facts["spread"] is not None:
-        told.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} nats: less is noise")
+        unit = facts["measure"]["unit"].partition(" per ")[0]
+        told.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} {unit}: less is noise")
     if any(facts["random_sets"].values()):
         told.append(DRAWN[facts["controls"]])
     few = [f"{name} {count}" for name, count in facts["random_sets"].items() if count < facts["random_asked"]]
@@ -100,7 +101,7 @@ def prune_sheet(steps: Sequence[Step], intact: float, top: int | None) -> RichTa
     sheet = _sheet("step", "head that goes", "nats", "over intact")
     for number, step in enumerate(steps[:top], start=1):
         name = cells.head_name(step.layer, step.head)
-        sheet.add_row(str(number), name, nats(step.loss), signed(step.loss - intact))
+        sheet.add_row(str(number), name, nats(step.value), signed(step.value - intact))
     return sheet
 
 

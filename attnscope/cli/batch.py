@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from attnscope.cli import output
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.batch_ray import BatchCommand
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.batch.corpus import Corpus
     from attnscope.batch.job import Job
-    from attnscope.cli.batch_report import GracefulStop, Outcome
+    from attnscope.cli.batch_report import Outcome
+    from attnscope.signals import GracefulStop
 
 EXAMPLES = (
     "attnscope batch corpus.jsonl --text-field body --out runs/corpus",
@@ -43,7 +44,7 @@ def batch(asked: BatchRun) -> int:
     corpus, job = asked.corpus(), asked.job()
     if asked.dry_run:
         return batch_report.dry_run(job, corpus)
-    with batch_report.GracefulStop() as stop, batch_report.RunProgress(corpus, asked.quiet) as progress:
+    with batch_report.graceful_stop() as stop, batch_report.RunProgress(corpus, asked.quiet) as progress:
         go = _to_stdout if asked.to_stdout else _to_folder
         outcome = go(asked, job, corpus, stop, progress.note)
     code = batch_report.ending(outcome, corpus, stop, asked)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.errors import InputError
 from attnscope.shown import visible
+from attnscope.signals import GracefulStop
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -25,45 +23,13 @@ if TYPE_CHECKING:
     from attnscope.batch.pipeline import Tally
     from attnscope.cli.options import Writing
 
-INTERRUPTED, TERMINATED = 130, 143
 A_MINUTE = 60.0
 STDIN = "-"
 
 
-class GracefulStop:
-    """While open, the first SIGINT or SIGTERM asks for an end after the batch that runs; the second ends at once.
-
-    Called, it says whether an end was asked for. Until it is first called nothing is under way, and a signal ends the
-    run as it would any command.
-    """
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self._armed = False
-        self._before: dict[int, Any] = {}
-
-    def __call__(self) -> bool:
-        self._armed = True
-        return self.signal is not None
-
-    def __enter__(self) -> GracefulStop:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._armed and self.signal is None:
-            self.signal = number
-            with suppress(RuntimeError):  # it came amid a line to stderr, which takes no second
-                output.talk("stopping after this batch; interrupt again to stop at once", False)
-            return
-        before = self._before[number]
-        if callable(before):
-            before(number, frame)
+def graceful_stop() -> GracefulStop:
+    """A stop after the batch at hand, which is announced on stderr."""
+    return GracefulStop(lambda: output.talk("stopping after this batch; interrupt again to stop at once", False))
 
 
 class RunProgress:
@@ -164,7 +130,7 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
             output.talk(f"failed: {reason}", False)
     if tally.stopped:
         output.talk("stopped; the same command resumes from here", writing.quiet)
-        return TERMINATED if stop.signal == signal.SIGTERM else INTERRUPTED
+        return stop.code
     return 1 if outcome.failed else 0
 
 

@@ -25,9 +25,9 @@ from attnscope.cli.options import (
     Selected,
     Top,
 )
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
+from attnscope.signals import unwinding
 from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     """
     format = output.wanted_format(printing.format)
 
-    from attnscope.manifest import AROUND
+    from attnscope.folder.manifest import AROUND
 
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 
@@ -215,8 +215,8 @@ def write_comparison(
     drawn = found.pair.drawn.values() if found.pair else ()
     pictures = len(found.stacks) + sum(len(one.values) for one in drawn)
     with unwinding(), output.progress("drawing", pictures, printing.quiet) as advance:
-        how: dict[str, Any] = {"places": places, "spreadsheet": printing.spreadsheet, "advance": advance}
-        written = save(found, printing.out, said, style, **how)
+        spreadsheet = printing.spreadsheet
+        written = save(found, printing.out, said, style, places=places, spreadsheet=spreadsheet, advance=advance)
     output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
 
 

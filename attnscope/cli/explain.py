@@ -12,10 +12,10 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.options import FIRST, Format, Image, ModelText, Query, Seed, Writing
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.shown import visible
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     import pyarrow as pa

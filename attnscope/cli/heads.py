@@ -152,8 +152,18 @@ def heads(
     shown = seen.kept_heads(order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        how = {"sort": order, "top": ranking.top, "min_weight": relations.min_weight, "figures": kinds or FIGURES}
-        export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, style=style, **how)
+        export_text(
+            seen,
+            printing,
+            options=options,
+            heads=names,
+            sort=order,
+            top=ranking.top,
+            min_weight=relations.min_weight,
+            figures=kinds or FIGURES,
+            style=style,
+            spreadsheet=printing.spreadsheet,
+        )
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
     output.emit(seen.table(order), format, lambda: heads_sheet(seen, shown, order), printing.spreadsheet)
     if format == "table":

@@ -74,8 +74,18 @@ def heatmap(
     seen = observe_text(asked, entries, pictures, options, keep)
     if drawn:
         names = [head.name for head in seen.kept_heads()] if entries.select else []
-        how = {"figures": kinds, "sort": order if measured else None, "top": ranking.top, "tables": False}
-        _print(export_text(seen, pictures, options, heads=names, style=style, **how)[:-1])  # without the manifest
+        written = export_text(
+            seen,
+            pictures,
+            options=options,
+            heads=names,
+            sort=order if measured else None,
+            top=ranking.top,
+            figures=kinds,
+            style=style,
+            tables=False,
+        )
+        _print(written[:-1])  # without the manifest
         named = entries.select is not None or "heads" not in kinds
         output.talk("heads are drawn one by one with --select", pictures.quiet or named)
     if showing.show:

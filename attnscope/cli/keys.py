@@ -47,7 +47,7 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     seen = observe_text(asked, entries, printing, options, Request(view=entries.view(), metrics=()))
     table = seen.key_table()
     if printing.out:
-        export_text(seen, printing, options, figures=(), keys=True, spreadsheet=printing.spreadsheet)
+        export_text(seen, printing, options=options, figures=(), keys=True, spreadsheet=printing.spreadsheet)
     output.emit(
         table,
         format,

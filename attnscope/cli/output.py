@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from attnscope.cli import signals
+from attnscope import signals
 from attnscope.errors import UsageError
 from attnscope.shown import LINES, in_a_line, numbered, visible
 

@@ -13,9 +13,9 @@ from typer import Option
 from attnscope.cli import output
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import ModelTexts, Printing, Selected, Writing, check_folder
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.signals import unwinding
 from attnscope.stacks import DECODER, prefix
 
 if TYPE_CHECKING:

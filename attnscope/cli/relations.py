@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from typer import Option
 
@@ -37,6 +37,14 @@ class Listing(Results):
     out: Annotated[Path | None, Option(help="Write relations.csv and manifest.json here.")] = None
 
 
+class Shown(TypedDict):
+    """Which relations are shown, as `Observation.relations` takes it."""
+
+    min_weight: float | None
+    over: Literal["heads"] | None
+    other_keys: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ranked(Relations):
     """Which keys of a query are listed, and in which order."""
@@ -55,17 +63,17 @@ class Ranked(Relations):
         ),
     ] = None
 
-    def written(self) -> dict[str, Any]:
+    def written(self) -> Shown:
         """What relations a file or a pipe gets."""
         ranked = self.over == "heads"
         others = not self.all_keys if ranked else self.all_keys is False
         return {"min_weight": self.min_weight, "over": "heads" if ranked else None, "other_keys": others}
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Shown:
         """What relations a person sees: unless they say else, strongest first, without key 0 and each query's own."""
         if self.over == "none":
             return self.written()
-        return self.written() | {"over": "heads", "other_keys": not self.all_keys}
+        return {**self.written(), "over": "heads", "other_keys": not self.all_keys}
 
 
 @takes(TextRun, Entries, Question, Top, Listing, Ranked, file=GROUPS)
@@ -93,7 +101,7 @@ def relations(asked: TextRun, entries: Entries, question: Question, top: Top, pr
     options = recorded(asked, entries, question, top, printing, listed)
     seen = observe_text(asked, entries, printing, options, keep)
     if printing.out:
-        export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
+        export_text(seen, printing, options=options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
     how = listed.shown() if format == "table" else listed.written()
     table = seen.relations(**how)
     output.emit(table, format, lambda: relations_sheet(table, top.top), printing.spreadsheet)

@@ -24,7 +24,7 @@ def named_run(context: typer.Context) -> dict[str, Any]:
 
     Raises UsageError for a folder as TEXT that holds no run.
     """
-    from attnscope.manifest import NAME
+    from attnscope.folder.manifest import NAME
 
     given, path = context.params["given"], context.params["from_"]
     named: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def repeated(context: typer.Context, groups: tuple[type, ...]) -> dict[str, Any]
     Where the run came from and went to, and what it was allowed to do, is not repeated. Raises UsageError for a value
     that the option does not take.
     """
-    from attnscope.manifest import AROUND, read_manifest
+    from attnscope.folder.manifest import AROUND, read_manifest
 
     path = context.params["from_"]
     said = _options(read_manifest(path), path)
@@ -82,11 +82,11 @@ def tokens_of(path: Path) -> Prompt | Sound:
 
     Raises UsageError where that file holds another now, and where there were pictures beside the tokens.
     """
-    from attnscope.manifest import prompt_of, read_manifest
+    from attnscope.folder.manifest import prompt_of, read_manifest
 
     said = read_manifest(path)
     prompt, file = prompt_of(said, path), said.get("options", {}).get("audio")
-    if file is None and prompt.media is not None:
+    if file is None and prompt.medium.sha256 is not None:
         raise UsageError(
             f"the run of {path} read more than its tokens say", "add --text TEXT, and --picture FILE as then"
         )
@@ -95,6 +95,6 @@ def tokens_of(path: Path) -> Prompt | Sound:
     from attnscope.media.sound import read_sound
 
     sound = read_sound(str(file))
-    if sound.sha256 != prompt.media:
+    if sound.sha256 != prompt.medium.sha256:
         raise UsageError(f"{file} is not the sound that the run of {path} read", "name that with --audio")
     return sound

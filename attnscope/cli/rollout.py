@@ -61,9 +61,16 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
     seen = observe_text(asked, Selected(), printing, options, Request(metrics=(), rollout=units.group or "bins"))
     table = seen.rollout_table(units.keys_per_query, units.min_weight)
     if printing.out:
-        style = drawing.style(command_line("rollout", asked, top, printing, units, drawing))
-        how = {"top_k": units.keys_per_query, "min_weight": units.min_weight, "style": style}
-        export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **how)
+        export_text(
+            seen,
+            printing,
+            options=options,
+            figures=(),
+            top_k=units.keys_per_query,
+            min_weight=units.min_weight,
+            style=drawing.style(command_line("rollout", asked, top, printing, units, drawing)),
+            spreadsheet=printing.spreadsheet,
+        )
     output.emit(table, format, lambda: relations_sheet(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)
     return max(

@@ -14,9 +14,9 @@ from attnscope import cells
 from attnscope.cli import output, scan_texts
 from attnscope.cli.info import Named
 from attnscope.cli.options import FIRST, Exporting, Format, Loading, Seed, Sequences, Top
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

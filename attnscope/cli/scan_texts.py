@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attnscope import cells
 from attnscope.cli import output
-from attnscope.cli.signals import unwinding
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.cli.options import Exporting

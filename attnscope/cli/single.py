@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from attnscope.cli import output
 from attnscope.cli.options import (
@@ -19,11 +19,12 @@ from attnscope.cli.options import (
     TextRun,
     Writing,
 )
-from attnscope.cli.signals import unwinding
 from attnscope.errors import UsageError
+from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask, Text
+    from attnscope.export import Ways
     from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
     from attnscope.model.loading import LoadedModel
@@ -77,7 +78,7 @@ def prepare_answered(loaded: LoadedModel, ask: Ask, quiet: bool) -> Run:
 def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.out is not None:
-        from attnscope.manifest import check, run_facts
+        from attnscope.folder.manifest import check, run_facts
 
         loaded = run.loaded
         model = {"name": loaded.name, "revision": loaded.revision}
@@ -155,7 +156,7 @@ def header(run: Run) -> str:
     """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine and why."""
     loaded, prompt = run.loaded, run.text
     target = f", target {len(run.prompt)}" * (run.source is not None)
-    target += f", {len(prompt.patches)} of pictures" * bool(prompt.patches)
+    target += f", {len(prompt.medium.patches)} of pictures" * bool(prompt.medium.patches)
     parts = [
         loaded.name,
         loaded.device,
@@ -219,7 +220,7 @@ def tell_answer(run: Run, quiet: bool) -> None:
 def tell_sound(run: Run, quiet: bool) -> None:
     """Say how many of the frames are the sound itself, and from where on silence pads it."""
     prompt = run.text
-    if prompt.step is None:
+    if prompt.medium.step is None:
         return
     own = len(prompt) - sum(prompt.special)
     padded = f"; padded with silence from {prompt.labels[own]} on" if own < len(prompt) else ""
@@ -245,16 +246,16 @@ def _engine_words(run: Run) -> str:
     return f"{words} (output {run.engine.output}, {far})"
 
 
-def export_text(seen: Observation, writing: Exporting, options: Mapping[str, Any], **how: Any) -> list[Path]:
+def export_text(seen: Observation, writing: Exporting, **how: Unpack[Ways]) -> list[Path]:
     """Write what was seen into --out, with a bar while pictures are drawn; says how many files were written."""
-    from attnscope.drawing import FIGURES, drawings
-    from attnscope.export import export
+    from attnscope.drawing import drawings
+    from attnscope.export import Export, export
 
     assert writing.out is not None
-    steps = sum(one.pictures(how.get("figures", FIGURES)) for one in drawings(seen, how.get("heads", ())).values())
+    asked = replace(Export(**how), force=writing.force, workers=None)
+    steps = sum(one.pictures(asked.figures) for one in drawings(seen, asked.heads or ()).values())
     with unwinding(), output.progress("drawing", steps or None, writing.quiet) as advance:
-        how |= {"options": options, "force": writing.force}
-        written = export(seen, writing.out, workers=None, advance=advance, **how)
+        written = export(seen, writing.out, replace(asked, advance=advance))
     output.talk(f"wrote {len(written)} files to {writing.out}", writing.quiet)
     return written
 

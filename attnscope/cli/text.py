@@ -83,7 +83,7 @@ def text(
     seen = observe_text(asked, entries, printing, options, keep)
     over = mean.mean or ("none" if chosen.select else "all")
     if printing.out:
-        export_text(seen, printing, options, figures=(), per_token=over, spreadsheet=printing.spreadsheet)
+        export_text(seen, printing, options=options, figures=(), per_token=over, spreadsheet=printing.spreadsheet)
     if format == "table":
         from rich.console import Group
 

@@ -14,9 +14,9 @@ from attnscope.cli import output
 from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import FIRST, Config, OtherSide, Question, Selected, TextRun, Writing, check_folder
-from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+from attnscope.signals import unwinding
 from attnscope.stacks import SEQ2SEQ, VISION, is_vision
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def kept_layers(run: Run) -> list[LayerGeometry]:
 
 def kept_of(run: Run, plan: Plan) -> dict[str, Any]:
     """What to keep of a pass, over all texts of the page, as fields of `Request`."""
-    beside = run.source or (run.prompt.tower[-1] if run.prompt.tower else ())
+    beside = run.source or next(iter(run.prompt.medium.tower[-1:]), ())
     return plan.request(kept_layers(run), len(run.prompt) + len(beside) * several(run))
 
 
@@ -167,7 +167,8 @@ def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
     )
     others = {stack: layers for stack, layers in geometry.other_stacks.items() if not is_vision(stack)}
     loaded = replace(run.loaded, geometry=replace(geometry, other_stacks=others))
-    return replace(run, loaded=loaded, prompt=replace(run.prompt, tower=()))
+    medium = replace(run.prompt.medium, tower=())
+    return replace(run, loaded=loaded, prompt=replace(run.prompt, medium=medium))
 
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:

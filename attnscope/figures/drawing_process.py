@@ -22,7 +22,8 @@ from pathlib import Path
 
 from attnscope import figures
 from attnscope.errors import AttnscopeError
-from attnscope.figures.pool import begin_worker, busy, cores, leaving, signals_held
+from attnscope.figures.pool import cores
+from attnscope.signals import begin_worker, busy, held, leaving
 
 Work = Callable[[], Generator[Path, None, None]]
 
@@ -53,7 +54,7 @@ class DrawingProcess:
         context = multiprocessing.get_context("fork")
         self.connection, there = context.Pipe()
         self.process = context.Process(target=_serve, args=(there, self.connection, modules), daemon=True)
-        with signals_held():
+        with held():
             self.process.start()
         there.close()
         atexit.register(self.process.kill)  # one that was never asked has nothing to end

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import socket
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnscope.errors import AttnscopeError
+from attnscope.signals import begin_worker, busy, held
 
 if TYPE_CHECKING:
     from attnscope.figures.style import Style
@@ -29,10 +26,7 @@ if TYPE_CHECKING:
 HEAD_SECONDS, CELL_SECONDS, VECTOR_FACTOR = 0.012, 1e-6, 6  # measured on one core of 2025, to a factor of two
 START_SECONDS = 1.5
 MOST_WORKERS = 16
-STOPS = (signal.SIGINT, signal.SIGTERM)
 
-busy = threading.Lock()  # of a worker: held while it draws what it does not break off
-leaving = threading.Event()  # of a worker: it is to end
 PoolJob = TypeVar("PoolJob")
 
 
@@ -96,42 +90,5 @@ class _Pool(ProcessPoolExecutor):
         super().__init__(workers, multiprocessing.get_context("spawn"), begin_worker)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        with signals_held():  # a worker starts here, and Ctrl-C before begin_worker would make it print a traceback
+        with held():  # a worker starts here, and Ctrl-C before begin_worker would make it print a traceback
             return super().submit(fn, *args, **kwargs)
-
-
-@contextmanager
-def signals_held() -> Iterator[None]:
-    """Signals that stop us wait; a process started here waits with them until it says otherwise."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def begin_worker() -> None:
-    """A worker's start: it ends with its parent, and on SIGTERM, but never halfway through a file."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal: the parent decides
-    told, tells = socket.socketpair()
-    tells.setblocking(False)
-    signal.set_wakeup_fd(tells.fileno())
-    signal.signal(signal.SIGTERM, lambda *_: None)  # a handler runs amid anything, also where this thread holds a lock
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    threading.Thread(target=_end, args=(told, tells), daemon=True).start()
-
-
-def _end(told: socket.socket, tells: socket.socket) -> None:
-    """End once a signal tells so, or the parent has ended: a worker would else wait for work for ever.
-
-    tells: where signals write; kept open here.
-    """
-    parent = multiprocessing.parent_process()
-    wait([told] if parent is None else [told, parent.sentinel])
-    leaving.set()
-    with busy:
-        os._exit(1)

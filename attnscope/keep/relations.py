@@ -183,7 +183,7 @@ def _probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKeys:
         of_queries = groups_of([one.prompt for one in asked], request.group)
         others = asked[0].keys is not None
         groups = of_queries, groups_of([one.looked_at for one in asked], request.group) if others else of_queries
-    if not any(one.chosen.query or one.chosen.key or one.prompt.unasked for one in asked):
+    if not any(one.chosen.query or one.chosen.key or one.prompt.medium.unasked for one in asked):
         return TopKeys(request.top_k, request.view, groups)
 
     def units(places: Sequence[int], text: int, side: int) -> Sequence[int]:

@@ -139,7 +139,7 @@ class Asked(NamedTuple):
         Nothing of one over patches: only the pass will say where in the text they are.
         """
         if is_vision(stack):
-            return [Asked(part, Chosen()) for part in self.prompt.tower]
+            return [Asked(part, Chosen()) for part in self.prompt.medium.tower]
         if is_over_patches(stack):
             return []
         return [self._of_two(stack)]
@@ -160,7 +160,7 @@ class Asked(NamedTuple):
     @property
     def queries(self) -> Sequence[int]:
         """The queries that are asked about: those that were named, or all that there are."""
-        return self.chosen.query.positions if self.chosen.query else range(self.prompt.unasked, len(self.prompt))
+        return self.chosen.query.positions if self.chosen.query else range(self.prompt.medium.unasked, len(self.prompt))
 
     @property
     def key_positions(self) -> Sequence[int]:

@@ -64,7 +64,7 @@ def observe(
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance)
 
-    alone = any((one.source or one.prompt).inputs or one.prompt.unasked for one in asked)
+    alone = any((one.source or one.prompt).medium.inputs or one.prompt.medium.unasked for one in asked)
     if loaded.geometry.over_patches or alone:
         # whose numbers of parts differ
         return [one_pass([one])[0] for one in asked]
@@ -105,8 +105,8 @@ def _observed(
             if not is_vision(stack)
         ],
         windows=loaded.geometry.windows,
-        patches=of_tower.prompts[0].windows if of_tower else (),
-        calls_alone=not ((mixed and padding.to_be_tried(loaded.model, reads.shape[1])) or prompts[0].patches),
+        patches=of_tower.prompts[0].medium.windows if of_tower else (),
+        calls_alone=not ((mixed and padding.to_be_tried(loaded.model, reads.shape[1])) or prompts[0].medium.patches),
         **inputs,
     )
     for check_of in report.calls:
@@ -119,11 +119,11 @@ def _observed(
 
     def seen(stack: str, row: int) -> Observation:
         row = len(readings[stack].prompts) - 1 if is_vision(stack) else row  # the whole picture follows its parts
-        own = report if len(readings) == 1 and not prompts[0].patches else report.of(stack)
+        own = report if len(readings) == 1 and not prompts[0].medium.patches else report.of(stack)
         return readings[stack].observation(row, replace(own, tokens=readings[stack].key_count), facts)
 
     others = [stack for stack in readings if stack != plain and readings[stack].kv_of]
-    if prompts[0].tower and VISION not in others and not request.asks:
+    if prompts[0].medium.tower and VISION not in others and not request.asks:
         facts |= {"unread": ["the vision tower: it attends in windows, or its config does not say its layers"]}
     return [
         replace(seen(plain, row), other_stacks={stack: seen(stack, row) for stack in others})
@@ -139,7 +139,7 @@ def _fed(
     """What the model's forward is given: its first argument, and the others by name."""
     prompts, plain = [one.prompt for one in asked], loaded.geometry.stack
     ids_BT = readings[plain].texts.ids_BT
-    if prompts[0].patches:  # whose tokens are told apart there
+    if prompts[0].medium.patches:  # whose tokens are told apart there
         ids_BT = side_by_side([prompt.ids for prompt in prompts]).to(loaded.device)
     if plain == ENCODER or ENCODER not in readings:
         return given(loaded, prompts, ids_BT)

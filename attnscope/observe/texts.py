@@ -29,7 +29,7 @@ def texts_of(asked: Sequence[Asked], device: str, stack: str) -> Texts:
     most_keys = max(len(one.looked_at) for one in asked)
     key_BT = marked([one.chosen.key for one in asked], most_keys, default=False)
     answers = _answers(prompts) if is_causal(stack) else None
-    return Texts(ids_BT, lengths, query_BT, key_BT, answers, stack, prompts[0].unasked).to(torch.device(device))
+    return Texts(ids_BT, lengths, query_BT, key_BT, answers, stack, prompts[0].medium.unasked).to(torch.device(device))
 
 
 def _answers(prompts: Sequence[Prompt]) -> torch.Tensor | None:

@@ -83,7 +83,7 @@ def check_parity(
             "give the encoder's as source" if source is None else "leave out source",
         )
     given, reads = _given(loaded, prompt if source is None else source)
-    pictures = reads if getattr(prompt, "patches", None) else {}
+    pictures = reads if isinstance(prompt, Prompt) and prompt.medium.patches else {}
     arrangements = arrangements_of(loaded.model.config, ids_BT[0].tolist(), pictures)
     comparison = Comparison(loaded, heads, atol, level, arrangements)
     if source is not None:

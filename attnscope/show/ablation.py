@@ -40,7 +40,8 @@ def save_ablation(found: Ablation, folder: Path, heads: Sequence[HeadIndex], atl
     """ablation.png of a study; heads: all of the model. The score is that of the atlas' induction probe."""
     facts = found.facts
     task, stands_in = facts["task"], STANDS_IN[facts["replacement"]]
-    note = f"task {task['name']}, {task['sequences']} sequences; intact {facts['intact']:.2f} nats; {stands_in}"
+    unit = facts["measure"]["unit"].partition(" per ")[0]
+    note = f"task {task['name']}, {task['sequences']} sequences; intact {facts['intact']:.2f} {unit}; {stands_in}"
     style = Style(about=About(line=facts["model"]["name"], model=facts["model"]["name"]))
     return save_effects(folder / PICTURE, heads, shown_of(found, atlas), style, note)
 
@@ -55,9 +56,10 @@ def shown_of(found: Ablation, atlas: Atlas | None = None) -> list[Shown]:
     for one in found.asked.named:
         for head in one.heads if len(one.heads) > 1 else ():
             together[head] = max(together.get(head, -np.inf), float(found.effect(one).mean()))
+    unit = found.facts["measure"]["unit"]
     panels = [*_scores(found, atlas), Shown("direct", "logits of the right token", found.direct or {}, "direct")]
-    panels.append(Shown("alone", "nats per token without it", alone, "nats"))
-    panels.append(Shown("together", "nats per token without its costliest set", together, "nats"))
+    panels.append(Shown("alone", f"{unit} without it", alone, "effect"))
+    panels.append(Shown("together", f"{unit} without its costliest set", together, "effect"))
     return [one for one in panels if one.values]
 
 

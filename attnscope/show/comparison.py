@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
 from attnscope.files import save_json, sha256_of
+from attnscope.folder.claim import writable
 from attnscope.measure.metrics import METRICS, Metric, metrics_for
 from attnscope.model.libraries import versions
 from attnscope.shown import visible
@@ -47,10 +47,8 @@ def save(
     clear(folder)
     tables = {"heads": heads_table(found, places), "metrics": metrics_table(found, places)}
     tables |= {"tokens": tokens_table(found.pair)} if found.pair else {}
-    try:
+    with writable(folder):
         written = [save_table(one, folder / f"{name}.csv", spreadsheet=spreadsheet) for name, one in tables.items()]
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
     for path in _pictures(found, folder, style):
         written.append(path)
         advance(1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -336,8 +336,10 @@ def _read(
             advance(1)
 
     layers = [(layer, stack) for stack, of_stack in stacks.items() for layer in of_stack]
-    how: dict[str, Any] = {"engine": reading.engine, "expected_layers": layers, "windows": loaded.geometry.windows}
-    return listen(loaded.model, reads, on_call, **how, **inputs)
+    windows = loaded.geometry.windows
+    return listen(
+        loaded.model, reads, on_call, engine=reading.engine, expected_layers=layers, windows=windows, **inputs
+    )
 
 
 def _check_room(reading: OneSide, memory: str | None) -> None:

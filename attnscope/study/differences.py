@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from attnscope.errors import UsageError
-from attnscope.files import check_schema, jsonable, read_json, refuse_links
+from attnscope.files import check_schema, jsonable, refuse_links
+from attnscope.folder.claim import OVER, another, check, document
+from attnscope.folder.manifest import NAME as MANIFEST
 from attnscope.measure.metrics import METRICS
 from attnscope.stacks import SOFTMAX, STACKS
 from attnscope.tables import as_table, numbers, words
@@ -101,27 +102,20 @@ def comparison_facts(models: Sequence[LoadedModel], texts: Sequence[str], option
 
 def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
     """Raise UsageError for a folder that holds another comparison, or that another run fills, unless force is given."""
-    before, hint = _before(folder), "name another folder, or write over it with {force}"
+    before = _before(folder)
     if before is not None and not force:
-        check_schema(before, SCHEMA, folder, hint)
-    told = [] if before is None else [name for name in asked if before.get("asked", {}).get(name) != asked[name]]
-    other = "another run" if before is None and (folder / "manifest.json").exists() else ""
-    if (told or other) and not force:
-        what = other or f"another comparison: {', '.join(told)} differ"
-        raise UsageError(f"{folder} holds {what}", hint)
+        check_schema(before, SCHEMA, folder, OVER)
+    if before is None and (folder / MANIFEST).exists() and not force:
+        raise another(folder, "run")
+    check(folder, "comparison", before and before.get("asked", {}), asked, force)
 
 
 def _before(folder: Path) -> dict[str, Any] | None:
     """What the compare.json of a folder says; None without one. Raises UsageError for a damaged one, and links."""
-    path, stacks = folder / NAME, [folder / stack for stack in STACKS]
+    stacks = [folder / stack for stack in STACKS]
     refuse_links([*stacks, *(one / "layers" for one in (folder, *stacks))])
-    try:
-        found = read_json(path) if path.exists() else None
-    except (OSError, ValueError):
-        found = []
-    if found is not None and not (isinstance(found, dict) and _is_ours(found)):
-        raise UsageError(f"{path} is not what a comparison wrote, or damaged", "name another folder, or remove it")
-    return found
+    hint = "name another folder, or remove it"
+    return document(folder / NAME, "not what a comparison wrote, or damaged", hint, _is_ours)
 
 
 def _is_ours(found: Mapping[str, Any]) -> bool:

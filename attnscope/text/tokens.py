@@ -113,13 +113,13 @@ def choose(
 
 def _asking(prompt: Prompt, found: Found | None) -> Found | None:
     """Those of the tokens that have queries. Raises NotThereError where none has."""
-    if found is None or not prompt.unasked or not found.positions:
+    if found is None or not prompt.medium.unasked or not found.positions:
         return found
-    positions = tuple(at for at in found.positions if at >= prompt.unasked)
+    positions = tuple(at for at in found.positions if at >= prompt.medium.unasked)
     if not positions:
         raise NotThereError(
             f"{found.expression} names virtual tokens alone, which are keys and have no queries",
-            f"name tokens from {prompt.unasked} on",
+            f"name tokens from {prompt.medium.unasked} on",
         )
     return replace(found, positions=positions)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import MemoryLimitError, UsageError
-from attnscope.manifest import NAME, TARGET, prompt_of, read_manifest
+from attnscope.folder.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.measure.metrics import KNOWN
 from attnscope.memory import free_memory, human_bytes
 from attnscope.stacks import OF_TWO_TEXTS, STACKS, is_causal, is_cross

@@ -101,7 +101,7 @@ def about(
     """
     query, key = ((one.expression, one.positions) if one else None for one in (seen.chosen.query, seen.chosen.key))
     named = pairs(whole)
-    of_query = "picture" if seen.prompt.patches and query else "head"
+    of_query = "picture" if seen.prompt.medium.patches and query else "head"
     view = "token" if key else of_query if named or query else "model"
     at, head = _place(seen, named[0]) if named else _sharpest(seen)
     state: dict[str, Any] = {"view": view, "at": at, "head": head}

@@ -289,10 +289,10 @@ def ahead(seen: Observation, key: LayerKey) -> np.ndarray | None:
     """
     token_T = np.arange(len(seen.queries), dtype="<i4")
     last_T = token_T.copy()
-    if seen.queries.patches and key in seen.weights:
+    if seen.queries.medium.patches and key in seen.weights:
         some_QK = (seen.weights[key] > 0).any(0).numpy()
         last_T = np.maximum(last_T, np.where(some_QK, token_T, 0).max(1))
-    elif seen.queries.patches and seen.kept_keys is not None and key in seen.kept_keys:
+    elif seen.queries.medium.patches and seen.kept_keys is not None and key in seen.kept_keys:
         _, weight_HTk, key_HTk = _of_all_queries(seen.kept_keys[key], len(token_T))
         last_T = np.maximum(last_T, key_HTk.where(weight_HTk > 0, 0).amax((0, 2)).numpy())
     return None if (last_T == token_T).all() else (last_T + 1).astype("<i4")

@@ -181,7 +181,7 @@ WRONG = [
     (
         "corpus.jsonl --out another",
         2,
-        "another/run.json was not written by attnscope batch, or is damaged; name another",
+        "another/run.json is not written by attnscope batch, or is damaged; name another",
     ),
     ("corpus.jsonl --out o --batch-tokens 0", 2, "'--batch-tokens': Input should be greater than or equal to 1"),
     ("corpus.jsonl --out o --ray --num-actors 0", 2, "'--num-actors': Input should be greater than or equal to 1"),
@@ -304,14 +304,15 @@ def test_a_finished_folder_says_what_is_there_already(
     assert said[2].endswith(" measured in out; 2 texts were there already")
 
 
-def test_a_folder_of_the_version_before_goes_on_under_the_new_name_of_an_option(place: Path, tiny_folder: Path) -> None:
+def test_a_folder_of_the_version_before_is_refused(
+    place: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     command = ["batch", "corpus.jsonl", "--model", str(tiny_folder), "--out", "out", "--tables", "heads", "-q"]
-    assert run([*command, "--matrices"]) == 0
+    assert run(command) == 0
     said = json.loads((place / "out" / "run.json").read_text())
-    said["options"]["weights"] = said["options"].pop("matrices")
-    (place / "out" / "run.json").write_text(json.dumps(said))
-    assert run([*command, "--matrices"]) == 0
+    (place / "out" / "run.json").write_text(json.dumps(said | {"schema": said["schema"] - 1}))
     assert run(command) == 2
+    assert f"has schema {said['schema'] - 1}, expected {said['schema']}; resume it with" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("changed", ["weights", "tokenizer", "config"])

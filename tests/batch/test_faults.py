@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 
 from attnscope.batch.corpus import Corpus
-from attnscope.batch.folder import locked
 from attnscope.batch.items import Item
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.run import run_folder
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.batch.writers import MOST_WAITING, ShardWriter
-from attnscope.cli.batch_report import GracefulStop
+from attnscope.cli.batch_report import graceful_stop
 from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.figures.pool import drawing_pool
+from attnscope.folder.lock import locked
 from attnscope.model.options import LoadOptions
 from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts
@@ -112,7 +112,7 @@ def test_a_signal_amid_a_line_to_stderr_is_heard(monkeypatch: pytest.MonkeyPatch
     """Python refuses a second line there (RuntimeError: reentrant call)."""
     raw = Signals()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(raw), line_buffering=True))
-    with GracefulStop() as stop:
+    with graceful_stop() as stop:
         assert not stop()
         sys.stderr.write("a line\n")
         assert stop()

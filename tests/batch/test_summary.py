@@ -11,12 +11,12 @@ import pytest
 
 from attnscope.batch import summary
 from attnscope.batch.corpus import Corpus
-from attnscope.batch.folder import locked
 from attnscope.batch.job import DatasetOutput, Job
 from attnscope.batch.rows import SCHEMAS
 from attnscope.batch.run import run_folder
 from attnscope.batch.summary import write_summary
 from attnscope.errors import UsageError
+from attnscope.folder.lock import locked
 from attnscope.measure.metrics import METRICS
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request

@@ -6,10 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope.errors import UsageError
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.passes import Passes, measured
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.study.ablation.effects import HeadSets, ablate, ablation_cost
-from attnscope.study.ablation.passes import Passes, losses
-from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.ablation.tasks import copy
 from helpers.atlases import made_atlas
 from helpers.command_line import call
@@ -35,7 +35,7 @@ def rows_of(table, kind):
 def test_the_table_has_every_set_head_and_random_set(demo, studied):
     task, asked, found, _ = studied
     table = found.table()
-    expected = losses(demo, task, asked.sets)
+    expected = measured(demo, task, asked.sets)
     effects = dict(zip(map(str, asked.sets), (expected[:, 1:] - expected[:, :1]).mean(0), strict=True))
     assert {(row["condition"], row["set"], row["heads"]) for row in table.to_pylist()} >= {
         ("together", "induction", "L3H0 L3H1"),
@@ -72,15 +72,15 @@ def test_the_folder_holds_the_table_and_what_it_is_of(studied):
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.study.ablation.passes.CPU_TOKENS", 4 * 101)
+    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 101)
     task, asked = copy(demo, sequences=2), HeadSets.of(SETS, demo.geometry, random=3)
     whole = ablate(demo, task, asked, folder=tmp_path)
     readings = sorted((tmp_path / "ablation").glob("*.npz"))
     assert len(readings) == -(-len(asked.sets) // 3)
     readings[1].unlink()
     (tmp_path / "ablation.parquet").unlink()
-    run, took = [], Passes.losses
-    monkeypatch.setattr(Passes, "losses", lambda self, sets, advance: run.append(sets) or took(self, sets, advance))
+    run, took = [], Passes.measured
+    monkeypatch.setattr(Passes, "measured", lambda self, sets, advance: run.append(sets) or took(self, sets, advance))
     again = ablate(demo, task, asked, folder=tmp_path)
     assert [len(sets) for sets in run] == [3]
     assert again.table().equals(whole.table())
@@ -95,7 +95,7 @@ def test_another_run_is_not_mixed_in(demo, studied):
 
 def test_other_weights_of_the_same_name_are_not_mixed_in(demo, studied, monkeypatch):
     task, asked, _, folder = studied
-    monkeypatch.setattr("attnscope.study.claim.weights_sha256", lambda *folders: {"model.safetensors": "0"})
+    monkeypatch.setattr("attnscope.folder.parts.weights_sha256", lambda *folders: {"model.safetensors": "0"})
     with pytest.raises(UsageError, match="holds another ablation: model differ"):
         ablate(demo, task, asked, folder=folder)
 

@@ -4,11 +4,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.passes import measured, prepared
 from attnscope.show.ablation import shown_of
 from attnscope.study.ablation.direct import Direct, direct_means
 from attnscope.study.ablation.effects import HeadSets, ablate
-from attnscope.study.ablation.passes import losses, prepared
-from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.ablation.tasks import copy
 from helpers.command_line import call
 
@@ -36,7 +36,7 @@ def test_the_figure_shows_what_was_measured(demo):
     said = Direct({(3, 0): 2.0}, "of the logits before their cap at 30")
     found = ablate(demo, task, HeadSets.of([both], demo.geometry, random=0), "zero", direct=said)
     direct, alone, together = shown_of(found)
-    cost = dict(zip(["alone", "both"], losses(demo, task, [HeadSet("", ((3, 1),)), both], "zero").T[1:], strict=True))
+    cost = dict(zip(["alone", "both"], measured(demo, task, [HeadSet("", ((3, 1),)), both], "zero").T[1:], strict=True))
     intact = found.intact_S.mean()
     assert direct.values == {(3, 0): 2.0}
     assert alone.values[3, 1] == pytest.approx(cost["alone"].mean() - intact, abs=1e-5)
@@ -51,7 +51,7 @@ def test_pairs_are_printed_and_written(demo, tmp_path):
     rows, said = asked("--select", "3.0-1,1.5", "--pairs", "--out", str(tmp_path / "a"))
     task, names = copy(demo, sequences=2), [(row["layer"], row["other_layer"]) for row in rows]
     assert names == [(1, 3), (1, 3), (3, 3)]
-    loss = losses(
+    loss = measured(
         demo, task, [HeadSet(str(heads), heads) for heads in (((3, 0), (3, 1)), ((3, 0),), ((3, 1),))], "zero"
     )
     pair, one, other = (loss[:, 1:] - loss[:, :1]).mean(0)
@@ -72,7 +72,7 @@ def test_a_pruning_is_printed_drawn_and_goes_on(tmp_path):
     kept = tmp_path / "a" / "prune" / "step-00001.npz"
     with np.load(kept) as step:
         told = dict(step)
-    np.savez(kept, **{**told, "loss": 77.0})
+    np.savez(kept, **{**told, "value": 77.0})
     assert asked(*arguments)[0][0]["loss"] == 77.0
     other = call("ablate", "demo", "--sequences", "3", *arguments)
     assert (other.code, "holds another prune: task, replacement differ" in other.err) == (2, True)

@@ -10,14 +10,15 @@ import torch
 
 from attnscope.cli.ablate_tables import notes
 from attnscope.errors import InputError, ModelError
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.passes import measured, prepared
+from attnscope.intervene.replacement import replacing
+from attnscope.intervene.task import Task
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.effects import HeadSets, ablate
-from attnscope.study.ablation.passes import losses, prepared
-from attnscope.study.ablation.replacement import replacing
-from attnscope.study.ablation.sets import HeadSet
-from attnscope.study.ablation.tasks import Task, copy
+from attnscope.study.ablation.tasks import copy
 from helpers.families import tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "ablate.md"
@@ -100,7 +101,7 @@ def test_the_loss_is_that_of_a_model_whose_projection_reads_something_else(famil
         ]
         for text, ids in enumerate(task.ids)
     ]
-    found = losses(family, task, SETS, replacement)
+    found = measured(family, task, SETS, replacement)
     assert found == pytest.approx(np.array(expected), abs=1e-5)
     assert np.abs(found[:, [1, 2, 4]] - found[:, :1]).max() > 1e-3
 
@@ -109,10 +110,10 @@ def test_shared_passes_equal_unshared_ones_under_every_engine(family):
     task = random_task(9, 9, 9)
     shared, unshared = (prepared(family, task, SETS, shared=one) for one in (True, False))
     assert (shared.why_not, shared.layers is None, unshared.layers is None) == ("", False, True)
-    expected = unshared.losses(SETS)
-    assert shared.losses(SETS) == pytest.approx(expected, abs=1e-5)
+    expected = unshared.measured(SETS)
+    assert shared.measured(SETS) == pytest.approx(expected, abs=1e-5)
     for engine in (ENGINES["eager"], ENGINES["tiles"]):
-        assert prepared(family, task, SETS, engine=engine).losses(SETS) == pytest.approx(expected, abs=1e-5)
+        assert prepared(family, task, SETS, engine=engine).measured(SETS) == pytest.approx(expected, abs=1e-5)
 
 
 def layers_of(loaded):
@@ -129,7 +130,7 @@ def counted(loaded, passes, sets):
         )
         for layer in layers_of(loaded)
     ]
-    passes.losses(sets, said.append)
+    passes.measured(sets, said.append)
     for handle in handles:
         handle.remove()
     return sum(tokens), sum(said)
@@ -150,11 +151,11 @@ def test_token_layers_are_those_of_the_formula(family):
 
 def test_right_padding_leaves_the_loss_and_the_means(family):
     task = random_task(5, 12, 8, 12)
-    together = losses(family, task, SETS)
-    zeroed = losses(family, task, SETS, "zero")
+    together = measured(family, task, SETS)
+    zeroed = measured(family, task, SETS, "zero")
     for text in range(4):
         alone = Task("alone", task.ids[text : text + 1], task.rows[text : text + 1])
-        assert losses(family, alone, SETS, "zero")[0] == pytest.approx(zeroed[text], abs=1e-5)
+        assert measured(family, alone, SETS, "zero")[0] == pytest.approx(zeroed[text], abs=1e-5)
     heads = [heads_of(family, ids) for ids in task.ids]
     text, (layer, head) = 1, SETS[1].heads[0]
     others = [heads[other][layer][:, head] for other in (0, 2, 3)]
@@ -166,11 +167,11 @@ def test_right_padding_leaves_the_loss_and_the_means(family):
 def test_a_long_list_of_sets_takes_several_passes_and_gives_the_same(demo, monkeypatch):
     task = random_task(9, 9)
     sets = [HeadSet("", (head,)) for head in OTHERS]
-    whole = losses(demo, task, sets)
-    monkeypatch.setattr("attnscope.study.ablation.passes.CPU_TOKENS", 7 * task.lengths[0])
+    whole = measured(demo, task, sets)
+    monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 7 * task.lengths[0])
     passes = prepared(demo, task, sets)
     assert max(len(part) for _, part in passes.chunks(sets)) == 6
-    assert passes.losses(sets) == pytest.approx(whole, abs=1e-5)
+    assert passes.measured(sets) == pytest.approx(whole, abs=1e-5)
 
 
 def test_a_family_that_hands_keys_between_layers_is_run_unshared_and_says_so(demo, caplog):
@@ -179,18 +180,18 @@ def test_a_family_that_hands_keys_between_layers_is_run_unshared_and_says_so(dem
     passes = prepared(loaded, task, sets)
     assert passes.layers is None
     assert passes.why_not
-    assert losses(loaded, task, sets).shape == (2, 2)
+    assert measured(loaded, task, sets).shape == (2, 2)
     assert "unshared passes: its layers" in caplog.text
 
 
 def test_what_cannot_be_replaced_is_refused(demo):
     bloom = wrap(tiny_model("bloom"), demo.tokenizer)
     with pytest.raises(ModelError, match="bloom attends outside the attention interface"):
-        losses(bloom, random_task(6, 6), SETS)
+        measured(bloom, random_task(6, 6), SETS)
     with pytest.raises(InputError, match="lengths differ"):
-        losses(demo, random_task(6, 7), SETS, "resample")
+        measured(demo, random_task(6, 7), SETS, "resample")
     with pytest.raises(InputError, match="there is one"):
-        losses(demo, random_task(6), SETS)
+        measured(demo, random_task(6), SETS)
 
 
 def test_half_precision_tells_what_two_intact_rows_differ_by(demo):

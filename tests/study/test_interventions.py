@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from attnscope.errors import UsageError
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.hiding import Hiding
+from attnscope.intervene.passes import measured, prepared
 from attnscope.seam.engines import ENGINES, UNCHECKED
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.effects import HeadSets, ablate
-from attnscope.study.ablation.hiding import Hiding
-from attnscope.study.ablation.passes import losses, prepared
-from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.ablation.tasks import copy
 
 IDS = list(range(5, 17))
@@ -61,7 +61,7 @@ def test_shared_and_unshared_passes_lose_the_same(demo):
     task, cut = copy(demo, sequences=4), Hiding(range(60, 90), range(1, 40))
     shared, unshared = (prepared(demo, task, SETS, cut, shared=one) for one in (True, False))
     assert shared.layers is not None
-    assert shared.losses(SETS) == pytest.approx(unshared.losses(SETS), abs=1e-5)
+    assert shared.measured(SETS) == pytest.approx(unshared.measured(SETS), abs=1e-5)
 
 
 def test_the_loss_is_that_of_a_model_whose_weights_were_changed_by_hand(demo, monkeypatch):
@@ -69,7 +69,7 @@ def test_the_loss_is_that_of_a_model_whose_weights_were_changed_by_hand(demo, mo
     from transformers.models.llama import modeling_llama
 
     task, cut = copy(demo, sequences=2), Hiding(range(60, 90), range(1, 40))
-    found = losses(demo, task, SETS[:1], cut)
+    found = measured(demo, task, SETS[:1], cut)
     own = modeling_llama.eager_attention_forward
 
     def hidden(module, query, key, value, attention_mask, *args, **kwargs):
@@ -103,6 +103,6 @@ def test_statistics_controls_and_parts_take_it_too(demo, tmp_path):
 
 def test_what_hides_nothing_changes_nothing(demo):
     task = copy(demo, sequences=2)
-    found = losses(demo, task, [HeadSet("nothing", ())], Hiding((5,), (1,)))
+    found = measured(demo, task, [HeadSet("nothing", ())], Hiding((5,), (1,)))
     assert found[:, 0] == pytest.approx(found[:, 1], abs=1e-7)
     assert prepared(demo, task, SETS, Hiding((5,), (1,))).engine is UNCHECKED

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from attnscope.errors import UsageError
+from attnscope.folder.parts import Column, Parts, claim
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.measure import LOSS
 from attnscope.study.ablation.prune import pruned
-from attnscope.study.ablation.sets import HeadSet
 from attnscope.study.atlas import scan as scan_room
 from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.scan import plan, scan
-from attnscope.study.claim import claim
-from attnscope.study.parts import Column, kept
 from helpers.command_line import call
 
 GOOD = {"loss": np.arange(6.0).reshape(2, 3), "word": np.array(["sink", "-"])}
@@ -61,7 +61,7 @@ def test_a_damaged_part_is_read_anew_and_kept(tmp_path: Path, damage: str, caplo
     path, skipped = tmp_path / "part.npz", []
     path.write_bytes(DAMAGED[damage](path))
     with caplog.at_level(logging.WARNING):
-        found = kept(path, EXPECTED, lambda: GOOD, skipped=lambda: skipped.append(1))
+        found = Parts(tmp_path).kept("part", EXPECTED, lambda: GOOD, skipped=lambda: skipped.append(1))
     assert found is GOOD
     assert not skipped
     assert f"{path} is damaged and made again" in caplog.text
@@ -69,7 +69,7 @@ def test_a_damaged_part_is_read_anew_and_kept(tmp_path: Path, damage: str, caplo
     def unread() -> dict[str, np.ndarray]:
         raise AssertionError("read again")
 
-    again = kept(path, EXPECTED, unread, skipped=lambda: skipped.append(1))
+    again = Parts(tmp_path).kept("part", EXPECTED, unread, skipped=lambda: skipped.append(1))
     assert skipped == [1]
     assert {name: one.tolist() for name, one in again.items()} == {name: one.tolist() for name, one in GOOD.items()}
 
@@ -77,14 +77,14 @@ def test_a_damaged_part_is_read_anew_and_kept(tmp_path: Path, damage: str, caplo
 def test_a_part_of_another_study_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "part.npz"
     saved(path, **GOOD)
-    assert kept(path, EXPECTED, lambda: GOOD, fits=lambda columns: columns["word"][0] == "-") is GOOD
+    assert Parts(tmp_path).kept("part", EXPECTED, lambda: GOOD, fits=lambda columns: columns["word"][0] == "-") is GOOD
 
 
 def test_a_pipe_is_no_part(tmp_path: Path) -> None:
     import os
 
     os.mkfifo(tmp_path / "part.npz")
-    assert kept(tmp_path / "part.npz", EXPECTED, lambda: GOOD) is GOOD
+    assert Parts(tmp_path).kept("part", EXPECTED, lambda: GOOD) is GOOD
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "5", "null", "9" * 5000, "[" * 100_000, '"scan"'])
@@ -124,8 +124,10 @@ def test_a_step_that_takes_no_head_of_the_pruning_is_taken_anew(tmp_path: Path) 
     class Passes:
         """Whose loss grows with the head's number."""
 
-        def losses(self, sets: list[HeadSet]) -> np.ndarray:
+        def measured(self, sets: list[HeadSet]) -> np.ndarray:
             return np.array([[0.0, *(sum(head for _, head in one.heads) for one in sets)]])
+
+        measure = LOSS
 
         class task:  # noqa: N801
             tokens = 1
@@ -135,9 +137,9 @@ def test_a_step_that_takes_no_head_of_the_pruning_is_taken_anew(tmp_path: Path) 
                 layers = ()
 
     heads = [(0, 0), (0, 1)]
-    first = list(pruned(Passes(), heads, tmp_path))  # type: ignore[arg-type]
-    saved(tmp_path / "step-00001.npz", layer=np.array(9), head=np.array(9), loss=np.array(0.0))
-    assert list(pruned(Passes(), heads, tmp_path)) == first  # type: ignore[arg-type]
+    first = list(pruned(Passes(), heads, Parts(tmp_path)))  # type: ignore[arg-type]
+    saved(tmp_path / "step-00001.npz", layer=np.array(9), head=np.array(9), value=np.array(0.0))
+    assert list(pruned(Passes(), heads, Parts(tmp_path))) == first  # type: ignore[arg-type]
     assert [(one.layer, one.head) for one in first] == heads
 
 

@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from attnscope.folder.parts import Parts
+from attnscope.intervene.gradient import first_order
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.passes import measured, prepared
+from attnscope.intervene.task import Task
 from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.direct import direct
-from attnscope.study.ablation.gradient import first_order, rank_correlation
 from attnscope.study.ablation.pairs import pair_sets, synergies
-from attnscope.study.ablation.passes import losses, prepared
 from attnscope.study.ablation.prune import curve, prune_cost, pruned
-from attnscope.study.ablation.sets import HeadSet
-from attnscope.study.ablation.tasks import Task, copy
+from attnscope.study.ablation.screen import rank_correlation, tried_of
+from attnscope.study.ablation.tasks import copy
 from attnscope.study.ablation.way import way_to_logits
 
 INDUCTION = ((3, 0), (3, 1))
@@ -97,7 +100,7 @@ def test_the_model_keeps_no_gradients(demo, task):
 
 def test_tried_heads_are_spread_over_the_screen(demo, task):
     found = first_order(prepared(demo, task, [], "zero"))
-    tried = [one.heads[0] for one in found.tried()]
+    tried = [one.heads[0] for one in tried_of(found)]
     order = [found.heads[place] for place in np.argsort(-found.signed_SN.mean(0))]
     assert len(set(tried)) == 8
     assert (tried[0], tried[-1]) == (order[0], order[-1])
@@ -141,10 +144,10 @@ def test_texts_of_two_lengths_have_the_direct_effects_of_each_alone(demo, of_two
 
 def test_synergy_is_what_a_pair_costs_beyond_its_heads(demo, task):
     heads = [(3, 1), (1, 0), (3, 0)]
-    loss_SK = losses(demo, task, pair_sets(heads))
+    loss_SK = measured(demo, task, pair_sets(heads))
     found = synergies(heads, loss_SK[:, 1:] - loss_SK[:, :1])
     assert found.pairs == (((1, 0), (3, 0)), ((1, 0), (3, 1)), ((3, 0), (3, 1)))
-    alone = losses(demo, task, [HeadSet("a", ((3, 0),)), HeadSet("b", ((3, 1),)), HeadSet("both", INDUCTION)])
+    alone = measured(demo, task, [HeadSet("a", ((3, 0),)), HeadSet("b", ((3, 1),)), HeadSet("both", INDUCTION)])
     cost = (alone[:, 1:] - alone[:, :1]).mean(0)
     assert found.effects.score[2] == pytest.approx(cost[2], abs=1e-5)
     assert found.effects.effect[2] == pytest.approx(cost[2] - cost[0] - cost[1], abs=1e-5)
@@ -158,20 +161,20 @@ def test_the_curve_takes_the_head_that_is_missed_least(demo, task):
     steps = list(pruned(passes, heads))
     assert [(one.layer, one.head) for one in steps] == [(3, 4), (3, 0), (3, 1)]
     gone = [HeadSet(str(count), tuple(sorted([(3, 4), (3, 0), (3, 1)][:count]))) for count in (1, 2, 3)]
-    expected = losses(demo, task, gone, "zero")[:, 1:].mean(0)
-    np.testing.assert_allclose([one.loss for one in steps], expected, atol=1e-5)
+    expected = measured(demo, task, gone, "zero")[:, 1:].mean(0)
+    np.testing.assert_allclose([one.value for one in steps], expected, atol=1e-5)
 
 
 def test_a_pruning_goes_on_where_it_was_cut_off(demo, task, tmp_path):
     passes, heads = prepared(demo, task, [], "zero"), [(3, 4), (3, 0)]
-    first = next(iter(pruned(passes, heads, tmp_path)))
+    first = next(iter(pruned(passes, heads, Parts(tmp_path))))
     assert [path.name for path in tmp_path.iterdir()] == ["step-00001.npz"]
     with np.load(tmp_path / "step-00001.npz") as kept:
         told = dict(kept)
-    np.savez(tmp_path / "step-00001.npz", **{**told, "loss": 99.0})  # what only the file can have said
+    np.savez(tmp_path / "step-00001.npz", **{**told, "value": 99.0})  # what only the file can have said
     told = []
-    steps = list(pruned(passes, heads, tmp_path, told.append))
-    assert steps[0] == replace(first, loss=99.0)
+    steps = list(pruned(passes, heads, Parts(tmp_path), told.append))
+    assert steps[0] == replace(first, value=99.0)
     assert (steps[1].layer, steps[1].head) == (3, 0)
     assert sum(told) == prune_cost(passes, 2) == task.tokens * 4 * (3 + 2)
     assert curve(steps, 9.0).to_pydict()["effect"][0] == 90.0

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from attnscope.errors import InputError, UsageError
+from attnscope.intervene.heads import HeadSet
 from attnscope.study.ablation.effects import HeadSets
-from attnscope.study.ablation.sets import HeadSet, controls_of, of_roles, parts, read_sets, selected, whole_groups
+from attnscope.study.ablation.sets import controls_of, of_roles, parts, read_sets, selected, whole_groups
 from attnscope.study.ablation.tasks import copy, targets, texts
 
 INDUCTION, PREVIOUS = HeadSet("induction", ((3, 0), (3, 1))), HeadSet("previous-token", ((1, 5), (2, 1)))

@@ -25,10 +25,10 @@ from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import projection
 
 if TYPE_CHECKING:
+    from attnscope.intervene.passes import Advance, Passes
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.call import AttentionCall
     from attnscope.selection import HeadIndex
-    from attnscope.study.ablation.passes import Advance, Passes
 
 TRIED = 8  # tokens on which the way is verified
 

@@ -2,7 +2,7 @@
 
     asked = HeadSets.of(sets_of_roles, loaded.geometry)
     found = ablate(loaded, task, asked, folder=Path("runs/ablate"))
-    found.effect(asked.named[0])      # (S,) nats per token over intact
+    found.effect(asked.named[0])      # (S,) over intact, as nats per token
 
 Shapes: S sequence, K set.
 """
@@ -10,7 +10,7 @@ Shapes: S sequence, K set.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,16 @@ import numpy as np
 import pyarrow as pa
 
 from attnscope.files import save_json
+from attnscope.folder.parts import Column, Parts, claim, with_weights
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import Intervention
+from attnscope.intervene.measure import LOSS, Measure
+from attnscope.intervene.passes import Advance, Passes, of, prepared
+from attnscope.intervene.replacement import Replacement
+from attnscope.intervene.task import Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
-from attnscope.study.ablation.intervention import Intervention
-from attnscope.study.ablation.passes import Passes, of, prepared
-from attnscope.study.ablation.replacement import Replacement
-from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, HeadSet, controls_of, parts, whole_groups
-from attnscope.study.ablation.tasks import Task
-from attnscope.study.claim import claim, with_weights
-from attnscope.study.parts import Column, kept
+from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
 from attnscope.study.statistics import paired
 from attnscope.tables import as_table, numbers, save, words
 
@@ -88,7 +89,7 @@ class HeadSets:
 
 @dataclass(frozen=True)
 class Ablation:
-    """What was measured: intact losses (S,), every set's effects (S,) by its heads, and facts."""
+    """What was measured of the intact model (S,), every set's effects (S,) by its heads, and facts."""
 
     asked: HeadSets
     intact_S: np.ndarray
@@ -97,7 +98,7 @@ class Ablation:
     direct: Mapping[tuple[int, int], float] | None = None
 
     def effect(self, one: HeadSet) -> np.ndarray:
-        """(S,): nats per token that the task costs more without a set."""
+        """(S,): how much worse the measure is without a set, as nats per token."""
         return self.effects[one.heads]
 
     def table(self) -> pa.Table:
@@ -159,29 +160,26 @@ def ablate(
     replacement: Replacement | Intervention = "mean",
     folder: Path | None = None,
     *,
+    measure: Measure = LOSS,
     force: bool = False,
     direct: Direct | None = None,
-    advance: Callable[[int], object] = lambda token_layers: None,
+    advance: Advance = lambda token_layers: None,
 ) -> Ablation:
     """Run a task with every set's heads changed; with a folder, keep each pass's readings, and write table and facts.
 
     direct: the heads' direct effects. advance: called with the tokens times layers of every pass, and of what an
-    earlier run had read. Raises as `losses`, and UsageError for a folder that holds another ablation, unless force says
-    to write over it.
+    earlier run had read. Raises as `measured`, and UsageError for a folder that holds another ablation, unless force
+    says to write over it.
     """
     sets = [*([COPY] if loaded.dtype in HALF else []), *asked.sets]
-    facts = _facts(loaded, task, asked, replacement)
-    readings = None
+    facts = _facts(loaded, task, asked, replacement, measure)
+    parts = Parts()
     if folder is not None:
         facts = with_weights(facts, loaded)
-        readings = claim(folder, READINGS, "ablation", facts, force)
-    passes = prepared(loaded, task, sets, replacement, advance=advance)
-    effects: dict[tuple[HeadIndex, ...], np.ndarray] = {}
-    intact_S = np.full(len(task), np.nan)
-    for first, part in passes.chunks(sets):
-        found_SK = part_losses(passes, part, readings, advance)
-        intact_S = found_SK[:, 0] if first == 0 else intact_S
-        effects |= dict(zip([one.heads for one in part], (found_SK[:, 1:] - found_SK[:, :1]).T, strict=True))
+        parts = claim(folder, READINGS, "ablation", facts, force)
+    passes = prepared(loaded, task, sets, replacement, measure=measure, advance=advance)
+    intact_S, effect_SK = effects_of(passes, sets, parts, advance)
+    effects = dict(zip([one.heads for one in sets], effect_SK.T, strict=True))
     spread = float(np.abs(effects[()]).max()) if () in effects else None
     measured = {"intact": float(intact_S.mean()), "spread": spread, "unshared": passes.why_not or None}
     facts |= {**measured, "direct": (direct.said or None) if direct else None, "versions": versions()}
@@ -211,19 +209,26 @@ def operations(loaded: LoadedModel, token_layers: int, rows: int) -> float:
     return 2.0 * (token_layers * per_layer + rows * unembed)
 
 
-def task_facts(loaded: LoadedModel, task: Task, replacement: Replacement | Intervention) -> dict[str, Any]:
+def task_facts(
+    loaded: LoadedModel, task: Task, replacement: Replacement | Intervention, measure: Measure = LOSS
+) -> dict[str, Any]:
     """What tells a study of a task from another."""
+    intervention = of(replacement)
     return {
         "model": {"name": loaded.name, "revision": loaded.revision, "type": loaded.geometry.model_type},
         "dtype": loaded.dtype,
         "task": {"name": task.name, "sequences": len(task), "sha256": task.sha256, **task.facts},
-        "replacement": of(replacement).name,
+        "replacement": intervention.name,
+        **({"intervention": intervention.facts} if intervention.facts else {}),
+        "measure": {"name": measure.name, "unit": measure.unit, **measure.facts},
     }
 
 
-def _facts(loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replacement | Intervention) -> dict[str, Any]:
+def _facts(
+    loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replacement | Intervention, measure: Measure
+) -> dict[str, Any]:
     return {
-        **task_facts(loaded, task, replacement),
+        **task_facts(loaded, task, replacement, measure),
         "sets": {one.name: str(one).split() for one in asked.named},
         "seed": asked.seed,
         "controls": asked.controls,
@@ -232,17 +237,21 @@ def _facts(loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replac
     }
 
 
-def part_losses(
-    passes: Passes, part: Sequence[HeadSet], readings: Path | None, advance: Callable[[int], object]
-) -> np.ndarray:
-    """(S, 1 + K): the losses of some sets, from the folder where an earlier run left them."""
-    if readings is None:
-        return passes.losses(part, advance)
+def effects_of(
+    passes: Passes, sets: Sequence[HeadSet], parts: Parts, advance: Advance
+) -> tuple[np.ndarray, np.ndarray]:
+    """What is measured of the intact model, (S,), and what every set costs over it, (S, K)."""
+    found = [_part(passes, part, parts, advance) for _, part in passes.chunks(sets)]
+    return found[0][:, 0], np.hstack([passes.effects(one_SK) for one_SK in found])
+
+
+def _part(passes: Passes, part: Sequence[HeadSet], parts: Parts, advance: Advance) -> np.ndarray:
+    """(S, 1 + K): what is measured of some sets, from the folder where an earlier run left them."""
     heads = repr([one.heads for one in part])
-    found = kept(
-        readings / f"{hashlib.sha256(heads.encode()).hexdigest()[:16]}.npz",
-        {"loss_SK": Column((len(passes.task), 1 + len(part)))},
-        lambda: {"loss_SK": passes.losses(part, advance)},
+    found = parts.kept(
+        hashlib.sha256(heads.encode()).hexdigest()[:16],
+        {"value_SK": Column((len(passes.task), 1 + len(part)))},
+        lambda: {"value_SK": passes.measured(part, advance)},
         skipped=lambda: advance(passes.token_layers(part)),
     )
-    return found["loss_SK"]
+    return found["value_SK"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnscope.cells import head_names
-from attnscope.study.ablation.sets import HeadSet
+from attnscope.intervene.heads import HeadSet
 from attnscope.study.statistics import Effects, paired
 from attnscope.tables import as_table
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs, and their effects in nats per token: score is what the pair costs, null what both cost alone."""
+    """The pairs, and their effects in the measure's unit: score is what the pair costs, null what both cost alone."""
 
     pairs: tuple[tuple[HeadIndex, HeadIndex], ...]
     effects: Effects
@@ -47,7 +47,7 @@ def pair_sets(heads: Sequence[HeadIndex]) -> list[HeadSet]:
 
 
 def synergies(heads: Sequence[HeadIndex], effect_SK: np.ndarray, seed: int = 0) -> Pairs:
-    """The synergies of some heads; effect_SK: (S, K) nats over intact, of each set of `pair_sets`, in order."""
+    """The synergies of some heads; effect_SK: (S, K) over intact, of each set of `pair_sets`, in order."""
     heads, pairs = sorted(heads), tuple(combinations(sorted(heads), 2))
     single = {head: effect_SK[:, place] for place, head in enumerate(heads)}
     sums_SN = np.stack([single[one] + single[other] for one, other in pairs], 1)

@@ -1,54 +1,53 @@
-"""The greedy pruning curve: which heads go one after the other, and the loss after each.
+"""The greedy pruning curve: which heads go one after the other, and what is measured after each.
 
     for step in pruned(prepared(loaded, task, []), heads):
-        print(step.layer, step.head, step.loss)
+        print(step.layer, step.head, step.value)
 
-At every step each head that is left is taken away beside those that are gone, and the one whose loss is least stays
-away (Michel et al. 2019, arXiv 1905.10650, prune by a score instead of by the loss itself).
+At every step each head that is left is taken away beside those that are gone, and the one that costs least stays away
+(Michel et al. 2019, arXiv 1905.10650, prune by a score instead of by the loss itself).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnscope.cells import head_name
-from attnscope.study.ablation.sets import HeadSet
-from attnscope.study.parts import Column, kept
+from attnscope.folder.parts import Column, Parts
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.measure import LOSS, Measure
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from attnscope.intervene.passes import Advance, Passes
     from attnscope.selection import HeadIndex
-    from attnscope.study.ablation.passes import Advance, Passes
 
 
 @dataclass(frozen=True)
 class Step:
-    """A head that goes: which, and the mean loss without it and all before, in nats per token."""
+    """A head that goes: which, and the mean of the measure without it and all before, as nats per token."""
 
     layer: int
     head: int
-    loss: float
+    value: float
 
 
 def pruned(
     passes: Passes,
     heads: Sequence[HeadIndex],
-    readings: Path | None = None,
+    parts: Parts = Parts(),
     advance: Advance = lambda token_layers: None,
 ) -> Iterator[Step]:
-    """The steps until no head is left; readings: a folder where each is kept, and where a pruning goes on."""
+    """The steps until no head is left; parts: where each is kept, and where a pruning goes on."""
     away: list[HeadIndex] = []
     while len(away) < len(heads):
         left = [head for head in heads if head not in away]
-        path = None if readings is None else readings / f"step-{len(away) + 1:05}.npz"
-        step = _step(path, passes, away, left)
+        step = _step(parts, passes, away, left)
         away.append((step.layer, step.head))
         advance(_cost(passes, len(left)))
         yield step
@@ -59,37 +58,37 @@ def prune_cost(passes: Passes, heads: int) -> int:
     return sum(_cost(passes, left) for left in range(1, heads + 1))
 
 
-def curve(steps: Sequence[Step], intact: float) -> pa.Table:
-    """A row per step: its number, the head that goes, the loss without it and all before, and what that costs."""
-    loss = np.array([one.loss for one in steps], np.float64)
+def curve(steps: Sequence[Step], intact: float, measure: Measure = LOSS) -> pa.Table:
+    """A row per step: its number, the head that goes, the measure without it and all before, and what that costs."""
+    values = np.array([one.value for one in steps], np.float64)
     return as_table(
         {
             "step": np.arange(1, len(steps) + 1, dtype=np.int32),
             "layer": np.array([one.layer for one in steps], np.int32),
             "head": np.array([one.head for one in steps], np.int32),
-            "loss": loss,
-            "effect": loss - intact,
+            measure.name: values,
+            "effect": measure.worse * (values - intact),
         }
     )
 
 
 def _best(passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
     sets = [HeadSet(f"and {head_name(*head)}", tuple(sorted([*away, head]))) for head in left]
-    loss_K = passes.losses(sets)[:, 1:].mean(0)
-    place = int(np.argmin(loss_K))
-    return Step(*left[place], float(loss_K[place]))
+    value_K = passes.measured(sets)[:, 1:].mean(0)
+    place = int(np.argmin(passes.measure.worse * value_K))
+    return Step(*left[place], float(value_K[place]))
 
 
 def _cost(passes: Passes, left: int) -> int:
     return passes.task.tokens * len(passes.loaded.geometry.layers) * (1 + left)
 
 
-def _step(path: Path | None, passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
+def _step(parts: Parts, passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
     """The next step, from the folder where an earlier run left it."""
-    found = kept(
-        path,
-        {"layer": Column((), "i"), "head": Column((), "i"), "loss": Column(())},
+    found = parts.kept(
+        f"step-{len(away) + 1:05}",
+        {"layer": Column((), "i"), "head": Column((), "i"), "value": Column(())},
         lambda: {name: np.array(value) for name, value in asdict(_best(passes, away, left)).items()},
         fits=lambda columns: (int(columns["layer"]), int(columns["head"])) in left,
     )
-    return Step(int(found["layer"]), int(found["head"]), float(found["loss"]))
+    return Step(int(found["layer"]), int(found["head"]), float(found["value"]))

@@ -9,40 +9,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from attnscope.cells import head_names
 from attnscope.errors import InputError, UsageError
+from attnscope.intervene.heads import HeadSet
 from attnscope.model.geometry import Geometry
 from attnscope.selection import HeadsByRole, pairs, select
 from attnscope.text.reading import parsed_line, read_text
 
 CONTROLS = 100
 DrawnFrom = Literal["unnamed", "all"]  # the heads that random sets are drawn from: those that no set names, or all
-
-
-@dataclass(frozen=True)
-class HeadSet:
-    """Heads that go together, as (layer, head), ascending.
-
-    >>> str(HeadSet("induction", ((3, 0), (3, 1))))
-    'L3H0 L3H1'
-    """
-
-    name: str
-    heads: tuple[tuple[int, int], ...]
-
-    def __str__(self) -> str:
-        return head_names(self.heads)
-
-    @property
-    def per_layer(self) -> dict[int, int]:
-        """{layer: how many of its heads}."""
-        return {layer: len(list(group)) for layer, group in itertools.groupby(self.heads, lambda head: head[0])}
 
 
 def head_set(name: str, selection: Mapping[int, Sequence[int]]) -> HeadSet:

@@ -7,16 +7,14 @@ task = targets(loaded, Path("tasks.jsonl"))
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnscope.errors import InputError
+from attnscope.intervene.task import Task
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import SEQUENCES, drafts
 from attnscope.text.prompt import Prompt, place, reading
@@ -27,41 +25,6 @@ if TYPE_CHECKING:
 
 PERIOD = 50
 RECORD = 'write {"text": "...", "targets": [[12, 16]]}'
-
-
-@dataclass(frozen=True)
-class Task:
-    """Sequences and what counts in them.
-
-    ids: of every sequence. rows: of every sequence the positions whose next token's loss counts, ascending. facts: what
-    it was made of.
-    """
-
-    name: str
-    ids: tuple[tuple[int, ...], ...]
-    rows: tuple[tuple[int, ...], ...]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def lengths(self) -> list[int]:
-        return [len(ids) for ids in self.ids]
-
-    @property
-    def tokens(self) -> int:
-        """Of all sequences."""
-        return sum(self.lengths)
-
-    @property
-    def one_length(self) -> bool:
-        return len(set(self.lengths)) == 1
-
-    @property
-    def sha256(self) -> str:
-        """Of all ids and rows."""
-        return hashlib.sha256(json.dumps([self.ids, self.rows]).encode()).hexdigest()
 
 
 def copy(loaded: LoadedModel, *, sequences: int = SEQUENCES, seed: int = 0, pool: Sequence[int] | None = None) -> Task:

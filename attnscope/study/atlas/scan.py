@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.cells import head_name
+from attnscope.folder.parts import Column, Parts, claim, of_heads, with_weights
 from attnscope.model.libraries import versions
 from attnscope.study.atlas.atlas import SCHEMA, Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
@@ -23,8 +24,6 @@ from attnscope.study.atlas.long_range_copying import recalled, unable
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, drafts, trials
 from attnscope.study.atlas.roles import near_uniform, roles_of
-from attnscope.study.claim import claim, with_weights
-from attnscope.study.parts import Column, kept, of_heads
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -111,14 +110,15 @@ def scan(
     advance: called with the tokens of every pass, and of what an earlier run had read. Raises UsageError for a folder
     that holds another scan, unless force says to write over it.
     """
+    parts = Parts()
     if folder is not None:
         planned = replace(planned, facts=with_weights(planned.facts, loaded))
-        claim(folder, READINGS, "scan", planned.facts, force)
+        parts = claim(folder, READINGS, "scan", planned.facts, force)
     findings: list[Finding] = []
     beside: dict[str, Any] = {}
     heads: tuple[tuple[int, int], ...] = ()
     for trial in planned.trials:
-        readings = _readings(loaded, trial, folder, advance)
+        readings = _readings(loaded, trial, parts, advance)
         findings += findings_of(trial, readings, planned.seed)
         beside |= _beside(trial, readings)
         heads = readings.heads
@@ -140,9 +140,9 @@ def _beside(trial: Trial, readings: Readings) -> dict[str, Any]:
     return said
 
 
-def _readings(loaded: LoadedModel, trial: Trial, folder: Path | None, advance: Callable[[int], object]) -> Readings:
+def _readings(loaded: LoadedModel, trial: Trial, parts: Parts, advance: Callable[[int], object]) -> Readings:
     """The trial's readings, from the folder where an earlier run left them."""
-    path = None if folder is None else folder / READINGS / f"{trial.name.replace(' ', '-')}.npz"
+    name = trial.name.replace(" ", "-")
     heads, fits = of_heads(loaded.geometry)
     names = {f"{arm}|{name}": Measure(arm, name) for arm, one in trial.arms.items() for name in one.asks}
     sequences = {name: len(arm.ids_ST) for name, arm in trial.arms.items()}
@@ -152,6 +152,6 @@ def _readings(loaded: LoadedModel, trial: Trial, folder: Path | None, advance: C
         found = read_trial(loaded, trial, advance)
         return {"heads": np.array(found.heads), **{name: found.values[one] for name, one in names.items()}}
 
-    columns = kept(path, expected, read_all, fits=fits, skipped=lambda: advance(trial.tokens))
+    columns = parts.kept(name, expected, read_all, fits=fits, skipped=lambda: advance(trial.tokens))
     of = tuple((int(layer), int(head)) for layer, head in columns["heads"])
     return Readings(of, {one: columns[name] for name, one in names.items()})

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
+from attnscope.folder.parts import Column, Parts, claim, of_heads
 from attnscope.observe import Request, observe
-from attnscope.study.claim import claim
-from attnscope.study.parts import Column, kept, of_heads
 from attnscope.tables import as_table, save, words
 from attnscope.text.prompt import Prompt, place, reading
 
@@ -108,13 +107,13 @@ def on_texts(
     advance: called with the texts of every pass, and of what an earlier run had read. Raises UsageError for a folder
     in which other texts were read, unless force says to write over them.
     """
-    readings = None
+    kept = Parts()
     if folder is not None:
         ids = hashlib.sha256(b"".join(np.array([len(one), *one.ids], np.int64).tobytes() for one in prompts))
         facts = {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}
-        readings = claim(folder, READINGS, "corpus", facts, force)
+        kept = claim(folder, READINGS, "corpus", facts, force)
     starts = range(0, len(prompts), AT_ONCE)
-    parts = [_part(loaded, prompts[start : start + AT_ONCE], readings, start, advance) for start in starts]
+    parts = [_part(loaded, prompts[start : start + AT_ONCE], kept, start, advance) for start in starts]
     heads = tuple((int(layer), int(head)) for layer, head in parts[0].heads)
     mean_NN = np.sum([part.sum_NN for part in parts], axis=0) / len(prompts)
     found = OnTexts(heads, mean_NN, np.concatenate([part.looks_SN for part in parts]))
@@ -125,14 +124,9 @@ def on_texts(
 
 
 def _part(
-    loaded: LoadedModel,
-    prompts: Sequence[Prompt],
-    readings: Path | None,
-    start: int,
-    advance: Callable[[int], object],
+    loaded: LoadedModel, prompts: Sequence[Prompt], kept: Parts, start: int, advance: Callable[[int], object]
 ) -> _Part:
     """The readings of some texts, from the folder where an earlier run left them."""
-    path = None if readings is None else readings / f"{start:06}.npz"
     heads, fits = of_heads(loaded.geometry)
     count = heads.shape[0]
     looks = Column((len(prompts), count), "U")
@@ -146,7 +140,7 @@ def _part(
         sum_NN, looks_SN = np.sum([one.sum_NN for one in found], 0), np.vstack([one.looks_SN for one in found])
         return _Part(found[0].heads, sum_NN, looks_SN)._asdict()
 
-    return _Part(**kept(path, expected, read, fits=fits, skipped=lambda: advance(len(prompts))))
+    return _Part(**kept.kept(f"{start:06}", expected, read, fits=fits, skipped=lambda: advance(len(prompts))))
 
 
 def _read(loaded: LoadedModel, prompt: Prompt) -> _Part:

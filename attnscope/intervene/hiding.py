@@ -5,25 +5,22 @@ Shapes: N row of a pass, B text, H head, Q query, K key, P head of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnscope.attention.spec import AttentionSpec
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import Intervention
 from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
-from attnscope.study.ablation.intervention import Heard
-from attnscope.study.ablation.sets import HeadSet
-
-if TYPE_CHECKING:
-    from attnscope.study.ablation.tasks import Task
 
 
 @dataclass(frozen=True)
-class Hiding:
+class Hiding(Intervention):
     """Some keys are hidden from some queries before the softmax: the other keys of the row take their mass.
 
     queries, keys: positions, the same in every text.
@@ -32,14 +29,10 @@ class Hiding:
     queries: Sequence[int]
     keys: Sequence[int]
     name: str = "hidden"
-    least: int = 1
-    learns: bool = False
 
-    def check(self, task: Task) -> None:
-        """Any task will do."""
-
-    def learnt(self, task: Task, each: Callable[[Heard], None]) -> Hiding:
-        return self
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"queries": list(self.queries), "keys": list(self.keys)}
 
     def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
         texts = len(lengths)

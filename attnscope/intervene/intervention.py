@@ -2,51 +2,57 @@
 
 Where: a set of heads, and, where an intervention has them, queries and keys. What instead: zero, a mean, another text's
 output, keys that are hidden before the softmax. Passes, shared layers, statistics, random sets and the parts on disk
-take any intervention.
+take any intervention, and any measure.
 
 Shapes: B text, N row of a pass, T token, H head, V width of v.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.task import Task
 from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
-from attnscope.study.ablation.sets import HeadSet
-
-if TYPE_CHECKING:
-    from attnscope.study.ablation.tasks import Task
 
 Heard = Callable[
     [CallPlace, Tensor, Sequence[int]], None
 ]  # a call's place, its output (B, T, H, V), the texts' lengths
 
 
-class Intervention(Protocol):
-    """What is put in place of something, in the heads of a set."""
+class Intervention(ABC):
+    """What is put in place of something, in the heads of a set; name: what tables and facts call it."""
+
+    name: str
 
     @property
-    def name(self) -> str:
-        """What tables and facts call it."""
+    def facts(self) -> Mapping[str, Any]:
+        """What else tells it from another, in JSON's own types."""
+        return {}
 
     @property
     def least(self) -> int:
         """Texts that a pass needs at least."""
+        return 1
 
     @property
     def learns(self) -> bool:
         """Whether it has to read all texts once before it can be made."""
+        return False
 
-    def check(self, task: Task) -> None:
+    def check(self, task: Task) -> None:  # noqa: B027  # any task will do
         """Raise InputError for a task that has nothing to put there."""
 
     def learnt(self, task: Task, each: Callable[[Heard], None]) -> Intervention:
         """The same, after it took what it needs from the task; each: calls with what every head gives for each text."""
+        return self
 
+    @abstractmethod
     def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
         """An engine for passes of some texts and, behind them, the same texts once per set, in which it intervenes.
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, jsonable, read_json, save_json
+from attnscope.folder.claim import OVER, another, changes, writable
 from attnscope.stacks import STACKS
-from attnscope.text.prompt import Prompt, Span
+from attnscope.text.prompt import Medium, Prompt, Span
 
 SCHEMA = "run/3"  # of a folder; goes up when a file or a column is renamed, or means something else
 NAME, MARK = "manifest.json", "unfinished.json"
@@ -37,7 +38,6 @@ OURS = re.compile(
 )
 HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a file that is not whole yet
 MOST_SAID, LONGEST_SAID = 4, 40
-WRITE_OVER = "name another folder, or write over it with {force=True}"
 
 
 def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,9 +49,10 @@ def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, An
 
 def tokens_of(prompt: Prompt) -> dict[str, Any]:
     """What a manifest says of a text's tokens, and `prompt_of` makes a Prompt of."""
-    left_out: dict[str, Any] = {"inputs": {}, "patches": {}, "tower": (), "images": ()}
-    found = {name: value for name, value in asdict(replace(prompt, **left_out)).items() if name not in left_out}
-    said: dict[str, Any] = jsonable(found)
+    medium = prompt.medium
+    found = asdict(replace(prompt, medium=Medium()))
+    found |= {"media": medium.sha256, "step": medium.step, "windows": (), "unasked": medium.unasked}
+    said: dict[str, Any] = jsonable({name: value for name, value in found.items() if name != "medium"})
     return said
 
 
@@ -80,9 +81,12 @@ def prompt_of(said: Mapping[str, Any], path: Path, name: str = PROMPT) -> Prompt
     name: PROMPT, or TARGET of what an encoder-decoder's decoder read.
     """
     try:
-        columns = {name: value for name, value in said[name].items() if name != "turns"}
-        turns = tuple(Span(**turn) for turn in said[name]["turns"])
-        prompt = Prompt(**{name: _frozen(value) for name, value in columns.items()}, turns=turns)
+        columns = {one: _frozen(value) for one, value in said[name].items()}
+        turns = tuple(Span(**turn) for turn in columns.pop("turns"))
+        said_of = {"sha256": columns.pop("media", None), "step": columns.pop("step", None)}
+        medium = Medium(**said_of, unasked=columns.pop("unasked", 0))
+        columns.pop("windows", None)  # of a vision tower's text alone
+        prompt = Prompt(**columns, turns=turns, medium=medium)
         whole = _is_whole(prompt)
         "".join((prompt.text, *prompt.tokens, *prompt.labels, *prompt.plain)).encode()
     except (KeyError, TypeError, AttributeError, UnicodeEncodeError):  # the last: halves of surrogate pairs
@@ -95,8 +99,8 @@ def prompt_of(said: Mapping[str, Any], path: Path, name: str = PROMPT) -> Prompt
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What tells two runs apart, in words; none where the second is the first again."""
     text = [f"text was {_shown(before)}, now {_shown(now)}"] * (not _same_text(before, now))
-    options = _changed(_facts(before), _facts(now))
-    asked = _changed(_mapping(before.get("export")), now["export"]) if "export" in now and not options else []
+    options = changes(_facts(before), _facts(now), _short)
+    asked = changes(_mapping(before.get("export")), now["export"], _short) if "export" in now and not options else []
     return text + options + asked
 
 
@@ -108,16 +112,13 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
     path, found = folder / NAME, list[str]()
     if not force and path.exists():
         before = _of_any_version(path)
-        check_schema(before, SCHEMA, folder, WRITE_OVER)
+        check_schema(before, SCHEMA, folder, OVER)
         found = differences(before, now)
     elif not force and not (folder / MARK).exists():
         found = [f"{name}, which no manifest lists" for name in sorted(_ours(folder))[:1]]
     if found:
         more = f"; {len(found) - MOST_SAID} more" * (len(found) > MOST_SAID)
-        raise UsageError(
-            f"{folder} holds another run: {'; '.join(found[:MOST_SAID])}{more}",
-            WRITE_OVER,
-        )
+        raise another(folder, "run", f": {'; '.join(found[:MOST_SAID])}{more}")
 
 
 @contextmanager
@@ -129,10 +130,8 @@ def taken(folder: Path, now: Mapping[str, Any]) -> Iterator[set[str]]:
     cannot be written.
     """
     written: set[str] = set()
-    try:
+    with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}", "name another folder") from error
     left, again = _left(folder, now)
     save_json(now, folder / MARK)
     if not again:
@@ -198,14 +197,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name if name.isidentifier() else _short(name)} was {_short(before.get(name))}, now {_short(now.get(name))}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
-
-
 def _same_text(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """The hash and the lengths say it; the ids too, where both say them, since two lists of ids may read the same.
 
@@ -239,8 +230,9 @@ def _is_whole(prompt: Prompt) -> bool:
     return (
         type(prompt.text) is str
         and type(prompt.removed) is int
-        and isinstance(prompt.media, str | None)
-        and isinstance(prompt.step, float | None)
+        and isinstance(prompt.medium.sha256, str | None)
+        and isinstance(prompt.medium.step, float | None)
+        and type(prompt.medium.unasked) is int
         and len(prompt.ids) > 0
         and all(type(column) is tuple and len(column) == len(prompt.ids) for column in columns.values())
         and all(type(one) is kinds[name] for name, column in columns.items() for one in column)

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import Heard, Intervention
+from attnscope.intervene.task import Task
 from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
-from attnscope.study.ablation.intervention import Heard
-from attnscope.study.ablation.sets import HeadSet
-
-if TYPE_CHECKING:
-    from attnscope.study.ablation.tasks import Task
 
 Replacement = Literal["mean", "zero", "resample"]
 Call = tuple[int, int]  # layer, and which call of it
@@ -27,7 +25,7 @@ Replace = Callable[[CallPlace, Tensor, Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True)
-class Replacing:
+class Replacing(Intervention):
     """A head's output, before the output projection, is replaced.
 
     instead: what by; `prepared` finds the means, and takes another sequence's for "resample".

@@ -1,6 +1,6 @@
-"""The loss with sets of heads taken away: their output, before the output projection, replaced while the model runs.
+"""What a model does with sets of heads changed while it runs, by some measure, beside the intact model.
 
-    loss = losses(loaded, copy(loaded), [HeadSet("induction", ((3, 0), (3, 1)))])
+    loss = measured(loaded, copy(loaded), [HeadSet("induction", ((3, 0), (3, 1)))])
     (loss[:, 1:] - loss[:, :1]).mean(0)     # nats per token, paired with the intact rows of the same passes
 
 Shapes: B text, S sequence, K set, N row of a pass (text, or set and text), T token, R asked row, H head, V width of v
@@ -21,15 +21,16 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import ForwardError, ModelError, first_line
+from attnscope.intervene.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import Heard, Intervention
+from attnscope.intervene.measure import LOSS, Measure
+from attnscope.intervene.replacement import Replacement, Replacing
+from attnscope.intervene.task import Task
 from attnscope.model.padding import pads, to_be_found
 from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import UNCHECKED, Engine
 from attnscope.seam.listen import calls_interface, listen
-from attnscope.study.ablation.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
-from attnscope.study.ablation.intervention import Heard, Intervention
-from attnscope.study.ablation.replacement import Replacement, Replacing
-from attnscope.study.ablation.sets import HeadSet
-from attnscope.study.ablation.tasks import Task
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -37,29 +38,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 CPU_TOKENS, TOKENS = 4096, 32768  # of one pass, all rows together
 LOGITS = 1 << 27  # numbers that the logits of one pass may have
-AGREES = {"float64": 1e-9, "float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}  # nats, shared against unshared
+# What shared and unshared passes may differ by, in the measure's unit.
+AGREES = {"float64": 1e-9, "float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}
 Advance = Callable[[int], object]
 
 
-def losses(
+def measured(
     loaded: LoadedModel,
     task: Task,
     sets: Sequence[HeadSet],
     replacement: Replacement | Intervention = "mean",
     *,
+    measure: Measure = LOSS,
     advance: Advance = lambda token_layers: None,
 ) -> np.ndarray:
-    """(S, 1 + K) float64: nats per token, mean over a sequence's rows; column 0 intact, then each set's heads changed.
+    """(S, 1 + K) float64: the measure of each sequence; column 0 intact, then each set's heads changed.
 
     advance: called with the tokens times layers of every pass. Raises ModelError for a family that attends outside the
     attention interface, InputError where heads are to be replaced by what they give for others, and there are none.
 
-        >>> losses(loaded, copy(loaded), [HeadSet("one", ((3, 0),))]).mean(0)
+        >>> measured(loaded, copy(loaded), [HeadSet("one", ((3, 0),))]).mean(0)
     """
-    passes = prepared(loaded, task, sets, replacement, advance=advance)
+    passes = prepared(loaded, task, sets, replacement, measure=measure, advance=advance)
     if passes.why_not:
         logger.warning("unshared passes: %s", passes.why_not)
-    return passes.losses(sets, advance)
+    return passes.measured(sets, advance)
 
 
 def prepared(
@@ -68,6 +71,7 @@ def prepared(
     sets: Sequence[HeadSet],
     replacement: Replacement | Intervention = "mean",
     *,
+    measure: Measure = LOSS,
     engine: Engine | None = None,
     shared: bool = True,
     advance: Advance = lambda token_layers: None,
@@ -77,7 +81,7 @@ def prepared(
     The first text is run shared and unshared; where they differ, or the family cannot share, all is run unshared.
     engine: who computes the attention; the model itself without one.
     """
-    passes = Passes(loaded, task, of(replacement), engine or UNCHECKED)
+    passes = Passes(loaded, task, of(replacement), engine or UNCHECKED, measure)
     _check(passes)
     passes = replace(passes, intervention=passes.intervention.learnt(task, partial(passes.each, advance=advance)))
     return passes.sharing(sets) if shared else passes
@@ -98,6 +102,7 @@ def _check(passes: Passes) -> None:
             "choose a model whose attention calls the interface",
         )
     passes.intervention.check(passes.task)
+    passes.measure.check(passes.task)
 
 
 @dataclass(frozen=True)
@@ -112,32 +117,37 @@ class Passes:
     task: Task
     intervention: Intervention
     engine: Engine
+    measure: Measure = LOSS
     layers: DecoderLayers | None = None
     why_not: str = ""
 
-    def losses(self, sets: Sequence[HeadSet], advance: Advance = lambda token_layers: None) -> np.ndarray:
-        """(S, 1 + K) float64 nats per token: intact, then every set's heads replaced.
+    def measured(self, sets: Sequence[HeadSet], advance: Advance = lambda token_layers: None) -> np.ndarray:
+        """(S, 1 + K) float64, the measure of each sequence: intact, then with every set's heads changed.
 
         Where the sets take several passes, each is held against the intact rows of its own: its difference to column 0
         is just that.
         """
-        loss_SK = np.full((len(self.task), 1 + len(sets)), np.nan)
+        value_SK = np.full((len(self.task), 1 + len(sets)), np.nan)
         for first, part in self.chunks(sets):
             for batch in self.batches(len(part)):
                 found_BK = self.run(batch, part)
                 if first == 0:
-                    loss_SK[batch, 0] = found_BK[:, 0]
-                effect_BK = found_BK[:, 1:] - found_BK[:, :1]
-                loss_SK[batch, 1 + first : 1 + first + len(part)] = loss_SK[batch, :1] + effect_BK
+                    value_SK[batch, 0] = found_BK[:, 0]
+                apart_BK = found_BK[:, 1:] - found_BK[:, :1]
+                value_SK[batch, 1 + first : 1 + first + len(part)] = value_SK[batch, :1] + apart_BK
                 advance(self.cost(batch, part))
-        return loss_SK
+        return value_SK
+
+    def effects(self, value_SK: np.ndarray) -> np.ndarray:
+        """(S, K): how much worse than intact each set's change makes the measure, of what `measured` gave."""
+        return self.measure.worse * (value_SK[:, 1:] - value_SK[:, :1])
 
     def run(self, batch: Sequence[int], sets: Sequence[HeadSet]) -> np.ndarray:
         """(B, 1 + K): one pass over some sequences of the task."""
         order = sorted(range(len(sets)), key=lambda place: self.start(sets[place]))
         lengths = [self.task.lengths[place] for place in batch]
         engine = self.intervention.over(self.engine, [sets[place] for place in order], lengths)
-        asked = sorted({row for place in batch for row in self.task.rows[place]})
+        asked = self.asked(batch)
         with self._branching(sets, len(batch)):
             report = listen(
                 self.loaded.model,
@@ -148,8 +158,8 @@ class Passes:
                 logits_at=asked,
             )
         assert report.logits is not None
-        loss_BK = self.nats(report.logits, batch, asked).cpu().numpy()
-        return loss_BK[:, [0, *(1 + order.index(place) for place in range(len(sets)))]]
+        value_BK = self.values(report.logits, batch, asked).cpu().numpy()
+        return value_BK[:, [0, *(1 + order.index(place) for place in range(len(sets)))]]
 
     def each(self, heard: Heard, advance: Advance = lambda token_layers: None) -> None:
         """Call with what every head gives for every sequence, in one pass over each."""
@@ -180,7 +190,8 @@ class Passes:
                 self, why_not=f"this family's layers take no further rows: {first_line(error.__cause__ or error)}"
             )
         if not apart <= AGREES[self.loaded.dtype]:
-            return replace(self, why_not=f"shared and unshared differ by {apart:.1g} nats on the first text")
+            unit = self.measure.unit.partition(" per ")[0]
+            return replace(self, why_not=f"shared and unshared differ by {apart:.1g} {unit} on the first text")
         return shared
 
     @classmethod
@@ -194,7 +205,7 @@ class Passes:
             return replace(passes, why_not=str(error))
 
     def token_layers(self, sets: Sequence[HeadSet]) -> int:
-        """Tokens times decoder layers that `losses` takes."""
+        """Tokens times decoder layers that `measured` takes."""
         parts = [part for _, part in self.chunks(sets)]
         return sum(self.cost(batch, part) for part in parts for batch in self.batches(len(part)))
 
@@ -237,7 +248,7 @@ class Passes:
     def _rows(self) -> int:
         """Rows of a pass whose tokens and logits stay within bounds."""
         tokens = CPU_TOKENS if self.loaded.device == "cpu" else TOKENS
-        logits = max(map(len, self.task.rows)) * max(1, self.loaded.geometry.vocab_size)
+        logits = max(len(self.rows(place)) for place in range(len(self.task))) * max(1, self.loaded.geometry.vocab_size)
         return max(2 * self._fewest, min(tokens // max(self.task.lengths), LOGITS // logits))
 
     def _branching(self, sets: Sequence[HeadSet], batch: int) -> AbstractContextManager[None]:
@@ -252,16 +263,19 @@ class Passes:
         padded = [[*(ids := self.task.ids[place]), *ids[-1:] * (longest - len(ids))] for place in batch]
         return torch.tensor(padded * times, device=self.loaded.device)
 
-    def nats(self, logits_NRV: Tensor, batch: Sequence[int], asked: Sequence[int]) -> Tensor:
-        """(B, 1 + K): the mean loss of each row of the pass, over its text's own rows."""
+    def rows(self, place: int) -> Sequence[int]:
+        """The rows of a sequence that are measured."""
+        return self.measure.rows(self.task, place)
+
+    def asked(self, batch: Sequence[int]) -> list[int]:
+        """The rows whose logits a pass over some sequences gives: all that are measured of any."""
+        return sorted({row for place in batch for row in self.rows(place)})
+
+    def values(self, logits_NRV: Tensor, batch: Sequence[int], asked: Sequence[int]) -> Tensor:
+        """(B, 1 + K): the measure of each row of the pass, over its text's own rows."""
         logits_KBRV = logits_NRV.view(-1, len(batch), *logits_NRV.shape[1:])
         found = []
         for number, place in enumerate(batch):
-            rows = self.task.rows[place]
-            next_R = torch.tensor([self.task.ids[place][row + 1] for row in rows], device=logits_NRV.device)
-            at = [asked.index(row) for row in rows]
-            log_KRV = logits_KBRV[:, number, at].float().log_softmax(-1)
-            found.append(
-                -log_KRV.gather(-1, next_R[None, :, None].expand(len(log_KRV), -1, -1))[..., 0].double().mean(-1)
-            )
+            at = [asked.index(row) for row in self.rows(place)]
+            found.append(self.measure(logits_KBRV[:, number, at], self.task, place))
         return torch.stack(found)

@@ -1,6 +1,7 @@
 """Parts of a study that are kept in its folder, so that a study that was stopped goes on.
 
-loss_SK = kept(path, {"loss_SK": Column((64, 3))}, lambda: {"loss_SK": measured()})["loss_SK"]
+parts = claim(folder, "readings", "scan", facts, force=False)
+loss_SK = parts.kept("some", {"loss_SK": Column((64, 3))}, lambda: {"loss_SK": measured()})["loss_SK"]
 
 A part is what somebody may have written: its columns are those that are expected, in names, shapes and types, before
 memory is taken for them. One that is damaged is read anew.
@@ -13,15 +14,21 @@ import logging
 import math
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from attnscope.errors import UsageError, first_line
-from attnscope.files import read_small, whole_file
+from attnscope.files import read_small, refuse_links, save_json, whole_file
+from attnscope.folder.claim import OVER, check, document, writable
+from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.geometry import Geometry
 from attnscope.selection import everything, pairs
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
 
 logger = logging.getLogger(__name__)
 Columns = Mapping[str, np.ndarray]
@@ -44,26 +51,40 @@ class Column(NamedTuple):
         return shape == self.shape and dtype.kind == self.kind and dtype.itemsize <= self.item_bytes
 
 
-def kept(
-    path: Path | None,
-    expected: Mapping[str, Column],
-    read: Callable[[], Columns],
-    *,
-    fits: Callable[[Columns], bool] = lambda columns: True,
-    skipped: Callable[[], object] = lambda: None,
-) -> Columns:
-    """The columns of a part that an earlier run left; else what `read` gives, which is kept at `path`, if there is one.
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a study; folder: where they are kept, None where they are not."""
 
-    fits: whether what they say can be of this study. skipped: called where nothing has to be read.
-    """
-    if path is not None and (found := _left(path, expected, fits)) is not None:
-        skipped()
-        return found
-    columns = read()
-    if path is not None:
+    folder: Path | None = None
+
+    def kept(
+        self,
+        name: str,
+        expected: Mapping[str, Column],
+        read: Callable[[], Columns],
+        *,
+        fits: Callable[[Columns], bool] = lambda columns: True,
+        skipped: Callable[[], object] = lambda: None,
+    ) -> Columns:
+        """The columns of a part that an earlier run left; else what `read` gives, which is kept.
+
+        fits: whether what they say can be of this study. skipped: called where nothing has to be read.
+        """
+        if self.folder is None:
+            return read()
+        path = self.folder / f"{name}.npz"
+        if (found := _left(path, expected, fits)) is not None:
+            skipped()
+            return found
+        columns = read()
         with whole_file(path) as stream:
             np.savez_compressed(stream, **columns)  # type: ignore[arg-type]  # no column is called allow_pickle
-    return columns
+        return columns
+
+    def remove(self) -> None:
+        """All that are in the folder."""
+        for path in sorted(self.folder.glob("*.npz")) if self.folder else ():
+            path.unlink()
 
 
 def _left(path: Path, expected: Mapping[str, Column], fits: Callable[[Columns], bool]) -> Columns | None:
@@ -84,6 +105,31 @@ def _left(path: Path, expected: Mapping[str, Column], fits: Callable[[Columns], 
     except Exception as error:  # of zip, zlib and numpy, over any bytes
         logger.warning("%s is damaged and made again: %s", path, first_line(error))
         return None
+
+
+def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], force: bool) -> Parts:
+    """The parts of a study in a folder, with what it is; those of an earlier run stay if that is the same.
+
+    Raises UsageError where another fills it, or what says so is damaged, unless force says to write over it.
+    """
+    path = folder / readings / f"{study}.json"
+    refuse_links([path.parent])
+    before = document(path, "damaged", OVER, force=force)
+    check(folder, study, before, facts, force)
+    parts = Parts(path.parent)
+    if before != facts:
+        parts.remove()
+    with writable(folder):
+        save_json(facts, path)
+    return parts
+
+
+def with_weights(facts: Mapping[str, Any], loaded: LoadedModel) -> dict[str, Any]:
+    """Facts whose `model` is told from another of its name by the sha256 of its weights."""
+    return {
+        **facts,
+        "model": {**facts["model"], "weights_sha256": weights_sha256(loaded.source_folder, loaded.base_folder)},
+    }
 
 
 def of_heads(geometry: Geometry) -> tuple[Column, Callable[[Columns], bool]]:

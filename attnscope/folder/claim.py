@@ -1,0 +1,80 @@
+"""What fills a folder: a JSON document in it says so, and no run resumes the files of another.
+
+before = document(folder / "compare.json", "damaged", OVER)      # None without one
+check(folder, "comparison", before, now, force=False)            # UsageError where it is another
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnscope.errors import UsageError
+from attnscope.files import read_json
+from attnscope.shown import brief
+
+OVER = "name another folder, or write over it with {force=True}"
+PLAIN = re.compile(r"[\w-]{1,40}")  # a name that a message shows as it is
+
+
+def document(
+    path: Path,
+    otherwise: str,
+    hint: str,
+    is_ours: Callable[[Mapping[str, Any]], bool] = lambda found: True,
+    force: bool = False,
+) -> dict[str, Any] | None:
+    """What says in a folder what fills it; None without one, and with force where it is not ours.
+
+    Raises UsageError, `PATH is OTHERWISE`, where it is not ours.
+    """
+    if not path.exists():
+        return None
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        found = None
+    if isinstance(found, dict) and is_ours(found):
+        return found
+    if force:
+        return None
+    raise UsageError(f"{path} is {otherwise}", hint)
+
+
+def check(folder: Path, what: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], force: bool) -> None:
+    """Raise UsageError, which names what differs, where `before` fills the folder and is another than `now`."""
+    names = [] if before is None else [name for name in now if before.get(name) != now[name]]
+    if names and not force:
+        raise another(folder, what, f": {', '.join(names)} differ")
+
+
+def another(folder: Path, what: str, how: str = "") -> UsageError:
+    """The refusal of a folder that another run, scan or comparison fills."""
+    return UsageError(f"{folder} holds another {what}{how}", OVER)
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], shown: Callable[[object], str] = brief) -> list[str]:
+    """What two records say differently, in words, in the order of the names.
+
+    >>> changes({"top": 5}, {"top": 6})
+    ['top was 5, now 6']
+    """
+    return [
+        f"{name if PLAIN.fullmatch(name) else shown(name)} was {shown(before.get(name))}, now {shown(now.get(name))}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+
+
+@contextmanager
+def writable(folder: Path, hint: str = "name another folder") -> Iterator[None]:
+    """While the block writes into the folder, an OSError with words is a UsageError."""
+    try:
+        yield
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        raise UsageError(f"cannot write to {folder}: {error.strerror}", hint) from error

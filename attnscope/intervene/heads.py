@@ -1,0 +1,28 @@
+"""Where an intervention is: heads that go together."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from attnscope.cells import head_names
+
+
+@dataclass(frozen=True)
+class HeadSet:
+    """Heads that go together, as (layer, head), ascending.
+
+    >>> str(HeadSet("induction", ((3, 0), (3, 1))))
+    'L3H0 L3H1'
+    """
+
+    name: str
+    heads: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        return head_names(self.heads)
+
+    @property
+    def per_layer(self) -> dict[int, int]:
+        """{layer: how many of its heads}."""
+        return {layer: len(list(group)) for layer, group in itertools.groupby(self.heads, lambda head: head[0])}

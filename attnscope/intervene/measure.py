@@ -1,0 +1,95 @@
+"""What a pass is measured by: a number per text, from the logits of some of its rows.
+
+    passes = prepared(loaded, task, sets, measure=LogitDifference(answers, foils))
+
+Shapes: K set, R row that is read, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.errors import InputError
+from attnscope.intervene.task import Task
+
+
+class Measure(ABC):
+    """A number per text, differentiable in the logits.
+
+    name: what tables and facts call it. unit: of its numbers. worse: 1 where more of it is worse, as of a loss; -1
+    where less is.
+    """
+
+    name: str
+    unit: str
+    worse: int = 1
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What else tells it from another, in JSON's own types."""
+        return {}
+
+    def check(self, task: Task) -> None:  # noqa: B027  # any task will do
+        """Raise InputError for a task that it is not of."""
+
+    def rows(self, task: Task, text: int) -> Sequence[int]:
+        """The positions of a text whose logits it reads, ascending."""
+        return task.rows[text]
+
+    @abstractmethod
+    def __call__(self, logits_KRV: Tensor, task: Task, text: int) -> Tensor:
+        """(K,) float64, of one text of the task, from its rows: intact, then with every set's heads changed."""
+
+
+class Loss(Measure):
+    """The loss of the next token, mean over a text's rows."""
+
+    name = "loss"
+    unit = "nats per token"
+
+    def __call__(self, logits_KRV: Tensor, task: Task, text: int) -> Tensor:
+        next_R = torch.tensor([task.ids[text][row + 1] for row in task.rows[text]], device=logits_KRV.device)
+        log_KRV = logits_KRV.float().log_softmax(-1)
+        return -log_KRV.gather(-1, next_R[None, :, None].expand(len(log_KRV), -1, -1))[..., 0].double().mean(-1)
+
+
+LOSS = Loss()
+
+
+@dataclass(frozen=True)
+class LogitDifference(Measure):
+    """How far the logit of an answer is above that of a foil, at the last token of each text.
+
+    answers, foils: a token of each text (Wang et al. 2022, arXiv 2211.00593).
+    """
+
+    answers: Sequence[int]
+    foils: Sequence[int]
+    name = "logit_difference"
+    unit = "logits"
+    worse = -1
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"answers": list(self.answers), "foils": list(self.foils)}
+
+    def check(self, task: Task) -> None:
+        counts = len(self.answers), len(self.foils)
+        if counts != (len(task), len(task)):
+            raise InputError(
+                f"expected an answer and a foil of each of {len(task)} texts, got {counts[0]} and {counts[1]}",
+                "give one of each per text",
+            )
+
+    def rows(self, task: Task, text: int) -> Sequence[int]:
+        return (task.lengths[text] - 1,)
+
+    def __call__(self, logits_KRV: Tensor, task: Task, text: int) -> Tensor:
+        answer_K, foil_K = (logits_KRV[:, -1, tokens[text]].double() for tokens in (self.answers, self.foils))
+        return answer_K - foil_K

@@ -1,0 +1,131 @@
+"""What an intervention costs by another measure than the loss, against passes with hooks made by hand, on the demo."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.errors import InputError, UsageError
+from attnscope.folder.parts import Parts, claim
+from attnscope.intervene.gradient import first_order
+from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.hiding import Hiding
+from attnscope.intervene.measure import LogitDifference
+from attnscope.intervene.passes import measured, prepared
+from attnscope.study.ablation.effects import HeadSets, ablate, task_facts
+from attnscope.study.ablation.prune import curve, pruned
+from attnscope.study.ablation.tasks import copy
+
+BOTH = HeadSet("induction", ((3, 0), (3, 1)))
+ONE = HeadSet("one", ((2, 1),))
+HEADS = ((3, 0), (3, 1), (2, 1))
+STEP = 0.02
+
+
+@pytest.fixture(scope="module")
+def task(demo):
+    return copy(demo, sequences=3)
+
+
+@pytest.fixture(scope="module")
+def difference(task):
+    """What followed the last token before, the first of the second copy, and another token of the sequence."""
+    answers, foils = ([ids[rows[0] + at] for ids, rows in zip(task.ids, task.rows, strict=True)] for at in (0, 3))
+    return LogitDifference(answers, foils)
+
+
+@contextmanager
+def gated(demo, heads, gate):
+    """The outputs of some heads times a number, before the output projection."""
+    width, hooks = demo.model.config.head_dim, []
+    for layer, head in heads:
+
+        def scale(module, args, head=head):
+            z = args[0].clone()
+            z[..., head * width : (head + 1) * width] *= gate
+            return (z,)
+
+        hooks.append(demo.model.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(scale))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def by_hand(demo, task, difference, heads=(), gate=0.0):
+    """(S,): the answer's logit less the foil's at the last token, in a pass of its own."""
+    with gated(demo, heads, gate), torch.no_grad():
+        logits = [demo.model(torch.tensor([ids])).logits[0, -1] for ids in task.ids]
+    pairs = zip(logits, difference.answers, difference.foils, strict=True)
+    return np.array([float(one[answer]) - float(one[foil]) for one, answer, foil in pairs])
+
+
+def test_the_logit_difference_is_that_of_passes_by_hand(demo, task, difference):
+    found = measured(demo, task, [BOTH, ONE], "zero", measure=difference)
+    assert found[:, 0] == pytest.approx(by_hand(demo, task, difference), abs=1e-4)
+    for column, one in ((1, BOTH), (2, ONE)):
+        expected = by_hand(demo, task, difference, one.heads)
+        assert found[:, column] == pytest.approx(expected, abs=1e-4)
+        assert found[:, 0] != pytest.approx(expected, abs=1e-2)
+
+
+def test_an_effect_is_what_is_lost(demo, task, difference):
+    """Of a loss what is more, of a logit difference what is less."""
+    asked = HeadSets.of([BOTH], demo.geometry, random=0)
+    found = ablate(demo, task, asked, "zero", measure=difference)
+    lost = by_hand(demo, task, difference) - by_hand(demo, task, difference, BOTH.heads)
+    assert found.effect(BOTH) == pytest.approx(lost, abs=1e-4)
+    assert found.facts["measure"]["unit"] == "logits"
+    assert found.effect(BOTH).mean() > 1
+    assert ablate(demo, task, asked, "zero").effect(BOTH).mean() > 1
+
+
+def test_parts_of_another_measure_are_not_taken(demo, task, difference, tmp_path):
+    asked = HeadSets.of([BOTH], demo.geometry, random=0)
+    ablate(demo, task, asked, "zero", tmp_path, measure=difference)
+    for other in (LogitDifference(difference.foils, difference.answers), None):
+        with pytest.raises(UsageError, match="holds another ablation: measure differ"):
+            ablate(demo, task, asked, "zero", tmp_path, **({"measure": other} if other else {}))
+    forced = ablate(demo, task, asked, "zero", tmp_path, force=True)
+    assert forced.intact_S == pytest.approx(measured(demo, task, [])[:, 0], abs=1e-9)
+    assert forced.facts["measure"] == {"name": "loss", "unit": "nats per token"}
+
+
+def test_parts_of_other_hidden_keys_are_not_taken(demo, task, tmp_path):
+    asked = HeadSets.of([BOTH], demo.geometry, random=0)
+    ablate(demo, task, asked, Hiding((60,), (1, 2)), tmp_path)
+    with pytest.raises(UsageError, match="holds another ablation: intervention differ"):
+        ablate(demo, task, asked, Hiding((60,), (1, 3)), tmp_path)
+
+
+def test_the_head_that_is_missed_least_goes_first(demo, task, difference, tmp_path):
+    passes = prepared(demo, task, [HeadSet("", HEADS)], "zero", measure=difference)
+    parts = claim(tmp_path, "prune", "prune", task_facts(demo, task, "zero", difference), force=False)
+    steps = list(pruned(passes, HEADS, parts))
+    left = {head: by_hand(demo, task, difference, [head]).mean() for head in HEADS}
+    assert (steps[0].layer, steps[0].head) == max(HEADS, key=left.__getitem__)
+    assert steps[0].value == pytest.approx(max(left.values()), abs=1e-4)
+    assert steps[-1].value == pytest.approx(by_hand(demo, task, difference, HEADS).mean(), abs=1e-4)
+    intact = float(by_hand(demo, task, difference).mean())
+    last = curve(steps, intact, difference).to_pylist()[-1]
+    assert last["logit_difference"] == steps[-1].value
+    assert last["effect"] == intact - steps[-1].value
+    assert list(pruned(passes, HEADS, Parts(tmp_path / "prune"))) == steps
+
+
+@pytest.mark.parametrize("head", [(3, 1), (1, 5)])
+def test_the_screen_is_the_derivative_by_a_gate(demo, task, difference, head):
+    """Zero in a head's place takes away what the gate adds: the effect to first order is the derivative itself."""
+    found = first_order(prepared(demo, task, [], "zero", measure=difference))
+    up, down = (by_hand(demo, task, difference, [head], 1 + sign * STEP) for sign in (1, -1))
+    expected, place = (up - down) / (2 * STEP), found.heads.index(head)
+    assert found.signed_SN[:, place] == pytest.approx(expected, abs=2e-2, rel=1e-2)
+    assert found.size_SN[:, place] == pytest.approx(np.abs(found.signed_SN[:, place]), abs=1e-9)
+
+
+def test_a_text_without_an_answer_is_refused(demo, task, difference):
+    short = LogitDifference(difference.answers[:2], difference.foils)
+    with pytest.raises(InputError, match="expected an answer and a foil of each of 3 texts, got 2 and 3"):
+        measured(demo, task, [BOTH], measure=short)
