@@ -109,7 +109,7 @@ def test_an_index_that_the_config_names_is_not_read_past_the_check(folder: Path,
 def test_an_index_names_files_beside_it(folder: Path, name: object) -> None:
     shutil.move(folder / "model.safetensors", folder.parent / "weights.safetensors")
     index(folder, {"a": name})
-    assert "expected files beside it" in refused("--model", str(folder))
+    assert "expected files in its folder" in refused("--model", str(folder))
 
 
 def test_the_file_that_transformers_takes_is_the_one_that_is_judged(folder: Path) -> None:
@@ -325,8 +325,8 @@ HUGE = "1" + "0" * 400
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("heads", *TEXT, "--memory", "1e999GB"), 2, "a size of memory was expected, '1e999GB' came"),
-        (("heads", *TEXT, "--memory", "9" * 5000), 2, "a size of memory was expected"),
+        (("heads", *TEXT, "--memory", "1e999GB"), 2, "expected a size of memory, got '1e999GB'"),
+        (("heads", *TEXT, "--memory", "9" * 5000), 2, "expected a size of memory"),
         (("heads", *TEXT, "--positions", HUGE), 2, "expected positions from 1 to"),
         (("heads", *TEXT, "--positions", "0"), 2, "expected positions from 1 to"),
         (("heads", *TEXT, "--device", "cuda:" + "9" * 5000), 2, "expected a device"),
@@ -338,7 +338,7 @@ HUGE = "1" + "0" * 400
         (("heads", *TEXT, "--model", "owner/name", "--revision", "r" * 5000), 3, "has no revision"),
         (("explain", *TEXT, "--head", "0.0", "--query", "²"), 4, "'²' is not in the text"),
         (("explain", *TEXT, "--head", "0.0", "--query", "9" * 5000), 4, "is not in the text"),
-        (("explain", "--toy", "--query", "9" * 5000), 2, "--query takes a position from 0, or last"),
+        (("explain", "--toy", "--query", "9" * 5000), 2, "--query: expected a position from 0, or last"),
         (("explain", "--scaling", "--seed", "-1"), 2, "--seed"),
         (("explain", "--scaling", "--seed", HUGE), 2, "--seed"),
         (("\x1b[2J\u202e",), 2, r"No such command '\x1b[2J\u202e'"),
@@ -452,7 +452,7 @@ def test_a_run_json_of_brackets_is_damage(tmp_path: Path) -> None:
     from attnscope.batch.folder import check_ours
 
     (tmp_path / "run.json").write_text("[" * 100_000)
-    with pytest.raises(UsageError, match="or damaged"):
+    with pytest.raises(UsageError, match="or is damaged"):
         check_ours(tmp_path)
 
 
