@@ -20,7 +20,7 @@ TEXT, CORPUS, STUDY, LOOK_UP = "Read one text", "Read a corpus", "Study a model"
 COMMANDS: dict[str, tuple[str, str]] = {
     "heads": (TEXT, "What every head does with a text, as a ranked table."),
     "relations": (TEXT, "Which token looks at which: the strongest keys of every query."),
-    "keys": (TEXT, "What every token receives as a key, and which heads look at it most."),
+    "keys": (TEXT, "What every token receives as a key, and from which heads most."),
     "text": (TEXT, "The text itself, coloured by where chosen tokens look."),
     "heatmap": (TEXT, "The attention of a text, drawn: overview, layers, heads."),
     "view": (TEXT, "A text's attention as a page to hover over, in one HTML file."),

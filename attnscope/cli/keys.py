@@ -30,7 +30,7 @@ class Listing(Results):
 
 @takes(TextRun, Heads, Top, Listing, file=GROUPS)
 def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
-    """What every token receives as a key, and which heads look at it most.
+    """What every token receives as a key, and from which heads most.
 
     The mean mass over queries and heads, all heads or those of --select. A head is listed at its top key if the mean
     mass on that is above 0.3. On a terminal the --top tokens that receive most are shown; in a pipe all of them are
