@@ -264,7 +264,7 @@ class KeptSide:
 def _said_of(layer: StackLayer, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     most = {name: 1 + max(head[name] for head in heads) for name in ("head", "kv_head")}
     stack, number = layer
-    return {"layer": number, "kind": stack, "heads": most["head"], "kv_heads": most["kv_head"], "visible": "-"}
+    return {"layer": number, "stack": stack, "heads": most["head"], "kv_heads": most["kv_head"], "visible": "-"}
 
 
 def _fact(value: object) -> str | int | None:

@@ -143,7 +143,7 @@ class Side:
             **said_of(prompt),
             **pictures_of(prompt),
             "layers": [
-                {"layer": key.layer, "kind": key.stack, "heads": heads, "kv_heads": kv, "visible": seen.visible[key]}
+                {"layer": key.layer, "stack": key.stack, "heads": heads, "kv_heads": kv, "visible": seen.visible[key]}
                 for key, (heads, kv) in seen.kv_of.items()
             ],
             "metrics": metrics_of(list(seen.columns.scores), len(prompt)),

@@ -88,25 +88,25 @@ def test_all_stacks_are_on_one_axis_with_the_models_own_weights(page: Path, seen
     assert len(maps) == len(expected)
     for (at, head), map_QK in maps.items():
         layer = side["layers"][at]
-        own_QK = expected[layer["kind"], layer["layer"], head]
+        own_QK = expected[layer["stack"], layer["layer"], head]
         np.testing.assert_allclose(map_QK, own_QK, atol=steps[at, head] / 2 + 1e-6)
     reach = zip(ends(found, "first"), ends(found, "end"), strict=True)
     for at, (layer, (first, end)) in enumerate(zip(side["layers"], reach, strict=True)):
         for query in range(len(side["tokens"]["text"])):
             begin = 0 if first is None else first[query]
-            seen_QK = np.logical_or.reduce([expected[layer["kind"], layer["layer"], head] > 0 for head in range(4)])
+            seen_QK = np.logical_or.reduce([expected[layer["stack"], layer["layer"], head] > 0 for head in range(4)])
             assert set(np.flatnonzero(seen_QK[query])) == set(range(begin, end[query])), (at, query)
     was, banks = seen.queries.labels.index("·was"), [seen.of(ENCODER).queries.labels.index("·bank")]
     assert found.said["asked"]["query"] == {"text": "was", "positions": [source + was]}
     assert found.said["asked"]["key"] == {"text": "bank", "positions": banks}
     at = int(dict(part.split("=") for part in found.said["open"].split("&"))["at"])
-    assert side["layers"][at]["kind"] == CROSS
+    assert side["layers"][at]["stack"] == CROSS
 
 
 def test_selected_stacks_alone_and_pages_too_small_for_maps(folder: str, tmp_path: Path, seen: Any) -> None:
     viewed(folder, tmp_path / "cross.html", "--select", "cross.1", "--max-mb", "0.1").ok()
     side = read(tmp_path / "cross.html").said["sides"][0]
-    assert [(one["kind"], one["layer"]) for one in side["layers"]] == [(CROSS, 1)]
+    assert [(one["stack"], one["layer"]) for one in side["layers"]] == [(CROSS, 1)]
     assert len(side["heads"]) == 4
     request = attnscope.Request(relations=True, top_k=3)
     loaded = attnscope.load(folder, device="cpu")
@@ -114,7 +114,7 @@ def test_selected_stacks_alone_and_pages_too_small_for_maps(folder: str, tmp_pat
     expected = blocks(seen)
     layers = found.said["sides"][0]["layers"]
     for (at, head), (keys_Qk, weights_Qk) in found.relations().items():
-        own_QK = expected[layers[at]["kind"], layers[at]["layer"], head]
+        own_QK = expected[layers[at]["stack"], layers[at]["layer"], head]
         for query, keys in enumerate(keys_Qk):
             known = keys[keys >= 0]
             np.testing.assert_allclose(weights_Qk[query][keys >= 0], own_QK[query][known], atol=1e-4)
@@ -178,8 +178,8 @@ def test_tables_make_the_page_that_the_model_makes(
     [side], [expected] = found.said["sides"], direct.said["sides"]
     for name in ("name", "model", "engine", "text", "tokens", "words", "sentences", "turns", "metrics"):
         assert side[name] == expected[name], name
-    assert [(one["kind"], one["layer"]) for one in side["layers"]] == [
-        (one["kind"], one["layer"]) for one in expected["layers"]
+    assert [(one["stack"], one["layer"]) for one in side["layers"]] == [
+        (one["stack"], one["layer"]) for one in expected["layers"]
     ]
     for one, same in zip(side["heads"], expected["heads"], strict=True):
         scores = [np.array(which.pop("scores"), float) for which in (one, same)]
@@ -194,16 +194,16 @@ def test_tables_make_the_page_that_the_model_makes(
     assert len(maps) == len(own_HQK)
     for (at, head), map_QK in maps.items():
         layer = side["layers"][at]
-        expected_QK = own_HQK[layer["kind"], layer["layer"], head]
+        expected_QK = own_HQK[layer["stack"], layer["layer"], head]
         np.testing.assert_allclose(map_QK, expected_QK, atol=steps[at, head] / 2 + 1e-6)
-    assert side["layers"][int(found.said["open"].partition("at=")[2].partition("&")[0])]["kind"] == CROSS
+    assert side["layers"][int(found.said["open"].partition("at=")[2].partition("&")[0])]["stack"] == CROSS
 
 
 def test_tables_of_some_stacks_and_some_keys(folder: str, tmp_path: Path) -> None:
     some = exported(folder, tmp_path / "run", target=TARGET, select="cross.1.2,enc.0.1", relations=True, top_k=2)
     found = of_tables(some, tmp_path)
     side = found.said["sides"][0]
-    assert [(one["kind"], one["layer"]) for one in side["layers"]] == [(ENCODER, 0), (CROSS, 1)]
+    assert [(one["stack"], one["layer"]) for one in side["layers"]] == [(ENCODER, 0), (CROSS, 1)]
     source = len(side["tokens"]["text"]) - 5
     for (at, _), (keys, _) in found.relations().items():
         asked = np.flatnonzero((keys >= 0).any(1))

@@ -34,8 +34,8 @@ export class Side {
 
   /** @param {number} at @returns {string} what stands before a layer of a stack beside the decoder's, as in `cross ` */
   stack(at) {
-    const kind = this.layers[at]?.kind ?? "decoder";
-    return kind === "decoder" || this.layers.every((layer) => layer.kind === kind) ? "" : `${kind} `;
+    const stack = this.layers[at]?.stack ?? "decoder";
+    return stack === "decoder" || this.layers.every((layer) => layer.stack === stack) ? "" : `${stack} `;
   }
 
   /** @param {number} at @param {number} head @returns {string} as in `L27H3`, `cross L3H2` */

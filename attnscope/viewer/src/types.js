@@ -15,7 +15,7 @@
  * @property {(number|null)[]} stop
  *
  * @typedef {[start: number, stop: number, name: string]} Span
- * @typedef {{layer: number, kind: string, heads: number, kv_heads: number, visible: string}} Layer
+ * @typedef {{layer: number, stack: string, heads: number, kv_heads: number, visible: string}} Layer
  *
  * @typedef {object} Metric
  * @property {string} id

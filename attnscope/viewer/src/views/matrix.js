@@ -62,7 +62,7 @@ class MatrixView {
     const share = intensity(grid?.max ?? 1, state.log);
     const ramp = sequential();
     this.note.textContent = grid ? this.#says(grid, strongest?.k ?? 0) : lacking(side, at, head);
-    const edges = grid && side.window(at) ? grid.edges(side.layers[at].kind === "encoder") : [];
+    const edges = grid && side.window(at) ? grid.edges(side.layers[at].stack === "encoder") : [];
     this.legend.replaceChildren(
       colourScale(0, grid?.max ?? 1),
       swatch("hatched", "cannot be seen"),
