@@ -94,21 +94,21 @@ def test_decoder_and_tower_are_on_one_axis(family: str, place: Path, llava: str,
     assert len(maps) == 20
     for (at, head), map_TT in maps.items():
         layer = side["layers"][at]
-        weights = expected[layer["kind"], layer["layer"]][head].numpy()
-        start = len(text) if layer["kind"] == VISION else 0
+        weights = expected[layer["stack"], layer["layer"]][head].numpy()
+        start = len(text) if layer["stack"] == VISION else 0
         inside = slice(start, start + len(weights))
         np.testing.assert_allclose(map_TT[inside, inside], weights, atol=steps[at, head] / 2 + 1e-6)
         map_TT[inside, inside] = 0
         assert not map_TT.any()
     for at, (first, end) in enumerate(zip(ends(found, "first"), ends(found, "end"), strict=True)):
         layer = side["layers"][at]
-        seen_QK = (expected[layer["kind"], layer["layer"]] > 0).any(0).numpy()
-        start = len(text) if layer["kind"] == VISION else 0
+        seen_QK = (expected[layer["stack"], layer["layer"]] > 0).any(0).numpy()
+        start = len(text) if layer["stack"] == VISION else 0
         for query, row in enumerate(seen_QK):
             begin = 0 if first is None else first[start + query]
             assert set(start + np.flatnonzero(row)) == set(range(begin, end[start + query])), (at, query)
     state = dict(part.split("=") for part in found.said["open"].split("&"))
-    assert side["layers"][int(state["at"])]["kind"] == DECODER
+    assert side["layers"][int(state["at"])]["stack"] == DECODER
     assert int(state["query"]) == len(text) - 1
 
 
@@ -164,7 +164,7 @@ def test_what_has_no_room_is_said(llava: str, field: str, tmp_path: Path, monkey
     small = viewed(llava, field, tmp_path / "small.html", "--max-mb", "0.1").ok()
     assert "the vision tower does not fit; choose heads, as in --select vision.3.2" in small.err
     side = read(tmp_path / "small.html").said["sides"][0]
-    assert {layer["kind"] for layer in side["layers"]} == {DECODER}
+    assert {layer["stack"] for layer in side["layers"]} == {DECODER}
     assert len(side["patches"]) == 16
 
 
@@ -172,7 +172,7 @@ def test_a_question_is_of_the_text(llava: str, field: str, tmp_path: Path) -> No
     viewed(llava, field, tmp_path / "page.html", "--query", "bank").ok()
     said = read(tmp_path / "page.html").said
     assert said["open"].startswith("view=picture&")
-    assert {layer["kind"] for layer in said["sides"][0]["layers"]} == {DECODER}
+    assert {layer["stack"] for layer in said["sides"][0]["layers"]} == {DECODER}
     refused = viewed(llava, field, tmp_path / "no.html", "--compare-text", "a river")
     assert refused.code == 2
     assert "cannot show another text" in refused.err
