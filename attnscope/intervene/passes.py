@@ -22,8 +22,7 @@ from torch import Tensor
 
 from attnscope.errors import ForwardError, ModelError, first_line
 from attnscope.intervene.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
-from attnscope.intervene.heads import HeadSet
-from attnscope.intervene.intervention import Heard, Intervention
+from attnscope.intervene.intervention import HeadSet, Heard, Intervention
 from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.replacement import Replacement, Replacing
 from attnscope.intervene.task import Task

@@ -9,8 +9,8 @@ import torch
 from attnscope.errors import InputError, UsageError
 from attnscope.folder.parts import Parts, claim
 from attnscope.intervene.gradient import first_order
-from attnscope.intervene.heads import HeadSet
 from attnscope.intervene.hiding import Hiding
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.measure import LogitDifference
 from attnscope.intervene.passes import measured, prepared
 from attnscope.study.ablation.effects import Asked, ablate, task_facts
