@@ -71,6 +71,12 @@ def test_the_logit_difference_is_that_of_passes_by_hand(demo, task, difference):
         assert found[:, 0] != pytest.approx(expected, abs=1e-2)
 
 
+def test_shared_and_unshared_passes_measure_the_same(demo, task, difference):
+    shared, unshared = (prepared(demo, task, [BOTH, ONE], shared=one, measure=difference) for one in (True, False))
+    assert shared.layers is not None
+    assert shared.measured([BOTH, ONE]) == pytest.approx(unshared.measured([BOTH, ONE]), abs=1e-4)
+
+
 def test_an_effect_is_what_is_lost(demo, task, difference):
     """Of a loss what is more, of a logit difference what is less."""
     asked = Asked.of([BOTH], demo.geometry, random=0)
