@@ -17,6 +17,7 @@ from attnscope.model.loading import load as load_model
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request
 from attnscope.run import read
+from attnscope.typed import check_names
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
@@ -30,10 +31,7 @@ def load(model: str = "demo", **options: Any) -> LoadedModel:
 
         >>> model = attnscope.load("demo", device="cpu")
     """
-    names = LoadOptions.__dataclass_fields__
-    for name in options:
-        if name not in names:
-            raise UsageError(f"load has no option {name!r}", f"it has {', '.join(names)}")
+    check_names("load", options, LoadOptions)
     with without_bars():
         return load_model(LoadOptions(model=model, **options))
 

@@ -18,7 +18,7 @@ from attnscope.keep.request import Request
 from attnscope.typed import plain, typed
 
 if TYPE_CHECKING:
-    from attnscope.media.picture import Given
+    from attnscope.media.picture import PictureSource
     from attnscope.media.sound import Sound
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.text.prompt import Prompt, Side
@@ -42,7 +42,7 @@ class How(TypedDict, total=False):
     generate: int | None
     answer: str | Sequence[int] | None
     target: str | Sequence[int] | None
-    picture: Given | Sequence[Given] | None
+    picture: PictureSource | Sequence[PictureSource] | None
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Ask:
     generate: int | None = None
     answer: str | Sequence[int] | None = None
     target: str | Sequence[int] | None = None
-    picture: Given | Sequence[Given] | None = None
+    picture: PictureSource | Sequence[PictureSource] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The ask as JSON has it. Raises UsageError for what lies in memory alone: a sound, a picture, an atlas."""
@@ -125,7 +125,7 @@ def _text(text: Text) -> str | list[int]:
     return [int(one) for one in ids]
 
 
-def _pictures(given: Given | Sequence[Given] | None) -> list[str] | None:
+def _pictures(given: PictureSource | Sequence[PictureSource] | None) -> list[str] | None:
     if given is None:
         return None
     found = given if isinstance(given, list | tuple) else [given]

@@ -21,7 +21,7 @@ from attnscope import figures
 from attnscope.cells import head_name, printed, shortened
 from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Part, PatchSheet, Style
-from attnscope.figures.beside import Beside, begun
+from attnscope.figures.drawing_process import DrawingProcess, begun
 from attnscope.figures.pool import worker_count
 from attnscope.figures.style import Quantity, head_title, layer_name
 from attnscope.files import write_whole
@@ -36,7 +36,7 @@ from attnscope.panels import (
     score_panels,
     with_rows,
 )
-from attnscope.stacks import DECODER, DIFFERENCE, ENCODER, GLOBAL, POOLING
+from attnscope.stacks import GLOBAL, POOLING, is_bidirectional, is_difference, prefix
 
 if TYPE_CHECKING:
     from attnscope.figures.terminal import HeadMaps
@@ -162,7 +162,9 @@ class Drawing:
             name = f"{OVER}{number + 1 if number else ''}.{style.image}"
             yield figures.save_patches(folder / name, sheet, style)
 
-    def _apart(self, process: Beside, folder: Path, kinds: Sequence[str], style: Style) -> Generator[Path, None, None]:
+    def _apart(
+        self, process: DrawingProcess, folder: Path, kinds: Sequence[str], style: Style
+    ) -> Generator[Path, None, None]:
         """`drawn` in the process that was begun, but for heads that pay for several."""
         jobs = self._jobs(folder, kinds, style)
         several = worker_count([maps.values_HQK[0].size for _, maps, _ in jobs], style) > 1
@@ -190,10 +192,13 @@ def drawings(
     seen: Observation, heads: Sequence[str] | None = None, sort: str | None = None, top: int | None = 0
 ) -> dict[str, Drawing]:
     """What there is to draw of every stack, by the folder that it goes to: "" where there is one; see `Drawing.of`."""
-    if not seen.beside:
+    if not seen.other_stacks:
         return {"": Drawing.of(seen, heads, sort, top)}
-    asked = {kind: one for kind, one in seen.stacks.items() if not one.chosen.nothing}
-    return {kind: Drawing.of(one, heads, sort, top, f"{kind} " * (kind in seen.beside)) for kind, one in asked.items()}
+    asked = {stack: one for stack, one in seen.stacks.items() if not one.chosen.nothing}
+    return {
+        stack: Drawing.of(one, heads, sort, top, f"{stack} " * (stack in seen.other_stacks))
+        for stack, one in asked.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -224,15 +229,15 @@ def about(seen: Observation) -> About:
     room = LONGEST_TEXT if len(texts) == 1 else LONGEST_TEXT // 2
     said = " ← ".join(shortened(" ".join(text.split()), room) for text in texts)
     short = model if len(model) <= LONGEST_NAME else "…" + model[1 - LONGEST_NAME :]
-    of_text = seen.keys if seen.kind == POOLING else seen.queries
-    counted = f"{len(of_text)} {'patches' if seen.kind == GLOBAL else 'tokens'}"
+    of_text = seen.keys if seen.stack == POOLING else seen.queries
+    counted = f"{len(of_text)} {'patches' if seen.stack == GLOBAL else 'tokens'}"
     line = ", ".join(filter(None, (short, f"“{said}”" * bool(said), counted)))
     return About(line, model, seen.queries.sha256)
 
 
 def _said(prompt: Prompt) -> str:
     """The text of a prompt; beside pictures without the tokens that stand around them."""
-    if not prompt.patches:
+    if not prompt.medium.patches:
         return prompt.text
     return "".join(word for word, special in zip(prompt.plain, prompt.special, strict=True) if not special)
 
@@ -255,7 +260,7 @@ def head_sheet(seen: Observation, maps: Sequence[Maps], sort: str | None, top: i
         sinks=tuple(one.sinks[index] for one, index in chosen if one.sinks),
         roles=tuple(head.role for head in heads),
         window="",
-        beside="",
+        parallel="",
         titles=tuple(stack + _caption(head, name) for head in heads),
         name=f"First {len(heads)} of {len(seen.heads)} heads" + (f" by {KNOWN[name].title}" if name in KNOWN else ""),
     )
@@ -303,7 +308,7 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             bin_rule=rule if max(found.rows.size, found.columns.size) > 1 else "",
             kv_heads=() if by_kv else tuple(seen.kv_head(key, head) for head in found.heads[key]),
             by_kv=by_kv,
-            quantity="difference" if key.kind == DIFFERENCE else QUANTITIES[seen.view.weights],
+            quantity="difference" if is_difference(key.stack) else QUANTITIES[seen.view.weights],
             starts_Q=starts_Q,
             starts_K=starts_K,
             turns=tuple(sorted(turns)),
@@ -312,10 +317,10 @@ def layer_maps(seen: Observation, stack: str = "") -> list[Maps]:
             part=part,
             roles=tuple(seen.columns.role[_places(seen, key, found.heads[key])].tolist()),
             stack=stack,
-            numbered=(seen.queries.step is None, seen.keys.step is None),
+            numbered=(seen.queries.medium.step is None, seen.keys.medium.step is None),
             window=seen.visible[key] if seen.visible[key].startswith(WINDOWS) else "",
-            ahead=key.kind == ENCODER,
-            beside=seen.within.get(key.layer, ""),
+            ahead=is_bidirectional(key.stack),
+            parallel=seen.within.get(key.layer, ""),
         )
         for key, values in found.values.items()
     ]
@@ -326,7 +331,7 @@ def rows_of(layers: Sequence[Maps], without: Mapping[int, str]) -> list[Maps]:
     if not layers:
         return []
     none = replace(
-        layers[0], heads=(), values_HQK=layers[0].values_HQK[:0], kv_heads=(), key0=(), sinks=(), roles=(), beside=""
+        layers[0], heads=(), values_HQK=layers[0].values_HQK[:0], kv_heads=(), key0=(), sinks=(), roles=(), parallel=""
     )
     others = [replace(none, layer=layer, name=what) for layer, what in without.items()]
     return sorted([*layers, *others], key=lambda maps: maps.layer)
@@ -341,7 +346,7 @@ def _sinks(seen: Observation, key: LayerKey, heads: Sequence[int]) -> tuple[tupl
 
 def _places(seen: Observation, key: LayerKey, heads: Sequence[int]) -> np.ndarray:
     """Where some heads of a layer stand in the columns."""
-    return np.flatnonzero((seen.columns.layer == key.layer) & (seen.columns.kind == key.kind))[list(heads)]
+    return np.flatnonzero((seen.columns.layer == key.layer) & (seen.columns.stack == key.stack))[list(heads)]
 
 
 def _part(seen: Observation, maps: LayerMaps) -> Part | None:
@@ -367,10 +372,10 @@ def terminal_maps(seen: Observation, names: Sequence[str], style: Style, side: i
     from attnscope.figures.terminal import HeadMaps
 
     jobs: dict[str, tuple[Path, Maps, int]] = {}
-    for kind, one in seen.stacks.items():
+    for stack, one in seen.stacks.items():
         if one.maps is not None:
             one = one.keeping(maps=coarser(one.maps, side, style.sink == "mask"))
-            maps = layer_maps(one, f"{kind} " * (kind in seen.beside))
+            maps = layer_maps(one, f"{stack} " * (stack in seen.other_stacks))
             jobs |= {name: (Path(), of, index) for of in maps for index, name in enumerate(_names(of))}
 
     def title(maps: Maps, index: int) -> str:
@@ -432,9 +437,8 @@ def save_rollout(seen: Observation, folder: Path, style: Style) -> Path:
         starts_K=starts[::step],
         axes=(name, "attributed to"),
     )
-    title = (
-        f"Rollout of {len(rolled.layers)} {f'{seen.kind} ' * (seen.kind != DECODER)}layers"
-        + f", {step} {rolled.group} a cell" * (step > 1)
+    title = f"Rollout of {len(rolled.layers)} {prefix(seen.stack)}layers" + f", {step} {rolled.group} a cell" * (
+        step > 1
     )
     look = replace(style, about=replace(about(seen), command=style.about.command))
     jobs = [(folder / f"rollout.{style.image}", maps, 0)]

@@ -1,56 +1,59 @@
 """An observation -> a folder of tables, figures and a manifest.
 
-    export(seen, Path("runs/bank"))     # heads.csv, relations.csv, overview.png, layers/, metrics.png, manifest.json
+    export(seen, "runs/bank")     # heads.csv, relations.csv, overview.png, layers/, metrics.png, manifest.json
 
 A path is made of layer and head numbers, never of text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from attnscope.drawing import FIGURES, Advance, check_kinds, drawings, save_rollout
 from attnscope.figures import Style
 from attnscope.files import jsonable, refuse_links, save_json, sha256_of
-from attnscope.folder.manifest import NAME, TARGET, about, check, inner_folders, taken, tokens_of
+from attnscope.folder.manifest import NAME, TARGET, check, inner_folders, run_facts, taken, tokens_of
 from attnscope.looks import Mean, look_table
 from attnscope.model.libraries import versions
-from attnscope.stacks import ENCODER
 from attnscope.tables import save
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen, Found
 
 MOST_HEADS = 20  # how many are drawn one by one where nobody says which
 
 
-def export(
-    seen: Observation,
-    folder: str | Path,
-    *,
-    figures: Sequence[str] = FIGURES,
-    heads: Sequence[str] | None = None,
-    style: Style = Style(),
-    sort: str | None = None,
-    min_weight: float | None = None,
-    over: Literal["heads"] | None = None,
-    other_keys: bool = False,
-    top_k: int | None = None,
-    top: int | None = MOST_HEADS,
-    tables: bool = True,
-    keys: bool = False,
-    per_token: Mean | None = None,
-    spreadsheet: bool = False,
-    options: Mapping[str, Any] | None = None,
-    force: bool = False,
-    workers: int | None = 1,
-    advance: Advance = lambda steps: None,
-) -> list[Path]:
-    """Write what an observation kept: tables, figures, and last manifest.json; returns the paths.
+class Ways(TypedDict, total=False):
+    """The fields of `Export`, as keywords."""
+
+    figures: Sequence[str]
+    heads: Sequence[str] | None
+    style: Style
+    sort: str | None
+    min_weight: float | None
+    over: Literal["heads"] | None
+    other_keys: bool
+    top_k: int | None
+    top: int | None
+    tables: bool
+    keys: bool
+    per_token: Mean | None
+    spreadsheet: bool
+    options: Mapping[str, Any]
+    force: bool
+    workers: int | None
+    advance: Advance
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is written of an observation, and how.
 
     figures: kinds of FIGURES, `mass` where keys were chosen, and `top`, a sheet of the first `top` heads in the order
     of `sort`; those of maps only where maps were kept. heads: names of those drawn one by one (`L1H4`), without them
@@ -60,47 +63,94 @@ def export(
     every token receives. per_token: over which heads the weights of every token are averaged, None to leave them out.
     spreadsheet: cells that a spreadsheet would run as a formula begin with an apostrophe. options: what the manifest
     says was asked for. force: write over the run of another text, model or options. workers: processes that draw heads,
-    None for as many as pay. advance: told after every picture. Raises UsageError for a folder that cannot be written,
-    or that holds another run.
-
-        >>> export(seen, "runs/bank", figures=("overview",), style=Style(scale="log"))
+    None for as many as pay. advance: called after every picture.
     """
-    check_kinds(figures, seen)
-    sort = sort or seen.ranked_by
-    names = drawn_heads(seen, sort) if heads is None else list(heads)
-    one_by_one = names if seen.maps and "heads" in figures else []
-    asked = {"figures": figures, "heads": one_by_one, "sort": sort, "min_weight": min_weight, "top_k": top_k}
-    asked |= {"over": over, "other_keys": other_keys or None}
-    asked |= {"group": seen.group, "weights": seen.view.weights, "keys": keys, "spreadsheet": spreadsheet}
-    chosen = [named(one.chosen) for one in seen.stacks.values() if not one.chosen.nothing]
-    asked |= {name: found.expression for name, found in (chosen[0] if chosen else {}).items()}
-    asked |= {"per_token": per_token} if per_token else {}
-    asked |= {name: value for name, value in asdict(style).items() if name != "about"}
-    said, made, written = manifest(seen, options or {}, asked), Path(folder), list[Path]()
-    check(made, said, force)
-    if figures or seen.rollout is not None:
+
+    figures: Sequence[str] = FIGURES
+    heads: Sequence[str] | None = None
+    style: Style = Style()
+    sort: str | None = None
+    min_weight: float | None = None
+    over: Literal["heads"] | None = None
+    other_keys: bool = False
+    top_k: int | None = None
+    top: int | None = MOST_HEADS
+    tables: bool = True
+    keys: bool = False
+    per_token: Mean | None = None
+    spreadsheet: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    force: bool = False
+    workers: int | None = 1
+    advance: Advance = lambda steps: None
+
+
+def export(seen: Observation, folder: str | Path, how: Export = Export()) -> list[Path]:
+    """Write what an observation kept: tables, figures, and last manifest.json; returns the paths.
+
+    Raises UsageError for a folder that cannot be written, or that holds another run.
+
+        >>> export(seen, "runs/bank", Export(figures=("overview",), style=Style(scale="log")))
+    """
+    check_kinds(how.figures, seen)
+    how = replace(how, sort=how.sort or seen.ranked_by)
+    names = drawn_heads(seen, how.sort) if how.heads is None else list(how.heads)
+    said, made = manifest(seen, how.options, _asked(seen, how, names)), Path(folder)
+    check(made, said, how.force)
+    if how.figures or seen.rollout is not None:
         refuse_links(inner_folders(made))
     with taken(made, said) as files:
-        if seen.columns.scores and tables:
-            written.append(save(seen.table(sort), made / "heads.csv", spreadsheet=spreadsheet))
-        if seen.kept_keys is not None and tables:
-            related = seen.relations(min_weight, over, other_keys)
-            written.append(save(related, made / "relations.csv", spreadsheet=spreadsheet))
-        if keys:
-            written.append(save(seen.key_table(), made / "keys.csv", spreadsheet=spreadsheet))
-        if per_token:
-            written.append(save(look_table(seen, per_token), made / "text.csv", spreadsheet=spreadsheet))
-        if seen.rollout is not None:
-            shares = seen.rollout_table(top_k, min_weight)
-            written.append(save(shares, made / "rollout.csv", spreadsheet=spreadsheet))
-            rolled = {kind * bool(seen.beside): one for kind, one in seen.stacks.items() if one.rollout is not None}
-            written += [save_rollout(one, made / stack, style) for stack, one in rolled.items()]
-        drawn = drawings(seen, names, sort, top if "top" in figures else 0) if figures else {}
-        for stack, drawing in drawn.items():
-            written += drawing.draw(made / stack, figures, style, workers, advance)
+        written = [save(table, made / name, spreadsheet=how.spreadsheet) for name, table in _tables(seen, how)]
+        written += _drawn(seen, made, how, names)
         hashes = {path.relative_to(made).as_posix(): sha256_of(path) for path in sorted(written)}
         files.update(hashes)
         return [*written, save_json({**said, "files": hashes}, made / NAME)]
+
+
+def _asked(seen: Observation, how: Export, names: Sequence[str]) -> dict[str, Any]:
+    """What the manifest says was to be written; names: of the heads that are drawn one by one."""
+    one_by_one = names if seen.maps and "heads" in how.figures else []
+    chosen = [named(one.chosen) for one in seen.stacks.values() if not one.chosen.nothing]
+    return {
+        "figures": how.figures,
+        "heads": one_by_one,
+        "sort": how.sort,
+        "min_weight": how.min_weight,
+        "top_k": how.top_k,
+        "over": how.over,
+        "other_keys": how.other_keys or None,
+        "group": seen.group,
+        "weights": seen.view.weights,
+        "keys": how.keys,
+        "spreadsheet": how.spreadsheet,
+        **{name: found.expression for name, found in (chosen[0] if chosen else {}).items()},
+        **({"per_token": how.per_token} if how.per_token else {}),
+        **{name: value for name, value in asdict(how.style).items() if name != "about"},
+    }
+
+
+def _tables(seen: Observation, how: Export) -> Iterator[tuple[str, pa.Table]]:
+    """The files of tables, and what each holds."""
+    if seen.columns.scores and how.tables:
+        yield "heads.csv", seen.table(how.sort)
+    if seen.kept_keys is not None and how.tables:
+        yield "relations.csv", seen.relations(how.min_weight, how.over, how.other_keys)
+    if how.keys:
+        yield "keys.csv", seen.key_table()
+    if how.per_token:
+        yield "text.csv", look_table(seen, how.per_token)
+    if seen.rollout is not None:
+        yield "rollout.csv", seen.rollout_table(how.top_k, how.min_weight)
+
+
+def _drawn(seen: Observation, folder: Path, how: Export, names: Sequence[str]) -> list[Path]:
+    """Draw the figures of every stack, each stack beside the first in a folder of its own."""
+    rolled = {stack * bool(seen.other_stacks): one for stack, one in seen.stacks.items() if one.rollout is not None}
+    written = [save_rollout(one, folder / stack, how.style) for stack, one in rolled.items()]
+    drawn = drawings(seen, names, how.sort, how.top if "top" in how.figures else 0) if how.figures else {}
+    for stack, drawing in drawn.items():
+        written += drawing.draw(folder / stack, how.figures, how.style, how.workers, how.advance)
+    return written
 
 
 def drawn_heads(seen: Observation, sort: str | None) -> list[str]:
@@ -116,13 +166,15 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
     where they were not measured.
     """
     calls, facts = seen.calls, dict(seen.facts)
-    if seen.beside and seen.rollout is not None:
-        facts["rollout"] = {kind: one.facts["rollout"] for kind, one in seen.stacks.items() if one.rollout is not None}
-    said = about(seen.prompt, facts, options)
+    if seen.other_stacks and seen.rollout is not None:
+        facts["rollout"] = {
+            stack: one.facts["rollout"] for stack, one in seen.stacks.items() if one.rollout is not None
+        }
+    said = run_facts(seen.prompt, facts, options)
     prompt = said.pop("prompt")  # the longest, last
-    asked_of = {kind: one.chosen for kind, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
-    said_of = {kind: {name: asdict(found) for name, found in named(one).items()} for kind, one in asked_of.items()}
-    chosen = said_of if seen.beside else said_of.get(seen.kind)
+    asked_of = {stack: one.chosen for stack, one in seen.stacks.items() if named(one.chosen) and not one.chosen.nothing}
+    said_of = {stack: {name: asdict(found) for name, found in named(one).items()} for stack, one in asked_of.items()}
+    chosen = said_of if seen.other_stacks else said_of.get(seen.stack)
     return {
         **said,
         "export": jsonable(asked),
@@ -148,12 +200,12 @@ def manifest(seen: Observation, options: Mapping[str, Any], asked: Mapping[str, 
             }
             | ({"altered": True} if check.altered else {})
             | ({"repeats": True} if check.repeats else {})
-            | ({"kind": check.kind} if seen.beside else {})
+            | ({"stack": check.stack} if seen.other_stacks else {})
             for check in calls
         ],
         "answered_by": replace(seen.report, calls=calls).answered_by,
         "prompt": prompt,
-        **({TARGET: tokens_of(seen.queries)} if ENCODER in seen.beside else {}),
+        **({TARGET: tokens_of(seen.queries)} if seen.of_two_texts else {}),
     }
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import html
-import inspect
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from attnscope.errors import UsageError
 from attnscope.measure.metrics import KNOWN, MASS
 from attnscope.observation import Observation
+from attnscope.typed import check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.drawing import Picture
+    from attnscope.export import Ways
     from attnscope.viewer.page import Page
 
 SHOWN_HEADS = 12  # of the table in a notebook
@@ -33,7 +33,7 @@ class Capture(Observation):
     def made_of(cls, seen: Observation) -> Capture:
         """The same numbers, with their ways out."""
         parts = {one.name: getattr(seen, one.name) for one in fields(seen)}
-        return cls(**parts | {"beside": {kind: cls.made_of(one) for kind, one in seen.beside.items()}})
+        return cls(**parts | {"other_stacks": {stack: cls.made_of(one) for stack, one in seen.other_stacks.items()}})
 
     def token_table(self, mean: Literal["none", "layer", "all"] = "none") -> pa.Table:
         """Every token's weight: a row per head and token, or per token of the heads' mean in a layer, or of all.
@@ -91,18 +91,15 @@ class Capture(Observation):
         whole = selected(select, there, named) if select is not None else {}
         return page_of([side], Plan(max_mb, precision, whole), about(self, whole))
 
-    def export(self, folder: str | Path, **how: Any) -> list[Path]:
-        """Write tables, figures and manifest.json into a folder; the paths. how: see `attnscope.export.export`.
+    def export(self, folder: str | Path, **how: Unpack[Ways]) -> list[Path]:
+        """Write tables, figures and manifest.json into a folder; the paths. how: fields of `attnscope.export.Export`.
 
         Raises UsageError for a folder that holds another run (force=True writes over it) and for what does not exist.
         """
-        from attnscope.export import export
+        from attnscope.export import Export, export
 
-        names = [name for name in inspect.signature(export).parameters if name not in ("seen", "folder")]
-        for name in how:
-            if name not in names:
-                raise UsageError(f"export has no option {name!r}", f"it has {', '.join(names)}")
-        return export(self, Path(folder), **how)
+        check_names("export", how, Export)
+        return export(self, folder, Export(**how))
 
     def _repr_html_(self) -> str:
         """The strongest heads as a table, and the overview where maps were kept."""

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from attnscope.apart import seconds, within
-from attnscope.errors import UsageError
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.shown import brief
 
 SMALL_BYTES = 64 * 2**20  # of a file that is read whole; a manifest takes about 250 bytes per token
 
@@ -69,6 +70,14 @@ def read_json(path: Path, most: int = SMALL_BYTES) -> Any:
         return json.loads(read_small(path, most).decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def check_schema(
+    said: Mapping[str, Any], expected: object, where: Path, hint: str, error: type[AttnscopeError] = UsageError
+) -> None:
+    """Raise an error for what another version of attnscope wrote."""
+    if said["schema"] != expected:
+        raise error(f"{where} has schema {brief(said['schema'])}, expected {brief(expected)}", hint)
 
 
 def sha256_of(path: Path) -> str:

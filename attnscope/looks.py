@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from attnscope.errors import InputError, UsageError
 from attnscope.keep.layers import codes
-from attnscope.stacks import DECODER, KINDS
+from attnscope.stacks import DECODER, STACKS
 from attnscope.tables import as_table, numbers, texts_at
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Look:
     """One head, or the mean of several: every token's weight, and what uniform attention gives it, (T,), NaN if hidden.
 
     layer, head, kv_head: None where several were averaged. sink: the key that most of the heads rest on.
-    kind: the stack.
+    stack: the layer's stack.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Look:
     weight_T: np.ndarray
     uniform_T: np.ndarray
     sink: int
-    kind: str = DECODER
+    stack: str = DECODER
 
 
 def looks(seen: Observation, mean: Mean = "none") -> list[Look]:
@@ -49,7 +49,7 @@ def looks(seen: Observation, mean: Mean = "none") -> list[Look]:
     Raises UsageError where none was asked for, InputError where no stack's texts have what is named.
     """
     stacks = list(seen.stacks.values())
-    found = [look for one in stacks for look in _of_stack(one, mean, f"{one.kind} " * bool(seen.beside))]
+    found = [look for one in stacks for look in _of_stack(one, mean, f"{one.stack} " * bool(seen.other_stacks))]
     if not found and any(one.chosen.nothing for one in stacks):
         raise InputError("no stack that is shown has what is named in its texts", "choose others: {select=enc,dec}")
     if not found:
@@ -82,7 +82,7 @@ def look_table(seen: Observation, mean: Mean = "none") -> pa.Table:
         name: np.repeat(np.array([-1 if (one := getattr(look, name)) is None else one for look in found]), counts)
         for name in ("layer", "head", "kv_head")
     }
-    tokens = [token for look in found for token in coloured(seen.of(look.kind)).tokens]
+    tokens = [token for look in found for token in coloured(seen.of(look.stack)).tokens]
     return as_table(
         {
             **{name: numbers(column.astype(np.int32), column < 0) for name, column in which.items()},
@@ -90,14 +90,14 @@ def look_table(seen: Observation, mean: Mean = "none") -> pa.Table:
             "token": texts_at(tokens, np.arange(len(tokens))),
             "weight": np.concatenate([look.weight_T for look in found]),
             "uniform": np.concatenate([look.uniform_T for look in found]),
-            "kind": texts_at(KINDS, np.repeat(codes([look.kind for look in found]), counts)),
+            "stack": texts_at(STACKS, np.repeat(codes([look.stack for look in found]), counts)),
         }
     )
 
 
 def _of_layer(seen: Observation, key: LayerKey, stack: str) -> list[Look]:
     kept, columns, by_kv = seen.per_token[key], seen.columns, seen.view.by_kv
-    places = np.flatnonzero((columns.layer == key.layer) & (columns.kind == key.kind))[kept.heads]
+    places = np.flatnonzero((columns.layer == key.layer) & (columns.stack == key.stack))[kept.heads]
     sinks = np.where(columns.top_key_mass[places] > seen.rests_above, columns.top_key[places], 0).tolist()
     return [
         Look(
@@ -108,7 +108,7 @@ def _of_layer(seen: Observation, key: LayerKey, stack: str) -> list[Look]:
             kept.weight[row].numpy(),
             kept.uniform[row].numpy(),
             sinks[row],
-            key.kind,
+            key.stack,
         )
         for row, (place, head) in enumerate(zip(places.tolist(), kept.heads, strict=True))
     ]
@@ -118,7 +118,7 @@ def _averaged(found: list[Look], name: str, layer: int | None) -> Look:
     """The mean; a token that some of the heads cannot see has nothing of theirs."""
     sink = Counter(look.sink for look in found).most_common(1)[0][0]
     weight_T, uniform_T = (_mean([getattr(look, part) for look in found]) for part in ("weight_T", "uniform_T"))
-    return Look(name, layer, None, None, weight_T, uniform_T, sink, found[0].kind)
+    return Look(name, layer, None, None, weight_T, uniform_T, sink, found[0].stack)
 
 
 def _mean(parts: list[np.ndarray]) -> np.ndarray:

@@ -21,7 +21,7 @@ from attnscope.keep.columns import Head, HeadColumns, Relation
 from attnscope.keep.layers import LayerKey, PerLayer, codes
 from attnscope.measure.metrics import COLUMNS, MASS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
-from attnscope.stacks import CSA, DECODER, ENCODER, HCA, KINDS
+from attnscope.stacks import DECODER, ENCODER, STACKS, has_decoder_heads, is_bidirectional
 from attnscope.tables import as_table, flags, numbers, texts_at, words
 from attnscope.text.tokens import Chosen
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 Axis = Literal["queries", "keys"]
-OWN = (DECODER, CSA, HCA)  # the kinds of maps of a decoder's own heads, over tokens and over summaries of them
 
 
 class NamedHeads(Protocol):
@@ -64,10 +63,10 @@ class Observation:
     what a manifest says of the run. kept: what else was kept, by its name in `keep/things.py`; each has a property
     here. chosen: the tokens that were asked about; scores, supports and what tokens receive are then of the chosen
     queries, and `columns.scores["mass"]` is there where keys were chosen. atlas: what names the model's heads, where
-    there is one. without: {layer: kind} of its layers without attention: `ssm`, `linear`, `conv`. within: {layer: kind}
-    of what layers with attention compute beside it: `ssm`. beside: of an encoder-decoder, whose decoder's this is, the
-    observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's as keys; tables list
-    them too.
+    there is one. without: {layer: type} of its layers without attention: `ssm`, `linear`, `conv`. within: {layer: type}
+    of what layers with attention compute in parallel: `ssm`. other_stacks: of an encoder-decoder, whose decoder's this
+    is, the observations of its `encoder`, and of `cross`: the decoder's text as queries, the encoder's as keys; tables
+    list them too.
 
         >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
         >>> seen.table("focus").to_pandas()
@@ -89,7 +88,7 @@ class Observation:
     atlas: NamedHeads | None = None
     without: Mapping[int, str] = field(default_factory=dict)
     within: Mapping[int, str] = field(default_factory=dict)
-    beside: Mapping[str, Observation] = field(default_factory=dict)
+    other_stacks: Mapping[str, Observation] = field(default_factory=dict)
 
     @property
     def maps(self) -> LayerMaps | None:
@@ -138,24 +137,29 @@ class Observation:
     @property
     def prompt(self) -> Prompt:
         """The text that was read, as tokens; of an encoder-decoder what its encoder read."""
-        return self.beside[ENCODER].queries if ENCODER in self.beside else self.queries
+        return self.other_stacks[ENCODER].queries if self.of_two_texts else self.queries
+
+    @property
+    def of_two_texts(self) -> bool:
+        """Whether an encoder-decoder read it, whose decoder's this is."""
+        return ENCODER in self.other_stacks
 
     @cached_property
     def stacks(self) -> dict[str, Observation]:
-        """The observation of every stack that was read, in the order of a forward pass: this one, and those beside."""
-        found = {**self.beside, self.kind: replace(self, beside={}) if self.beside else self}
-        return {kind: found[kind] for kind in KINDS if kind in found}
+        """The observation of every stack that was read, in the order of a forward pass: this one and the others."""
+        found = {**self.other_stacks, self.stack: replace(self, other_stacks={}) if self.other_stacks else self}
+        return {stack: found[stack] for stack in STACKS if stack in found}
 
     @property
-    def kind(self) -> str:
+    def stack(self) -> str:
         """The stack that this is the observation of."""
-        return next((key.kind for key in self.kv_of), DECODER)
+        return next((key.stack for key in self.kv_of), DECODER)
 
-    def of(self, kind: str) -> Observation:
+    def of(self, stack: str) -> Observation:
         """The observation of one stack. Raises UsageError for one that the model does not have."""
-        if kind not in self.stacks:
-            raise UsageError(f"this model has no {kind} layers", f"it has {', '.join(self.stacks)}")
-        return self.stacks[kind]
+        if stack not in self.stacks:
+            raise UsageError(f"this model has no {stack} layers", f"it has {', '.join(self.stacks)}")
+        return self.stacks[stack]
 
     @cached_property
     def every(self) -> HeadColumns:
@@ -171,14 +175,14 @@ class Observation:
         """The tokens, or the words or sentences, of every text that the stacks read, one text after the other."""
         return [name for text in self._texts for name in _units(text, group)]
 
-    def place(self, axis: Axis, kind: np.ndarray, place: np.ndarray, group: str | None = None) -> np.ndarray:
-        """Where places of an axis stand in `names`, each in the text that its stack, a place in KINDS, reads."""
+    def place(self, axis: Axis, stack: np.ndarray, place: np.ndarray, group: str | None = None) -> np.ndarray:
+        """Where places of an axis stand in `names`, each in the text that its stack, a place in STACKS, reads."""
         if len(self._texts) == 1:
             return place
         starts = np.cumsum([0, *(len(_units(text, group)) for text in self._texts)], dtype=np.int32)
         start = {id(text): at for text, at in zip(self._texts, starts.tolist(), strict=False)}
-        of_kind = [start.get(id(getattr(self.stacks.get(name), axis, None)), 0) for name in KINDS]
-        return place + np.array(of_kind, np.int32)[kind]
+        of_stack = [start.get(id(getattr(self.stacks.get(name), axis, None)), 0) for name in STACKS]
+        return place + np.array(of_stack, np.int32)[stack]
 
     @cached_property
     def heads(self) -> list[Head]:
@@ -201,14 +205,14 @@ class Observation:
         """The kept heads: which, role, top key, then a column per metric; in the order of `kept_heads`.
 
         Where keys were chosen mass and uniform follow, what uniform attention would give them; with an atlas
-        atlas_roles, joined by blanks, empty where it names none, null for the mean over a kv head's group. Last kind,
+        atlas_roles, joined by blanks, empty where it names none, null for the mean over a kv head's group. Then stack,
         the stack of the layer. Where no heads were chosen, a layer without attention is a row of nulls with what it is
-        as its kind, and so is what a layer computes beside attention: at its place in the model's order, else behind
-        the heads.
+        in a last column, type, and so is what a layer computes beside attention: at its place in the model's order,
+        else behind the heads.
         """
         columns, order = self.every, self._order(sort)
-        head, mass, kinds = columns.head[order], columns.scores.get(MASS.id), codes(columns.kind[order])
-        top_key, unasked = self.place("keys", kinds, columns.top_key[order]), np.isnan(columns.top_key_mass[order])
+        head, mass, stacks = columns.head[order], columns.scores.get(MASS.id), codes(columns.stack[order])
+        top_key, unasked = self.place("keys", stacks, columns.top_key[order]), np.isnan(columns.top_key_mass[order])
         listed = as_table(
             {
                 "layer": columns.layer[order],
@@ -222,66 +226,70 @@ class Observation:
                 **{name: score.value[order].astype(np.float32) for name, score in columns.scores.items()},
                 **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
                 **({"atlas_roles": words([self._atlas_roles(place) for place in order])} if self.atlas else {}),
-                "kind": texts_at(KINDS, kinds),
+                "stack": texts_at(STACKS, stacks),
             }
         )
         return self._with_others(listed, sort)
 
     def _with_others(self, listed: pa.Table, sort: str | None) -> pa.Table:
         """A table of heads with a row of nulls for each layer without attention, and for what is computed beside it."""
-        found = [(kind, *row) for kind, one in self.stacks.items() for row in {**one.others, **one.partners}.items()]
+        found = [(stack, *row) for stack, one in self.stacks.items() for row in {**one.others, **one.partners}.items()]
         if not found:
             return listed
-        stacks, layers, others = zip(*found, strict=True)
-        place = np.arange(len(listed) + len(others), dtype=np.int32)
+        stacks, layers, types = zip(*found, strict=True)
+        place = np.arange(len(listed) + len(types), dtype=np.int32)
         layer = np.concatenate([listed["layer"].to_numpy(), np.array(layers, np.int32)])
-        stack = listed["kind"].to_pylist()
+        stack = [*listed["stack"].to_pylist(), *stacks]
         whole = listed.take(numbers(place, place >= len(listed)))
         whole = whole.set_column(whole.column_names.index("layer"), "layer", numbers(layer))
-        whole = whole.set_column(whole.num_columns - 1, "kind", words([*stack, *others]).dictionary_encode())
+        whole = whole.set_column(whole.num_columns - 1, "stack", words(stack).dictionary_encode())
+        whole = whole.append_column("type", words([*[None] * len(listed), *types]).dictionary_encode())
         if sort is not None and order_of(sort)[0] != "layer":
             return whole
-        return whole.take(numbers(np.lexsort((layer, codes([*stack, *stacks])) if sort is None else (layer,))))
+        return whole.take(numbers(np.lexsort((layer, codes(stack)) if sort is None else (layer,))))
 
     @property
     def others(self) -> Mapping[int, str]:
-        """{layer: kind} of the layers without attention, where no heads were chosen: each has a place of its own."""
+        """{layer: type} of the layers without attention, where no heads were chosen: each has a place of its own."""
         return self.without if self.view.heads is None else {}
 
     @property
     def partners(self) -> Mapping[int, str]:
-        """{layer: kind} of what layers with attention compute beside it, where no heads were chosen."""
+        """{layer: type} of what layers with attention compute beside it, where no heads were chosen."""
         return self.within if self.view.heads is None else {}
 
     def key_table(self) -> pa.Table:
         """A row per token: the mean mass it receives from the kept heads, and which of them rest on it.
 
         Columns position, token, received, heads (how many have it as their top key with a mass above RESTS), resting
-        (`L1H1 0.86, L2H0 0.41`, the largest mass first), kind: the stack whose keys these are.
+        (`L1H1 0.86, L2H0 0.41`, the largest mass first), stack: the stack whose keys these are.
         """
         from attnscope.keep import keys
 
         resting: dict[tuple[str, int], list[Head]] = {}
         for head in sorted(self.kept_heads(), key=lambda head: -head.top_key_mass):
-            if head.top_key_mass > self.stacks[head.kind].rests_above:
-                resting.setdefault((head.kind, head.top_key), []).append(head)
+            if head.top_key_mass > self.stacks[head.stack].rests_above:
+                resting.setdefault((head.stack, head.top_key), []).append(head)
         words_of = {
             place: [f"{head.name} {head.top_key_mass:.2f}" for head in heads] for place, heads in resting.items()
         }
-        return keys.table({kind: (one.keys.tokens, one.received) for kind, one in self.stacks.items()}, words_of)
+        return keys.table({stack: (one.keys.tokens, one.received) for stack, one in self.stacks.items()}, words_of)
 
     def rollout_table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
-        """Where each unit of every stack's own text came from: the rows of `Rollout.table`, and kind, the stack.
+        """Where each unit of every stack's own text came from: the rows of `Rollout.table`, and their stack.
 
         Cross-attention has none: a rollout is of units that are the same on both sides.
         """
         parts = [
-            (kind, one.rollout.table(top_k, min_weight)) for kind, one in self.stacks.items() if one.rollout is not None
+            (stack, one.rollout.table(top_k, min_weight))
+            for stack, one in self.stacks.items()
+            if one.rollout is not None
         ]
         if not parts:
             raise UsageError("this observation kept no rollout", 'ask with Request(rollout="tokens")')
         named = [
-            part.append_column("kind", texts_at(KINDS, np.full(len(part), KINDS.index(kind)))) for kind, part in parts
+            part.append_column("stack", texts_at(STACKS, np.full(len(part), STACKS.index(stack))))
+            for stack, part in parts
         ]
         return pa.concat_tables(named).unify_dictionaries().combine_chunks()
 
@@ -293,8 +301,8 @@ class Observation:
 
     def uniform(self, layer: int | tuple[int, str]) -> dict[str, float]:
         """What uniform attention would score in a layer, by metric."""
-        key = LayerKey(*layer) if isinstance(layer, tuple) else LayerKey(layer, self.kind)
-        place = int(np.flatnonzero((self.every.layer == key.layer) & (self.every.kind == key.kind))[0])
+        key = LayerKey(*layer) if isinstance(layer, tuple) else LayerKey(layer, self.stack)
+        place = int(np.flatnonzero((self.every.layer == key.layer) & (self.every.stack == key.stack))[0])
         return {name: float(score.null[place]) for name, score in self.every.scores.items()}
 
     def units(self, axis: Axis = "queries") -> Sequence[str]:
@@ -307,7 +315,7 @@ class Observation:
         """Who looks at whom: a row per head, query and key; of the queries and keys that were asked about.
 
         Columns layer, head, kv_head, query, query_token, key, key_token, weight (`score` or `norm`, as the view reads
-        entries), kind; those under min_weight are left out. In the model's order, strongest key first; over "heads",
+        entries), stack; those under min_weight are left out. In the model's order, strongest key first; over "heads",
         strongest first over all heads. other_keys: without key 0 and each query's own key, unless keys were asked for;
         query 0, asked for, keeps the one key that it sees. Raises UsageError where no relations were kept.
         """
@@ -318,12 +326,12 @@ class Observation:
         found = relations.listed(self.relation_numbers(min_weight), over, others, named.query is not None)
 
         def tokens(axis: Axis, place: np.ndarray) -> pa.DictionaryArray:
-            return texts_at(self.names(self.group), self.place(axis, found["kind"], place, self.group))
+            return texts_at(self.names(self.group), self.place(axis, found["stack"], place, self.group))
 
         return relations.table(found, tokens("queries", found["query"]), tokens("keys", found["key"]), self.view)
 
     def relation_numbers(self, min_weight: float | None = None) -> dict[str, np.ndarray]:
-        """The columns of `relations` as numbers: head is -1 where kv heads were averaged, kind a place in KINDS."""
+        """The columns of `relations` as numbers: head is -1 where kv heads were averaged, stack a place in STACKS."""
         from attnscope.keep import relations
 
         return relations.joined([part for one in self.stacks.values() for part in one._relation_parts(min_weight)])
@@ -355,14 +363,14 @@ class Observation:
     def unmeasured(self) -> list[str]:
         """What this run could not measure, in words."""
         unread = list(self.facts.get("unread", ()))
-        if not self.beside:
+        if not self.other_stacks:
             return self._unmeasured() + unread
-        return [f"{kind}: {line}" for kind, one in self.stacks.items() for line in one._unmeasured()] + unread
+        return [f"{stack}: {line}" for stack, one in self.stacks.items() for line in one._unmeasured()] + unread
 
     def _unmeasured(self) -> list[str]:
         calls = self.report.calls
         again = sorted({check.layer for check in calls if check.call > 0 and not check.repeats})
-        pooled = [check for check in calls if check.kind == ENCODER and check.queries not in (0, check.keys)]
+        pooled = [check for check in calls if is_bidirectional(check.stack) and check.queries not in (0, check.keys)]
         others = [check for check in calls if check.keys != self.report.tokens]
         other_keys = sorted({check.layer for check in (*pooled, *others) if check.call == 0})
         no_output = sorted({check.layer for check in calls if check.value_error is None})
@@ -378,13 +386,15 @@ class Observation:
             lines.append("mass: no query that was named sees a key that was named")
         return lines
 
-    def named_by_atlas(self, layer: int, head: int, kind: str = DECODER) -> tuple[str, ...]:
+    def named_by_atlas(self, layer: int, head: int, stack: str = DECODER) -> tuple[str, ...]:
         """The roles that the atlas gives a head of a decoder; none without an atlas, and none of another stack."""
-        return tuple(self.atlas.roles.get((layer, head), ())) if self.atlas and kind in OWN else ()
+        if not self.atlas or not has_decoder_heads(stack):
+            return ()
+        return tuple(self.atlas.roles.get((layer, head), ()))
 
     def __repr__(self) -> str:
         model, columns = self.facts.get("model", {}), self.every
-        layers = len(set(zip(columns.layer.tolist(), columns.kind.tolist(), strict=True)))
+        layers = len(set(zip(columns.layer.tolist(), columns.stack.tolist(), strict=True)))
         roles = Counter(role for role in columns.role.tolist() if role != NONE)
         kept = [name for name in ("kept_keys", "maps", "weights", "rollout") if getattr(self, name)]
         names = {"kept_keys": "relations"}
@@ -410,18 +420,18 @@ class Observation:
             str(columns.role[place]),
             {name: float(score.value[place]) for name, score in columns.scores.items()},
             None if np.isnan(weight) else relation,
-            str(columns.kind[place]),
+            str(columns.stack[place]),
             columns.near_uniform[place],
             int(columns.top_key[place]),
             float(columns.top_key_mass[place]),
             float(mass.null[place]) if mass else None,
             tuple((self._atlas_roles(place) or "").split()),
-            str(columns.kind[place]) in self.beside,
+            str(columns.stack[place]) in self.other_stacks,
         )
 
     def _atlas_roles(self, place: int) -> str | None:
-        layer, head, kind = (part[place] for part in (self.every.layer, self.every.head, self.every.kind))
-        return " ".join(self.named_by_atlas(int(layer), int(head), str(kind))) if self.atlas and head >= 0 else None
+        layer, head, stack = (part[place] for part in (self.every.layer, self.every.head, self.every.stack))
+        return " ".join(self.named_by_atlas(int(layer), int(head), str(stack))) if self.atlas and head >= 0 else None
 
     def _order(self, sort: str | None) -> np.ndarray:
         """Places of the kept heads, in model order or by score; nulls last, ties in the model's order."""
@@ -445,7 +455,7 @@ class Observation:
         from attnscope.keep import relations
 
         units = len(self.units()), len(self.units("keys"))
-        return relations.numbers_of(self.kept_keys, units, self.kv_of, self.view.by_kv, self.kind, min_weight)
+        return relations.numbers_of(self.kept_keys, units, self.kv_of, self.view.by_kv, self.stack, min_weight)
 
 
 def _units(text: Prompt, group: str | None) -> Sequence[str]:

@@ -113,7 +113,7 @@ def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, .
     names: the heads, or none for those that look most at the pictures. Nothing where no weights per token were kept,
     where they are of keys alone, and where the patches' places in the picture are not known.
     """
-    patches, on_keys = seen.queries.patches, seen.chosen.query is None and seen.chosen.key is not None
+    patches, on_keys = seen.queries.medium.patches, seen.chosen.query is None and seen.chosen.key is not None
     if not seen.per_token or on_keys or any(patch.box is None for patch in patches.values()):
         return ()
     heads = [
@@ -124,11 +124,11 @@ def patch_sheets(seen: Observation, names: Sequence[str]) -> tuple[PatchSheet, .
     every = np.array(list(patches), int)
     heads.sort(key=lambda head: -np.nansum(head[1][every]))
     shown = [head for head in heads if head[0] in names] or heads[:MOST_OVER]
-    return tuple(_patch_sheet(seen, number, shown, len(heads)) for number in range(len(seen.queries.images)))
+    return tuple(_patch_sheet(seen, number, shown, len(heads)) for number in range(len(seen.queries.medium.images)))
 
 
 def _patch_sheet(seen: Observation, number: int, heads: Sequence[tuple[str, np.ndarray]], of: int) -> PatchSheet:
-    patches, images = seen.queries.patches, seen.queries.images
+    patches, images = seen.queries.medium.patches, seen.queries.medium.images
     at = [place for place, patch in patches.items() if patch.picture == number]
 
     def said(weight_T: np.ndarray) -> str:

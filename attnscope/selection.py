@@ -8,20 +8,22 @@ from itertools import groupby
 
 from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
-from attnscope.stacks import KINDS
+from attnscope.stacks import STACKS
 
 _COUNT = r"\*|last|\d{1,18}(?:-\d{1,18})?|(?<=[LH])-\d{1,18}"
 _PART = re.compile(rf"^(?:L?(?P<layers>{_COUNT}))(?:(?:\.H?|H)(?P<heads>{_COUNT})?)?$", re.IGNORECASE)
-_STACKS = "|".join(("enc", "dec", "diff", *KINDS))
+_STACKS = "|".join(("enc", "dec", "diff", *STACKS))
 _STACK = re.compile(rf"^(?P<stack>{_STACKS})(?:[. ]+(?P<rest>.*))?$", re.IGNORECASE)
 GRAMMAR = (
     "a layer `27`, a head `27.3` or `L27H3`, ranges `0-3.*`, `last` or `L-1`, `*.0`, `@role`, `cross.3.2`, by commas"
 )
-Named = Mapping[str, Mapping[int, Sequence[int]]]  # {role: {layer: heads}}, of an atlas
+HeadIndex = tuple[int, int]  # layer, head
+HeadsByLayer = Mapping[int, Sequence[int]]
+HeadsByRole = Mapping[str, HeadsByLayer]  # of an atlas
 
 
 def select(
-    expression: str, heads_by_layer: Mapping[int, int], named: Named | None = None
+    expression: str, heads_by_layer: Mapping[int, int], named: HeadsByRole | None = None
 ) -> dict[int, tuple[int, ...]]:
     """The heads that an expression names, by layer.
 
@@ -52,7 +54,7 @@ def select(
 
 
 def select_stacks(
-    expression: str, heads: Mapping[str, Mapping[int, int]], plain: str, named: Named | None = None
+    expression: str, heads: Mapping[str, Mapping[int, int]], plain: str, named: HeadsByRole | None = None
 ) -> dict[str, dict[int, tuple[int, ...]]]:
     """The heads that an expression names, by stack: `cross.3.2`, `enc.0-3.*`, `dec`; of the plain stack without a name.
 
@@ -64,16 +66,16 @@ def select_stacks(
     parts: dict[str, list[str]] = {}
     for part in (piece.strip() for piece in resolved(expression, named).split(",")):
         match = _STACK.match(part)
-        kind = next(one for one in KINDS if one.startswith(match["stack"].lower())) if match else plain
-        if kind not in heads:
+        stack = next(one for one in STACKS if one.startswith(match["stack"].lower())) if match else plain
+        if stack not in heads:
             raise UsageError(
-                f"{part!r} names {kind} layers, and this model has {' and '.join(heads)} layers", f"write {GRAMMAR}"
+                f"{part!r} names {stack} layers, and this model has {' and '.join(heads)} layers", f"write {GRAMMAR}"
             )
-        parts.setdefault(kind, []).append(part if match is None else match["rest"] or "*")
-    return {kind: select(",".join(parts[kind]), heads[kind]) for kind in heads if kind in parts}
+        parts.setdefault(stack, []).append(part if match is None else match["rest"] or "*")
+    return {stack: select(",".join(parts[stack]), heads[stack]) for stack in heads if stack in parts}
 
 
-def resolved(expression: str, named: Named | None) -> str:
+def resolved(expression: str, named: HeadsByRole | None) -> str:
     """The expression with the heads themselves in place of every `@role`.
 
     named: the heads of every role that there is, none where an atlas names none; None without an atlas. Raises
@@ -86,7 +88,7 @@ def resolved(expression: str, named: Named | None) -> str:
     return ",".join(_of_role(part[1:], named) if part.startswith("@") else part for part in parts)
 
 
-def _of_role(role: str, named: Named | None) -> str:
+def _of_role(role: str, named: HeadsByRole | None) -> str:
     if named is None:
         raise UsageError(
             f"no atlas says which heads are meant by @{role}",

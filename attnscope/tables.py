@@ -173,8 +173,8 @@ def _delimited(delimiter: str) -> Format:
         from pyarrow.csv import CSVWriter, WriteOptions
 
         options = WriteOptions(delimiter=delimiter)
-        writer = CSVWriter(stream, plain(schema.empty_table()).schema, write_options=options)
-        return Pieces(lambda table: writer.write_table(plain(table)), writer.close)
+        writer = CSVWriter(stream, as_text(schema.empty_table()).schema, write_options=options)
+        return Pieces(lambda table: writer.write_table(as_text(table)), writer.close)
 
     def read(path: Path, columns: Sequence[str], schema: pa.Schema) -> pa.Table:
         from pyarrow.csv import ConvertOptions, ParseOptions, read_csv
@@ -185,7 +185,7 @@ def _delimited(delimiter: str) -> Format:
     return Format(whole, pieces, read)
 
 
-def plain(table: pa.Table) -> pa.Table:
+def as_text(table: pa.Table) -> pa.Table:
     """The table with text and truths as strings, which Arrow's csv takes: truths as the csv of a run spells them."""
     arrays = [_as_strings(column.combine_chunks()) for column in table.itercolumns()]
     return pa.table(arrays, names=table.column_names)

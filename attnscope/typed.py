@@ -7,12 +7,23 @@ Point(x=1)
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from attnscope.errors import UsageError
 from attnscope.shown import brief
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def check_names(what: str, given: Iterable[str], record: type[DataclassInstance]) -> None:
+    """Raise UsageError for a keyword that names no field of a record; what: the function that was called."""
+    names = [one.name for one in fields(record)]
+    for name in given:
+        if name not in names:
+            raise UsageError(f"{what} has no option {name!r}", f"it has {', '.join(names)}")
 
 
 def plain(record: Any) -> Any:

@@ -54,7 +54,7 @@ from attnscope.attention.questions import MaxWeight, Question
 from attnscope.keep.layers import PerLayer
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import Found, Thing
+from attnscope.keep.thing import FoundByLayer, Thing
 
 
 class Largest:
@@ -70,7 +70,7 @@ class Largest:
 def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
     """Of every text: a number a row is little."""
 
-    def of_texts(found: Found) -> list[PerLayer[Tensor]]:
+    def of_texts(found: FoundByLayer) -> list[PerLayer[Tensor]]:
         return [
             PerLayer({key: kept_BHQ[row, :, : len(one.prompt)] for key, kept_BHQ in found.items()})
             for row, one in enumerate(asked)
@@ -90,7 +90,7 @@ from torch import Tensor
 
 from attnscope.intervene.intervention import HeadSet, Intervention
 from attnscope.intervene.replacement import replacing
-from attnscope.seam.call import Place
+from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
 
 
@@ -103,7 +103,7 @@ class Halving(Intervention):
         return replace(engine, change=replacing(sets, lengths, halved))
 
 
-def halved(place: Place, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
+def halved(place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
     """Half of what the head gave."""
     return output_BTHV / 2
 '''

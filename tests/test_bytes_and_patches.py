@@ -126,7 +126,7 @@ def test_the_fused_engine_reads_every_map(blt, seen):
 
 def test_metrics_of_tokens_are_null_where_patches_are_looked_at(seen):
     rows = seen.table().to_pylist()
-    null = {kind: {n for r in rows if r["kind"] == kind for n, v in r.items() if v is None} for kind in seen.stacks}
+    null = {kind: {n for r in rows if r["stack"] == kind for n, v in r.items() if v is None} for kind in seen.stacks}
     of_text = {"previous_token", "duplicate_token", "induction", "distance", "local_mass_32"}
     assert null["pooling"] >= of_text | {"self"}
     assert null["unpooling"] >= of_text | {"self"}
@@ -136,7 +136,7 @@ def test_metrics_of_tokens_are_null_where_patches_are_looked_at(seen):
 
 
 def test_distances_in_the_local_encoder_are_those_of_its_weights(seen):
-    [row] = [r for r in seen.table().to_pylist() if (r["kind"], r["layer"], r["head"]) == ("local", 2, 1)]
+    [row] = [r for r in seen.table().to_pylist() if (r["stack"], r["layer"], r["head"]) == ("local", 2, 1)]
     weights, total = seen.of("local").weights[2][1].tolist(), 0.0
     for query in range(1, len(weights)):
         total += sum(weight * (query - key) for key, weight in enumerate(weights[query]))
@@ -197,12 +197,12 @@ def test_commands_name_the_maps(blt, tmp_path):
     blt.tokenizer.save_pretrained(folder)
     done = call("heads", "-m", folder, SENTENCE, "-q")
     rows = done.rows
-    assert Counter(row["kind"] for row in rows) == dict.fromkeys(PART_OF.values(), 16) | {"pooling": 4}
+    assert Counter(row["stack"] for row in rows) == dict.fromkeys(PART_OF.values(), 16) | {"pooling": 4}
     listed = call("relations", "-m", folder, SENTENCE, "--select", "unpooling.1.2", "-q")
     pairs = listed.rows
-    assert {(row["kind"], row["key_token"].split()[0]) for row in pairs} == {("unpooling", "patch")}
+    assert {(row["stack"], row["key_token"].split()[0]) for row in pairs} == {("unpooling", "patch")}
     facts = json.loads(call("info", folder, "--format", "json").out)
-    kinds = {(layer["stack"], layer["kind"], layer["window"]) for layer in facts["attention_layers"]}
+    kinds = {(layer["stack"], layer["type"], layer["window"]) for layer in facts["attention_layers"]}
     assert kinds == {
         ("patcher", "sliding", 8),
         ("local", "sliding", 16),

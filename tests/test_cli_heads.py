@@ -20,7 +20,7 @@ from test_metrics import by_loops
 
 LAYERS, HEADS, KV_HEADS = 28, 24, 8
 ABOUT = ["layer", "head", "kv_head", "role", "near_uniform", "top_key", "top_key_token", "top_key_mass"]
-RELATION = ["layer", "head", "kv_head", "query", "query_token", "key", "key_token", "weight", "kind"]
+RELATION = ["layer", "head", "kv_head", "query", "query_token", "key", "key_token", "weight", "stack"]
 
 
 def ran(*arguments):
@@ -70,8 +70,8 @@ def test_a_pipe_and_the_file_hold_the_same_rows(tmp_path):
     result = ran("heads", "--text", SENTENCE, "--out", str(tmp_path))
     assert (tmp_path / "heads.csv").read_bytes() == result.out
     rows = result.rows
-    assert list(rows[0]) == [*ABOUT, *METRICS, "kind"]
-    assert {row["kind"] for row in rows} == {"decoder"}
+    assert list(rows[0]) == [*ABOUT, *METRICS, "stack"]
+    assert {row["stack"] for row in rows} == {"decoder"}
     assert {(int(row["layer"]), int(row["head"])) for row in rows} == {(i, j) for i in range(4) for j in range(6)}
     assert all(int(row["kv_head"]) == int(row["head"]) // 2 for row in rows)
     scores = [float(row["focus"]) for row in rows]
@@ -145,7 +145,7 @@ def test_metrics_of_length_are_columns_where_they_are_asked_for(demo):
     """As Python loops have them over the model's own matrices."""
     text, asked = "The river bank is wide. " * 9, ("--metrics", "keys 95,streaming_mass_32")
     rows = ran("heads", "--text", text, "--engine", "fused", *asked).rows
-    assert list(rows[0]) == [*ABOUT, *METRICS, "keys_95", "streaming_mass_32", "kind"]
+    assert list(rows[0]) == [*ABOUT, *METRICS, "keys_95", "streaming_mass_32", "stack"]
     ids = demo.tokenizer(text).input_ids
     matrices = attentions(demo.model, ids)
     visible = torch.ones(len(ids), len(ids)).tril().bool()
@@ -316,7 +316,7 @@ def test_words_are_ranked_and_left_out_as_words():
 
 def test_scores_are_the_logits_behind_the_weights(weights):
     rows = ran("relations", "--text", SENTENCE, "--top-k", "all", "--weights", "scores", "--select", "3.1").rows
-    assert [*rows[0]][-2:] == ["score", "kind"]
+    assert [*rows[0]][-2:] == ["score", "stack"]
     logits = defaultdict(dict)
     for row in rows:
         logits[int(row["query"])][int(row["key"])] = float(row["score"])

@@ -156,7 +156,7 @@ def test_a_folder_is_held_to_the_same_options_as_ever():
     question = {"query": None, "key": None, "define": None, "query-field": None, "key-field": None}
     since = dict.fromkeys(
         ("max-tokens", "spans", "base", "adapter", "task", "target-field", "audio-field", "picture-field")
-    )  # None, as what is not there: folders from before are gone on with
+    )  # None, as what is not there
     assert asked.held() == corpus | files | model | text | kept | question | since
     assert held(Top()) == {}
 

@@ -32,7 +32,7 @@ from attnscope.seam import listen as seam
 from attnscope.seam.engines import ENGINES
 from attnscope.study.ablation import tasks
 from attnscope.study.ablation.direct import direct_means
-from attnscope.study.ablation.effects import Asked, ablate
+from attnscope.study.ablation.effects import HeadSets, ablate
 from attnscope.study.ablation.screen import screened
 from attnscope.study.atlas.scan import plan, scan
 from attnscope.text.prompt import from_ids, from_text
@@ -110,7 +110,7 @@ def batch(loaded: LoadedModel) -> None:
 def ablation(loaded: LoadedModel) -> None:
     task = tasks.texts(loaded, TEXTS[:2])
     for replacement in ("zero", "mean"):
-        ablate(loaded, task, Asked.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1), replacement)
+        ablate(loaded, task, HeadSets.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1), replacement)
 
 
 def gradients(loaded: LoadedModel) -> None:

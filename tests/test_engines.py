@@ -18,7 +18,16 @@ from attnscope.model.geometry import geometry_of, longer
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request, choice
-from attnscope.observe.choice import FASTER_ROWS, FASTER_TOKENS, LACKING, Case, Choice, automatic, choose, difference
+from attnscope.observe.choice import (
+    FASTER_ROWS,
+    FASTER_TOKENS,
+    LACKING,
+    Case,
+    Choice,
+    automatic,
+    choose,
+    tiles_difference,
+)
 from attnscope.seam.checks import CHECKED_ROWS, sampled_rows
 from attnscope.seam.engines import ENGINES, Engine, engine_named
 from attnscope.seam.listen import listen
@@ -165,10 +174,10 @@ def test_what_is_no_size(text: str) -> None:
 
 def test_the_difference_is_measured_in_the_run_s_dtype(loaded: LoadedModel) -> None:
     prompt = from_text(loaded.tokenizer, TEXT)
-    assert difference(loaded, prompt) < 1e-5
+    assert tiles_difference(loaded, prompt) < 1e-5
     assert loaded.model.config._attn_implementation == "sdpa"  # as it was
     half = load(LoadOptions(attention="sdpa", dtype="bfloat16"))
-    assert 1e-4 < difference(half, prompt) < 5e-2
+    assert 1e-4 < tiles_difference(half, prompt) < 5e-2
 
 
 @pytest.mark.parametrize("positions", [None, 100, 512])

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 
 from attnscope.cli.explain import picture_path
-from attnscope.cli.explain_tables import rendered
+from attnscope.cli.explain_tables import steps_sheet
 from attnscope.errors import ModelError, UsageError
 from attnscope.explain import attention, explain_head, explain_toy, steps, toy
 from attnscope.explain.jsonl import json_lines
@@ -62,7 +62,7 @@ def tiny(family: str, **overrides: Any) -> LoadedModel:
 
 def text_of(explanation: Any, width: int = 100, whole: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(rendered(explanation, whole))
+    console.print(steps_sheet(explanation, whole))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -135,12 +135,12 @@ def test_toy_prints_every_number_and_the_products() -> None:
 
 def test_hidden_logits_agree_only_with_hidden_ones() -> None:
     hidden, additive = torch.tensor([1.0, -torch.inf]), torch.tensor([1.0, torch.finfo(torch.float32).min])
-    assert steps.compare("theirs", hidden, additive, 1e-5).holds
-    assert not steps.compare("theirs", hidden, torch.tensor([1.0, 2.0]), 1e-5).holds
-    assert not steps.compare("theirs", torch.tensor([torch.nan]), torch.tensor([1.0]), 1e-5).holds
-    assert not steps.compare("theirs", torch.tensor([1.0]), torch.tensor([1.0001]), 1e-5).holds
+    assert steps.check_against("theirs", hidden, additive, 1e-5).holds
+    assert not steps.check_against("theirs", hidden, torch.tensor([1.0, 2.0]), 1e-5).holds
+    assert not steps.check_against("theirs", torch.tensor([torch.nan]), torch.tensor([1.0]), 1e-5).holds
+    assert not steps.check_against("theirs", torch.tensor([1.0]), torch.tensor([1.0001]), 1e-5).holds
     with pytest.raises(ValueError, match="shape"):
-        steps.compare("theirs", torch.zeros(2), torch.zeros(3), 1e-5)
+        steps.check_against("theirs", torch.zeros(2), torch.zeros(3), 1e-5)
 
 
 # A model

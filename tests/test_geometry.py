@@ -85,7 +85,7 @@ def check(model, calls, geometry):
     for call in calls:
         assert call[0] is not None
         layer = geometry.layers[call[0]]
-        exact = layer.kind in ("full", "sliding", "chunked")
+        exact = layer.type in ("full", "sliding", "chunked")
         assert sizes(layer, exact) == call[1 : 6 if exact else 5]
     assert sorted({call[0] for call in calls}) == [layer.index for layer in geometry.attention_layers]
 
@@ -159,7 +159,7 @@ def test_kinds_in_print():
     }
     for model_type, expected in kinds.items():
         geometry = geometry_of(tiny_config(model_type), count=False)
-        assert [layer.kind for layer in geometry.layers] == expected, model_type
+        assert [layer.type for layer in geometry.layers] == expected, model_type
 
 
 def test_sizes_around_the_layers_and_the_count():

@@ -11,9 +11,10 @@ import attnscope
 from attnscope.apart import Apart
 from attnscope.ask import Ask
 from attnscope.errors import InputError, ModelError, UsageError
-from attnscope.run import _ids_of, prepare
+from attnscope.inputs.given import ids_of
+from attnscope.run import prepare
 from attnscope.text import prompt as prompts
-from attnscope.text.expressions import DEEPEST, check, defined
+from attnscope.text.expressions import DEEPEST, check_expression, defined
 from attnscope.text.prompt import from_ids, from_text
 from attnscope.text.target import reading_target, target
 from attnscope.text.tokens import find
@@ -62,21 +63,18 @@ def test_the_target_of_a_run_is_read_apart() -> None:
 def test_an_answer_beside_a_picture_is_read_apart() -> None:
     loaded = SimpleNamespace(tokenizer=Stuck(), brought=True)
     with pytest.raises(ModelError, match="more than 1 seconds"):
-        _ids_of(loaded, "a cat")  # type: ignore[arg-type]
+        ids_of(loaded, "a cat")  # type: ignore[arg-type]
 
 
 def test_a_batch_goes_on_after_a_target_that_never_ends() -> None:
-    from attnscope.batch.items import Item
-    from attnscope.batch.job import Job
-    from attnscope.batch.prompts import targets
+    from attnscope.batch.asks import targets
 
     loaded = SimpleNamespace(
         tokenizer=Stuck(), brought=True, geometry=SimpleNamespace(max_positions=None), model=SimpleNamespace()
     )
     loaded.model.config = loaded.model.generation_config = SimpleNamespace(decoder_start_token_id=None)
-    item = Item(0, "a", 1, "a", "text", {"said": "das Haus"})
-    with targets(Job(target_field="said"), loaded) as read, pytest.raises(InputError, match="more than 1 seconds"):  # type: ignore[arg-type]
-        read(item)
+    with targets(loaded) as read, pytest.raises(InputError, match="more than 1 seconds"):  # type: ignore[arg-type]
+        read(Ask("text", target="das Haus"))
 
 
 def test_a_template_that_asks_for_gigabytes_is_refused(tmp_path) -> None:
@@ -144,7 +142,7 @@ def test_groups_lie_so_deep_and_no_deeper(demo) -> None:
     names = ",".join(f"g{at}" for at in reversed(range(1, 300)))  # each is checked after those that it is made of
     groups = dict(one.split("=") for one in chain(300))
     with pytest.raises(UsageError, match="more than 64 deep"):
-        check(f"{names},^g0", groups)
+        check_expression(f"{names},^g0", groups)
     defines = [part for one in chain(300) for part in ("--define", one)]
     result = call("heads", "a bank", "-q", "--query", "g0", *defines)
     assert (result.code, result.out, result.err.count("\n")) == (2, b"", 1)

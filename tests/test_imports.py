@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "memory": "errors",
     "stacks": "",
     "selection": "cells errors stacks",
-    "files": "apart errors",
+    "files": "apart errors shown",
     "tables": "files",
     "text": "apart errors shown stacks",
     "media": "apart errors model text",
@@ -51,16 +51,17 @@ MAY_IMPORT = {
     "looks": "errors keep observation tables stacks text",
     "export": "drawing figures files looks folder model observation stacks tables text",
     "viewer": "_version cells errors files keep folder measure memory observation selection shown stacks text",
-    "face": "drawing errors export looks measure observation selection viewer",
+    "face": "drawing export looks measure observation selection typed viewer",
     "ask": "errors keep media study text typed",
-    "run": "apart ask errors media memory model observation observe parity seam selection study text stacks",
-    "api": "ask errors face keep media model observe run",
-    "batch": "_version apart drawing errors figures files folder keep measure media memory model observation observe"
-    " seam selection shown signals stacks study tables text",
+    "inputs": "apart ask errors media model seam text",
+    "run": "ask errors folder inputs media memory model observation observe parity seam selection stacks study text",
+    "api": "ask errors face keep media model observe run typed",
+    "batch": "_version apart ask drawing errors figures files folder inputs keep measure media memory model observation"
+    " observe seam selection shown signals stacks study tables text",
     "intervene": "cells errors attention model seam",
     "study": "cells errors files folder attention intervene keep measure memory model observe seam selection tables"
     " text stacks",
-    "show": "cells errors figures files folder measure model shown study tables",
+    "show": "cells errors figures files folder measure model selection shown study tables",
     "": "_version api errors figures keep model observation observe seam",  # handed out, imported on first use
 }
 FREE = {"cli", "__main__"}  # may import whatever they need, and nobody imports them

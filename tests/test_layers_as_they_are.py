@@ -62,11 +62,12 @@ def test_every_layer_has_its_place_in_the_table_of_heads(hybrid):
     seen, model, without = hybrid
     rows = seen.table().to_pylist()
     assert [row["layer"] for row in rows] == sorted(row["layer"] for row in rows)
-    assert {row["layer"]: row["kind"] for row in rows if row["head"] is None} == without
+    assert {row["layer"]: row["type"] for row in rows if row["head"] is None} == without
     for row in rows:
-        assert (row["kind"] == "decoder") == (row["head"] is not None) == (row["layer"] not in without)
+        assert row["stack"] == "decoder"
+        assert (row["type"] is None) == (row["head"] is not None) == (row["layer"] not in without)
         if row["layer"] in without:
-            assert {name for name, value in row.items() if value is not None} == {"layer", "kind"}
+            assert {name for name, value in row.items() if value is not None} == {"layer", "stack", "type"}
     assert {row["layer"] for row in rows} == set(range(model.config.num_hidden_layers))
 
 
@@ -135,18 +136,18 @@ def test_the_command_lists_them_and_its_folder_is_shown(tmp_path):
     out = tmp_path / "out"
     done = call("heads", TEXT, "-m", str(folder), "--out", str(out), "--figures", "overview", "--sort", "entropy")
     rows = done.rows
-    assert [(row["layer"], row["head"], row["entropy"], row["kind"]) for row in rows[-2:]] == [
-        ("0", "", "", "conv"),
-        ("2", "", "", "conv"),
+    assert [(row["layer"], row["head"], row["entropy"], row["stack"], row["type"]) for row in rows[-2:]] == [
+        ("0", "", "", "decoder", "conv"),
+        ("2", "", "", "decoder", "conv"),
     ]
     as_json = call("heads", TEXT, "-m", str(folder), "--format", "jsonl").out.decode().splitlines()
-    assert Counter(json.loads(line)["kind"] for line in as_json) == {"decoder": 8, "conv": 2}
+    assert Counter(json.loads(line)["type"] for line in as_json) == {None: 8, "conv": 2}
     assert "layers 0,2 have no attention: conv" in call("heads", TEXT, "-m", str(folder), columns=100).err
     assert "2 layers x 4 heads (2 kv), 2 conv" in done.err
     call("view", str(out), "--from-tables", "--out", str(tmp_path / "page.html")).ok()
     facts = json.loads(call("info", str(folder), "--format", "json").out)
     assert facts["layers_without_attention"] == [
-        {"stack": "decoder", "layer": layer, "kind": "conv"} for layer in (0, 2)
+        {"stack": "decoder", "layer": layer, "type": "conv"} for layer in (0, 2)
     ]
     assert [layer["layer"] for layer in facts["attention_layers"]] == [1, 3]
 
@@ -168,7 +169,7 @@ OTHERS = [pytest.param(one, marks=pytest.mark.slow) for one in TYPES if one not 
 def test_what_a_layer_computes_beside_attention_is_what_its_modules_say(family):
     model = tiny_model(family, **NESTED.get(family, {}))
     layers = geometry_of(model.config, count=False).layers
-    found = {layer.index for layer in layers if layer.attention and layer.beside == "ssm"}
+    found = {layer.index for layer in layers if layer.attention and layer.parallel == "ssm"}
     assert found == state_spaces(model) & {layer.index for layer in layers if layer.attention}
     assert bool(found) == (family in PARALLEL)
 
@@ -179,8 +180,8 @@ def test_attention_beside_a_state_space_is_said_in_tables_and_pictures(family, d
     seen = attnscope.capture(wrap(model, demo.tokenizer, family), TEXT, request=EVERY)
     both, alone = sorted(seen.within), sorted(seen.without)
     assert set(both) == {head.layer for head in seen.heads}
-    rows = [(row["layer"], row["head"], row["kind"]) for row in seen.table().to_pylist()]
-    heads = {layer: [(layer, head.head, "decoder") for head in seen.heads if head.layer == layer] for layer in both}
+    rows = [(row["layer"], row["head"], row["type"]) for row in seen.table().to_pylist()]
+    heads = {layer: [(layer, head.head, None) for head in seen.heads if head.layer == layer] for layer in both}
     assert rows == [row for layer in range(4) for row in [*heads.get(layer, []), (layer, None, "ssm")]]
     assert [row["head"] for row in seen.table("entropy").to_pylist()][-4:] == [None] * 4
     with drawing(Fonts()):
@@ -190,14 +191,14 @@ def test_attention_beside_a_state_space_is_said_in_tables_and_pictures(family, d
     assert names == [f"{layer} + ssm" if layer in both else str(layer) for layer in range(4)]
     assert any("beside the attention: ssm" in text for text in said)
     told = manifest(seen, {}, {})["model"]
-    assert told["beside_attention"] == {str(layer): "ssm" for layer in both}
+    assert told["parallel_to_attention"] == {str(layer): "ssm" for layer in both}
     assert told["layers_without_attention"] == {str(layer): "ssm" for layer in alone}
 
 
 def test_info_says_what_a_layer_computes_beside_attention(tmp_path):
     tiny_config("falcon_h1").save_pretrained(tmp_path)
     facts = json.loads(call("info", str(tmp_path), "--format", "json").out)
-    assert [layer["beside"] for layer in facts["attention_layers"]] == ["ssm"] * 4
+    assert [layer["parallel"] for layer in facts["attention_layers"]] == ["ssm"] * 4
     assert "full + ssm" in call("info", str(tmp_path), columns=120).out.decode()
 
 

@@ -232,7 +232,7 @@ def test_an_encoders_first_token_has_no_previous_token() -> None:
     weights_HQK[0, range(1, 6), range(5)] = 1
     weights_HQK[0, 0, 3] = 1
     P = DenseAttention(weights_HQK[None], Visibility(6, 6, causal=False))
-    assert measure(P, Texts(torch.arange(6)[None], torch.tensor([6]), kind="encoder"), ["previous_token"]) == {
+    assert measure(P, Texts(torch.arange(6)[None], torch.tensor([6]), stack="encoder"), ["previous_token"]) == {
         "previous_token": torch.ones(1, 1)
     }
 

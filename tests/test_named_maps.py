@@ -98,12 +98,12 @@ def test_a_difference_is_of_the_two_halves_of_the_heads(differential):
 
 def test_tables_and_pictures_tell_differences_apart(differential, tmp_path):
     seen = attnscope.capture(differential, TEXT, request=EVERY)
-    rows = [row for row in seen.table().to_pylist() if row["kind"] == "difference"]
+    rows = [row for row in seen.table().to_pylist() if row["stack"] == "difference"]
     assert [(row["layer"], row["head"]) for row in rows] == [(layer, head) for layer in range(4) for head in range(2)]
     assert all(row["entropy"] is None and row["sink"] is None for row in rows), "no shares of one"
     assert {head.name for head in seen.heads} >= {"L3H3", "difference L3H1"}
     for row in seen.relations().to_pylist()[::7]:
-        weights = seen.of(row["kind"]).weights[row["layer"]]
+        weights = seen.of(row["stack"]).weights[row["layer"]]
         assert row["weight"] == pytest.approx(float(weights[row["head"], row["query"], row["key"]]))
     drawn = drawings(seen)
     assert {maps.quantity for maps in drawn["difference"].maps} == {"difference"}
@@ -133,7 +133,7 @@ def test_summaries_say_which_tokens_they_stand_for(compressed):
     names = list(seen.of("csa").keys.labels[tokens:])
     assert names == [f"summary {max(0, 4 * (at - 1))}-{4 * at + 3}" for at in range(tokens // 4)]
     assert list(seen.of("csa").keys.tokens[:tokens]) == list(seen.queries.tokens)
-    listed = [row for row in seen.relations().to_pylist() if row["kind"] == "csa"]
+    listed = [row for row in seen.relations().to_pylist() if row["stack"] == "csa"]
     assert {row["layer"] for row in listed} == {2}
     found = {(row["query"], row["key_token"]) for row in listed if row["key"] >= tokens}
     assert found == {(query, names[at]) for at in range(len(names)) for query in range(4 * at + 3, tokens)}
@@ -162,7 +162,7 @@ def test_a_long_text_whose_every_layer_has_summaries_is_read(compressed, tmp_pat
     for kind, one in seen.stacks.items():
         for key, found in one.weights.items():
             torch.testing.assert_close(found, expected[key.layer], rtol=0, atol=1e-6)
-            assert key.kind == kind
+            assert key.stack == kind
     assert sorted(row["layer"] for row in seen.table().to_pylist()) == [layer for layer in range(4) for _ in range(4)]
     assert [head.name for head in attnscope.capture(compressed, LONG, select="2.1").kept_heads()] == ["L2H1"]
     seen.export(tmp_path / "out", figures=("overview",))
@@ -183,7 +183,7 @@ def test_a_summary_of_a_corpus_keeps_the_numbers_of_heads_beside_their_differenc
     call("batch", str(tmp_path / "texts.txt"), "-m", str(folder), "--out", str(out), "--summary").ok()
     [listed] = (out / "heads").iterdir()
     heads, means = pq.read_table(listed).to_pylist(), pq.read_table(out / "summary.parquet").to_pylist()
-    assert {row["kind"] for row in heads} == {"decoder", "difference"}
+    assert {row["stack"] for row in heads} == {"decoder", "difference"}
     found = {(row["layer"], row["head"]): row["mean"] for row in means if row["metric"] == "entropy" and row["texts"]}
     for layer in range(4):
         for head in range(4):

@@ -23,7 +23,7 @@ from attnscope.model.placed import weights_of
 from attnscope.parity import check_parity
 from attnscope.seam import modules
 from attnscope.study.ablation import tasks
-from attnscope.study.ablation.effects import Asked, ablate
+from attnscope.study.ablation.effects import HeadSets, ablate
 from attnscope.study.ablation.screen import screened
 from attnscope.study.ablation.way import Way, way_to_logits
 from attnscope.study.atlas.copying import copying_of
@@ -114,7 +114,7 @@ def batch(loaded: LoadedModel, folder: Path) -> Any:
 
 def ablation(loaded: LoadedModel, folder: Path) -> Any:
     task = tasks.texts(loaded, [TEXT, "the river bank is located on the mill"])
-    asked = Asked.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1)
+    asked = HeadSets.of([HeadSet("two", ((1, 0), (3, 1)))], loaded.geometry, random=1)
     return [ablate(loaded, task, asked, replacement).table().to_pylist() for replacement in ("mean", "zero")]
 
 

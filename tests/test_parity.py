@@ -24,7 +24,7 @@ from attnscope.files import save_json
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.options import LoadOptions
 from attnscope.parity import ParityReport, check_parity
-from attnscope.parity.certificate import certificate, in_words, table, verify, weights_sha256
+from attnscope.parity.certificate import certificate, in_words, parity_table, verify, weights_sha256
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
@@ -411,7 +411,7 @@ def test_the_summary_for_a_manifest() -> None:
 
 def test_the_table_has_a_row_a_call() -> None:
     report = parity_of(model_in(torch.float32))
-    rows = table(report).to_pydict()
+    rows = parity_table(report).to_pydict()
     assert rows["layer"] == [0, 1, 2, 3]
     assert rows["weights"] == [layer.implementation.weights for layer in report.layers]
 

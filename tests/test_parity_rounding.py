@@ -16,7 +16,7 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from attnscope.parity import ParityReport, allowed, check_parity
-from attnscope.parity.certificate import certificate, in_words, table, verify
+from attnscope.parity.certificate import certificate, in_words, parity_table, verify
 from helpers.command_line import call
 from helpers.parity_models import as_loaded, ids_for, in_half, roused_model
 
@@ -133,7 +133,7 @@ def test_the_certificate_has_the_models_own_row_sums_and_masked_weight(monkeypat
     attend_otherwise(monkeypatch, IN_HALF_ONLY["no mask"])
     report = check_parity(loaded, ids_BT)
     assert report.layers[BROKEN].masked_weight > 0.1
-    assert table(report).to_pydict()["as_run_weights"][BROKEN] > 0.1
+    assert parity_table(report).to_pydict()["as_run_weights"][BROKEN] > 0.1
 
 
 def test_the_manifest_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

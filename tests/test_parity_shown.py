@@ -43,7 +43,7 @@ def test_a_length_that_is_not_passed_is_said_until_it_is(case: str, length: int,
 def test_only_what_was_compared_counts() -> None:
     model = roused_model("gemma2", sliding_window=30)
     loaded, ids_BT = as_loaded(model), ids_for("gemma2")
-    kinds = {layer.kind: str(layer.index) for layer in loaded.geometry.layers}
+    kinds = {layer.type: str(layer.index) for layer in loaded.geometry.layers}
     assert check_parity(loaded, ids_BT, select=kinds["sliding"]).too_short == ("the window of 30",)
     assert check_parity(loaded, ids_BT, select=kinds["full"]).too_short == ()
 

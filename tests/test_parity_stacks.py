@@ -18,7 +18,7 @@ from attnscope.errors import UsageError
 from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.parity import ATOL, ParityReport, check_parity
-from attnscope.parity.certificate import certificate, in_words, table, verify
+from attnscope.parity.certificate import certificate, in_words, parity_table, verify
 from attnscope.reference import reader
 from attnscope.reference.given import Given
 from attnscope.reference.layouts import ENCODERS, FAMILIES, UNREAD, UNREAD_ENCODERS, layout_of
@@ -64,7 +64,7 @@ def t5() -> Any:
 def assert_full(report: ParityReport, stacks: list[str]) -> None:
     """The one assertion of this file: all layers of these stacks, level full, weights and output within 1e-5."""
     assert (report.levels, report.verdict) == (dict.fromkeys(stacks, "full"), True), report.largest()
-    assert [(one.kind, one.layer) for one in report.layers] == [(k, n) for k in stacks for n in range(LAYERS)]
+    assert [(one.stack, one.layer) for one in report.layers] == [(k, n) for k in stacks for n in range(LAYERS)]
     for layer in report.layers:
         assert layer.implementation.weights is not None
         assert max(layer.implementation.weights, layer.implementation.output_relative or 0) <= ATOL
@@ -136,7 +136,7 @@ def test_albert_adds_and_norms_in_its_attention_module() -> None:
             args[0],
             torch.arange(SOURCE),
             arguments={"hidden_states": args[0]},
-            kind="encoder",
+            stack="encoder",
         )
         differences.append((output[0] - reader.read(given).output_BTE).abs().max())
 
@@ -190,7 +190,7 @@ def test_a_corrupted_layer_fails_and_is_named(what: str) -> None:
     model = stack_model(family)
     corrupt(model)
     report = parity_of(model)
-    assert [(layer.kind, layer.layer) for layer in report.failures] == [(kind, 3)]
+    assert [(layer.stack, layer.layer) for layer in report.failures] == [(kind, 3)]
     assert in_words(report.failures[0], report).startswith(f"{kind} layer 3: weights differ")
 
 
@@ -198,11 +198,11 @@ def test_a_corrupted_layer_fails_and_is_named(what: str) -> None:
 
 
 def causal_everywhere(given: Given) -> Given:
-    return replace(given, kind="decoder")
+    return replace(given, stack="decoder")
 
 
 def both_ways_everywhere(given: Given) -> Given:
-    return replace(given, kind="encoder")
+    return replace(given, stack="encoder")
 
 
 def next_bucket(table_NH: torch.Tensor, *positions: torch.Tensor, **how: Any) -> torch.Tensor:
@@ -214,7 +214,7 @@ def farther(table_NH: torch.Tensor, *positions: torch.Tensor, **how: Any) -> tor
 
 
 def failing(model: Any) -> set[str]:
-    return {layer.kind for layer in parity_of(model).failures}
+    return {layer.stack for layer in parity_of(model).failures}
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_keys_from_the_decoder_are_caught(t5: Any, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ModuleRun, "source_BSE", property(wrong))
     failures = check_parity(as_loaded(t5), **texts).failures
-    assert [(layer.kind, layer.layer) for layer in failures] == [("cross", layer) for layer in range(LAYERS)]
+    assert [(layer.stack, layer.layer) for layer in failures] == [("cross", layer) for layer in range(LAYERS)]
 
 
 @pytest.mark.parametrize("by", [-1, 1])
@@ -273,7 +273,7 @@ def test_a_window_off_by_one_is_caught(by: int, monkeypatch: pytest.MonkeyPatch)
 
 def test_heads_are_selected_by_stack(t5: Any) -> None:
     report = parity_of(t5, select="cross.1.0-1,2")
-    assert [(layer.kind, layer.layer) for layer in report.layers] == [("decoder", 2), ("cross", 1)]
+    assert [(layer.stack, layer.layer) for layer in report.layers] == [("decoder", 2), ("cross", 1)]
     assert report.holds
     with pytest.raises(UsageError, match="layer 7"):
         parity_of(t5, select="enc.7")
@@ -285,13 +285,13 @@ def test_certificate_summary_and_table_say_the_stack(t5: Any) -> None:
     written = certificate(report, loaded, **texts)
     assert (written["text"]["tokens"], written["source"]["tokens"]) == (TARGET, SOURCE)
     assert written["levels"] == dict.fromkeys(STACKS, "full")
-    assert [layer["kind"] for layer in written["layers"]] == [kind for kind in STACKS for _ in range(LAYERS)]
+    assert [layer["stack"] for layer in written["layers"]] == [kind for kind in STACKS for _ in range(LAYERS)]
     summary = verify(loaded, **texts)
     names = [f"{prefix}{layer}" for prefix in ("encoder ", "", "cross ") for layer in range(LAYERS)]
     assert (summary["holds"], list(summary["largest_difference"])) == (True, names)
-    rows = table(report)
-    assert rows.column_names[-1] == "kind"
-    assert rows.column("kind").to_pylist() == [layer["kind"] for layer in written["layers"]]
+    rows = parity_table(report)
+    assert rows.column_names[-1] == "stack"
+    assert rows.column("stack").to_pylist() == [layer["stack"] for layer in written["layers"]]
 
 
 def test_a_source_belongs_to_two_texts_alone(t5: Any) -> None:
@@ -329,7 +329,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 def test_the_command_on_an_encoder(folders: Mapping[str, Path]) -> None:
     done = call("parity", "--model", str(folders["bert"]), "--text", "the river bank", "--format", "jsonl")
     rows = done.records
-    assert [(row["layer"], row["kind"], row["level"], row["holds"]) for row in rows] == [
+    assert [(row["layer"], row["stack"], row["level"], row["holds"]) for row in rows] == [
         (layer, "encoder", "full", True) for layer in range(LAYERS)
     ]
     assert (done.code, done.err.splitlines()[-1].partition(";")[0]) == (0, "parity holds: 4 at level full")
@@ -345,7 +345,7 @@ def test_the_command_on_two_texts(folders: Mapping[str, Path], tmp_path: Path) -
     assert named == [f"{prefix}L{layer}" for prefix in ("encoder ", "", "cross ") for layer in range(LAYERS)]
     said = "parity holds: encoder 4 at level full, decoder 4 at level full, cross 4 at level full; "
     assert done.err.splitlines()[-1].startswith(said)
-    assert {layer["kind"] for layer in json.loads(written.read_text())["layers"]} == set(STACKS)
+    assert {layer["stack"] for layer in json.loads(written.read_text())["layers"]} == set(STACKS)
 
 
 def test_heads_verified(folders: Mapping[str, Path]) -> None:

@@ -282,10 +282,12 @@ def test_files_that_are_gone_are_one_line(tmp_path: Path) -> None:
 
 def test_logits_that_a_family_never_gives_hide_no_difference() -> None:
     own = torch.tensor([[[1.0, 2.0, -torch.inf, torch.finfo(torch.float32).min]]])
-    assert whole.difference(own, own) == 0
-    assert whole.difference(own, own * torch.tensor([1.1, 1, 1, 1])) == pytest.approx(0.1 / 5**0.5 / 1.01, rel=0.05)
+    assert whole.state_difference(own, own) == 0
+    assert whole.state_difference(own, own * torch.tensor([1.1, 1, 1, 1])) == pytest.approx(
+        0.1 / 5**0.5 / 1.01, rel=0.05
+    )
     for other in (torch.zeros_like(own), own[..., :3], None):
-        assert whole.difference(own, other) == math.inf
+        assert whole.state_difference(own, other) == math.inf
     assert not whole.WholeParity({"logits": math.nan, "x": 0.0}, 1e-5).holds
 
 

@@ -90,7 +90,7 @@ def test_a_block_that_is_longer_than_the_window(models: dict[str, LoadedModel], 
     loaded = attnscope.load(str(folder))
     assert_full(parity(loaded, field))
     seen = attnscope.capture(loaded, SAID, picture=field, engine="eager")
-    first, *_, last = seen.prompt.patches
+    first, *_, last = seen.prompt.medium.patches
     assert last - first == 3
     assert (seen.weights[0][:, first, last] > 0).all()
     assert (seen.weights[0][:, last, first] == 0).all()
@@ -137,7 +137,7 @@ def test_what_a_small_picture_cannot_show(models: dict[str, LoadedModel], place:
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
     assert report.too_short == ()
     written = certificate(report, run.loaded, run.prompt)
-    assert [layer["kind"] for layer in written["layers"]] == [DECODER] * 2 + [VISION] * 3
+    assert [layer["stack"] for layer in written["layers"]] == [DECODER] * 2 + [VISION] * 3
 
 
 # Oracles that are wrong: the assertion that passes for the right one catches each, in the stack where it is wrong.
@@ -148,7 +148,7 @@ def rolled(rule: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def failing(loaded: LoadedModel, field: str) -> set[str]:
-    return {layer.kind for layer in parity(loaded, field).failures}
+    return {layer.stack for layer in parity(loaded, field).failures}
 
 
 @pytest.mark.parametrize(
@@ -194,12 +194,12 @@ def test_windows_beside_the_true_ones_are_caught(
     right = reader.visible
 
     def wrong(given: Any) -> torch.Tensor:
-        windowed = given.layer.kind == "windowed"
+        windowed = given.layer.type == "windowed"
         return right(replace(given, block_T=given.block_T.roll(1)) if windowed else given)
 
     monkeypatch.setattr(reader, "visible", wrong)
     report = parity(models["qwen2_5_vl"], field)
-    assert [(layer.kind, layer.layer) for layer in report.failures] == [(VISION, 0), (VISION, 2)]
+    assert [(layer.stack, layer.layer) for layer in report.failures] == [(VISION, 0), (VISION, 2)]
 
 
 def test_a_corrupted_layer_fails_and_is_named(models: dict[str, LoadedModel], field: str) -> None:
@@ -210,7 +210,7 @@ def test_a_corrupted_layer_fails_and_is_named(models: dict[str, LoadedModel], fi
         failures = parity(models["qwen2_5_vl"], field).failures
     finally:
         handle.remove()
-    assert [(layer.kind, layer.layer) for layer in failures] == [(VISION, 2)]
+    assert [(layer.stack, layer.layer) for layer in failures] == [(VISION, 2)]
 
 
 # The parts that the oracle is made of, against transformers' own and against index arithmetic.
@@ -222,8 +222,8 @@ def test_positions_are_those_of_transformers(
 ) -> None:
     pictures = [field, picture(place / "tall.png", (84, 200))]
     prompt = attnscope.capture(models[family], SAID, picture=pictures).prompt
-    model, grids = models[family].model, prompt.inputs["image_grid_thw"]
-    kinds = {"mm_token_type_ids": prompt.inputs["mm_token_type_ids"], "image_grid_thw": grids}
+    model, grids = models[family].model, prompt.medium.inputs["image_grid_thw"]
+    kinds = {"mm_token_type_ids": prompt.medium.inputs["mm_token_type_ids"], "image_grid_thw": grids}
     expected, _ = model.model.get_rope_index(torch.tensor([prompt.ids]), **kinds)
     image = [token == model.config.image_token_id for token in prompt.ids]
     found = mixed_positions(image, [(rows // 2, columns // 2) for _, rows, columns in grids.tolist()])

@@ -111,14 +111,14 @@ def test_weights_are_the_towers_own_at_true_places(
 ) -> None:
     file = picture(place / f"{size[0]}.png", size)
     seen = attnscope.capture(loaded, TEXT, picture=file, engine="eager")
-    expected = own_weights(loaded.model, seen.prompt.inputs, monkeypatch)
+    expected = own_weights(loaded.model, seen.prompt.medium.inputs, monkeypatch)
     tower = seen.of(VISION)
     assert not seen.failures
     assert not seen.unmeasured
     assert len(tower.weights) == len(expected) == 3
     for layer, weights in enumerate(expected):
         torch.testing.assert_close(tower.weights[layer], weights, atol=1e-6, rtol=0)
-    rows, columns = seen.prompt.inputs["image_grid_thw"][0, 1:].tolist()
+    rows, columns = seen.prompt.medium.inputs["image_grid_thw"][0, 1:].tolist()
     places = true_places(rows, columns)
     assert tower.queries.tokens == tuple(f"img {row},{column}" for row, column in places)
     assert len({(row // SIDE, column // SIDE) for row, column in places}) > 1
@@ -155,7 +155,7 @@ def test_of_several_pictures_the_first_is_read(loaded: LoadedModel, field: str) 
 
 def test_windows_that_do_not_fit_are_left_out(loaded: LoadedModel, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tower whose calls are of other lengths than the windows that its config says."""
-    monkeypatch.setattr("attnscope.media.beside.window_side", lambda vision: 2)
+    monkeypatch.setattr("attnscope.media.picture_prompt.window_side", lambda vision: 2)
     seen = attnscope.capture(loaded, TEXT, picture=field)
     assert {layer for layer, _ in seen.of(VISION).kv_of} == {1}
 

@@ -16,7 +16,7 @@ from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.figures import Patches, PatchSheet, Style
 from attnscope.figures.over import grid_of, save_patches
 from attnscope.media.patches import WHOLE, Sight, patches_of
-from attnscope.media.picture import all_opened, opened
+from attnscope.media.picture import all_opened, open_picture
 from attnscope.model.loading import LoadedModel
 from attnscope.parity import check_parity
 from attnscope.run import prepare
@@ -62,7 +62,7 @@ def tower_of(model: Any, inputs: Any) -> list[torch.Tensor]:
 def test_weights_are_the_models_own(family: str, models: dict[str, LoadedModel], field: str) -> None:
     loaded = models[family]
     seen = attnscope.capture(loaded, TEXT, picture=field, engine="eager")
-    expected = own(loaded.model, seen.prompt.ids, seen.prompt.inputs).attentions
+    expected = own(loaded.model, seen.prompt.ids, seen.prompt.medium.inputs).attentions
     assert not seen.failures
     for layer, weights in enumerate(expected):
         torch.testing.assert_close(seen.weights[layer], weights[0], atol=1e-6, rtol=0)
@@ -87,13 +87,13 @@ def test_ids_and_pixels_are_those_of_the_processor(family: str, models: dict[str
     with Image.open(field) as image:
         made = processor(images=[image.convert("RGB")], text=place + TEXT, return_tensors="pt")
     assert prompt.ids == tuple(made["input_ids"][0].tolist())
-    torch.testing.assert_close(prompt.inputs["pixel_values"], made["pixel_values"])
+    torch.testing.assert_close(prompt.medium.inputs["pixel_values"], made["pixel_values"])
 
 
 @pytest.mark.parametrize("family", ["llava", "gemma3", "paligemma", "idefics3"])
 def test_the_towers_layers_are_its_own(family: str, models: dict[str, LoadedModel], field: str) -> None:
     seen = attnscope.capture(models[family], TEXT, picture=field, engine="eager")
-    expected = tower_of(models[family].model, seen.prompt.inputs)
+    expected = tower_of(models[family].model, seen.prompt.medium.inputs)
     assert len(expected) == len(seen.of(VISION).weights) == 3
     for layer, weights in enumerate(expected):
         torch.testing.assert_close(seen.of(VISION).weights[layer], weights[-1], atol=1e-6, rtol=0)
@@ -104,7 +104,7 @@ def test_qwens_tower_reads_patches_in_blocks(models: dict[str, LoadedModel], fie
     from transformers.vision_utils import get_vision_position_ids
 
     seen = attnscope.capture(models["qwen2_vl"], TEXT, picture=field)
-    positions = get_vision_position_ids(seen.prompt.inputs["image_grid_thw"], 2)
+    positions = get_vision_position_ids(seen.prompt.medium.inputs["image_grid_thw"], 2)
     assert seen.of(VISION).queries.tokens == tuple(f"img {row},{column}" for row, column in positions.tolist())
 
 
@@ -141,7 +141,7 @@ def test_image_tokens_are_called_by_row_and_column(family: str, models: dict[str
 
 def test_patches_lie_where_the_picture_was_cut(models: dict[str, LoadedModel], field: str) -> None:
     """LLaVA's processor cuts the middle square out of 160 x 80: the patches begin at a quarter of the width."""
-    patches = attnscope.capture(models["llava"], TEXT, picture=field).prompt.patches
+    patches = attnscope.capture(models["llava"], TEXT, picture=field).prompt.medium.patches
     assert patches[1].box == pytest.approx((0.25, 0.0, 0.375, 0.25))
     assert patches[16].box == pytest.approx((0.625, 0.75, 0.75, 1.0))
 
@@ -174,7 +174,7 @@ def test_arrangements_of_image_tokens(names: str, boxes: int, expected: str) -> 
 @pytest.mark.parametrize("family", BOTH_WAYS)
 def test_image_tokens_see_each_other(family: str, models: dict[str, LoadedModel], field: str) -> None:
     seen = attnscope.capture(models[family], TEXT, picture=field, engine="eager")
-    patches = list(seen.prompt.patches)
+    patches = list(seen.prompt.medium.patches)
     ahead = seen.weights[1][:, patches[0], patches[1:]]
     assert (ahead > 0).all()
     causal = attnscope.capture(models[family], TEXT, engine="eager")
@@ -185,7 +185,7 @@ def test_image_tokens_are_no_repeated_text(models: dict[str, LoadedModel], field
     """The picture's 16 equal ids are no duplicates: only those of the text are, as loops find them."""
     repeated = "the bank and the bank and the river"
     seen = attnscope.capture(models["llava"], repeated, picture=field, engine="eager")
-    ids, patches = seen.prompt.ids, seen.prompt.patches
+    ids, patches = seen.prompt.ids, seen.prompt.medium.patches
     means = torch.zeros(4)
     rows = [
         i for i in range(len(ids)) if i not in patches and any(ids[j] == ids[i] for j in range(i) if j not in patches)
@@ -193,7 +193,7 @@ def test_image_tokens_are_no_repeated_text(models: dict[str, LoadedModel], field
     for i in rows:
         for j in range(i):
             means += seen.weights[0][:, i, j] * (ids[j] == ids[i]) / len(rows)
-    found = [head.score["duplicate_token"] for head in seen.heads if (head.layer, head.kind) == (0, DECODER)]
+    found = [head.score["duplicate_token"] for head in seen.heads if (head.layer, head.stack) == (0, DECODER)]
     torch.testing.assert_close(torch.tensor(found), means, atol=1e-6, rtol=0)
     alone = attnscope.capture(models["llava"], "a river", picture=field)
     assert all(np.isnan(head.score["duplicate_token"]) for head in alone.heads)
@@ -205,7 +205,7 @@ def test_parity_holds(family: str, models: dict[str, LoadedModel], field: str) -
     report = check_parity(run.loaded, run.prompt, engine=run.engine)
     assert report.holds
     assert report.levels == {DECODER: "full", VISION: "full"}
-    assert {(layer.kind, layer.layer, layer.why) for layer in report.layers} == {
+    assert {(layer.stack, layer.layer, layer.why) for layer in report.layers} == {
         (kind, layer, "") for kind, layers in ((DECODER, 2), (VISION, 3)) for layer in range(layers)
     }
     assert not check_parity(run.loaded, run.prompt, engine=run.engine, atol=0.0).holds
@@ -233,7 +233,7 @@ def test_an_answer_follows_pictures_and_text(models: dict[str, LoadedModel], fie
         with torch.no_grad():
             ids = torch.tensor([before.ids])
             how: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 4}
-            made = loaded.model.generate(ids, **before.inputs, **how)
+            made = loaded.model.generate(ids, **before.medium.inputs, **how)
         assert prompt.ids == tuple(made[0].tolist())
         last = seen.weights[0][0, prompt.answer :]
         assert (last[:-1, -1] == 0).all()  # an answer's tokens see no later one, in PaliGemma either
@@ -257,7 +257,7 @@ def test_a_place_may_be_written_into_the_text(models: dict[str, LoadedModel], fi
 
 def test_tokens_of_a_picture_can_be_asked_about(models: dict[str, LoadedModel], field: str) -> None:
     seen = attnscope.capture(models["llava"], TEXT, picture=field, query="last", key="img", engine="eager")
-    patches = list(seen.prompt.patches)
+    patches = list(seen.prompt.medium.patches)
     for head in seen.heads:
         assert head.mass == pytest.approx(float(seen.weights[head.layer][head.head, -1, patches].sum()), abs=1e-6)
     one = attnscope.capture(models["llava"], TEXT, picture=field, key='"img 1,2"')
@@ -272,15 +272,15 @@ def test_a_picture_is_read_as_it_is_seen(place: Path, caplog: pytest.LogCaptureF
     image = Image.new("RGBA", (4, 2), (255, 0, 0, 255))
     image.putpixel((0, 0), (0, 0, 0, 0))
     image.save(place / "clear.png")
-    assert opened(place / "clear.png").image.getpixel((0, 0)) == (255, 255, 255)
+    assert open_picture(place / "clear.png").image.getpixel((0, 0)) == (255, 255, 255)
     assert "read on white" in caplog.text
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned
     Image.new("RGB", (4, 2)).save(place / "turned.jpg", exif=exif)
-    assert opened(place / "turned.jpg").image.size == (2, 4)
+    assert open_picture(place / "turned.jpg").image.size == (2, 4)
     frames = [Image.new("RGB", (4, 2), colour) for colour in ("red", "blue")]
     frames[0].save(place / "moving.gif", save_all=True, append_images=frames[1:])
-    assert opened(place / "moving.gif").image.getpixel((0, 0)) == (254, 0, 0) or "2 frames" in caplog.text
+    assert open_picture(place / "moving.gif").image.getpixel((0, 0)) == (254, 0, 0) or "2 frames" in caplog.text
     assert "2 frames: the first is read" in caplog.text
 
 
@@ -290,7 +290,7 @@ def test_a_picture_is_known_by_its_hash(models: dict[str, LoadedModel], place: P
     assert one.sha256 == same.sha256 != two.sha256
     alone = attnscope.capture(models["llava"], one.text.removeprefix("<s>"))
     assert alone.prompt.sha256 != one.sha256
-    assert one.media == all_opened(field)[0].sha256
+    assert one.medium.sha256 == all_opened(field)[0].sha256
 
 
 @pytest.mark.parametrize(
@@ -312,14 +312,14 @@ def test_what_is_no_picture_is_a_line(content: bytes | str | None, said: str, pl
     elif isinstance(content, bytes):
         path.write_bytes(content)
     with pytest.raises(InputError, match=said):
-        opened(path)
+        open_picture(path)
 
 
 def test_a_decompression_bomb_is_a_line(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for most in (10, 8000):  # beyond twice as many Pillow raises, below it warns
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
         with pytest.raises(InputError, match="million pixels"):
-            opened(field)
+            open_picture(field)
 
 
 def test_who_sees_nothing_says_so(models: dict[str, LoadedModel], field: str) -> None:
@@ -340,7 +340,7 @@ def test_a_tower_too_large_to_keep_is_refused(
 ) -> None:
     """The matrices of the decoder alone would fit."""
     prompt = attnscope.capture(models["qwen2_vl"], TEXT, picture=field).prompt
-    tokens, patches = len(prompt), len(prompt.tower[0])
+    tokens, patches = len(prompt), len(prompt.medium.tower[0])
     assert 4 * 8 * tokens**2 < 30_000 < 4 * 12 * patches**2
     monkeypatch.setattr("attnscope.run.free_memory", lambda device: 30_000)
     attnscope.capture(models["qwen2_vl"], TEXT)
@@ -367,15 +367,15 @@ def asked(models: dict[str, LoadedModel], command: str, field: str, *more: str, 
 
 def test_heads_lists_decoder_and_tower(models: dict[str, LoadedModel], field: str) -> None:
     found = asked(models, "heads", field).ok().rows
-    assert {(row["kind"], row["layer"], row["head"]) for row in found} == {
+    assert {(row["stack"], row["layer"], row["head"]) for row in found} == {
         (kind, str(layer), str(head))
         for kind, layers in ((DECODER, 2), (VISION, 3))
         for layer in range(layers)
         for head in range(4)
     }
-    assert all(not row["induction"] and not row["distance"] for row in found if row["kind"] == VISION)
+    assert all(not row["induction"] and not row["distance"] for row in found if row["stack"] == VISION)
     only = asked(models, "heads", field, "--select", "vision.2.1").ok().rows
-    assert [(row["kind"], row["layer"], row["head"]) for row in only] == [(VISION, "2", "1")]
+    assert [(row["stack"], row["layer"], row["head"]) for row in only] == [(VISION, "2", "1")]
 
 
 def test_info_lists_the_towers_layers(models: dict[str, LoadedModel]) -> None:
@@ -389,14 +389,14 @@ def test_info_lists_the_towers_layers(models: dict[str, LoadedModel]) -> None:
 
 def test_other_commands_read_pictures(models: dict[str, LoadedModel], field: str) -> None:
     found = asked(models, "relations", field, "--query", "last", "--top-k", "all").ok().rows
-    assert {row["kind"] for row in found} == {DECODER}
+    assert {row["stack"] for row in found} == {DECODER}
     assert "img 3,3" in {row["key_token"] for row in found}
     keys = asked(models, "keys", field).ok().rows
-    assert [row["token"] for row in keys if row["kind"] == VISION][:2] == ["[CLS]", "img 0,0"]
+    assert [row["token"] for row in keys if row["stack"] == VISION][:2] == ["[CLS]", "img 0,0"]
     tokens = asked(models, "text", field, "--query", "last").ok().rows
     assert tokens[1]["token"] == "img 0,0"
     parity = asked(models, "parity", field, family="gemma3").ok().rows
-    assert {(row["kind"], row["level"], row["holds"]) for row in parity} == {
+    assert {(row["stack"], row["level"], row["holds"]) for row in parity} == {
         (kind, "full", "True") for kind in (DECODER, VISION)
     }
 
@@ -451,7 +451,7 @@ def test_weights_over_a_picture_are_those_of_the_queries(models: dict[str, Loade
     assert seen.chosen.query is not None
     (sheet,) = patch_sheets(seen, ["L1H3"])
     mean = seen.weights[1][3, list(seen.chosen.query.positions)].mean(0)
-    at = list(seen.prompt.patches)
+    at = list(seen.prompt.medium.patches)
     np.testing.assert_allclose(sheet.heads[0].weight_N, mean[at], atol=1e-6)
     share = float(mean[at].sum())
     assert sheet.heads[0].note == f"{share:.2f} on the picture, {1 - share:.2f} on the text"

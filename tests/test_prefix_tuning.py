@@ -142,7 +142,7 @@ def test_the_model_itself_is_as_it_was(loaded: LoadedModel) -> None:
     with torch.no_grad():
         torch.testing.assert_close(loaded.model(ids).logits, base.model(ids).logits, rtol=0, atol=0)
     prompt = attnscope.capture(loaded, TEXT).prompt
-    assert attnscope.capture(loaded, list(prompt.ids)).prompt.unasked == COUNT
+    assert attnscope.capture(loaded, list(prompt.ids)).prompt.medium.unasked == COUNT
 
 
 def test_the_command_line(folder: Path) -> None:

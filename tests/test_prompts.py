@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from attnscope.errors import InputError, UsageError
 from attnscope.text import labels
 from attnscope.text.characters import located
-from attnscope.text.labels import BYTES, visible
+from attnscope.text.labels import BYTES, visible_blanks
 from attnscope.text.prompt import Prompt, from_chat, from_ids, from_text
 from attnscope.text.reading import decode_utf8, read_text
 from attnscope.text.spans import sentence_ranges, word_ranges
@@ -255,7 +255,7 @@ def test_the_shared_models(name):
     ],
 )
 def test_visible(text, label):
-    assert visible(text) == label
+    assert visible_blanks(text) == label
 
 
 @pytest.mark.parametrize(

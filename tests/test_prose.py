@@ -297,7 +297,7 @@ def test_bars_stand_below_their_own_columns():
 
 
 def test_a_pipe_gets_numbers_unless_the_text_is_asked_for():
-    assert printed_by("--query", "last").startswith("layer,head,kv_head,position,token,weight,uniform,kind\n")
+    assert printed_by("--query", "last").startswith("layer,head,kv_head,position,token,weight,uniform,stack\n")
     plain = printed_by("--query", "last", "--format", "table", "--select", "1.4", COLUMNS="60")
     coloured = printed_by("--query", "last", "--format", "table", "--select", "1.4", COLUMNS="60", FORCE_COLOR="1")
     assert ESCAPE not in plain

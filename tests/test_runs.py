@@ -15,12 +15,14 @@ import pytest
 import attnscope
 from attnscope.ask import Ask
 from attnscope.errors import UsageError
+from attnscope.face import Capture
 from attnscope.folder.manifest import OURS, prompt_of
-from attnscope.run import prepare
+from attnscope.run import ask_of, prepare, read
 from attnscope.tables import FORMULA_STARTS, as_table, save, tamed, write
 from helpers.command_line import SENTENCE, call
 from helpers.families import tiny_model
 from helpers.forks import Forked
+from helpers.stack_families import tiny
 
 STORY, CAT = "the river bank is green and the old boat lies still", "the cat sat on the mat"
 
@@ -213,6 +215,17 @@ def test_the_library_holds_a_folder_to_its_run_too(seen, demo, tmp_path):
     assert "overview.png" not in listed(tmp_path)
 
 
+def test_a_run_of_an_older_version_is_refused_and_can_be_written_over(seen, tmp_path):
+    seen.export(tmp_path, figures=("overview",))
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(said(tmp_path) | {"schema": "run/2"}))
+    with pytest.raises(UsageError, match=r"has schema 'run/2', expected 'run/3'; .*write over it with force=True$"):
+        seen.export(tmp_path, figures=("layers",))
+    seen.export(tmp_path, figures=("layers",), force=True)
+    assert said(tmp_path)["schema"] == "run/3"
+    assert "overview.png" not in listed(tmp_path)
+
+
 def test_every_file_that_an_export_writes_is_known_as_one(demo, tmp_path):
     small = attnscope.wrap(tiny_model("llama", num_hidden_layers=2, vocab_size=2000), demo.tokenizer)
     for image in ("png", "svg", "pdf"):
@@ -281,6 +294,45 @@ def test_a_run_is_repeated_from_its_manifest(tmp_path, arguments):
     call(arguments[0], "--from", str(first / "manifest.json"), "-o", str(first), "-q").ok()  # still that run
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("heads", "--query", "last", "--key", "boat", "-s", "1.*,3.0", "--group", "words", "--top-k", "2"),
+        ("heads", "--by", "kv", "--engine", "fused", "--metrics", "entropy,focus"),
+        ("relations", "--weights", "scores", "--top-k", "all", "--chat"),
+        ("rollout", "--group", "words", "--top-k", "all"),
+        ("heads", "--answer", " in the sun"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:3]),
+)
+def test_the_ask_of_a_manifest_gives_the_same_tables(tmp_path, demo, arguments):
+    first, second = tmp_path / "first", tmp_path / "second"
+    call(*arguments, "--text", STORY, "-o", str(first), "-q").ok()
+    Capture.made_of(read(demo, ask_of(first / "manifest.json"))).export(second, figures=())
+    hashes = [{name: one for name, one in said(run)["files"].items() if "csv" in name} for run in (first, second)]
+    assert hashes[0] == hashes[1] != {}
+    assert (said(first)["ask"], said(first)["prompt"]) == (said(second)["ask"], said(second)["prompt"])
+
+
+def test_the_ask_of_a_target(tmp_path, demo):
+    model = attnscope.wrap(tiny("t5", vocab_size=2000, decoder_start_token_id=0), demo.tokenizer)
+    seen = attnscope.capture(model, STORY, target="the old boat")
+    seen.export(tmp_path, figures=())
+    again = read(model, ask_of(tmp_path / "manifest.json"))
+    assert (again.queries, again.prompt) == (seen.queries, seen.prompt)
+    assert again.table().equals(seen.table())
+
+
+def test_a_hostile_ask_is_refused(seen, tmp_path):
+    seen.export(tmp_path, figures=())
+    path = tmp_path / "manifest.json"
+    whole = said(tmp_path)
+    for ask in (None, [], {}, whole["ask"] | {"engine": 3}, whole["ask"] | {"keep": {"top_k": "many"}}):
+        path.write_text(json.dumps(whole | {"ask": ask}))
+        with pytest.raises(UsageError, match="expected"):
+            ask_of(path)
+
+
 def test_options_beside_from_win_and_are_said(tmp_path):
     call("heads", "--text", STORY, "--top", "2", "--sort", "entropy", "-s", "1", "-o", str(tmp_path / "a"), "-q").ok()
     manifest = str(tmp_path / "a" / "manifest.json")
@@ -308,7 +360,8 @@ def test_a_repeated_run_is_allowed_nothing_and_writes_nowhere_by_itself(tmp_path
 HALF = {"text": "a", "ids": [0], "special": [False], "turns": [], "removed": 0}
 HALF |= {name: ["\ud800"] for name in ("tokens", "labels", "plain")}
 HOSTILE = [
-    ({"schema": "run/1", "prompt": None}, 2, "does not say which tokens were read"),
+    ({"schema": "run/2"}, 2, "has schema 'run/2', expected 'run/3'; run its text again with this version of attnscope"),
+    ({"prompt": None}, 2, "does not say which tokens were read"),
     ({"prompt": {}}, 2, "does not say which tokens were read"),
     ({"prompt": HALF}, 2, "does not say which tokens"),
     ({"prompt": {"ids": ["a"]}}, 2, "does not say which tokens were read"),
@@ -367,7 +420,7 @@ def test_characters_that_do_not_fit_are_refused_and_missing_ones_found(demo, tmp
     seen = attnscope.capture(demo, [0, 423])
     seen.export(tmp_path, figures=())
     manifest = said(tmp_path)
-    del manifest["prompt"]["characters"]  # as they were written before
+    del manifest["prompt"]["characters"]
     assert prompt_of(manifest, tmp_path) == seen.prompt
     manifest["prompt"]["characters"] = value
     with pytest.raises(UsageError, match="does not say which tokens were read"):

@@ -186,14 +186,14 @@ def test_a_long_sound_is_cut(side, whisper):
     run = prepare(whisper, Ask(sound_of((whole, RATE)), target="hello", truncate=side))
     kept = whole[:RATE] if side == "right" else whole[-RATE:]
     alone = prepare(whisper, Ask(sound_of((kept, RATE)), target="hello"))
-    torch.testing.assert_close(run.source.inputs["input_features"], alone.source.inputs["input_features"])
+    torch.testing.assert_close(run.source.medium.inputs["input_features"], alone.source.medium.inputs["input_features"])
     assert (run.source.removed, any(run.source.special)) == (25, False)
     assert run.source.labels[0] == {"left": "0.50s", "right": "0.00s"}[side]
 
 
 def test_another_rate_is_resampled(whisper):
     given = [prepare(whisper, Ask(sound_of((samples(SPOKEN, rate), rate)), target="hello")) for rate in (44_100, RATE)]
-    first, second = (run.source.inputs["input_features"] for run in given)
+    first, second = (run.source.medium.inputs["input_features"] for run in given)
     assert sum(given[0].source.special) == FRAMES - OWN
     loud = second > second.max() - 0.5
     assert (first - second)[loud].abs().max() < 0.05
@@ -241,7 +241,7 @@ def test_norms_of_what_frames_write(whisper, wav, seen):
     states = []
     handle = encoder.layers[0].self_attn_layer_norm.register_forward_hook(lambda *call: states.append(call[-1]))
     with torch.no_grad():
-        encoder(seen.prompt.inputs["input_features"])
+        encoder(seen.prompt.medium.inputs["input_features"])
         handle.remove()
         attention = encoder.layers[0].self_attn
         v_KHV = attention.v_proj(states[0])[0].unflatten(-1, (HEADS, -1))
@@ -289,7 +289,7 @@ def test_other_models_of_sound(family, demo, tmp_path):
     seen = attnscope.capture(loaded, audio=given, target="hello" if two else None, request=Request(weights=True))
     more = {"decoder_input_ids": torch.tensor([seen.queries.ids]), "use_cache": False} if two else {}
     with torch.no_grad():
-        found = loaded.model(seen.prompt.inputs[loaded.model.main_input_name], **more, output_attentions=True)
+        found = loaded.model(seen.prompt.medium.inputs[loaded.model.main_input_name], **more, output_attentions=True)
     names = {ENCODER: "encoder_attentions", DECODER: "decoder_attentions", CROSS: "cross_attentions"}
     for kind, name in (names if two else {ENCODER: "attentions"}).items():
         weights, expected = seen.of(kind).weights, getattr(found, name)
@@ -315,7 +315,7 @@ def test_the_mean_of_the_heads_is_no_head(demo, tmp_path):
 
 def test_heads_of_a_sound(folder, wav):
     result = asked("heads", folder, wav, "--generate", "4", "--format", "csv")
-    assert sorted({row["kind"] for row in result.ok().rows}) == [CROSS, DECODER, ENCODER]
+    assert sorted({row["stack"] for row in result.ok().rows}) == [CROSS, DECODER, ENCODER]
     assert "0.60 s of sound at 16000 Hz: 30 of 50 frames; from 0.60s on silence pads it" in result.err
     assert "target, generated greedily" in result.err
 
@@ -331,7 +331,7 @@ def test_relations_name_frames(folder, wav, seen):
 def test_parity_up_to_level_full(folder, wav, tmp_path):
     out = tmp_path / "certificate.json"
     found = asked("parity", folder, wav, "--target", "hello", "--format", "csv", "--out", str(out)).ok().rows
-    assert {(row["kind"], row["level"], row["holds"]) for row in found} == {
+    assert {(row["stack"], row["level"], row["holds"]) for row in found} == {
         (kind, "full", "True") for kind in (ENCODER, DECODER, CROSS)
     }
     said = json.loads(out.read_text())
@@ -349,7 +349,7 @@ def test_a_run_in_a_folder_is_of_one_sound(folder, wav, tmp_path):
     assert (refused.code, "holds another run" in refused.err) == (2, True)
     said = read_manifest(out / "manifest.json")
     assert said["options"]["audio"] == str(wav)
-    assert prompt_of(said, out).media == read_sound(str(wav)).sha256
+    assert prompt_of(said, out).medium.sha256 == read_sound(str(wav)).sha256
 
 
 def test_pictures_of_a_sound(folder, wav, tmp_path):

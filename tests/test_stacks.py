@@ -21,7 +21,7 @@ from attnscope.observe import Request
 from attnscope.run import prepare
 from attnscope.seam.listen import listen
 from attnscope.selection import select_stacks
-from attnscope.stacks import CAUSAL, KINDS
+from attnscope.stacks import CAUSAL, STACKS
 from helpers.command_line import call
 from helpers.folders import TOKENIZER_FILES
 
@@ -100,7 +100,7 @@ def test_an_encoder_looks_both_ways(bert):
         torch.testing.assert_close(looked.weights[layer], expected[0], rtol=0, atol=1e-6)
     assert looked.stacks == {"encoder": looked}
     assert {head.name for head in looked.heads} >= {"L0H0", "L1H3"}, "of one stack a number alone says it"
-    assert set(looked.table().column("kind").to_pylist()) == {"encoder"}
+    assert set(looked.table().column("stack").to_pylist()) == {"encoder"}
     assert int(looked.relations().column("key").to_numpy().max()) == len(looked.prompt) - 1
     assert any(head.strongest.key > head.strongest.query for head in looked.heads)
 
@@ -119,11 +119,11 @@ def test_distances_in_an_encoder_count_to_both_sides(bert):
 def test_metrics_are_null_where_they_say_nothing(seen):
     for head in seen.heads:
         for name, value in head.score.items():
-            if head.kind not in KNOWN[name].kinds:
+            if head.stack not in KNOWN[name].stacks:
                 assert value != value, (head.name, name)
-    cross = [head for head in seen.heads if head.kind == "cross"]
+    cross = [head for head in seen.heads if head.stack == "cross"]
     assert all(head.score["entropy"] == head.score["entropy"] for head in cross)
-    assert {"induction", "local_mass_32"} <= {name for name, one in KNOWN.items() if one.kinds == CAUSAL}
+    assert {"induction", "local_mass_32"} <= {name for name, one in KNOWN.items() if one.stacks == CAUSAL}
 
 
 def test_entropy_of_cross_attention_by_hand(seen):
@@ -136,26 +136,26 @@ def test_entropy_of_cross_attention_by_hand(seen):
 def test_tables_list_all_stacks_with_the_texts_that_they_read(seen):
     table = seen.table("focus").to_pylist()
     assert len(table) == 2 * 4 + 3 * 8 + 3 * 8
-    assert [row["kind"] for row in table].count("cross") == 24
-    assert list(seen.table().column_names)[-1] == "kind"
+    assert [row["stack"] for row in table].count("cross") == 24
+    assert list(seen.table().column_names)[-1] == "stack"
     source, target = seen.prompt.tokens, seen.queries.tokens
     for row in seen.relations().to_pylist():
         queries, keys = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}[
-            row["kind"]
+            row["stack"]
         ]
         assert (row["query_token"], row["key_token"]) == (queries[row["query"]], keys[row["key"]])
         assert row["weight"] == pytest.approx(
-            float(seen.of(row["kind"]).weights[row["layer"]][row["head"], row["query"], row["key"]])
+            float(seen.of(row["stack"]).weights[row["layer"]][row["head"], row["query"], row["key"]])
         )
     keys = seen.key_table().to_pylist()
-    assert [row["token"] for row in keys if row["kind"] == "cross"] == list(source)
-    assert sum(row["received"] for row in keys if row["kind"] == "cross") == pytest.approx(1, abs=1e-5)
+    assert [row["token"] for row in keys if row["stack"] == "cross"] == list(source)
+    assert sum(row["received"] for row in keys if row["stack"] == "cross") == pytest.approx(1, abs=1e-5)
 
 
 def test_heads_are_ranked_over_all_stacks(seen):
     focus = [head.score["focus"] for head in seen.kept_heads("focus")]
     assert focus == sorted(focus, reverse=True)
-    assert {head.kind for head in seen.kept_heads("focus")} == {"encoder", "decoder", "cross"}
+    assert {head.stack for head in seen.kept_heads("focus")} == {"encoder", "decoder", "cross"}
 
 
 def test_the_target_is_read_as_it_is_trained(bart, demo, seen):
@@ -201,7 +201,7 @@ def test_a_selection_keeps_heads_of_its_stacks_alone(bart):
     kept = attnscope.capture(bart, SOURCE, target=TARGET, request=EVERY, select="cross.1.2,0")
     names = [head.name for head in kept.kept_heads()]
     assert names == [*(f"L0H{head}" for head in range(8)), "cross L1H2"]
-    assert set(pc.unique(kept.relations().column("kind")).to_pylist()) == {"decoder", "cross"}
+    assert set(pc.unique(kept.relations().column("stack")).to_pylist()) == {"decoder", "cross"}
     assert dict(kept.of("encoder").weights) == {}
 
 
@@ -233,14 +233,14 @@ def test_tasks_and_geometry():
         "decoder": [8, 8, 8],
         "cross": [8, 8, 8],
     }
-    assert set(geometry.stacks) <= set(KINDS)
+    assert set(geometry.stacks) <= set(STACKS)
 
 
 def test_the_seam_says_of_which_stack_a_call_is(bart):
     called = []
     ids = torch.arange(5, 12)[None]
     inputs = {"decoder_input_ids": torch.arange(5, 12)[None]}  # as long as the source: no shape tells them apart
-    listen(bart.model, ids, lambda call: called.append((call.kind, call.layer, call.call)), **inputs)
+    listen(bart.model, ids, lambda call: called.append((call.stack, call.layer, call.call)), **inputs)
     pairs = [(kind, layer, 0) for layer in range(3) for kind in ("decoder", "cross")]
     assert called == [("encoder", 0, 0), ("encoder", 1, 0), *pairs]
 
@@ -294,7 +294,7 @@ def test_a_run_with_all_its_files(folders, tmp_path):
     said = json.loads((out / "manifest.json").read_text())
     assert said["prompt"]["text"] == SOURCE
     assert said["options"]["target"] == TARGET
-    assert {call["kind"] for call in said["calls"]} == {"encoder", "decoder", "cross"}
+    assert {call["stack"] for call in said["calls"]} == {"encoder", "decoder", "cross"}
     call("heads", str(out), "--out", str(tmp_path / "again"), "--figures", "overview").ok()
     assert (tmp_path / "again" / "heads.csv").read_bytes() == (out / "heads.csv").read_bytes()
     asked[3] = "another"

@@ -36,7 +36,7 @@ def table(command: str, folder: str, *arguments: str) -> list[dict[str, str]]:
 
 def test_heads_of_an_encoder(folders: dict[str, str]) -> None:
     found = table("heads", folders["bert"])
-    assert {row["kind"] for row in found} == {ENCODER}
+    assert {row["stack"] for row in found} == {ENCODER}
     assert sorted((int(row["layer"]), int(row["head"])) for row in found) == [
         (i, j) for i in range(4) for j in range(4)
     ]
@@ -46,21 +46,21 @@ def test_heads_of_an_encoder(folders: dict[str, str]) -> None:
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_heads_of_an_encoder_decoder(family: str, folders: dict[str, str]) -> None:
     found = table("heads", folders[family], "--target", TARGET)
-    assert list(found[0])[-1] == "kind"
-    counts = {kind: sum(row["kind"] == kind for row in found) for kind in ALL}
+    assert list(found[0])[-1] == "stack"
+    counts = {kind: sum(row["stack"] == kind for row in found) for kind in ALL}
     assert counts == {ENCODER: 16, DECODER: 16, CROSS: 16}
 
 
 def test_norms_of_an_encoder_decoder_that_makes_no_target_of_its_source(folders: dict[str, str]) -> None:
     found = table("heads", folders["t5"], "--target", TARGET, "--weights", "value", "--select", "cross")
-    assert {row["kind"] for row in found} == {CROSS}
+    assert {row["stack"] for row in found} == {CROSS}
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_relations_are_the_models_own_weights(family: str, folders: dict[str, str]) -> None:
     """A second spelling: the model loaded by transformers, read by its own cross_attentions."""
     found = table("relations", folders[family], "--target", TARGET, "--select", "cross.1.2,enc.0", "--top-k", "all")
-    chosen = {(row["kind"], int(row["layer"]), int(row["head"])) for row in found}
+    chosen = {(row["stack"], int(row["layer"]), int(row["head"])) for row in found}
     assert chosen <= {(CROSS, 1, 2), *((ENCODER, 0, head) for head in range(4))}
     assert {kind for kind, _, _ in chosen} == {CROSS, ENCODER}
     model = AutoModelForSeq2SeqLM.from_pretrained(folders[family], attn_implementation="eager").eval()
@@ -73,14 +73,14 @@ def test_relations_are_the_models_own_weights(family: str, folders: dict[str, st
         ids = torch.cat([start, ids], 1)
     expected = own(model, source, decoder_input_ids=ids)
     for row in found:
-        weights = expected[row["kind"], int(row["layer"])][0, int(row["head"])]
+        weights = expected[row["stack"], int(row["layer"])][0, int(row["head"])]
         assert abs(float(row["weight"]) - float(weights[int(row["query"]), int(row["key"])])) < 1e-5
 
 
 def test_a_target_that_nobody_gave_is_generated_and_said_so(folders: dict[str, str]) -> None:
     result = asked("heads", folders["bart"], "--generate", "4", "--format", "csv").ok()
     assert "generated greedily" in result.err
-    assert {row["kind"] for row in result.ok().rows} == ALL
+    assert {row["stack"] for row in result.ok().rows} == ALL
 
 
 def test_pictures_lie_in_a_folder_per_stack(folders: dict[str, str], tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_pictures_lie_in_a_folder_per_stack(folders: dict[str, str], tmp_path: P
     drawn = {path.relative_to(out).as_posix() for path in out.rglob("*.png")}
     assert {"cross/overview.png", "encoder/overview.png", "cross/layers/L01.png", "encoder/layers/L00.png"} <= drawn
     manifest = json.loads((out / "manifest.json").read_text())
-    assert {call["kind"] for call in manifest["calls"]} == ALL
+    assert {call["stack"] for call in manifest["calls"]} == ALL
 
 
 def test_heads_of_an_encoder_are_drawn(folders: dict[str, str], tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_text_too_short_for_the_models_own_code_is_refused_in_one_line(tmp_pat
 def test_fused_says_what_eager_says(folders: dict[str, str]) -> None:
     eager, fused = (table("heads", folders["t5"], "--target", TARGET, "--engine", one) for one in ("eager", "fused"))
     for one, other in zip(eager, fused, strict=True):
-        assert (one["kind"], one["layer"], one["head"]) == (other["kind"], other["layer"], other["head"])
+        assert (one["stack"], one["layer"], one["head"]) == (other["stack"], other["layer"], other["head"])
         assert abs(float(one["entropy"]) - float(other["entropy"])) < 1e-4
 
 

@@ -188,13 +188,13 @@ def test_local_attention_sees_what_is_near_and_nothing_else(family: str) -> None
     seen: list[Visibility] = []
 
     def on_call(call: Any) -> None:
-        if call.kind == ENCODER:
+        if call.stack == ENCODER:
             seen.append(call.visible)
 
     report = listen(model, ids(SOURCE), on_call, **inputs_of(model))
     expected = torch.tensor([[abs(i - j) <= REACH for j in range(SOURCE)] for i in range(SOURCE)])
     assert all(torch.equal(one.rows(0, SOURCE)[0, 0], expected) for one in seen)
-    assert {check.masked_weight for check in report.calls if check.kind == ENCODER} == {0.0}
+    assert {check.masked_weight for check in report.calls if check.stack == ENCODER} == {0.0}
 
 
 def test_a_band_lies_around_its_query() -> None:

@@ -94,23 +94,23 @@ def test_each_stack_is_asked_about_its_own_texts(
     rows = seen.table().to_pylist()
     assert len(rows) == len(read.weights)
     for row in rows:
-        if row["kind"] not in kinds:
+        if row["stack"] not in kinds:
             assert all(row[name] is None for name in ("mass", "uniform", "entropy", "sink", "focus", "top_key")), row
             continue
-        weights_QK = read.weights[row["kind"], row["layer"], row["head"]]
-        of_queries, of_keys = read.sides(row["kind"])
+        weights_QK = read.weights[row["stack"], row["layer"], row["head"]]
+        of_queries, of_keys = read.sides(row["stack"])
         queries, keys = read.places(of_queries, query), read.places(of_keys, key)
-        expected = mean_mass(weights_QK, queries, keys, causal=row["kind"] == DECODER)
+        expected = mean_mass(weights_QK, queries, keys, causal=row["stack"] == DECODER)
         assert row["mass"] == pytest.approx(None if np.isnan(expected) else expected, abs=1e-5)
         received_K = weights_QK[queries].mean(0)
         assert row["top_key_mass"] == pytest.approx(received_K.max(), abs=1e-5)
     related = seen.relations().to_pylist()
-    assert {row["kind"] for row in related} <= set(kinds)
+    assert {row["stack"] for row in related} <= set(kinds)
     for row in related:
-        of_queries, of_keys = read.sides(row["kind"])
+        of_queries, of_keys = read.sides(row["stack"])
         assert row["query"] in read.places(of_queries, query)
         assert row["key"] in read.places(of_keys, key)
-        weight = read.weights[row["kind"], row["layer"], row["head"]][row["query"], row["key"]]
+        weight = read.weights[row["stack"], row["layer"], row["head"]][row["query"], row["key"]]
         assert row["weight"] == pytest.approx(weight, abs=1e-5)
     drawn = {kind for kind, one in seen.stacks.items() if one.maps is not None}
     assert drawn == set(kinds)
@@ -122,8 +122,8 @@ def test_each_stack_is_asked_about_its_own_texts(
 
 def test_keys_alone_leave_a_stack_without_them_unasked(read: Read) -> None:
     found = table("heads", read, "--key", "was", "--define", "unused=bank")
-    assert {row["kind"] for row in found if row["mass"]} == {DECODER}
-    assert all(not row["entropy"] and not row["top_key"] for row in found if row["kind"] != DECODER)
+    assert {row["stack"] for row in found if row["mass"]} == {DECODER}
+    assert all(not row["entropy"] and not row["top_key"] for row in found if row["stack"] != DECODER)
 
 
 def test_what_was_meant_is_said_stack_by_stack(read: Read) -> None:
@@ -153,18 +153,18 @@ def test_words_of_both_texts_are_grouped(read: Read, engine: str, words: tuple[s
     question = ("--query", words[0], "--key", words[1]) if words else ()
     found = table("relations", read, "--group", "words", "--top-k", "all", "--engine", engine, *question)
     texts = {"source": read.source, "target": read.target}
-    assert {row["kind"] for row in found} == set(KINDS)
+    assert {row["stack"] for row in found} == set(KINDS)
     for row in found:
-        queries, keys = (texts[side].words for side in read.sides(row["kind"]))
+        queries, keys = (texts[side].words for side in read.sides(row["stack"]))
         query, key = queries[int(row["query"])], keys[int(row["key"])]
         assert (row["query_token"], row["key_token"]) == (query.name, key.name)
         if words:
             assert query.name == "bank"
             assert key.name in ("the", "bank")
-        weights_QK = read.weights[row["kind"], int(row["layer"]), int(row["head"])]
+        weights_QK = read.weights[row["stack"], int(row["layer"]), int(row["head"])]
         expected = weights_QK[query.start : query.stop, key.start : key.stop].sum(1).mean()
         assert float(row["weight"]) == pytest.approx(expected, abs=1e-5)
-    crossed = {(int(row["query"]), int(row["key"])) for row in found if row["kind"] == CROSS}
+    crossed = {(int(row["query"]), int(row["key"])) for row in found if row["stack"] == CROSS}
     if not words:
         assert crossed == {(q, k) for q in range(len(read.target.words)) for k in range(len(read.source.words))}
 
@@ -172,7 +172,7 @@ def test_words_of_both_texts_are_grouped(read: Read, engine: str, words: tuple[s
 def test_encoder_and_decoder_are_rolled_out_over_their_own_texts(read: Read, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found = table("rollout", read, "--group", "tokens", "--top-k", "all", "--out", str(out))
-    assert list(found[0])[-1] == "kind"
+    assert list(found[0])[-1] == "stack"
     for kind in (ENCODER, DECODER):
         layers = sorted({layer for one, layer, _ in read.weights if one == kind})
         heads = [
@@ -182,10 +182,10 @@ def test_encoder_and_decoder_are_rolled_out_over_their_own_texts(read: Read, tmp
         for of_layer in heads:
             mixed_TT = np.mean(of_layer, 0) + np.eye(len(rolled_TT))
             rolled_TT = mixed_TT / mixed_TT.sum(1, keepdims=True) @ rolled_TT
-        mine = {(int(row["query"]), int(row["key"])): float(row["weight"]) for row in found if row["kind"] == kind}
+        mine = {(int(row["query"]), int(row["key"])): float(row["weight"]) for row in found if row["stack"] == kind}
         for place, weight in np.ndenumerate(rolled_TT):
             assert mine.get(place, 0.0) == pytest.approx(weight, abs=1e-5)
-    assert {row["kind"] for row in found} == {ENCODER, DECODER}
+    assert {row["stack"] for row in found} == {ENCODER, DECODER}
     drawn = {path.relative_to(out).as_posix() for path in out.rglob("*.png")}
     assert drawn == {"encoder/rollout.png", "decoder/rollout.png"}
     said: dict[str, Any] = json.loads((out / "manifest.json").read_text())
@@ -207,7 +207,7 @@ def test_the_text_is_coloured_by_cross_attention_unless_another_stack_is_named(
     found = table("text", read, "--mean", "all", *flags)
     text = read.source if shown == "source" else read.target
     assert [row["token"] for row in found] == list(text.tokens)
-    assert {row["kind"] for row in found} == {kind}
+    assert {row["stack"] for row in found} == {kind}
     mean_QK = np.mean([weights for key, weights in read.weights.items() if key[0] == kind], 0)
     if "--key" in flags:
         expected_T = mean_QK[:, read.places("source", "financial")].sum(1)

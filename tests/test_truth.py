@@ -204,7 +204,7 @@ def test_a_linear_layer_of_minimax_has_no_heads(minimax: str) -> None:
     done = call("heads", "--model", minimax, "--text", text(16), "--format", "csv")
     assert {row["layer"] for row in done.rows if row["head"]} == {"0", "2"}
     others = [{name: cell for name, cell in row.items() if cell} for row in done.rows if not row["head"]]
-    assert others == [{"layer": layer, "kind": "linear"} for layer in ("1", "3")]
+    assert others == [{"layer": layer, "stack": "decoder", "type": "linear"} for layer in ("1", "3")]
 
 
 def test_a_batch_of_minimax_gives_rows(minimax: str, tmp_path: Path) -> None:

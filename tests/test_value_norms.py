@@ -82,7 +82,7 @@ def test_norms_are_those_of_a_loop(family: str, engine: str, demo) -> None:
         torch.testing.assert_close(seen.weights[layer], norms, atol=1e-5, rtol=1e-5)
         assert (np.isnan(seen.maps.values[layer]) == (norms == 0).numpy()).all()
         np.testing.assert_allclose(np.nan_to_num(seen.maps.values[layer]), norms, atol=1e-5, rtol=1e-5)
-    assert seen.relations().column_names[-2:] == ["norm", "kind"]
+    assert seen.relations().column_names[-2:] == ["norm", "stack"]
     strongest = {(layer, head, query): [] for layer in range(4) for head in range(4) for query in range(len(IDS))}
     for layer, head, _, query, _, _, _, norm, _ in rows(seen.relations()):
         strongest[layer, head, query].append(norm)

@@ -31,7 +31,7 @@ from attnscope.attention.questions import (
     TopK,
     Window,
 )
-from attnscope.attention.rows import Block, join, read
+from attnscope.attention.rows import Block, read_blocks
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility, row_blocks
 from attnscope.errors import UsageError
@@ -41,20 +41,18 @@ class AttentionOperator(ABC):
     """One layer's attention for a batch of texts: P (B, H, Q, K), rows that sum to 1, or less with sink logits.
 
     visible: which keys each query may see. spec: q, k and how the family makes its logits, None where it does not show
-    them. sums_to_one: whether rows are known to sum to 1, so that what is missing from one is rounding.
+    them. device: where the answers live. sums_to_one: whether rows are known to sum to 1, so that what is missing from
+    one is rounding.
     """
 
-    def __init__(self, batch: int, heads: int, visible: Visibility, spec: AttentionSpec | None) -> None:
-        self.batch, self.heads = batch, heads
+    def __init__(
+        self, batch: int, heads: int, visible: Visibility, spec: AttentionSpec | None, device: torch.device
+    ) -> None:
+        self.batch, self.heads, self.device = batch, heads, device
         self.queries, self.keys = visible.queries, visible.keys
         self.visible = visible
         self.spec = spec
         self.sums_to_one = spec is not None and spec.row_sinks is None
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where the answers live."""
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Tensor:
@@ -67,13 +65,8 @@ class AttentionOperator(ABC):
         torch.Size([1, 6, 9])
         """
         asked = list(dict.fromkeys(questions))
-        parts: dict[Question, list[Any]] = {question: [] for question in asked}
-        widest_first = sorted(asked, key=lambda question: -question.k if isinstance(question, TopK) else 0)
-        for start, stop in self.blocks() if asked else ():
-            block = self.block(start, stop)
-            for question in widest_first:
-                parts[question].append(read(block, question))
-        return {question: join(question, part) for question, part in parts.items()}
+        blocks = (self.block(start, stop) for start, stop in self.blocks())
+        return dict(zip(asked, read_blocks(blocks, asked), strict=True)) if asked else {}
 
     def ask(self, question: Question) -> Any:
         """The answer to one question."""
@@ -163,13 +156,9 @@ class DenseAttention(AttentionOperator):
     """P as the matrix that the model's own eager attention returned: exactly Hugging Face's numbers."""
 
     def __init__(self, weights_BHQK: Tensor, visible: Visibility, spec: AttentionSpec | None = None) -> None:
-        super().__init__(weights_BHQK.shape[0], weights_BHQK.shape[1], visible, spec)
+        super().__init__(weights_BHQK.shape[0], weights_BHQK.shape[1], visible, spec, weights_BHQK.device)
         self.weights_BHQK = weights_BHQK
         self._whole: Block | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self.weights_BHQK.device
 
     def rows(self, start: int, stop: int) -> Tensor:
         return self.weights_BHQK[:, :, start:stop].float()

@@ -85,11 +85,7 @@ class PieceAttention(AttentionOperator):
         piece_T[self.order_T] = number_T
         visible = PieceVisibility(queries=count, keys=count, device=device, piece_T=piece_T)
         spec = None if spec is None else replace(spec, visible=visible)
-        super().__init__(1, pieces[0].heads, visible, spec)
-
-    @property
-    def device(self) -> torch.device:
-        return self.pieces[0].device
+        super().__init__(1, pieces[0].heads, visible, spec, device)
 
     def rows(self, start: int, stop: int) -> Tensor:
         found = torch.zeros(self.heads, stop - start, self.keys, device=self.device)

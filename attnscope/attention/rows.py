@@ -7,7 +7,7 @@ queries and keys that are asked about.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -75,9 +75,15 @@ class Block:
         return -p_ln_p[..., 0], -p_ln_p[..., 1:].sum(-1)
 
 
-def read(block: Block, question: Question) -> Any:
-    """A question's answer for the rows of a block."""
-    return READ[type(question)](block, question)
+def read_blocks(blocks: Iterable[Block], questions: Sequence[Question]) -> list[Any]:
+    """The answer to each question for all rows, from blocks of them in order."""
+    parts: list[list[Any]] = [[] for _ in questions]
+    asked = list(zip(questions, parts, strict=True))
+    widest_first = sorted(asked, key=lambda one: -one[0].k if isinstance(one[0], TopK) else 0)
+    for block in blocks:
+        for question, part in widest_first:
+            part.append(READ[type(question)](block, question))
+    return [join(question, part) for question, part in asked]
 
 
 def join(question: Question, parts: Sequence[Any]) -> Any:

@@ -47,12 +47,8 @@ class UniformAttention(AttentionOperator):
 
     def __init__(self, visible: Visibility) -> None:
         texts, heads, _ = visible.counts_BHQ.shape
-        super().__init__(texts, heads, visible, None)
+        super().__init__(texts, heads, visible, None, visible.counts_BHQ.device)
         self._share_BHQ = 1 / visible.counts_BHQ.float().clamp_min(1)
-
-    @property
-    def device(self) -> torch.device:
-        return self._share_BHQ.device
 
     def rows(self, start: int, stop: int) -> Tensor:
         return self.visible.rows(start, stop) * self._share_BHQ[..., start:stop, None]

@@ -11,15 +11,12 @@ from typing import Any
 
 from attnscope.batch.journal import FAILURES, JOURNAL, PARTIAL, Journal, Record
 from attnscope.errors import UsageError
-from attnscope.files import read_json, refuse_links, save_json
+from attnscope.files import check_schema, read_json, refuse_links, save_json
 from attnscope.folder.claim import LOCK, changes, document, locked, writable
 from attnscope.seam.call import joined_ways
 
 OPTIONS = "run.json"
-SCHEMA = 4  # of the folder; version 1 said no version, up to 2 heads had other columns, up to 3 nobody named tokens
-HEADS_SINCE = 3  # the first version whose heads tables can be gone on with
-UNSAID = {"engine": "eager"}  # options of version 1 that it did not write down
-RENAMED = {"weights": "matrices"}  # since version 2
+SCHEMA = 5  # of the folder; goes up when a file or a column is renamed, or means something else
 
 
 @contextmanager
@@ -48,7 +45,7 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
     before = _options(folder / OPTIONS)
     if before is None:
         save_json({"schema": SCHEMA, "options": wanted, **about}, folder / OPTIONS)
-    elif changed := changes(UNSAID | before, UNSAID | wanted):
+    elif changed := changes(before, wanted):
         raise UsageError(
             f"{folder} was begun with other options: {'; '.join(changed)}",
             "give the same options to go on, or name another folder with --out",
@@ -86,24 +83,16 @@ def check_ours(folder: Path) -> None:
 def _options(path: Path) -> dict[str, Any] | None:
     """The options in a run.json; None without one.
 
-    Raises UsageError where it is another program's, damaged, or of a newer version.
+    Raises UsageError where it is another program's, damaged, or of another version.
     """
     said = document(path, "not of attnscope batch, or damaged", "name another folder with --out", _is_ours)
     if said is None:
         return None
-    options, schema = said["options"], said.get("schema", 1)
-    if schema > SCHEMA:
-        raise UsageError(
-            f"{path.parent} was written by a newer attnscope: its schema is {schema}, this one knows up to {SCHEMA}",
-            "update attnscope, or name another folder with --out",
-        )
-    if schema < HEADS_SINCE and "heads" in str(options.get("tables")).split(","):
-        raise UsageError(
-            f"{path.parent} was begun by an older attnscope, whose heads tables have other columns",
-            "go on with that version, or name another folder with --out",
-        )
-    return {RENAMED.get(str(name), str(name)): value for name, value in options.items()}
+    hint = "resume it with the version of attnscope that wrote it, or name another folder with --out"
+    check_schema(said, SCHEMA, path.parent, hint)
+    options: dict[str, Any] = said["options"]
+    return options
 
 
 def _is_ours(said: Mapping[str, Any]) -> bool:
-    return isinstance(said.get("options"), dict) and type(said.get("schema", 1)) is int
+    return isinstance(said.get("options"), dict) and type(said.get("schema")) is int

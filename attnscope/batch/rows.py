@@ -21,7 +21,7 @@ from attnscope.keep.layers import codes
 from attnscope.measure.metrics import MASS, METRICS
 from attnscope.seam.call import joined_ways
 from attnscope.selection import spelled
-from attnscope.stacks import CROSS, KINDS
+from attnscope.stacks import STACKS, is_cross
 from attnscope.tables import numbers, texts_at
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
     from attnscope.text.tokens import Chosen
 
-SCHEMA_VERSIONS = {"texts": 2, "heads": 3, "relations": 1, "spans": 1, "summary": 1, "weights": 1}
+SCHEMA_VERSIONS = {"texts": 2, "heads": 4, "relations": 2, "spans": 2, "summary": 2, "weights": 1}
 TOKEN = pa.dictionary(pa.int32(), pa.string())
 ABOUT = [("item", pa.int64()), ("id", TOKEN)]
 SCHEMAS = {
@@ -98,7 +98,7 @@ SCHEMAS = {
             ("low", pa.float32()),
             ("high", pa.float32()),
             ("uniform", pa.float32()),
-            ("kind", TOKEN),
+            ("stack", TOKEN),
         ]
     ),
 }
@@ -136,7 +136,7 @@ class Measured:
     @property
     def lacking(self) -> Counter[str]:
         """How many texts lack a span, by name."""
-        spans = ([of.chosen.spans for kind, of in one.stacks.items() if kind != CROSS] for _, one in self.seen)
+        spans = ([of.chosen.spans for stack, of in one.stacks.items() if not is_cross(stack)] for _, one in self.seen)
         return Counter(name for texts in spans for name in texts[0] if all(found[name] is None for found in texts))
 
     @property
@@ -181,7 +181,7 @@ def schema_of(name: str, output: DatasetOutput) -> pa.Schema:
         more += [("target", pa.string()), ("target_tokens", pa.int32())]
     if name == "heads" and "key" in output.chosen:
         more = [("mass", pa.float32()), ("uniform", pa.float32())]
-    last = [("kind", TOKEN)] if name in OF_LAYERS else []
+    last = [("stack", TOKEN)] if name in OF_LAYERS else []
     return pa.schema([*SCHEMAS[name], *(pa.field(*one) for one in (*more, *last))])
 
 
@@ -223,9 +223,9 @@ def _chosen(seen: Observation) -> dict[str, str | None]:
 
     Of an encoder-decoder each is a JSON object by stack, null where a stack was not asked.
     """
-    found = {kind: _positions(one.chosen) for kind, one in seen.stacks.items()}
-    said = {name: {kind: of.get(name) for kind, of in found.items()} for of in found.values() for name in of}
-    columns = said if seen.beside else found[seen.kind]
+    found = {stack: _positions(one.chosen) for stack, one in seen.stacks.items()}
+    said = {name: {stack: of.get(name) for stack, of in found.items()} for of in found.values() for name in of}
+    columns = said if seen.other_stacks else found[seen.stack]
     notes = dict.fromkeys(note for one in seen.stacks.values() for note in one.chosen.notes)
     cells = {
         name: json.dumps(cell, ensure_ascii=False) if isinstance(cell, dict) else cell for name, cell in columns.items()
@@ -244,15 +244,15 @@ def _positions(chosen: Chosen) -> dict[str, Any]:
 def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> pa.Table:
     kept = [np.flatnonzero(one.every.kept) for _, one in seen]
 
-    def column(of: Callable[[HeadColumns], np.ndarray], kind: Any) -> np.ndarray:
+    def column(of: Callable[[HeadColumns], np.ndarray], dtype: Any) -> np.ndarray:
         parts = [of(one.every)[places] for (_, one), places in zip(seen, kept, strict=True)]
-        return _joined(parts, kind)
+        return _joined(parts, dtype)
 
-    kinds = [_kinds(one, places) for (_, one), places in zip(seen, kept, strict=True)]
+    stacks = [_stacks(one, places) for (_, one), places in zip(seen, kept, strict=True)]
     head, roles = column(lambda heads: heads.head, np.int32), column(lambda heads: heads.role, object)
     top_keys = [
-        one.place("keys", kind, one.every.top_key[places])
-        for (_, one), places, kind in zip(seen, kept, kinds, strict=True)
+        one.place("keys", stack, one.every.top_key[places])
+        for (_, one), places, stack in zip(seen, kept, stacks, strict=True)
     ]
     mass = column(lambda heads: heads.top_key_mass, np.float32)
     unasked, [tokens] = np.isnan(mass), _words([one.names() for _, one in seen], top_keys)
@@ -272,7 +272,7 @@ def _heads(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
     for title, name, part in parts:
         values = column(lambda heads, name=name, part=part: getattr(heads.scores[name], part), np.float64)  # type: ignore[misc]
         columns[title] = numbers(values.astype(np.float32))  # NaN is null
-    columns["kind"] = texts_at(KINDS, _joined(kinds, np.int8))
+    columns["stack"] = texts_at(STACKS, _joined(stacks, np.int8))
     return _table(columns, schema_of("heads", output))
 
 
@@ -282,8 +282,8 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
     if not parts:
         return schema_of("relations", output).empty_table()
     head, both = found["head"], list(zip((one for _, one in seen), parts, strict=True))
-    queries = [one.place("queries", part["kind"], part["query"], one.group) for one, part in both]
-    keys = [one.place("keys", part["kind"], part["key"], one.group) for one, part in both]
+    queries = [one.place("queries", part["stack"], part["query"], one.group) for one, part in both]
+    keys = [one.place("keys", part["stack"], part["key"], one.group) for one, part in both]
     query_token, key_token = _words([one.names(one.group) for _, one in seen], queries, keys)
     columns = {
         **_about(seen, [len(part["query"]) for part in parts]),
@@ -291,7 +291,7 @@ def _relations(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) 
         "head": numbers(head, head < 0),
         "query_token": query_token,
         "key_token": key_token,
-        "kind": texts_at(KINDS, found["kind"]),
+        "stack": texts_at(STACKS, found["stack"]),
     }
     return _table(columns, schema_of("relations", output))
 
@@ -314,7 +314,7 @@ def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         return numbers(_joined(parts, np.float64).astype(np.float32))  # NaN is null
 
     head = which("head")
-    kinds = [_kinds(one, places) for (_, one), places in zip(seen, kept, strict=True)]
+    stacks = [_stacks(one, places) for (_, one), places in zip(seen, kept, strict=True)]
     columns = {
         **_about(seen, [len(places) * count**2 for places in kept]),
         "layer": which("layer"),
@@ -324,14 +324,14 @@ def _spans(seen: Sequence[tuple[Item, Observation]], output: DatasetOutput) -> p
         "key_span": span(code[1]),
         "mass": mass("mass"),
         "uniform": mass("uniform"),
-        "kind": texts_at(KINDS, np.repeat(_joined(kinds, np.int8), count**2)),
+        "stack": texts_at(STACKS, np.repeat(_joined(stacks, np.int8), count**2)),
     }
     return _table(columns, schema_of("spans", output))
 
 
-def _kinds(one: Observation, kept: np.ndarray) -> np.ndarray:
-    """The stacks of these heads, as places in KINDS."""
-    return codes(one.every.kind[kept].tolist())
+def _stacks(one: Observation, kept: np.ndarray) -> np.ndarray:
+    """The stacks of these heads, as places in STACKS."""
+    return codes(one.every.stack[kept].tolist())
 
 
 def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> list[pa.DictionaryArray]:
@@ -343,8 +343,8 @@ def _words(units: Sequence[Sequence[str]], *columns: Sequence[np.ndarray]) -> li
     return [pa.DictionaryArray.from_arrays(pa.array(index), words) for index in joined]
 
 
-def _joined(arrays: Sequence[np.ndarray], kind: Any) -> np.ndarray:
-    return np.concatenate(arrays) if arrays else np.empty(0, kind)
+def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
 
 
 def _about(seen: Sequence[tuple[Item, Observation]], counts: Sequence[int]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def given_spans(item: Item, prompt: Prompt, names: Sequence[str], chat: bool = F
     if not isinstance(given, Mapping):
         raise InputError(f'field {FIELD!r} is not like {{"subject": [[5, 9]]}} but {brief(given)}')
     ranges = {name: given[name] for name in names if given.get(name) is not None}
-    if prompt.media and ranges:
+    if prompt.medium.sha256 and ranges:
         raise InputError(f"field {FIELD!r} counts characters of a text that is read alone: name tokens in their stead")
     if chat and ranges:
         raise InputError(f"field {FIELD!r} counts characters of a text, and under --chat the template writes another")

@@ -21,7 +21,7 @@ from attnscope.batch.table_files import TableFile
 from attnscope.files import write_whole
 from attnscope.folder.claim import locked
 from attnscope.measure.metrics import KNOWN, MASS, METRICS
-from attnscope.stacks import DECODER, KINDS
+from attnscope.stacks import STACKS
 from attnscope.study.statistics import means
 from attnscope.tables import FORMATS, numbers, texts_at
 
@@ -94,9 +94,9 @@ class _Rows:
         return keys_N, {name: _stacked(keys_N, [(keys, part.pop(name)) for keys, part in parts]) for name in columns}
 
     def _part(self, path: Path, columns: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        wanted = ["item", "kind", *WHICH, *self._spans, *columns]
+        wanted = ["item", "stack", *WHICH, *self._spans, *columns]
         rows = FORMATS[self.output.format].read(path, wanted, self._schema)
-        key = _kinds(rows)
+        key = _stacks(rows)
         for name in WHICH:
             key = key << BITS | _numpy(rows[name], -1) + (name == "head")  # no head, of a kv head's mean, is 0
         for name in self._spans:
@@ -135,7 +135,7 @@ class _Rows:
             "texts": numbers(found.n),
             **{end: numbers(getattr(found, end).astype(np.float32)) for end in ("mean", "low", "high")},
             "uniform": numbers(_uniform(values, name).astype(np.float32)),
-            "kind": texts_at(KINDS, (which_N >> BITS * len(WHICH)).astype(np.int8)),
+            "stack": texts_at(STACKS, (which_N >> BITS * len(WHICH)).astype(np.int8)),
         }
         return pa.table(columns, schema=SCHEMAS["summary"])
 
@@ -146,11 +146,9 @@ def _heads(which_N: np.ndarray) -> dict[str, pa.Array]:
     return {"layer": numbers(number["layer"]), "head": numbers(head, head < 0), "kv_head": numbers(number["kv_head"])}
 
 
-def _kinds(rows: pa.Table) -> np.ndarray:
-    """The stack of each row, as a place in KINDS; rows from before they said so are of decoders, all."""
-    if "kind" not in rows.column_names:
-        return np.full(len(rows), KINDS.index(DECODER), np.int64)
-    return _numpy(pc.index_in(rows["kind"], pa.array(KINDS, pa.string())), KINDS.index(DECODER)).astype(np.int64)
+def _stacks(rows: pa.Table) -> np.ndarray:
+    """The stack of each row, as a place in STACKS."""
+    return _numpy(pc.index_in(rows["stack"], pa.array(STACKS, pa.string())), 0).astype(np.int64)
 
 
 def _coded(code: np.ndarray, names: Sequence[str]) -> pa.DictionaryArray:

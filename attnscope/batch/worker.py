@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from attnscope.ask import Ask
+from attnscope.batch.asks import ask_of, check_fields, prompts, targets
 from attnscope.batch.batches import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, batches, kept_bytes
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
 from attnscope.batch.journal import Failure
-from attnscope.batch.prompts import check_fields, prompts, targets
 from attnscope.batch.replicas import Replicas
 from attnscope.batch.rows import Measured
 from attnscope.batch.shards import Shard
@@ -21,11 +22,12 @@ from attnscope.model.geometry import with_tower
 from attnscope.model.loading import LoadedModel, load
 from attnscope.model.padding import pads
 from attnscope.observation import Observation
-from attnscope.observe import observe
+from attnscope.observe import Request, observe
 from attnscope.observe.choice import FASTER_SCORES, Choice, choose, kernel_reads
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.generation import translation
 from attnscope.selection import select_stacks
+from attnscope.stacks import SEQ2SEQ
 from attnscope.text.prompt import Prompt, from_ids
 from attnscope.text.tokens import Chosen, Found
 
@@ -37,10 +39,11 @@ KERNEL_TOKENS = 2  # times a batch's tokens: it makes no matrices, and what a ba
 class Text(NamedTuple):
     """An item as token ids, and the tokens of it that are asked about; target: what an encoder-decoder's decoder reads.
 
-    While the target is still to be made, it is None, and nothing is chosen yet.
+    asked: what names these tokens. While the target is still to be made, it is None, and nothing is chosen yet.
     """
 
     item: Item
+    asked: Request
     prompt: Prompt
     chosen: Chosen = Chosen()
     target: Prompt | None = None
@@ -52,7 +55,7 @@ class Text(NamedTuple):
     @property
     def longest(self) -> int:
         """Tokens of the longest that a stack reads of it."""
-        return max(*self.lengths, *map(len, self.prompt.tower))
+        return max(*self.lengths, *map(len, self.prompt.medium.tower))
 
 
 @dataclass
@@ -83,7 +86,7 @@ class Worker:
         keep_freed_memory()
         self.loaded = loaded or load(job.load)
         self.loaded.check_bare("a corpus run")
-        self.of_two = self.loaded.geometry.task == "seq2seq"
+        self.of_two = self.loaded.geometry.task == SEQ2SEQ
         check_fields(job, self.loaded)
         self._check_targets()
         if job.picture_field is not None and not _of_tokens(job):
@@ -98,7 +101,7 @@ class Worker:
         geometry = self.loaded.geometry
         heads = geometry.heads_of_stacks
         if job.select is not None:
-            self.request = job.request.selecting(select_stacks(job.select, heads, geometry.kind), geometry)
+            self.request = job.request.selecting(select_stacks(job.select, heads, geometry.stack), geometry)
         self.replicas = Replicas(self.loaded)
         self.limit = batch_limit(self.loaded) if job.batch_tokens is None else job.batch_tokens
         self._heads = sum(sum(of.values()) for of in heads.values())
@@ -109,7 +112,7 @@ class Worker:
     def windows(self, shard: Shard) -> Iterator[Window]:
         """A shard's items, tokenised, in pieces whose results fit into memory; the cut depends on the items alone."""
         window, size = Window(shard), 0.0
-        with prompts(self.job, self.loaded) as read, targets(self.job, self.loaded) as target:
+        with prompts(self.job, self.loaded) as read, targets(self.loaded) as target:
             for item in shard.items:
                 size += self._tokenise(item, window, read, target)
                 if size >= WINDOW_BYTES or len(window.texts) >= WINDOW_TEXTS or window.last:
@@ -142,22 +145,23 @@ class Worker:
         return Measured.joined([Measured(len(window.failures), [], window.failures), *parts])
 
     def _tokenise(
-        self, item: Item, window: Window, read: Callable[[Item], Prompt], target: Callable[[Item], Prompt]
+        self, item: Item, window: Window, read: Callable[[Ask], Prompt], target: Callable[[Ask], Prompt]
     ) -> float:
         """Put an item into the window; about how many bytes its results will take."""
         window.items += 1
         window.read, window.last = item.read, item is window.shard.items[-1]
         try:
-            text = Text(item, read(item))
-            if self.job.target_field is not None:
-                text = text._replace(target=target(item))
+            ask = ask_of(self.job, item)
+            text = Text(item, ask.keep, read(ask))
+            if ask.target is not None:
+                text = text._replace(target=target(ask))
             if not self.of_two or text.target is not None:
                 text = text._replace(chosen=self._chosen(text))
         except InputError as error:
             window.failures.append(Failure.of(item, error.message))
             return 0.0
         window.texts.append(text)
-        inputs = sum(one.nbytes for one in text.prompt.inputs.values())
+        inputs = sum(one.nbytes for one in text.prompt.medium.inputs.values())
         return inputs + kept_bytes(self.job, self._heads, text.longest)
 
     def _translated(self, loaded: LoadedModel, text: Text) -> Text | Failure:
@@ -185,10 +189,8 @@ class Worker:
 
     def _chosen(self, text: Text) -> Chosen:
         """The tokens of an item that are asked about. Raises InputError where what says so means none."""
-        asked, job, item, prompt = self.request, self.job, text.item, text.prompt
-        query = asked.query if job.query_field is None else _expression(item, job.query_field)
-        key = asked.key if job.key_field is None else _expression(item, job.key_field)
-        given = given_spans(item, prompt, asked.spans, job.chat) if asked.spans else {}
+        asked, prompt = text.asked, text.prompt
+        given = given_spans(text.item, prompt, asked.spans, self.job.chat) if asked.spans else {}
         left = [name for name in asked.spans if name not in given]
 
         def spanned(chosen: Chosen, given: Mapping[str, Found | None]) -> Chosen:
@@ -196,7 +198,7 @@ class Worker:
             return replace(chosen, spans={name: {**given, **chosen.spans}.get(name) for name in asked.spans})
 
         try:
-            wanted = replace(asked, query=query, key=key, spans=left)
+            wanted = replace(asked, spans=left) if given else asked
             if text.target is None:
                 return spanned(wanted.chosen(prompt), given)
             chosen = wanted.chosen(text.target, prompt)
@@ -240,8 +242,7 @@ class Worker:
         if not targets:
             return observe(loaded, prompts, self.request, engine=engine, chosen=chosen)
         facts = {"target": {"generated": self.job.target_field is None}}
-        how: dict[str, Any] = {"sources": prompts, "facts": facts}
-        return observe(loaded, targets, self.request, engine=engine, chosen=chosen, **how)
+        return observe(loaded, targets, self.request, engine=engine, chosen=chosen, sources=prompts, facts=facts)
 
     def _choice(self, loaded: LoadedModel, texts: int, longest: int, name: str, quick: bool = True) -> Choice:
         """The engine of a name for a batch; quick: auto takes what is faster, and else goes by memory alone."""
@@ -277,14 +278,6 @@ def _check_positions(tokens: int | None, positions: int | None) -> None:
             f"texts of {tokens} tokens are too long: the model reads at most {positions}",
             f"give {{max_tokens={positions}}} or less",
         )
-
-
-def _expression(item: Item, field: str) -> str:
-    """What a field of the item's record says of its tokens. Raises InputError where it says nothing."""
-    value = item.says(field)
-    if type(value) not in (str, int):
-        raise InputError(f"field {field!r} names no tokens but is {type(value).__name__}")
-    return str(value)
 
 
 def _broken(seen: Observation) -> str:

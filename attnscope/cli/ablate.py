@@ -62,10 +62,10 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     from attnscope.selection import everything, pairs
     from attnscope.show.ablation import save_ablation
     from attnscope.study.ablation.direct import direct_means
-    from attnscope.study.ablation.effects import Asked, cost
+    from attnscope.study.ablation.effects import HeadSets, ablation_cost
     from attnscope.study.ablation.effects import ablate as ablated_by
 
-    asked = Asked.of(
+    asked = HeadSets.of(
         named,
         loaded.geometry,
         by_kv=taken.by == "kv",
@@ -75,7 +75,7 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     )
     if taken.each:
         asked = replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)})
-    token_layers, operations = (on.of_all(one, task) for one in cost(loaded, task, asked, taken.replace))
+    token_layers, operations = (on.of_all(one, task) for one in ablation_cost(loaded, task, asked, taken.replace))
     plan = f"{len(asked.sets)} sets on {on.of_all(len(task), task)} sequences of {task.name}"
     plan += f": {token_layers} tokens x layers, about {operations:.0e} operations"
     if on.dry_run:

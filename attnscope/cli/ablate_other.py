@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from attnscope.intervene.passes import Advance, Passes
     from attnscope.intervene.task import Task
     from attnscope.model.loading import LoadedModel
-
-Head = tuple[int, int]
+    from attnscope.selection import HeadIndex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,7 @@ class Otherwise:
             raise UsageError(f"{wanted[0]} is for sets, and {asked} was given", "leave out one of them")
 
     @property
-    def question(self) -> Question | None:
+    def question(self) -> HeadQuestion | None:
         """The question that is asked instead; None for sets."""
         return next((QUESTIONS[name] for name, asked in self._wishes.items() if asked), None)
 
@@ -76,13 +75,13 @@ class Asking:
     """What is asked, of which heads. parts: where what is measured on the way is kept."""
 
     passes: Passes
-    heads: Sequence[Head]
+    heads: Sequence[HeadIndex]
     parts: Parts
     advance: Advance = lambda token_layers: None
 
 
 @dataclass(frozen=True)
-class Answer:
+class Result:
     """A table, what a terminal shows of its first rows, notes, and a figure by name with what writes it."""
 
     table: pa.Table
@@ -92,16 +91,20 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Question:
+class HeadQuestion:
     """A name for its files; what it takes at the most, in tokens times layers; and who answers."""
 
     name: str
     cost: Callable[[Asking], int]
-    answer: Callable[[Asking], Answer]
+    answer: Callable[[Asking], Result]
 
 
 def answered(
-    loaded: LoadedModel, task: Task, heads: Sequence[Head], otherwise: Otherwise, groups: tuple[Taken, On, Measured]
+    loaded: LoadedModel,
+    task: Task,
+    heads: Sequence[HeadIndex],
+    otherwise: Otherwise,
+    groups: tuple[Taken, On, Measured],
 ) -> int:
     """Ask, print and write; heads: all of the model where none were named."""
     from attnscope.folder.parts import Parts, claim, with_weights
@@ -143,7 +146,7 @@ def answered(
     return 0
 
 
-def _write(found: Answer, question: Question, folder: Path, line: str) -> None:
+def _write(found: Result, question: HeadQuestion, folder: Path, line: str) -> None:
     """The table, and the figure where there is one."""
     from attnscope.figures import About, Style
     from attnscope.tables import save
@@ -160,7 +163,7 @@ def _pairs_cost(asking: Asking) -> int:
     return asking.passes.token_layers(pair_sets(asking.heads))
 
 
-def _pairs(asking: Asking) -> Answer:
+def _pairs(asking: Asking) -> Result:
     """The synergy of every two heads."""
     from attnscope.study.ablation.effects import effects_of
     from attnscope.study.ablation.pairs import pair_sets, synergies
@@ -169,16 +172,16 @@ def _pairs(asking: Asking) -> Answer:
         raise InputError("a pair takes two heads, and one was named", "name more of them")
     _, effect_SK = effects_of(asking.passes, pair_sets(asking.heads), asking.parts, asking.advance)
     found = synergies(asking.heads, effect_SK)
-    return Answer(found.table(), lambda top: pairs_sheet(found, top))
+    return Result(found.table(), lambda top: pairs_sheet(found, top))
 
 
 def _pruning_cost(asking: Asking) -> int:
-    from attnscope.study.ablation.prune import cost
+    from attnscope.study.ablation.prune import prune_cost
 
-    return asking.passes.token_layers([]) + cost(asking.passes, len(asking.heads))
+    return asking.passes.token_layers([]) + prune_cost(asking.passes, len(asking.heads))
 
 
-def _pruning(asking: Asking) -> Answer:
+def _pruning(asking: Asking) -> Result:
     """The heads in the order in which they are missed least."""
     from attnscope.study.ablation.prune import curve, pruned
 
@@ -194,7 +197,7 @@ def _pruning(asking: Asking) -> Answer:
         save_pruning(path, names, [intact, *(one.value for one in steps)], [("uniform guess", guess)], style)
 
     told = f"intact {intact:.3f} {passes.measure.unit}"
-    return Answer(curve(steps, intact), lambda top: prune_sheet(steps, intact, top), (told,), ("prune.png", draw))
+    return Result(curve(steps, intact), lambda top: prune_sheet(steps, intact, top), (told,), ("prune.png", draw))
 
 
 def _screen_cost(asking: Asking) -> int:
@@ -204,16 +207,16 @@ def _screen_cost(asking: Asking) -> int:
     return (BACKWARD + 1 + TRIED) * asking.passes.token_layers([])
 
 
-def _screen(asking: Asking) -> Answer:
+def _screen(asking: Asking) -> Result:
     """All heads to first order, some of them ablated beside."""
     from attnscope.study.ablation.screen import screened
 
     found = screened(asking.passes, asking.advance)
-    return Answer(found.table(), lambda top: screen_sheet(found, top), (trusted(found),))
+    return Result(found.table(), lambda top: screen_sheet(found, top), (trusted(found),))
 
 
-QUESTIONS: Mapping[str, Question] = {
-    "--pairs": Question("pairs", _pairs_cost, _pairs),
-    "--prune": Question("prune", _pruning_cost, _pruning),
-    "--method gradient": Question("gradient", _screen_cost, _screen),
+QUESTIONS: Mapping[str, HeadQuestion] = {
+    "--pairs": HeadQuestion("pairs", _pairs_cost, _pairs),
+    "--prune": HeadQuestion("prune", _pruning_cost, _pruning),
+    "--method gradient": HeadQuestion("gradient", _screen_cost, _screen),
 }

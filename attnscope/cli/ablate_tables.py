@@ -52,9 +52,9 @@ def sets_sheet(found: Ablation, top: int | None) -> RichTable:
     sheet, rows = output.sheet(), found.table().to_pylist()
     for title in ("set", "heads", "direct", "alone", "together [95 %]", "p", "random sets: 99 %", "above"):
         sheet.add_column(title, no_wrap=True, justify="right" if title in ("p", "above") else "left")
-    together = [row for row in rows if row["kind"] == "together"]
+    together = [row for row in rows if row["condition"] == "together"]
     for row in together[:top]:
-        alone = [one for one in rows if (one["kind"], one["set"]) == ("alone", row["set"])]
+        alone = [one for one in rows if (one["condition"], one["set"]) == ("alone", row["set"])]
         heads = row["heads"].split()
         sheet.add_row(
             output.one_line(row["set"]),

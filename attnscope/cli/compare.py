@@ -11,16 +11,16 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.groups import recorded, spelled
+from attnscope.cli.groups import command_line, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import (
     FIRST,
     UNRECORDED,
-    Beside,
     Look,
     ManyTexts,
     Memory,
     ModelTexts,
+    OtherSide,
     Results,
     Selected,
     Top,
@@ -28,13 +28,14 @@ from attnscope.cli.options import (
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
 from attnscope.signals import unwinding
+from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
     from attnscope.ask import Text
     from attnscope.figures import Style
     from attnscope.model.loading import LoadedModel
     from attnscope.run import Run
-    from attnscope.study.comparison import Comparison, Reading, Shared
+    from attnscope.study.comparison import Comparison, OneSide, Shared
 
 EXAMPLES = (
     'attnscope compare --text "Mary gave John a book" --compare-text "John gave Mary a book" --out runs/swapped',
@@ -43,7 +44,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sides(ModelTexts, Beside, ManyTexts):
+class Sides(ModelTexts, OtherSide, ManyTexts):
     """One side, and what is compared with it."""
 
     compare_text: Annotated[str | None, Option(help="The other text.", metavar="TEXT"), FIRST, UNRECORDED] = None
@@ -58,7 +59,7 @@ class Sides(ModelTexts, Beside, ManyTexts):
         super().__post_init__()
         if self.compare_text is None and self.compare_model is None:
             raise UsageError("nothing to compare with", "give --compare-text TEXT or --compare-model NAME")
-        self.check_beside()
+        self.check_other_side()
         if self.texts is not None and (self.has_text or self.compare_text is not None):
             raise UsageError("--texts is for two models, in the place of a text", "give it with --compare-model alone")
         if self.texts is not None and self.target is not None:
@@ -109,16 +110,16 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
 
     texts, loaded = texts_of(asked, printing), load_models(asked, printing)
 
-    from attnscope.cli.compare_table import rendered
+    from attnscope.cli.compare_table import differences_sheet
     from attnscope.study.comparison import check_alike
     from attnscope.study.comparison import compare as compared
-    from attnscope.study.differences import about, check_folder, heads_table
+    from attnscope.study.differences import check_folder, comparison_facts, heads_table
 
     check_alike(*loaded)
     heads = heads_of(loaded[0], selected)
     groups = (asked, room, selected, look)
     options = {name: value for name, value in recorded(*groups).items() if name not in AROUND}
-    said = about(loaded, [getattr(part, "sha256", str(part)) for one in texts for part in one[1:]], options)
+    said = comparison_facts(loaded, [getattr(part, "sha256", str(part)) for one in texts for part in one[1:]], options)
     if printing.out is not None:
         check_folder(printing.out, said, printing.force)
     maps = heads if printing.out is not None and len(texts) == 1 else None
@@ -126,12 +127,12 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     with output.progress("forward passes", steps, printing.quiet) as advance:
         pairs = readings(texts, loaded, asked, room, printing.quiet)
         found = compared(pairs, maps=maps, memory=room.memory, advance=advance)
-    chosen = {(kind, layer, head) for kind, of in heads.items() for layer, here in of.items() for head in here}
-    places = [place for place in found.order if (found.kinds[place], *found.heads[place]) in chosen]
+    chosen = {(stack, layer, head) for stack, of in heads.items() for layer, here in of.items() for head in here}
+    places = [place for place in found.order if (found.head_stacks[place], *found.heads[place]) in chosen]
     if printing.out is not None:
-        write(found, places, said, look.style(spelled("compare", *groups)), printing)
+        write_comparison(found, places, said, look.style(command_line("compare", *groups)), printing)
     table = heads_table(found, places)
-    output.emit(table, format, lambda: rendered(found, places[: top.top]), printing.spreadsheet)
+    output.emit(table, format, lambda: differences_sheet(found, places[: top.top]), printing.spreadsheet)
     return report(found, printing.quiet)
 
 
@@ -143,8 +144,8 @@ def heads_of(loaded: LoadedModel, selected: Selected) -> dict[str, dict[int, tup
 
     heads, atlas = compared(loaded), atlas_of(loaded, selected.atlas)
     if selected.select is None:
-        return {kind: everything(of_stack) for kind, of_stack in heads.items()}
-    return select_stacks(selected.select, heads, loaded.geometry.kind, atlas.by_role() if atlas else None)
+        return {stack: everything(of_stack) for stack, of_stack in heads.items()}
+    return select_stacks(selected.select, heads, loaded.geometry.stack, atlas.by_role() if atlas else None)
 
 
 def texts_of(asked: Sides, printing: Differences) -> list[Named]:
@@ -173,19 +174,19 @@ def load_models(asked: Sides, printing: Differences) -> tuple[LoadedModel, Loade
 
 def readings(
     texts: Sequence[Named], loaded: Sequence[LoadedModel], asked: Sides, room: Room, quiet: bool
-) -> Iterator[tuple[Reading, Reading]]:
+) -> Iterator[tuple[OneSide, OneSide]]:
     """Both sides of each text, ready to be read; of many, those that do not fit are named and left out."""
     from attnscope.ask import Ask
     from attnscope.cli.single import tell_run, tell_target
     from attnscope.media.sound import Sound
     from attnscope.run import prepare
-    from attnscope.study.comparison import Reading
+    from attnscope.study.comparison import OneSide
 
     def ready(model: LoadedModel, text: Text, chat: bool) -> Run:
         ask = Ask(text, engine=room.engine, memory=room.memory, chat=chat, truncate=asked.truncate, target=asked.target)
         return prepare(model, ask)
 
-    if len(texts) > 1 and loaded[0].geometry.task == "seq2seq":
+    if len(texts) > 1 and loaded[0].geometry.task == SEQ2SEQ:
         output.talk("the targets are generated greedily, each by the model that reads it", quiet)
     for name, first, other in texts:
         try:
@@ -200,11 +201,11 @@ def readings(
         for run in runs if len(texts) == 1 else ():
             tell_run(run, quiet)
             tell_target(run, quiet)
-        one, two = (Reading(run.loaded, run.prompt, run.engine, run.source) for run in runs)
+        one, two = (OneSide(run.loaded, run.prompt, run.engine, run.source) for run in runs)
         yield one, two
 
 
-def write(
+def write_comparison(
     found: Comparison, places: Sequence[int], said: Mapping[str, Any], style: Style, printing: Differences
 ) -> None:
     """Tables and pictures into --out, with a bar while they are drawn; said: what tells it from another comparison."""
@@ -214,8 +215,8 @@ def write(
     drawn = found.pair.drawn.values() if found.pair else ()
     pictures = len(found.stacks) + sum(len(one.values) for one in drawn)
     with unwinding(), output.progress("drawing", pictures, printing.quiet) as advance:
-        how: dict[str, Any] = {"places": places, "spreadsheet": printing.spreadsheet, "advance": advance}
-        written = save(found, printing.out, said, style, **how)
+        spreadsheet = printing.spreadsheet
+        written = save(found, printing.out, said, style, places=places, spreadsheet=spreadsheet, advance=advance)
     output.talk(f"wrote {len(written)} files to {printing.out}", printing.quiet)
 
 
@@ -250,8 +251,8 @@ def tell_shared(text: Shared, quiet: bool) -> None:
 
 def tell_first(found: Comparison, quiet: bool) -> None:
     """Say which layer of each stack is the first to differ, where it is not the first."""
-    for kind, places in found.stacks.items():
-        name, js = found.stack_name(kind), found.js.effect[places]
+    for stack, places in found.stacks.items():
+        name, js = found.stack_name(stack), found.js.effect[places]
         layers = [found.heads[place][0] for place in places]
         differing = [layer for layer, bits in zip(layers, js, strict=True) if bits > 0]
         if not differing:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHOWN = ("previous_token", "induction", "sink", "entropy")  # metrics whose difference stands in the table
 
 
-def rendered(found: Comparison, places: Sequence[int]) -> RichTable:
+def differences_sheet(found: Comparison, places: Sequence[int]) -> RichTable:
     """The heads by divergence: as much of lost mass and of some metrics' differences as the terminal has room for."""
     sheet, columns = output.sheet(), _columns(found, places)
     heads = Column("head", [found.name(place) for place in places])

@@ -95,9 +95,9 @@ def explain_model(asked: ModelText, steps: Steps, telling: Telling) -> int:
         raise UsageError("no head was named", "name one with --head L2H3; `attnscope heads` lists them")
 
     from attnscope.cli.single import prepared, read_text
-    from attnscope.text.tokens import check
+    from attnscope.text.tokens import check_expression
 
-    check(steps.query)
+    check_expression(steps.query)
     text = read_text(asked, telling)
     run = prepared(asked, telling, text, query=steps.query, alone=("an explanation", "decoder", "encoder"))
     for note in run.chosen.notes:
@@ -150,9 +150,9 @@ def finish(telling: Telling, explanation: Explanation, whole: bool = False) -> i
     if place := telling.place(f"{'toy' if whole else 'explain'}-{explanation.head}"):
         output.talk(f"wrote {draw(explanation, place)}", telling.quiet)
     if telling.on_stdout == "table":
-        from attnscope.cli.explain_tables import rendered
+        from attnscope.cli.explain_tables import steps_sheet
 
-        output.show(rendered(explanation, whole))
+        output.show(steps_sheet(explanation, whole))
     else:
         from attnscope.explain.jsonl import json_lines
 

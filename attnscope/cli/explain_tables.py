@@ -31,7 +31,7 @@ LONGEST_LABEL = 16
 SUMMED = ("exp(logit − largest)", "weight", "weight × v")
 
 
-def rendered(explanation: Explanation, whole: bool = False) -> RenderableType:
+def steps_sheet(explanation: Explanation, whole: bool = False) -> RenderableType:
     """All steps for a person; `whole` prints every matrix from corner to corner (for small ones)."""
     parts: list[RenderableType] = [_headline(explanation), Text()]
     for number, step in enumerate(explanation.steps, 1):

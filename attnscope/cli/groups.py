@@ -135,7 +135,7 @@ def recorded(*groups: Any) -> dict[str, Any]:
     }
 
 
-def spelled(command: str, *groups: Any) -> str:
+def command_line(command: str, *groups: Any) -> str:
     """What a picture says of itself: the command without defaults, text, and where the run came from and went."""
     from attnscope.folder.manifest import AROUND
 

@@ -9,7 +9,7 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
-from attnscope.cli.groups import recorded, spelled
+from attnscope.cli.groups import command_line, recorded
 from attnscope.cli.options import FIGURES, Drawing, Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
@@ -28,7 +28,7 @@ ANSWER = "add --generate N, or --answer TEXT"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Entries):
+class MeasuredEntries(Entries):
     """What is read of the heads, and measured."""
 
     metrics: Annotated[
@@ -94,13 +94,13 @@ class Ranking(Top):
         return f"-{sort.removeprefix('-')}" if self.ascending else sort
 
 
-GROUPS = (TextRun, Measured, Question, Ranking, Results, Relations, Drawing, Show)
+GROUPS = (TextRun, MeasuredEntries, Question, Ranking, Results, Relations, Drawing, Show)
 
 
 @takes(*GROUPS)
 def heads(
     asked: TextRun,
-    entries: Measured,
+    entries: MeasuredEntries,
     question: Question,
     ranking: Ranking,
     printing: Results,
@@ -124,13 +124,13 @@ def heads(
     over = over_picture(asked, entries, question, drawing) and "picture" in (kinds or ())
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.heads_table import legend, missing_support, rendered, without_attention
+    from attnscope.cli.heads_table import heads_sheet, legend, missing_support, without_attention
     from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.keep.request import MapFields, Request
 
     options = recorded(asked, entries, question, ranking, printing, relations, drawing) | {"sort": ranking.by(question)}
     groups = (asked, entries, question, ranking.told(question), printing, relations, drawing)
-    style = drawing.style(spelled("heads", *groups))
+    style = drawing.style(command_line("heads", *groups))
     maps: MapFields = {"maps": "all"} if printing.out else showing.maps(style, stream(only=False))
     maps = {**drawing.maps(), **maps}
     seen = observe_text(
@@ -152,10 +152,20 @@ def heads(
     shown = seen.kept_heads(order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
-        how = {"sort": order, "top": ranking.top, "min_weight": relations.min_weight, "figures": kinds or FIGURES}
-        export_text(seen, printing, options, heads=names, spreadsheet=printing.spreadsheet, style=style, **how)
+        export_text(
+            seen,
+            printing,
+            options=options,
+            heads=names,
+            sort=order,
+            top=ranking.top,
+            min_weight=relations.min_weight,
+            figures=kinds or FIGURES,
+            style=style,
+            spreadsheet=printing.spreadsheet,
+        )
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
-    output.emit(seen.table(order), format, lambda: rendered(seen, shown, order), printing.spreadsheet)
+    output.emit(seen.table(order), format, lambda: heads_sheet(seen, shown, order), printing.spreadsheet)
     if format == "table":
         for line in legend(shown, seen.atlas is not None):
             output.talk(line, printing.quiet)
@@ -174,7 +184,7 @@ def say_rest(count: int, heads: int, how: str, quiet: bool) -> None:
     output.talk(f"{count} of {heads} heads {how}", quiet or count == heads)
 
 
-def over_picture(asked: TextRun, entries: Measured, question: Question, drawing: Drawing) -> bool:
+def over_picture(asked: TextRun, entries: MeasuredEntries, question: Question, drawing: Drawing) -> bool:
     """Whether the weights on a picture are drawn over it. Raises UsageError where that was named and cannot be."""
     why = "no --picture was given" if not asked.picture else ""
     why = why or "--key alone asks who looks at a token" * (question.key is not None and question.query is None)

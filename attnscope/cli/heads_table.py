@@ -12,7 +12,6 @@ from attnscope.cli import output
 from attnscope.measure.metrics import COLUMNS, KNOWN, LENGTHS, LOOKBACKS, MASS, METRICS, order_of
 from attnscope.measure.roles import NEEDED_ROWS, unsupported
 from attnscope.selection import spelled
-from attnscope.stacks import ENCODER
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -47,7 +46,7 @@ class Column:
         return max(map(cell_len, (self.title, *self.cells))) + 2
 
 
-def rendered(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
+def heads_sheet(seen: Observation, shown: Sequence[Head], sort: str) -> RichTable:
     """The ranked heads: as many metrics as the terminal has room for, the one that sorts in any case."""
     null = uniform_rows(seen, shown)
     blank = [""] * len(null)
@@ -73,9 +72,9 @@ def uniform_rows(seen: Observation, shown: Sequence[Head]) -> list[tuple[str, di
     """What uniform attention scores, per kind of layer; one unnamed row where all kinds score the same."""
     found: dict[str, dict[str, float]] = {}
     for head in sorted(shown, key=lambda head: head.layer):
-        stack = f"{head.kind} " * head.beside
-        visible = seen.of(head.kind).visible[head.layer, head.kind]
-        found.setdefault(stack + visible, seen.uniform((head.layer, head.kind)))
+        stack = f"{head.stack} " * head.in_other_stack
+        visible = seen.of(head.stack).visible[head.layer, head.stack]
+        found.setdefault(stack + visible, seen.uniform((head.layer, head.stack)))
     if len({tuple(map(cells.score, scores.values())) for scores in found.values()}) == 1:
         return [("", next(iter(found.values())))]
     return list(found.items())
@@ -95,17 +94,17 @@ def legend(shown: Sequence[Head], atlas: bool = False) -> list[str]:
 def without_attention(seen: Observation) -> list[str]:
     """Which layers have no attention, or not it alone: `layers 0,2 have no attention: ssm`."""
     places: dict[tuple[str, str], list[int]] = {}
-    for kind, one in seen.stacks.items():
+    for stack, one in seen.stacks.items():
         said = [(layer, f"have no attention: {what}") for layer, what in one.others.items()]
         said += [(layer, f"have {what} beside their attention") for layer, what in one.partners.items()]
         for layer, what in said:
-            places.setdefault((f"{kind} " * (kind in seen.beside), what), []).append(layer)
+            places.setdefault((f"{stack} " * (stack in seen.other_stacks), what), []).append(layer)
     return [f"{stack}layers {spelled(layers)} {what}" for (stack, what), layers in places.items()]
 
 
 def missing_support(seen: Observation) -> list[str]:
     """Why heads have no role, where the text is too short or repeats too little to show it in some layers."""
-    if ENCODER in seen.beside:
+    if seen.of_two_texts:
         return []  # roles are of one text
     asked = seen.chosen.query
     if asked and len(asked.positions) < NEEDED_ROWS:
@@ -113,7 +112,7 @@ def missing_support(seen: Observation) -> list[str]:
     where: dict[str, list[tuple[int, str]]] = {}
     for key, support in seen.support.items():
         has = "this text has" if asked is None else "these queries have"
-        for line in unsupported(support, has, key.kind):
+        for line in unsupported(support, has, key.stack):
             where.setdefault(line, []).append((key.layer, seen.visible[key]))
     return [
         f"no role without support{_in_layers(places) * (len(places) < len(seen.support))}: {line}"
@@ -122,8 +121,8 @@ def missing_support(seen: Observation) -> list[str]:
 
 
 def _in_layers(places: Sequence[tuple[int, str]]) -> str:
-    kinds = dict.fromkeys(kind for _, kind in places)
-    return f" in layers {spelled([layer for layer, _ in places])} ({', '.join(kinds)})"
+    stacks = dict.fromkeys(stack for _, stack in places)
+    return f" in layers {spelled([layer for layer, _ in places])} ({', '.join(stacks)})"
 
 
 def _which(seen: Observation, shown: Sequence[Head], kinds: Sequence[str]) -> list[Column]:
@@ -167,7 +166,7 @@ def _score(seen: Observation, shown: Sequence[Head], null: Sequence[tuple[str, d
     blank = [""] * len(null)
     if name == UNIFORM:
         return Column(UNIFORM, [*(cells.score(head.uniform) for head in shown if head.uniform is not None), *blank])
-    keys = (f"{_token(seen.of(head.kind).keys, head.top_key)} {cells.number(head.top_key_mass)}" for head in shown)
+    keys = (f"{_token(seen.of(head.stack).keys, head.top_key)} {cells.number(head.top_key_mass)}" for head in shown)
     return Column(COLUMNS[name], [*keys, *blank])
 
 
@@ -180,7 +179,7 @@ def _marked(title: str, sort: str) -> str:
 
 def _relation(seen: Observation, head: Head) -> str:
     """A head's strongest relation: `bank(8) → river(7)`."""
-    one, stack = head.strongest, seen.of(head.kind)
+    one, stack = head.strongest, seen.of(head.stack)
     return f"{_token(stack.queries, one.query)} → {_token(stack.keys, one.key)}" if one else cells.MISSING
 
 

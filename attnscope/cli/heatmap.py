@@ -12,8 +12,8 @@ from typing import Annotated
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import recorded, spelled
-from attnscope.cli.heads import GROUPS, Measured, Ranking, over_picture
+from attnscope.cli.groups import command_line, recorded
+from attnscope.cli.heads import GROUPS, MeasuredEntries, Ranking, over_picture
 from attnscope.cli.options import FIGURES, Config, Drawing, Exporting, Question, TextRun
 from attnscope.cli.show import Show, draw, first_heads, stream
 from attnscope.cli.takes import takes
@@ -36,10 +36,10 @@ class Pictures(Config, Exporting):
     out: Annotated[Path | None, Option(help="Draw into this folder.")] = None
 
 
-@takes(TextRun, Measured, Question, Ranking, Pictures, Drawing, Show, file=GROUPS)
+@takes(TextRun, MeasuredEntries, Question, Ranking, Pictures, Drawing, Show, file=GROUPS)
 def heatmap(
     asked: TextRun,
-    entries: Measured,
+    entries: MeasuredEntries,
     question: Question,
     ranking: Ranking,
     pictures: Pictures,
@@ -65,7 +65,7 @@ def heatmap(
     groups = (asked, entries, question, ranking.told(question), pictures, drawing)
     drawn = pictures.out is not None
     options = recorded(*groups) | {"sort": ranking.by(question)}
-    style, to = drawing.style(spelled("heatmap", *groups)), stream(only=not drawn)
+    style, to = drawing.style(command_line("heatmap", *groups)), stream(only=not drawn)
     measured = not drawn or bool({"overview", "metrics", "top"} & set(kinds))
     maps: MapFields = {"maps": "all"} if drawn else showing.maps(style, to)
     maps = {**drawing.maps(), **maps}
@@ -74,8 +74,18 @@ def heatmap(
     seen = observe_text(asked, entries, pictures, options, keep)
     if drawn:
         names = [head.name for head in seen.kept_heads()] if entries.select else []
-        how = {"figures": kinds, "sort": order if measured else None, "top": ranking.top, "tables": False}
-        _print(export_text(seen, pictures, options, heads=names, style=style, **how)[:-1])  # without the manifest
+        written = export_text(
+            seen,
+            pictures,
+            options=options,
+            heads=names,
+            sort=order if measured else None,
+            top=ranking.top,
+            figures=kinds,
+            style=style,
+            tables=False,
+        )
+        _print(written[:-1])  # without the manifest
         named = entries.select is not None or "heads" not in kinds
         output.talk("heads are drawn one by one with --select", pictures.quiet or named)
     if showing.show:

@@ -18,7 +18,7 @@ from attnscope.cli.options import Checkpoint, Facts, Noise
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.selection import spelled
-from attnscope.stacks import KINDS, VISION
+from attnscope.stacks import STACKS, is_vision
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -115,7 +115,7 @@ def describe(
     width = 4 if dtype in ("auto", "float32") else 2
     every = [(stack, layer) for stack, layers in geometry.every.items() for layer in layers]
     attention = [(stack, layer) for stack, layer in every if layer.attention]
-    of_text = sum(layer.heads for stack, layer in attention if stack != VISION)
+    of_text = sum(layer.heads for stack, layer in attention if not is_vision(stack))
     return {
         "model": name,
         "type": geometry.model_type,
@@ -128,18 +128,18 @@ def describe(
             {
                 "stack": stack,
                 "layer": layer.index,
-                "kind": layer.kind,
+                "type": layer.type,
                 "heads": layer.heads,
                 "kv_heads": layer.kv_heads,
                 "head_dim": layer.head_dim,
                 "value_dim": layer.value_dim,
                 "window": layer.window,
-                "beside": layer.beside or None,
+                "parallel": layer.parallel or None,
             }
             for stack, layer in attention
         ],
         "layers_without_attention": [
-            {"stack": stack, "layer": layer.index, "kind": layer.kind} for stack, layer in every if not layer.attention
+            {"stack": stack, "layer": layer.index, "type": layer.type} for stack, layer in every if not layer.attention
         ],
         "costs": [
             {
@@ -174,8 +174,8 @@ def _sheet(facts: dict[str, Any]) -> Group:
     layers = output.sheet()
     runs = _runs(facts)
     several = len({stack for stack, _, _ in runs}) > 1
-    for name in ("stack",) * several + ("layers", "kind", "heads", "kv heads", "head dim", "value dim", "window"):
-        layers.add_column(name, justify="left" if name in ("stack", "layers", "kind") else "right")
+    for name in ("stack",) * several + ("layers", "type", "heads", "kv heads", "head dim", "value dim", "window"):
+        layers.add_column(name, justify="left" if name in ("stack", "layers", "type") else "right")
     for stack, numbers, shape in runs:
         words = ("" if value is None else str(value) for value in shape)
         layers.add_row(*(stack,) * several, numbers, *words)
@@ -201,7 +201,7 @@ def _sheet(facts: dict[str, Any]) -> Group:
 def _counted(facts: dict[str, Any]) -> str:
     """How many layers there are; of an encoder-decoder in each stack: `encoder 6, decoder 6, cross 6`."""
     counts = Counter(layer["stack"] for layer in (*facts["attention_layers"], *facts["layers_without_attention"]))
-    ordered = sorted(counts.items(), key=lambda one: KINDS.index(one[0]))
+    ordered = sorted(counts.items(), key=lambda one: STACKS.index(one[0]))
     return ", ".join(f"{stack} {count}" for stack, count in ordered) if len(counts) > 1 else str(facts["layers"])
 
 
@@ -214,16 +214,16 @@ def _different(costs: list[dict[str, Any]]) -> list[str]:
 
 
 def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
-    """Layers of one shape in a row, together: ("decoder", "0-3", (kind, heads, ...))."""
+    """Layers of one shape in a row, together: ("decoder", "0-3", (type, heads, ...))."""
     shapes = [
         (layer["stack"], layer["layer"], (_in_words(layer), *(layer[key] for key in SIZES)))
         for layer in facts["attention_layers"]
     ]
     shapes += [
-        (layer["stack"], layer["layer"], (f"{layer['kind']}: no attention", *[None] * len(SIZES)))
+        (layer["stack"], layer["layer"], (f"{layer['type']}: no attention", *[None] * len(SIZES)))
         for layer in facts["layers_without_attention"]
     ]
-    shapes.sort(key=lambda one: (KINDS.index(one[0]), one[1]))
+    shapes.sort(key=lambda one: (STACKS.index(one[0]), one[1]))
     runs: list[tuple[str, list[int], tuple[Any, ...]]] = []
     for stack, layer, shape in shapes:
         if runs and runs[-1][::2] == (stack, shape) and runs[-1][1][-1] == layer - 1:
@@ -235,4 +235,4 @@ def _runs(facts: dict[str, Any]) -> list[tuple[str, str, tuple[Any, ...]]]:
 
 def _in_words(layer: Mapping[str, Any]) -> str:
     """`full`, or `full + ssm` of a layer that computes both."""
-    return " + ".join(filter(None, (layer["kind"], layer["beside"])))
+    return " + ".join(filter(None, (layer["type"], layer["parallel"])))

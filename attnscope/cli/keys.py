@@ -12,7 +12,7 @@ from attnscope.cli import output
 from attnscope.cli.groups import recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import Heads, Results, TextRun, Top
-from attnscope.cli.relations import rendered, say_rest
+from attnscope.cli.relations import relations_sheet, say_rest
 from attnscope.cli.takes import takes
 
 EXAMPLES = (
@@ -47,9 +47,12 @@ def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
     seen = observe_text(asked, entries, printing, options, Request(view=entries.view(), metrics=()))
     table = seen.key_table()
     if printing.out:
-        export_text(seen, printing, options, figures=(), keys=True, spreadsheet=printing.spreadsheet)
+        export_text(seen, printing, options=options, figures=(), keys=True, spreadsheet=printing.spreadsheet)
     output.emit(
-        table, format, lambda: rendered(table.sort_by([("received", "descending")]), top.top), printing.spreadsheet
+        table,
+        format,
+        lambda: relations_sheet(table.sort_by([("received", "descending")]), top.top),
+        printing.spreadsheet,
     )
     say_rest(table, format, top.top, printing.quiet)
     return report_checks(seen, printing.quiet)

@@ -20,7 +20,7 @@ EXAMPLES = ("attnscope metrics", "attnscope metrics induction")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ChosenMetrics:
     """Which metrics are shown."""
 
     id: Annotated[
@@ -28,8 +28,8 @@ class Asked:
     ] = None
 
 
-@takes(Asked, Format)
-def metrics(asked: Asked, printing: Format) -> int:
+@takes(ChosenMetrics, Format)
+def metrics(asked: ChosenMetrics, printing: Format) -> int:
     """What each metric is, and the rules that name a head's role.
 
     Of a metric: its formula, rows, unit, range and source.
@@ -41,7 +41,7 @@ def metrics(asked: Asked, printing: Format) -> int:
     fields = ("id", "short", "formula", "unit", "range", "source", "reading")
     columns = {field: [getattr(metric, field) for metric in chosen] for field in fields}
     columns["rows"] = [ROWS[metric.rows][0] for metric in chosen]
-    columns["kinds"] = [", ".join(metric.kinds) for metric in chosen]
+    columns["stacks"] = [", ".join(metric.stacks) for metric in chosen]
     format = output.wanted_format(printing.format)
     output.emit(as_table(columns), format, lambda: _sheet(columns) if asked.id else _everything(columns))
     return 0
@@ -77,7 +77,7 @@ def _sheet(columns: dict[str, list[str]]) -> RichTable:
     for values in zip(*columns.values(), strict=True):
         metric = dict(zip(columns, values, strict=True))
         sheet.add_row(Text("id", style="dim"), Text(metric["id"], style="bold"))
-        for field in ("short", "formula", "rows", "kinds", "unit", "range", "reading", "source"):
+        for field in ("short", "formula", "rows", "stacks", "unit", "range", "reading", "source"):
             sheet.add_row(Text(field, style="dim"), metric[field])
         sheet.add_row()
     return sheet

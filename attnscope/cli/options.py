@@ -270,9 +270,9 @@ class TextRun(EngineChoice, Answer, ModelTexts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from attnscope.text.answer import check
+        from attnscope.text.answer import check_answer
 
-        check(self.generate, self.answer, self.truncate if self.audio is None else None)
+        check_answer(self.generate, self.answer, self.truncate if self.audio is None else None)
         if self.answer is not None and self.ids is not None:
             raise UsageError("--answer follows a text, and --ids gives tokens", "leave out one of them")
         if self.answered and self.from_ is not None and not self.has_text:
@@ -343,12 +343,12 @@ class Question(Query):
 
     def asks(self) -> TokenFields:
         """The fields of `Request` that say which tokens are meant. Raises UsageError for what no text makes right."""
-        from attnscope.text.tokens import check, defined
+        from attnscope.text.tokens import check_expression, defined
 
         groups = defined(self.meanings)
         for expression in (self.query, self.key):
             if expression is not None:
-                check(expression, groups)
+                check_expression(expression, groups)
         return {"query": self.query, "key": self.key, "define": groups}
 
 
@@ -416,7 +416,7 @@ class Seed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class OtherSide:
     """What a text or a model stands beside."""
 
     compare_text: Annotated[str | None, Option(help="Another text beside it.", metavar="TEXT")] = None
@@ -424,7 +424,7 @@ class Beside:
         str | None, Option(help="Another model beside it.", metavar="NAME", autocompletion=models)
     ] = None
 
-    def check_beside(self) -> None:
+    def check_other_side(self) -> None:
         """Raise UsageError where both were given."""
         if self.compare_text is not None and self.compare_model is not None:
             raise UsageError("--compare-text and --compare-model were both given", "give one of them")

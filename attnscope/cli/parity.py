@@ -16,7 +16,7 @@ from attnscope.cli.options import ModelTexts, Printing, Selected, Writing, check
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
-from attnscope.stacks import DECODER
+from attnscope.stacks import DECODER, prefix
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +83,7 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
     run = prepared(asked, printing, text, selected)
 
     from attnscope.parity import check_parity
-    from attnscope.parity.certificate import table
+    from attnscope.parity.certificate import parity_table
     from attnscope.selection import resolved
 
     select = selected.select and resolved(selected.select, run.named)
@@ -98,9 +98,9 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
             engine=run.engine,
             whole=tolerance.whole,
         )
-    found = table(report)
+    found = parity_table(report)
     _write(printing, report, run)  # first: a reader of stdout may leave early
-    output.emit(found, format, lambda: rendered(found))
+    output.emit(found, format, lambda: parity_sheet(found))
     return conclude(report, printing.quiet)
 
 
@@ -129,7 +129,7 @@ def verdict(report: ParityReport) -> str:
     from attnscope.parity.certificate import whole_in_words
 
     largest, rounding = report.largest(), report.largest("rounding")
-    reached = ", ".join(_reached(report, kind) for kind in report.levels)
+    reached = ", ".join(_reached(report, stack) for stack in report.levels)
     parts = [f"parity: {reached}", "no layer was judged"]
     if largest is not None:
         parts = [f"parity {VERDICTS[report.verdict]}: {reached}", f"largest difference {_where(largest, report)}"]
@@ -144,11 +144,11 @@ def verdict(report: ParityReport) -> str:
     return "; ".join(parts)
 
 
-def _reached(report: ParityReport, kind: str) -> str:
+def _reached(report: ParityReport, stack: str) -> str:
     """How many layers of a stack reached which level, with the stack's name where there are several."""
-    levels = Counter(layer.level for layer in report.layers if layer.kind == kind)
+    levels = Counter(layer.level for layer in report.layers if layer.stack == stack)
     counts = ", ".join(f"{count} at level {level}" for level, count in levels.items())
-    return counts if len(report.levels) == 1 else f"{kind} {counts}"
+    return counts if len(report.levels) == 1 else f"{stack} {counts}"
 
 
 def _where(largest: Largest, report: ParityReport) -> str:
@@ -156,18 +156,18 @@ def _where(largest: Largest, report: ParityReport) -> str:
     return f"{value:.2g} ({what}, {report.name(layer)})"
 
 
-def rendered(found: pa.Table) -> RichTable:
+def parity_sheet(found: pa.Table) -> RichTable:
     """The rows for a person, without the columns that say nothing."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
 
     from attnscope.parity import ATOL
 
-    columns, silent = found.to_pydict(), {"call": 0, "why": "", "weights_allowed": ATOL, "kind": DECODER}
-    if len(set(columns["kind"])) > 1:
-        kinds = columns.pop("kind")
-        places = zip(kinds, columns["layer"], strict=True)
-        columns["layer"] = [f"{kind} " * (kind != DECODER) + f"L{layer}" for kind, layer in places]
+    columns, silent = found.to_pydict(), {"call": 0, "why": "", "weights_allowed": ATOL, "stack": DECODER}
+    if len(set(columns["stack"])) > 1:
+        stacks = columns.pop("stack")
+        places = zip(stacks, columns["layer"], strict=True)
+        columns["layer"] = [f"{prefix(stack)}L{layer}" for stack, layer in places]
     said = {name: column for name, column in columns.items() if any(value != silent.get(name) for value in column)}
     shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name, column in said.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from typer import Option
 
@@ -37,6 +37,14 @@ class Listing(Results):
     out: Annotated[Path | None, Option(help="Write relations.csv and manifest.json here.")] = None
 
 
+class Shown(TypedDict):
+    """Which relations are shown, as `Observation.relations` takes it."""
+
+    min_weight: float | None
+    over: Literal["heads"] | None
+    other_keys: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ranked(Relations):
     """Which keys of a query are listed, and in which order."""
@@ -55,17 +63,17 @@ class Ranked(Relations):
         ),
     ] = None
 
-    def written(self) -> dict[str, Any]:
+    def written(self) -> Shown:
         """What relations a file or a pipe gets."""
         ranked = self.over == "heads"
         others = not self.all_keys if ranked else self.all_keys is False
         return {"min_weight": self.min_weight, "over": "heads" if ranked else None, "other_keys": others}
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Shown:
         """What relations a person sees: unless they say else, strongest first, without key 0 and each query's own."""
         if self.over == "none":
             return self.written()
-        return self.written() | {"over": "heads", "other_keys": not self.all_keys}
+        return {**self.written(), "over": "heads", "other_keys": not self.all_keys}
 
 
 @takes(TextRun, Entries, Question, Top, Listing, Ranked, file=GROUPS)
@@ -93,10 +101,10 @@ def relations(asked: TextRun, entries: Entries, question: Question, top: Top, pr
     options = recorded(asked, entries, question, top, printing, listed)
     seen = observe_text(asked, entries, printing, options, keep)
     if printing.out:
-        export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
+        export_text(seen, printing, options=options, figures=(), spreadsheet=printing.spreadsheet, **listed.written())
     how = listed.shown() if format == "table" else listed.written()
     table = seen.relations(**how)
-    output.emit(table, format, lambda: rendered(table, top.top), printing.spreadsheet)
+    output.emit(table, format, lambda: relations_sheet(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)
     if how["other_keys"]:
         left_out = len(seen.relation_numbers(listed.min_weight)["weight"]) - len(table)
@@ -111,15 +119,15 @@ def say_rest(table: pa.Table, format: str, top: int | None, quiet: bool) -> None
         output.talk(f"{top} of {len(table)} rows; --top N shows more, a pipe gets all", quiet)
 
 
-def rendered(table: pa.Table, top: int | None) -> RichTable:
+def relations_sheet(table: pa.Table, top: int | None) -> RichTable:
     """The first rows for a person; where the screen is narrow the texts are cut, never the numbers."""
     from pyarrow import types
 
     from attnscope.tables import rows
 
     shown = output.sheet()
-    if "kind" in table.column_names and len(table.column("kind").unique()) <= 1:  # a file has it in any case
-        table = table.drop_columns("kind")
+    if "stack" in table.column_names and len(table.column("stack").unique()) <= 1:  # a file has it in any case
+        table = table.drop_columns("stack")
     for field in table.schema:
         number = types.is_integer(field.type) or types.is_floating(field.type)
         shown.add_column(field.name, justify="right" if number else "left", no_wrap=number, min_width=3)
@@ -129,8 +137,10 @@ def rendered(table: pa.Table, top: int | None) -> RichTable:
 
 
 def _cell(name: str, value: object) -> RichText:
-    from attnscope.text.labels import visible
+    from attnscope.text.labels import visible_blanks
 
     if isinstance(value, float):
         return output.one_line(cells.number(value, 4))
-    return output.one_line("" if value is None else visible(str(value)) if name.endswith("token") else str(value))
+    return output.one_line(
+        "" if value is None else visible_blanks(str(value)) if name.endswith("token") else str(value)
+    )

@@ -86,7 +86,7 @@ def tokens_of(path: Path) -> Prompt | Sound:
 
     said = read_manifest(path)
     prompt, file = prompt_of(said, path), said.get("options", {}).get("audio")
-    if file is None and prompt.media is not None:
+    if file is None and prompt.medium.sha256 is not None:
         raise UsageError(
             f"the run of {path} read more than its tokens say", "add --text TEXT, and --picture FILE as then"
         )
@@ -95,6 +95,6 @@ def tokens_of(path: Path) -> Prompt | Sound:
     from attnscope.media.sound import read_sound
 
     sound = read_sound(str(file))
-    if sound.sha256 != prompt.media:
+    if sound.sha256 != prompt.medium.sha256:
         raise UsageError(f"{file} is not the sound that the run of {path} read", "name that with --audio")
     return sound

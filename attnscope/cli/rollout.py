@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import recorded, spelled
+from attnscope.cli.groups import command_line, recorded
 from attnscope.cli.heads import GROUPS
 from attnscope.cli.options import FIRST, Map, Relations, Results, Selected, TextRun, Top
-from attnscope.cli.relations import rendered, say_rest
+from attnscope.cli.relations import relations_sheet, say_rest
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:
@@ -61,10 +61,17 @@ def rollout(asked: TextRun, top: Top, printing: Rolled, units: Units, drawing: M
     seen = observe_text(asked, Selected(), printing, options, Request(metrics=(), rollout=units.group or "bins"))
     table = seen.rollout_table(units.keys_per_query, units.min_weight)
     if printing.out:
-        style = drawing.style(spelled("rollout", asked, top, printing, units, drawing))
-        how = {"top_k": units.keys_per_query, "min_weight": units.min_weight, "style": style}
-        export_text(seen, printing, options, figures=(), spreadsheet=printing.spreadsheet, **how)
-    output.emit(table, format, lambda: rendered(table, top.top), printing.spreadsheet)
+        export_text(
+            seen,
+            printing,
+            options=options,
+            figures=(),
+            top_k=units.keys_per_query,
+            min_weight=units.min_weight,
+            style=drawing.style(command_line("rollout", asked, top, printing, units, drawing)),
+            spreadsheet=printing.spreadsheet,
+        )
+    output.emit(table, format, lambda: relations_sheet(table, top.top), printing.spreadsheet)
     say_rest(table, format, top.top, printing.quiet)
     return max(
         report_checks(seen, printing.quiet), *(report_rollout(one, printing.quiet) for one in seen.stacks.values())

@@ -105,7 +105,7 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     output.complain_through_talk(kept.quiet)
     silence_libraries(kept.verbose)
     pool = None if probing.pool is None else read_ids(str(probing.pool))
-    given = Given(pool, None if probing.texts is None else [item.text for item in texts_in(probing.texts)])
+    given = ScanFiles(pool, None if probing.texts is None else [item.text for item in texts_in(probing.texts)])
     if len(scanned.revisions) > 1:
         return scan_each(scanned, given, probing, kept)
     found = scan_one(scanned.load_options(), given, probing, kept)
@@ -113,7 +113,7 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
         return 0
     atlas, read = found
     shown = _shown(atlas, probing.probe)
-    output.emit(atlas.table(), format, lambda: rendered(atlas, shown, probing.top, read))
+    output.emit(atlas.table(), format, lambda: atlas_sheet(atlas, shown, probing.top, read))
     for what, why in atlas.facts["not_measured"].items():
         output.talk(f"not measured: {what}: {why}", kept.quiet)
     for rule in atlas.rules():
@@ -123,14 +123,16 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     return 0
 
 
-class Given(NamedTuple):
+class ScanFiles(NamedTuple):
     """What was read of files: the token ids of --pool, the texts of --texts."""
 
     pool: list[int] | None
     texts: list[str] | None
 
 
-def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -> tuple[Atlas, OnTexts | None] | None:
+def scan_one(
+    options: LoadOptions, given: ScanFiles, probing: Probing, kept: Kept
+) -> tuple[Atlas, OnTexts | None] | None:
     """Load one model and scan it; None where its cost is all that was asked for."""
     from attnscope.model.loading import load
 
@@ -138,8 +140,7 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
         loaded = load(options)
 
     from attnscope.show.atlas import save_probes
-    from attnscope.study.atlas.scan import cost as cost_of
-    from attnscope.study.atlas.scan import plan
+    from attnscope.study.atlas.scan import plan, scan_cost
     from attnscope.study.atlas.scan import scan as scanned_by
     from attnscope.study.atlas.texts import prompts_of
 
@@ -151,8 +152,8 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
     output.talk(f"{loaded.name}  {loaded.device}  {loaded.dtype}  {loaded.geometry.in_words}", kept.quiet)
     tokens = {one.name: one.tokens for one in planned.trials}
     if probing.dry_run:
-        tokens = cost_of(loaded, probing.sequences, given.pool)
-    cost = _cost(tokens, layers) + (f"; {scan_texts.cost(prompts, layers)}" if prompts else "")
+        tokens = scan_cost(loaded, probing.sequences, given.pool)
+    cost = _cost(tokens, layers) + (f"; {scan_texts.texts_cost(prompts, layers)}" if prompts else "")
     if probing.dry_run:
         output.show(cost)
         return None
@@ -164,7 +165,7 @@ def scan_one(options: LoadOptions, given: Given, probing: Probing, kept: Kept) -
     return atlas, scan_texts.read_texts(loaded, atlas, prompts, kept) if prompts else None
 
 
-def scan_each(scanned: Scanned, given: Given, probing: Probing, kept: Kept) -> int:
+def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
     from attnscope.cli.scan_revisions import effects_at, folder_of
     from attnscope.show.checkpoints import save_checkpoints, stacked
@@ -198,7 +199,7 @@ def _shown(atlas: Atlas, asked: str | None) -> list[Finding]:
     return [one for one in atlas.findings if one.probe == name]
 
 
-def rendered(atlas: Atlas, shown: Sequence[Finding], top: int | None, read: OnTexts | None = None) -> RichTable:
+def atlas_sheet(atlas: Atlas, shown: Sequence[Finding], top: int | None, read: OnTexts | None = None) -> RichTable:
     """The heads, those with a role first, then by effect: the probe's score, its nulls, and the effect's interval."""
     first, sheet = shown[0], output.sheet()
     wide = output.width() >= WIDE

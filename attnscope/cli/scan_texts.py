@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 
-def cost(prompts: Sequence[Prompt], layers: int) -> str:
+def texts_cost(prompts: Sequence[Prompt], layers: int) -> str:
     """What reading them takes, and how many were cut."""
     cut = sum(prompt.removed > 0 for prompt in prompts)
     longest = max(map(len, prompts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from attnscope.cli import output
 from attnscope.cli.options import (
@@ -24,6 +24,7 @@ from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask, Text
+    from attnscope.export import Ways
     from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
     from attnscope.model.loading import LoadedModel
@@ -42,7 +43,7 @@ def observe_text(
     """
     ask = asked.ask(read_run(asked, writing), selected, keep)
     if writing.out is not None and keep.maps:
-        from attnscope.figures.beside import begin
+        from attnscope.figures.drawing_process import begin
 
         begin("attnscope.drawing")
     loaded = load_model(asked, writing)
@@ -56,9 +57,9 @@ def observe_text(
         with output.progress("oracle", None, writing.quiet):
             run = run.verified()
     if writing.out is not None and keep.rollout:
-        from attnscope.figures import load_beside
+        from attnscope.figures import load_in_thread
 
-        load_beside()
+        load_in_thread()
     layers = sum(map(len, loaded.geometry.stacks.values()))
     with output.progress("forward pass", layers, writing.quiet) as advance:
         return run.observe(advance)
@@ -77,12 +78,12 @@ def prepare_answered(loaded: LoadedModel, ask: Ask, quiet: bool) -> Run:
 def check_out(run: Run, writing: Exporting, options: Mapping[str, Any]) -> None:
     """Refuse a folder with another run in it, before the forward pass."""
     if writing.out is not None:
-        from attnscope.folder.manifest import about, check
+        from attnscope.folder.manifest import check, run_facts
 
         loaded = run.loaded
         model = {"name": loaded.name, "revision": loaded.revision}
         facts = {"model": model, "device": loaded.device, "dtype": loaded.dtype}
-        check(writing.out, about(run.text, facts, options), writing.force)
+        check(writing.out, run_facts(run.text, facts, options), writing.force)
 
 
 def read_run(asked: TextRun, writing: Writing) -> Text:
@@ -155,7 +156,7 @@ def header(run: Run) -> str:
     """What is being read: model, device, dtype, layers x heads (kv heads), tokens, engine and why."""
     loaded, prompt = run.loaded, run.text
     target = f", target {len(run.prompt)}" * (run.source is not None)
-    target += f", {len(prompt.patches)} of pictures" * bool(prompt.patches)
+    target += f", {len(prompt.medium.patches)} of pictures" * bool(prompt.medium.patches)
     parts = [
         loaded.name,
         loaded.device,
@@ -196,9 +197,9 @@ def tell_chosen(queries: Prompt, keys: Prompt, chosen: Chosen, quiet: bool, stac
 
 def tell_asked(run: Run, quiet: bool) -> None:
     """Say which tokens were meant; of an encoder-decoder, stack by stack."""
-    for kind in run.asked if run.source is not None else [run.loaded.geometry.kind]:
-        one = run.asked[kind]
-        tell_chosen(one.prompt, one.looked_at, one.chosen, quiet, f"{kind}: " * (run.source is not None))
+    for stack in run.asked if run.source is not None else [run.loaded.geometry.stack]:
+        one = run.asked[stack]
+        tell_chosen(one.prompt, one.looked_at, one.chosen, quiet, f"{stack}: " * (run.source is not None))
 
 
 def tell_answer(run: Run, quiet: bool) -> None:
@@ -219,7 +220,7 @@ def tell_answer(run: Run, quiet: bool) -> None:
 def tell_sound(run: Run, quiet: bool) -> None:
     """Say how many of the frames are the sound itself, and from where on silence pads it."""
     prompt = run.text
-    if prompt.step is None:
+    if prompt.medium.step is None:
         return
     own = len(prompt) - sum(prompt.special)
     padded = f"; from {prompt.labels[own]} on silence pads it" if own < len(prompt) else ""
@@ -245,16 +246,16 @@ def _engine_words(run: Run) -> str:
     return f"{words} (output {run.engine.output}, {far})"
 
 
-def export_text(seen: Observation, writing: Exporting, options: Mapping[str, Any], **how: Any) -> list[Path]:
+def export_text(seen: Observation, writing: Exporting, **how: Unpack[Ways]) -> list[Path]:
     """Write what was seen into --out, with a bar while pictures are drawn; says how many files were written."""
-    from attnscope.drawing import FIGURES, drawings
-    from attnscope.export import export
+    from attnscope.drawing import drawings
+    from attnscope.export import Export, export
 
     assert writing.out is not None
-    steps = sum(one.pictures(how.get("figures", FIGURES)) for one in drawings(seen, how.get("heads", ())).values())
+    asked = replace(Export(**how), force=writing.force, workers=None)
+    steps = sum(one.pictures(asked.figures) for one in drawings(seen, asked.heads or ()).values())
     with unwinding(), output.progress("drawing", steps or None, writing.quiet) as advance:
-        how |= {"options": options, "force": writing.force}
-        written = export(seen, writing.out, workers=None, advance=advance, **how)
+        written = export(seen, writing.out, replace(asked, advance=advance))
     output.talk(f"wrote {len(written)} files to {writing.out}", writing.quiet)
     return written
 

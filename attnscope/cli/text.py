@@ -29,7 +29,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listing(Results):
+class ColouredText(Results):
     """The text to a terminal, its numbers to a pipe and to --out."""
 
     out: Annotated[Path | None, Option(help="Write text.csv and manifest.json here.")] = None
@@ -57,8 +57,10 @@ class Colours(Scale):
     ] = None
 
 
-@takes(TextRun, Heads, Question, Mean, Listing, Colours, file=GROUPS)
-def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing: Listing, colours: Colours) -> int:
+@takes(TextRun, Heads, Question, Mean, ColouredText, Colours, file=GROUPS)
+def text(
+    asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing: ColouredText, colours: Colours
+) -> int:
     """The text itself, coloured by where chosen tokens look.
 
     By the weight that each token gets from the --query tokens, on average over them (all tokens unless said); with
@@ -81,7 +83,7 @@ def text(asked: TextRun, chosen: Heads, question: Question, mean: Mean, printing
     seen = observe_text(asked, entries, printing, options, keep)
     over = mean.mean or ("none" if chosen.select else "all")
     if printing.out:
-        export_text(seen, printing, options, figures=(), per_token=over, spreadsheet=printing.spreadsheet)
+        export_text(seen, printing, options=options, figures=(), per_token=over, spreadsheet=printing.spreadsheet)
     if format == "table":
         from rich.console import Group
 
@@ -97,7 +99,7 @@ def prose(seen: Observation, look: Look, style: Style) -> Prose:
     from attnscope.figures.prose import Prose
     from attnscope.looks import coloured
 
-    seen = seen.of(look.kind)
+    seen = seen.of(look.stack)
     on_keys = seen.chosen.keys_alone
     weight_T = look.weight_T.copy()
     if style.sink == "mask":
@@ -108,7 +110,7 @@ def prose(seen: Observation, look: Look, style: Style) -> Prose:
     limits = find_limits([telling_T[None] if np.isfinite(telling_T).any() else weight_T[None]], style)
     marked = {place: name for name in ("key", "query") for place in positions(seen, name)}
     plain = coloured(seen).plain
-    return Prose(plain, weight_T, limits, style, marked, not on_keys, look.name, legend(seen, look, weight_T))
+    return Prose(plain, weight_T, limits, style, marked, not on_keys, look.name, scale_legend(seen, look, weight_T))
 
 
 def positions(seen: Observation, name: str) -> tuple[int, ...]:
@@ -120,7 +122,7 @@ def positions(seen: Observation, name: str) -> tuple[int, ...]:
     return found.positions if found is not None and there else ()
 
 
-def legend(seen: Observation, look: Look, shown_T: np.ndarray) -> str:
+def scale_legend(seen: Observation, look: Look, shown_T: np.ndarray) -> str:
     """What stands beside the scale: the largest weight, the sink's, that of the chosen keys, and what is marked."""
     query, key = (positions(seen, name) for name in ("query", "key"))
     weight_T, largest = np.nan_to_num(look.weight_T), int(np.nan_to_num(shown_T).argmax())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
 from attnscope.cli.options import Checkpoint, Format, Noise, OneText, Question
-from attnscope.cli.relations import rendered
+from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.text.expressions import GRAMMAR, PRECEDENCE
 
@@ -59,7 +59,7 @@ def tokens(asked: Listed, question: Question, printing: Format, noise: Noise) ->
     tell_chosen(prompt, prompt, chosen, noise.quiet)
     named = {at for found in (chosen.query, chosen.key) if found for at in found.positions}
     table = token_table(prompt).take(sorted(named or range(len(prompt))))
-    output.emit(table, format, lambda: rendered(table, None))
+    output.emit(table, format, lambda: relations_sheet(table, None))
     return 0
 
 

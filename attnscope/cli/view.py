@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import spelled
+from attnscope.cli.groups import command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, Beside, Config, Question, Selected, TextRun, Writing, check_folder
+from attnscope.cli.options import FIRST, Config, OtherSide, Question, Selected, TextRun, Writing, check_folder
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
-from attnscope.stacks import VISION
+from attnscope.stacks import SEQ2SEQ, VISION, is_vision
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask
@@ -37,7 +37,7 @@ STDOUT = Path("-")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pages(Config, Beside, Writing):
+class Pages(Config, OtherSide, Writing):
     """One page, and how much it may hold."""
 
     panel = "Page"
@@ -57,7 +57,7 @@ class Pages(Config, Beside, Writing):
             raise UsageError(f"{self.out} is no name of a file", f"name one: {self.out / 'page.html'}")
         if self.precision not in (8, 16):
             raise UsageError(f"--precision takes 8 or 16 bits; {self.precision} came", "leave it out, or write 16")
-        self.check_beside()
+        self.check_other_side()
         if self.out != STDOUT:
             check_folder(self.out.parent)
 
@@ -71,7 +71,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     encoder-decoder all stacks are on one page, or those of --select: the text, and behind it the target. With --picture
     so are decoder and vision tower, and where a token looks in the picture.
     """
-    command = spelled("view", asked, selected, question, pages)
+    command = command_line("view", asked, selected, question, pages)
     if pages.from_tables:
         return page_of_tables(asked, pages, command)
 
@@ -84,10 +84,10 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
     plan = plan_of(pages, selected, runs[0])
     seen = [observed(run, replace(plan, max_mb=plan.max_mb / len(runs)), asked, pages.quiet) for run in runs]
     sides = [StackedSide(one) if stacked(one) else Side(one) for one in seen]
-    asked_of = {kind: one.chosen for kind, one in runs[0].asked.items()}
+    asked_of = {stack: one.chosen for stack, one in runs[0].asked.items()}
     chosen = runs[0].chosen if runs[0].source is None else first_asked(asked_of, len(runs[0].source))
     said = about(replace(sides[0].seen, chosen=chosen), plan.whole, command, groups_of(sides[0].seen, question))
-    write(page_of(sides, plan, said), pages)
+    write_page(page_of(sides, plan, said), pages)
     return max(report_checks(one, pages.quiet) for one in seen)
 
 
@@ -104,7 +104,7 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
     if asked.picture and (pages.compare_text or pages.compare_model):
         raise UsageError("a page with a picture has no room for another text or model", "make a page of each")
     text, loaded = read_run(asked, pages), load_model(asked, pages)
-    of_two = loaded.geometry.task == "seq2seq"
+    of_two = loaded.geometry.task == SEQ2SEQ
     if of_two and (pages.compare_text or pages.compare_model):
         raise UsageError("an encoder-decoder reads two texts, and its page has no room for more", "make a page of each")
     ask = asked.ask(text, selected, Request(**question.asks()))
@@ -143,8 +143,8 @@ def several(run: Run) -> bool:
 def kept_layers(run: Run) -> list[LayerGeometry]:
     """The layers of all stacks with as many heads as the page is to have of each."""
     found = []
-    for kind, layers in run.loaded.geometry.stacks.items():
-        chosen = None if run.request.stacks is None else run.request.stacks.get(kind, {})
+    for stack, layers in run.loaded.geometry.stacks.items():
+        chosen = None if run.request.stacks is None else run.request.stacks.get(stack, {})
         for layer in layers.values():
             found.append(layer if chosen is None else replace(layer, heads=len(chosen.get(layer.index, ()))))
     return [layer for layer in found if layer.heads]
@@ -152,7 +152,7 @@ def kept_layers(run: Run) -> list[LayerGeometry]:
 
 def kept_of(run: Run, plan: Plan) -> dict[str, Any]:
     """What to keep of a pass, over all texts of the page, as fields of `Request`."""
-    beside = run.source or (run.prompt.tower[-1] if run.prompt.tower else ())
+    beside = run.source or next(iter(run.prompt.medium.tower[-1:]), ())
     return plan.request(kept_layers(run), len(run.prompt) + len(beside) * several(run))
 
 
@@ -162,9 +162,10 @@ def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
     if VISION not in geometry.stacks or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
         return run
     output.talk("the page has no room for the vision tower: name heads, as in --select vision.3.2,last", quiet)
-    others = {kind: layers for kind, layers in geometry.beside.items() if kind != VISION}
-    loaded = replace(run.loaded, geometry=replace(geometry, beside=others))
-    return replace(run, loaded=loaded, prompt=replace(run.prompt, tower=()))
+    others = {stack: layers for stack, layers in geometry.other_stacks.items() if not is_vision(stack)}
+    loaded = replace(run.loaded, geometry=replace(geometry, other_stacks=others))
+    medium = replace(run.prompt.medium, tower=())
+    return replace(run, loaded=loaded, prompt=replace(run.prompt, medium=medium))
 
 
 def observed(run: Run, plan: Plan, asked: TextRun, quiet: bool) -> Observation:
@@ -205,11 +206,11 @@ def page_of_tables(asked: TextRun, pages: Pages, command: str) -> int:
     if asked.from_ is None:
         raise UsageError("--from-tables is about a run", "name its folder: attnscope view runs/bank --from-tables")
     side = KeptSide(asked.from_.parent)
-    write(page_of([side], Plan(pages.max_mb, 16), About(command, side.open)), pages)
+    write_page(page_of([side], Plan(pages.max_mb, 16), About(command, side.open)), pages)
     return 0
 
 
-def write(page: Page, pages: Pages) -> None:
+def write_page(page: Page, pages: Pages) -> None:
     """The page to --out, and what it does not hold to stderr."""
     if pages.out is None or pages.out == STDOUT:
         sys.stdout.buffer.write(page.html)

@@ -111,7 +111,7 @@ class Observed:
 
     def check(self, name: str, ours: Tensor, theirs: Tensor | None) -> tuple[Check, ...]:
         """Ours compared with what was observed; nothing where nothing was."""
-        return () if theirs is None else (compare(f"{self.who} {name}", ours, theirs, self.tolerance),)
+        return () if theirs is None else (check_against(f"{self.who} {name}", ours, theirs, self.tolerance),)
 
     def with_scale(self, scale: float) -> Observed:
         """With q as it was before the scale, for models that multiply q by it and their scores by 1 (OPT, Whisper)."""
@@ -120,13 +120,13 @@ class Observed:
         return replace(self, q_HQD=self.q_HQD.cpu().double() / scale, scale=scale)
 
 
-def compare(against: str, ours: Tensor, theirs: Tensor, tolerance: float) -> Check:
+def check_against(against: str, ours: Tensor, theirs: Tensor, tolerance: float) -> Check:
     """The largest |ours - theirs|; allowed is the tolerance times the largest |theirs|.
 
     Where both are hidden logits they agree, where one is the difference is infinite. NaN never agrees.
     Raises ValueError for tensors of different shapes.
 
-    >>> compare("theirs", torch.tensor([1.0]), torch.tensor([1.5]), 1e-5).difference
+    >>> check_against("theirs", torch.tensor([1.0]), torch.tensor([1.5]), 1e-5).difference
     0.5
     """
     ours, theirs = ours.detach().cpu().double(), theirs.detach().cpu().double()

@@ -65,7 +65,7 @@ def explain_head(loaded: LoadedModel, prompt: Prompt, layer: int, head: int, que
     shape = loaded.geometry.layers[layer]
     if not shape.attention or head not in range(shape.heads):
         raise UsageError(
-            f"there is no head {head_name(layer, head)}", f"layer {layer} has {shape.heads} heads, kind {shape.kind}"
+            f"there is no head {head_name(layer, head)}", f"layer {layer} has {shape.heads} heads, type {shape.type}"
         )
     ran = run_layer(loaded, prompt.ids, layer)
     try:

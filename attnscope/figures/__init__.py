@@ -56,12 +56,12 @@ _HOME = {
 }
 
 
-def load_beside() -> None:
+def load_in_thread() -> None:
     """Load in another thread what draws: it takes as long as twenty pictures, and a forward pass leaves time for it."""
-    Thread(target=load, name="loading what draws").start()
+    Thread(target=load_drawing, name="loading what draws").start()
 
 
-def load() -> None:
+def load_drawing() -> None:
     """Load what draws a text."""
     for module in sorted({_HOME[name] for name in ("save_head_maps", "save_layers", "save_metrics", "save_overview")}):
         with suppress(ImportError):  # told where it is needed

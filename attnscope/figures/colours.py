@@ -152,7 +152,7 @@ def ink_on(rgba: np.ndarray) -> np.ndarray:
     return np.where(luminance(rgba) > LIGHT_CELL, DARK_INK, LIGHT_INK)
 
 
-def number(value: float, style: Style, decimals: int = 2) -> str:
+def cell_number(value: float, style: Style, decimals: int = 2) -> str:
     """What is printed in a cell: so many decimals, small weights on a log scale as 3e-4."""
     if style.scale == "log" and value < 0.01:
         return cells.power(value)

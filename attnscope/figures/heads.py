@@ -8,7 +8,7 @@ from pathlib import Path
 from attnscope.figures.colours import CMAPS, find_cmap
 from attnscope.figures.fonts import Fonts, fonts_for, shown_label
 from attnscope.figures.heatmap import HeadFigure
-from attnscope.figures.jobs import Head, prepare_heads
+from attnscope.figures.jobs import HeadMap, prepare_heads
 from attnscope.figures.pool import draw_in_workers, worker_count
 from attnscope.figures.style import Maps, Style, head_title
 from attnscope.figures.writer import configure, drawing, save_behind
@@ -64,13 +64,13 @@ def _texts(jobs: Sequence[tuple[Path, Maps, int]], style: Style, title: Callable
     return titles | {style.title, style.about.line} | set(map(shown_label, labels))
 
 
-def _drawn(heads: Sequence[Head], style: Style, fonts: Fonts, workers: int) -> Generator[Path, None, None]:
+def _drawn(heads: Sequence[HeadMap], style: Style, fonts: Fonts, workers: int) -> Generator[Path, None, None]:
     if workers > 1:
         return draw_in_workers(partial(_draw_in_worker, style, fonts), heads, workers)
     return draw_heads(heads, style, fonts)
 
 
-def draw_heads(heads: Iterable[Head], style: Style, fonts: Fonts) -> Generator[Path, None, None]:
+def draw_heads(heads: Iterable[HeadMap], style: Style, fonts: Fonts) -> Generator[Path, None, None]:
     """Write the heads in this process, one path at a time."""
     built: dict[tuple, HeadFigure] = {}
     with drawing(fonts):
@@ -80,7 +80,7 @@ def draw_heads(heads: Iterable[Head], style: Style, fonts: Fonts) -> Generator[P
             yield from (_shown(head, style, built).save(head.path) for head in heads)
 
 
-def _shown(head: Head, style: Style, built: dict[tuple, HeadFigure]) -> HeadFigure:
+def _shown(head: HeadMap, style: Style, built: dict[tuple, HeadFigure]) -> HeadFigure:
     """The figure that shows a head; a kind's is built once."""
     if head.kind not in built:
         built[head.kind] = HeadFigure.of(head, style)
@@ -88,7 +88,7 @@ def _shown(head: Head, style: Style, built: dict[tuple, HeadFigure]) -> HeadFigu
     return built[head.kind]
 
 
-def _draw_in_worker(style: Style, fonts: Fonts, head: Head) -> Path:
+def _draw_in_worker(style: Style, fonts: Fonts, head: HeadMap) -> Path:
     return _shown(head, style, _of_worker(style, fonts)).save(head.path)
 
 

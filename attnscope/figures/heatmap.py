@@ -23,6 +23,7 @@ from attnscope.figures.colours import (
     BLANK,
     TAKEN_COLOUR,
     Limits,
+    cell_number,
     cmap_of,
     colourbar_kws,
     drawable,
@@ -30,12 +31,11 @@ from attnscope.figures.colours import (
     ink_on,
     label_colourbar,
     make_norm,
-    number,
     quantity_name,
     seen,
     sink_limits,
 )
-from attnscope.figures.jobs import Head
+from attnscope.figures.jobs import HeadMap
 from attnscope.figures.mosaic import EDGE_COLOUR, EDGE_PX, LINE_LEAST, LINE_PX, PAPER
 from attnscope.figures.raster import Boxes, Stamps
 from attnscope.figures.style import TAKEN, Style, edge_boxes
@@ -77,19 +77,19 @@ class Cells:
         inks = ink_on(np.asarray(self.cmap(self.mesh.norm(shown[self.seen]))))
         nothing = f"{0:.{decimals}f}" if limits.low >= 0 else None  # of weights: left out, so that the others stand out
         for text, value, ink in zip(self.numbers, values_QK[self.seen], inks, strict=True):
-            shown_number = number(float(value), self.style, decimals)
+            shown_number = cell_number(float(value), self.style, decimals)
             text.set_text("" if shown_number == nothing or not np.isfinite(value) else shown_number)
             text.set_color(ink)
 
 
 class HeadFigure:
-    """The figure of one kind of head (see Head.kind); use it within `writer.drawing`.
+    """The figure of one kind of head (see HeadMap.kind); use it within `writer.drawing`.
 
     figure = HeadFigure(head, Style())
     figure.show(other_head); figure.save(other_head.path)
     """
 
-    def __init__(self, head: Head, style: Style, room: float = layout.MAP_PX) -> None:
+    def __init__(self, head: HeadMap, style: Style, room: float = layout.MAP_PX) -> None:
         self.style, self.limits = style, head.limits
         self.own_scale = style.per_head_scale or head.quantity == "logit"
         self.figure = layout.new_figure()
@@ -113,11 +113,11 @@ class HeadFigure:
         self.stamps: list[Stamps] = []
 
     @classmethod
-    def of(cls, head: Head, style: Style) -> HeadFigure:
+    def of(cls, head: HeadMap, style: Style) -> HeadFigure:
         """The figure in the width that the style asks for."""
         return layout.fitted(lambda room: cls(head, style, room), layout.MAP_PX, style, lambda built: built.figure)
 
-    def _strip(self, head: Head) -> Cells | None:
+    def _strip(self, head: HeadMap) -> Cells | None:
         if head.sink_Q is None:
             return None
         ax = self.figure.add_axes((0.05, 0.1, 0.05, 0.5))
@@ -126,7 +126,7 @@ class HeadFigure:
         limits = sink_limits(column_Q1, head.quantity)
         return Cells(ax, np.nan_to_num(column_Q1), limits, plain, find_cmap(SINK_CMAP))
 
-    def _gaps(self, head: Head) -> Boxes:
+    def _gaps(self, head: HeadMap) -> Boxes:
         """Thin white lines where tokens are left out between two rows or two columns."""
         wide, high = (LINE_PX / cell for cell in self.cell)
         queries, keys = len(head.axis_Q.labels), len(head.axis_K.labels)
@@ -135,7 +135,7 @@ class HeadFigure:
         boxes = np.array([*across, *down], float).reshape(-1, 4)
         return Boxes(self.ax, boxes, [PAPER] * len(boxes))
 
-    def _edges(self, head: Head) -> list[Boxes]:
+    def _edges(self, head: HeadMap) -> list[Boxes]:
         """A thin line at the edge of a window; nothing without one."""
         wide, high = (min(1, EDGE_PX / cell) for cell in self.cell)
         boxes = edge_boxes(head.values_QK, head.window, (wide, high))
@@ -147,7 +147,7 @@ class HeadFigure:
         column = row - (queries - self.map.seen.shape[1])  # without key 0 the columns begin later
         return [across, self.ax.axvline(column, color=TURN_COLOUR, linewidth=0.6)]
 
-    def _lay_out(self, head: Head) -> None:
+    def _lay_out(self, head: HeadMap) -> None:
         """Measure the labels once and give every part whole pixels."""
         wide, high = self.cell
         left_ax = self.strip.ax if self.strip else self.ax
@@ -181,7 +181,7 @@ class HeadFigure:
         if self.strip:
             layout.place(self.figure, self.strip.ax, (left, plan.top, strip[0], size[1]))
 
-    def show(self, head: Head) -> None:
+    def show(self, head: HeadMap) -> None:
         """Colours, numbers, title and note of another head of the same kind."""
         self.map.show(head.values_QK, head.limits)
         rows, columns = np.nonzero(head.values_QK == TAKEN)

@@ -20,16 +20,16 @@ from attnscope.figures.style import (
     Quantity,
     Style,
     alone,
-    beside_note,
     bin_note,
     edge_boxes,
     head_title,
+    parallel_note,
     split_sink,
 )
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadMap:
     """What one file shows; where the style takes the sink out, sink_Q is its column, gone from values_QK or TAKEN."""
 
     path: Path
@@ -61,7 +61,7 @@ class Head:
 
 def prepare_heads(
     jobs: Sequence[tuple[Path, Maps, int]], style: Style, title: Callable[[Maps, int], str] = head_title
-) -> list[Head]:
+) -> list[HeadMap]:
     """Jobs -> what each file shows, its colour scale settled. Raises ValueError for maps of several quantities."""
     quantities = {maps.quantity for _, maps, _ in jobs}
     if len(quantities) > 1:
@@ -79,7 +79,7 @@ def prepare_heads(
         sink_Q = None if sink_HQ is None else sink_HQ[index]
         own = find_limits([values_QK], style, quantity, alone=first) if own_scale else shared
         heads.append(
-            Head(
+            HeadMap(
                 path=path,
                 title=style.headed(title(maps, index)) + (f", max {own.high:.2g}" if style.per_head_scale else ""),
                 note=_note(maps, _taken_note(maps, index, sink_Q, values_QK)),
@@ -123,7 +123,7 @@ def _axis_sink(maps: Maps) -> Axis:
 
 
 def _note(maps: Maps, taken: str) -> str:
-    return "; ".join(filter(None, (maps.window, beside_note(maps), bin_note(maps), taken)))
+    return "; ".join(filter(None, (maps.window, parallel_note(maps), bin_note(maps), taken)))
 
 
 def _taken_note(maps: Maps, index: int, sink_Q: np.ndarray | None, values_QK: np.ndarray) -> str:

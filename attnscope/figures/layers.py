@@ -36,7 +36,7 @@ from attnscope.figures.mosaic import (
     strip_fill,
 )
 from attnscope.figures.raster import press_images
-from attnscope.figures.style import OPEN, Maps, Style, alone, beside_note, bin_note, split_sink
+from attnscope.figures.style import OPEN, Maps, Style, alone, bin_note, parallel_note, split_sink
 from attnscope.figures.writer import Changed, Reused, drawing, px, save_behind, save_figure
 
 LAYER_PX, LEAST_PANEL_PX, LARGEST_PANEL_PX, LARGEST_CELL = 2400, 130, 420, 26
@@ -116,7 +116,7 @@ class Layer:
     def notes(self) -> str:
         """What stands below the title."""
         sink = "" if self.sink_HQ is None else _strip_note(self.maps)
-        return "; ".join(filter(None, (self.maps.window, beside_note(self.maps), bin_note(self.maps), sink)))
+        return "; ".join(filter(None, (self.maps.window, parallel_note(self.maps), bin_note(self.maps), sink)))
 
     def foot(self, style: Style) -> tuple[str, ...]:
         """What stands below the maps."""

@@ -16,7 +16,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from attnscope.figures import layout
-from attnscope.figures.colours import BLANK, DARK_INK, Limits, cmap_of, ink_on, label_colourbar, number
+from attnscope.figures.colours import BLANK, DARK_INK, Limits, cell_number, cmap_of, ink_on, label_colourbar
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.raster import runs
 from attnscope.figures.style import DPI, Panel, Style, count
@@ -255,7 +255,7 @@ def _print_values(ax: Axes, panel: Panel, style: Style) -> None:
     for (row, column), value in np.ndenumerate(panel.values_LH):
         if np.isfinite(value):
             ink = str(ink_on(np.asarray(image.cmap(image.norm(value)))))
-            text = number(value, style, 2 if abs(value) < 10 else 1)
+            text = cell_number(value, style, 2 if abs(value) < 10 else 1)
             ax.text(column, row, text, color=ink, fontsize=VALUE_SIZE, ha="center", va="center_baseline")
 
 

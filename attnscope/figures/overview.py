@@ -199,7 +199,7 @@ def _number_ticks(ax: Axes, mosaic: Mosaic, layers: Sequence[Maps], numbers: Seq
     """Layer numbers at the left, head numbers above; on all sides of a picture that no screen holds."""
     high, wide = mosaic.shape
     middles = [mosaic.corner(row, 0)[0] + high / 2 for row in range(len(layers))]
-    ax.set_yticks(middles, [layer_name(maps.layer, maps.beside) for maps in layers], fontsize=HEAD_SIZE)
+    ax.set_yticks(middles, [layer_name(maps.layer, maps.parallel) for maps in layers], fontsize=HEAD_SIZE)
     centres = [mosaic.corner(0, column)[1] + wide / 2 for column in range(len(numbers))]
     step = layout.label_step(wide * cell, layout.line_px(HEAD_SIZE) * 0.6 * len(str(numbers[-1])))
     ax.set_xticks(centres[::step], [str(head) for head in numbers[::step]], fontsize=HEAD_SIZE)

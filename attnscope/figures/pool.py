@@ -27,7 +27,7 @@ HEAD_SECONDS, CELL_SECONDS, VECTOR_FACTOR = 0.012, 1e-6, 6  # measured on one co
 START_SECONDS = 1.5
 MOST_WORKERS = 16
 
-Job = TypeVar("Job")
+PoolJob = TypeVar("PoolJob")
 
 
 def worker_count(cells: Sequence[int], style: Style) -> int:
@@ -53,7 +53,9 @@ def drawing_pool(workers: int) -> AbstractContextManager[Executor | None]:
     return _Pool(workers) if workers else nullcontext()
 
 
-def draw_in_workers(draw: Callable[[Job], Path], jobs: Sequence[Job], workers: int) -> Generator[Path, None, None]:
+def draw_in_workers(
+    draw: Callable[[PoolJob], Path], jobs: Sequence[PoolJob], workers: int
+) -> Generator[Path, None, None]:
     """Yield each path in the order of the jobs; after an error, or once closed, no further file is begun.
 
     draw: a picklable function that writes one job's file. An AttnscopeError of a worker is raised here as it is, any
@@ -71,7 +73,7 @@ def draw_in_workers(draw: Callable[[Job], Path], jobs: Sequence[Job], workers: i
             pool.shutdown(cancel_futures=True)
 
 
-def _draw(draw: Callable[[Job], Path], job: Job) -> Path:
+def _draw(draw: Callable[[PoolJob], Path], job: PoolJob) -> Path:
     with busy:
         try:
             return draw(job)

@@ -152,8 +152,8 @@ class Maps:
     `titles`, `name`: of each head and of the picture, where they are not of one layer; a layer without attention has no
     heads, and what it is as its name. `stack`: what stands before a layer's number, as `cross `, where a number alone
     means one of another stack. `numbered`: see Axis, of rows and columns. `window`: which keys a query sees, as
-    `window 16` or `chunk 8`, where not all; its edge is drawn, also on the right where queries look `ahead`. `beside`:
-    what the layer computes beside its attention, as `ssm`.
+    `window 16` or `chunk 8`, where not all; its edge is drawn, also on the right where queries look `ahead`.
+    `parallel`: what the layer computes beside its attention, as `ssm`.
 
     Raises ValueError when shape and labels disagree, or for a quantity that does not exist.
 
@@ -185,7 +185,7 @@ class Maps:
     numbered: tuple[bool, bool] = (True, True)
     window: str = ""
     ahead: bool = False
-    beside: str = ""
+    parallel: str = ""
 
     def __post_init__(self) -> None:
         expected = (len(self.heads), len(self.labels_Q), len(self.labels_K))
@@ -307,14 +307,14 @@ def head_title(maps: Maps, index: int) -> str:
     return f"{maps.stack}{head_name(maps.layer, maps.heads[index])}{kv}"
 
 
-def beside_note(maps: Maps) -> str:
+def parallel_note(maps: Maps) -> str:
     """`beside the attention: ssm`, where the layer computes more than it."""
-    return f"beside the attention: {maps.beside}" * bool(maps.beside)
+    return f"beside the attention: {maps.parallel}" * bool(maps.parallel)
 
 
-def layer_name(layer: int, beside: str = "") -> str:
+def layer_name(layer: int, parallel: str = "") -> str:
     """`3`, or `3 + ssm` of a layer that computes that beside its attention."""
-    return " + ".join(filter(None, (str(layer), beside)))
+    return " + ".join(filter(None, (str(layer), parallel)))
 
 
 def count(number: int, what: str) -> str:

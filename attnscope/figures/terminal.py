@@ -20,7 +20,7 @@ from rich.style import Style as Ink
 from rich.text import Text
 
 from attnscope.figures.colours import Limits, cmap_of, drawable, make_norm, quantity_name, sink_limits
-from attnscope.figures.jobs import Head
+from attnscope.figures.jobs import HeadMap
 from attnscope.figures.style import TAKEN, Axis, Quantity, Style
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _labels(width: int) -> int:
 class HeadMaps:
     """Several heads with the same axes, side by side where they fit, and the legend of their scale."""
 
-    heads: Sequence[Head]
+    heads: Sequence[HeadMap]
     style: Style = Style()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
@@ -67,7 +67,7 @@ class HeadMaps:
         panels = [Panel.of(head, self.style, coloured, room) for head in self.heads]
         across = max(1, (room + GAP) // (max(panel.width for panel in panels) + GAP))
         for first in range(0, len(panels), across):
-            for line in beside(panels[first : first + across], _labels(width)):
+            for line in in_a_row(panels[first : first + across], _labels(width)):
                 line.truncate(width)
                 yield line
             yield Text()
@@ -81,10 +81,10 @@ class Panel:
     above: list[Text]
     map: list[Text]
     below: list[Text]
-    beside: list[str]
+    query_labels: list[str]
 
     @classmethod
-    def of(cls, head: Head, style: Style, coloured: bool, room: int) -> Panel:
+    def of(cls, head: HeadMap, style: Style, coloured: bool, room: int) -> Panel:
         """The lines of a head; room: columns that there are for it."""
         strip = 0 if head.sink_Q is None else 2
         wide = not coloured or (len(head.axis_Q.labels) <= WIDE_CELLS and 2 * (len(head.axis_K.labels) + strip) <= room)
@@ -95,7 +95,7 @@ class Panel:
         across = max(title.cell_len, *(line.cell_len for line in (*drawn, *below)))
         columns = max(1, min(room, max(across, LEAST_NOTE)))
         notes = [_cut(line, columns, "dim") for line in wrap(head.note, columns)]
-        return cls([title, *notes], drawn, below, queries_beside(head.axis_Q, 3 - size))
+        return cls([title, *notes], drawn, below, row_labels(head.axis_Q, 3 - size))
 
     @property
     def width(self) -> int:
@@ -103,11 +103,11 @@ class Panel:
         return max(line.cell_len for line in (*self.above, *self.map, *self.below))
 
 
-def beside(panels: Sequence[Panel], labels: int) -> Iterator[Text]:
+def in_a_row(panels: Sequence[Panel], labels: int) -> Iterator[Text]:
     """The lines of several panels in a row, labels of so many columns before the maps."""
     width, first = max(panel.width for panel in panels), panels[0]
     above, below = (max(len(getattr(panel, part)) for panel in panels) for part in ("above", "below"))
-    names = [*[""] * above, *first.beside, *[""] * below]
+    names = [*[""] * above, *first.query_labels, *[""] * below]
     for row, name in enumerate(names):
         line = _cut(name, labels - 1, "")
         line.pad_left(labels - 1 - line.cell_len)
@@ -121,7 +121,7 @@ def beside(panels: Sequence[Panel], labels: int) -> Iterator[Text]:
         yield line
 
 
-def rgba_of(head: Head, style: Style) -> np.ndarray:
+def rgba_of(head: HeadMap, style: Style) -> np.ndarray:
     """The colours of a map's cells, (Q, K, 4) bytes, without one where nothing is; a sink's strip and a gap before."""
     cells_QK4 = cmap_of(style, head.quantity)(_levels(head.values_QK, head.limits, style), bytes=True)
     cells_QK4[head.values_QK == TAKEN] = TAKEN_GREY
@@ -156,7 +156,7 @@ def _block(top: tuple[int, ...], bottom: tuple[int, ...]) -> tuple[str, Ink]:
     return "▀", Ink(color=upper, bgcolor=lower)
 
 
-def shades(head: Head, style: Style) -> list[Text]:
+def shades(head: HeadMap, style: Style) -> list[Text]:
     """A line per query, two signs per key: the darker the more; blank where the query does not see the key."""
     signs_QK = _signs(_levels(head.values_QK, head.limits, style))
     signs_QK[head.values_QK == TAKEN] = TAKEN_SIGN
@@ -182,7 +182,7 @@ def _signs(level: np.ma.MaskedArray) -> np.ndarray:
     return np.where(np.ma.getmaskarray(level), " ", np.array(list(SHADES))[step])
 
 
-def queries_beside(axis: Axis, per_line: int) -> list[str]:
+def row_labels(axis: Axis, per_line: int) -> list[str]:
     """What stands beside each line of a map with so many queries per line."""
     names = [""] * -(-len(axis.labels) // per_line)
     for cell, name in zip(*axis.marks(per_line), strict=True):
@@ -216,7 +216,7 @@ def glyphs(text: str) -> list[str]:
     return found
 
 
-def legend(heads: Sequence[Head], style: Style, coloured: bool) -> Text:
+def legend(heads: Sequence[HeadMap], style: Style, coloured: bool) -> Text:
     """The scale, what it is of, and what the other signs mean."""
     head = heads[0]
     shared = all(one.limits == head.limits for one in heads)
@@ -228,7 +228,7 @@ def legend(heads: Sequence[Head], style: Style, coloured: bool) -> Text:
     return scale.append(f"  {'; '.join(said)}")
 
 
-def _ramp(head: Head, style: Style, shared: bool) -> Iterator[str | tuple[str, Ink]]:
+def _ramp(head: HeadMap, style: Style, shared: bool) -> Iterator[str | tuple[str, Ink]]:
     """The colours from the least to the largest value."""
     yield f"{head.limits.low:.2g} " if shared else "least "
     for red, green, blue, _ in cmap_of(style, head.quantity)(np.linspace(0, 1, 16), bytes=True).tolist():
@@ -236,7 +236,7 @@ def _ramp(head: Head, style: Style, shared: bool) -> Iterator[str | tuple[str, I
     yield f" {head.limits.high:.2g}" if shared else " largest of each head"
 
 
-def _steps(head: Head, style: Style, shared: bool) -> Iterator[str]:
+def _steps(head: HeadMap, style: Style, shared: bool) -> Iterator[str]:
     """The shades, each with the value at which the next begins."""
     if not shared:
         yield f"{SHADES[0]} least to {SHADES[-1]} largest of each head"

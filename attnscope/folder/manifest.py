@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import UsageError
-from attnscope.files import jsonable, read_json, save_json
-from attnscope.folder.claim import another, changes, writable
-from attnscope.stacks import KINDS
-from attnscope.text.prompt import Prompt, Span
+from attnscope.files import check_schema, jsonable, read_json, save_json
+from attnscope.folder.claim import OVER, another, changes, writable
+from attnscope.stacks import STACKS
+from attnscope.text.prompt import Medium, Prompt, Span
 
-SCHEMA = "run/2"  # of a folder; goes up when a file or a column is renamed, or means something else
+SCHEMA = "run/3"  # of a folder; goes up when a file or a column is renamed, or means something else
 NAME, MARK = "manifest.json", "unfinished.json"
 PROMPT, TARGET = "prompt", "target_prompt"  # where a manifest says the tokens of a text, and of its target
 # Options that say where a run comes from, where it goes and what it may do; the rest says what it is.
@@ -32,7 +32,7 @@ AROUND = frozenset(
 )
 OURS = re.compile(
     r"(heads|relations|keys|text|rollout)\.csv|(manifest|unfinished)\.json"
-    rf"|(({'|'.join(KINDS)})/)?"
+    rf"|(({'|'.join(STACKS)})/)?"
     r"(overview|metrics|mass|top|rollout|picture\d*|layers/L\d+|heads/L\d+(H|KV)\d+)\.(png|svg|pdf)",
     re.ASCII,
 )
@@ -40,7 +40,7 @@ HALF = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")  # what `whole_path` calls a f
 MOST_SAID, LONGEST_SAID = 4, 40
 
 
-def about(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def run_facts(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a manifest by which runs are told apart; facts: the model, its device and dtype, and more."""
     text = {"sha256": prompt.sha256, "tokens": len(prompt), "removed_tokens": prompt.removed}
     said: dict[str, Any] = jsonable({"text": text, "options": options, "prompt": tokens_of(prompt)})
@@ -49,14 +49,21 @@ def about(prompt: Prompt, facts: Mapping[str, Any], options: Mapping[str, Any]) 
 
 def tokens_of(prompt: Prompt) -> dict[str, Any]:
     """What a manifest says of a text's tokens, and `prompt_of` makes a Prompt of."""
-    left_out: dict[str, Any] = {"inputs": {}, "patches": {}, "tower": (), "images": ()}
-    found = {name: value for name, value in asdict(replace(prompt, **left_out)).items() if name not in left_out}
-    said: dict[str, Any] = jsonable(found)
+    medium = prompt.medium
+    found = asdict(replace(prompt, medium=Medium()))
+    found |= {"media": medium.sha256, "step": medium.step, "windows": (), "unasked": medium.unasked}
+    said: dict[str, Any] = jsonable({name: value for name, value in found.items() if name != "medium"})
     return said
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What a manifest says, of this version or another. Raises UsageError for what is none."""
+    """What a manifest says. Raises UsageError for what is none, and for one of another version."""
+    found = _of_any_version(path)
+    check_schema(found, SCHEMA, path, "run its text again with this version of attnscope")
+    return found
+
+
+def _of_any_version(path: Path) -> dict[str, Any]:
     try:
         found = read_json(path)
     except OSError as error:
@@ -74,9 +81,12 @@ def prompt_of(said: Mapping[str, Any], path: Path, name: str = PROMPT) -> Prompt
     name: PROMPT, or TARGET of what an encoder-decoder's decoder read.
     """
     try:
-        columns = {name: value for name, value in said[name].items() if name != "turns"}
-        turns = tuple(Span(**turn) for turn in said[name]["turns"])
-        prompt = Prompt(**{name: _frozen(value) for name, value in columns.items()}, turns=turns)
+        columns = {one: _frozen(value) for one, value in said[name].items()}
+        turns = tuple(Span(**turn) for turn in columns.pop("turns"))
+        said_of = {"sha256": columns.pop("media", None), "step": columns.pop("step", None)}
+        medium = Medium(**said_of, unasked=columns.pop("unasked", 0))
+        columns.pop("windows", None)  # of a vision tower's text alone
+        prompt = Prompt(**columns, turns=turns, medium=medium)
         whole = _is_whole(prompt)
         "".join((prompt.text, *prompt.tokens, *prompt.labels, *prompt.plain)).encode()
     except (KeyError, TypeError, AttributeError, UnicodeEncodeError):  # the last: halves of surrogate pairs
@@ -101,7 +111,9 @@ def check(folder: Path, now: Mapping[str, Any], force: bool) -> None:
     """
     path, found = folder / NAME, list[str]()
     if not force and path.exists():
-        found = differences(read_manifest(path), now)
+        before = _of_any_version(path)
+        check_schema(before, SCHEMA, folder, OVER)
+        found = differences(before, now)
     elif not force and not (folder / MARK).exists():
         found = [f"{name}, which no manifest lists" for name in sorted(_ours(folder))[:1]]
     if found:
@@ -133,7 +145,7 @@ def _left(folder: Path, now: Mapping[str, Any]) -> tuple[set[str], bool]:
     """What a run before left in a folder, manifest and mark aside; and whether it was the same run."""
     again, names = False, set[str]()
     with suppress(UsageError):  # none, or damaged: it lists nothing
-        before = read_manifest(folder / NAME)
+        before = _of_any_version(folder / NAME)
         again = not differences(before, now)
         listed = before.get("files")
         names = {str(name) for name in listed} if isinstance(listed, Mapping | list) else names
@@ -151,7 +163,7 @@ def _ours(folder: Path) -> set[str]:
 
 def inner_folders(folder: Path) -> list[Path]:
     """The folders that an export makes in its own, whether they are there or not."""
-    stacks = [folder / kind for kind in KINDS]
+    stacks = [folder / stack for stack in STACKS]
     return [*stacks, *(top / name for top in (folder, *stacks) for name in ("layers", "heads"))]
 
 
@@ -218,8 +230,9 @@ def _is_whole(prompt: Prompt) -> bool:
     return (
         type(prompt.text) is str
         and type(prompt.removed) is int
-        and isinstance(prompt.media, str | None)
-        and isinstance(prompt.step, float | None)
+        and isinstance(prompt.medium.sha256, str | None)
+        and isinstance(prompt.medium.step, float | None)
+        and type(prompt.medium.unasked) is int
         and len(prompt.ids) > 0
         and all(type(column) is tuple and len(column) == len(prompt.ids) for column in columns.values())
         and all(type(one) is kinds[name] for name, column in columns.items() for one in column)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.seam.call import Place
+from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 
@@ -47,7 +47,7 @@ def decoder_layers(loaded: LoadedModel, ids: Sequence[int]) -> DecoderLayers:
     found: dict[int, nn.Module] = {}
     lists: dict[nn.Module, None] = {}
 
-    def note(place: Place, output: Tensor) -> Tensor:
+    def note(place: CallPlace, output: Tensor) -> Tensor:
         number = re.search(r"\.\d+(?=\.|$)", place.path)
         if number is None:
             raise BranchError(f"{place.path} is in no list of layers")

@@ -22,7 +22,7 @@ from attnscope.seam.listen import listen
 
 if TYPE_CHECKING:
     from attnscope.intervene.passes import Advance, Passes
-    from attnscope.seam.call import Place
+    from attnscope.seam.call import CallPlace
 
 BACKWARD = 3  # what a pass with its backward pass takes, in passes
 
@@ -58,9 +58,9 @@ def _of_batch(passes: Passes, batch: Sequence[int]) -> tuple[list[tuple[int, int
     if not isinstance(intervention, Replacing):
         raise UsageError("a screen by gradients is of outputs that are replaced", "use {replace=mean}")
 
-    kept: dict[Place, Tensor] = {}
+    kept: dict[CallPlace, Tensor] = {}
 
-    def keep(place: Place, output_BTHV: Tensor) -> Tensor:
+    def keep(place: CallPlace, output_BTHV: Tensor) -> Tensor:
         kept[place] = output_BTHV if output_BTHV.requires_grad else output_BTHV.requires_grad_()
         return kept[place]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnscope.attention.spec import AttentionSpec
 from attnscope.intervene.intervention import HeadSet, Intervention
-from attnscope.seam.call import Place
+from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
 
 
@@ -36,7 +36,7 @@ class Hiding(Intervention):
     def over(self, engine: Engine, sets: Sequence[HeadSet], lengths: Sequence[int]) -> Engine:
         texts = len(lengths)
 
-        def hide(place: Place, spec: AttentionSpec) -> Tensor | None:
+        def hide(place: CallPlace, spec: AttentionSpec) -> Tensor | None:
             gone = [(1 + at, head) for at, one in enumerate(sets) for layer, head in one.heads if layer == place.layer]
             if not gone:
                 return None

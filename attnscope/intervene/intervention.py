@@ -19,10 +19,12 @@ from torch import Tensor
 
 from attnscope.cells import head_names
 from attnscope.intervene.task import Task
-from attnscope.seam.call import Place
+from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
 
-Heard = Callable[[Place, Tensor, Sequence[int]], None]  # a call's place, its output (B, T, H, V), the texts' lengths
+Heard = Callable[
+    [CallPlace, Tensor, Sequence[int]], None
+]  # a call's place, its output (B, T, H, V), the texts' lengths
 
 
 @dataclass(frozen=True)

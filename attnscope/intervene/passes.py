@@ -27,7 +27,7 @@ from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.replacement import Replacement, Replacing
 from attnscope.intervene.task import Task
 from attnscope.model.padding import pads, to_be_found
-from attnscope.seam.call import Place
+from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import UNCHECKED, Engine
 from attnscope.seam.listen import calls_interface, listen
 
@@ -164,7 +164,7 @@ class Passes:
         for batch in self.batches(0):
             lengths = [self.task.lengths[place] for place in batch]
 
-            def hear(place: Place, output_BTHV: Tensor, lengths: Sequence[int] = lengths) -> Tensor:
+            def hear(place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int] = lengths) -> Tensor:
                 heard(place, output_BTHV, lengths)
                 return output_BTHV
 

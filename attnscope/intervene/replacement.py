@@ -15,12 +15,12 @@ from torch import Tensor
 from attnscope.errors import InputError
 from attnscope.intervene.intervention import HeadSet, Heard, Intervention
 from attnscope.intervene.task import Task
-from attnscope.seam.call import Place
+from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
 
 Replacement = Literal["mean", "zero", "resample"]
 Call = tuple[int, int]  # layer, and which call of it
-Replace = Callable[[Place, Tensor, Sequence[int]], Tensor]
+Replace = Callable[[CallPlace, Tensor, Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ class Replacing(Intervention):
         return replace(engine, change=replacing(sets, lengths, self.instead))
 
 
-def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace) -> Callable[[Place, Tensor], Tensor]:
+def replacing(
+    sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace
+) -> Callable[[CallPlace, Tensor], Tensor]:
     """An engine's `change` for a pass of some texts and, behind them, the same texts once per set: in the set's rows
     the outputs of its heads are replaced.
 
@@ -74,7 +76,7 @@ def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace)
     """
     batch = len(lengths)
 
-    def change(place: Place, output_NTHV: Tensor) -> Tensor:
+    def change(place: CallPlace, output_NTHV: Tensor) -> Tensor:
         gone = [(1 + at, head) for at, one in enumerate(sets) for layer, head in one.heads if layer == place.layer]
         if not gone:
             return output_NTHV
@@ -87,12 +89,12 @@ def replacing(sets: Sequence[HeadSet], lengths: Sequence[int], instead: Replace)
     return change
 
 
-def zeros(place: Place, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
+def zeros(place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
     """Nothing."""
     return torch.zeros_like(output_BTHV)
 
 
-def of_the_next(place: Place, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
+def of_the_next(place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
     """What the head gave, at the same position, for the next sequence of the batch: right of its kind, and wrong."""
     return output_BTHV.roll(-1, 0)
 
@@ -108,7 +110,7 @@ class Means:
     one_length: bool
     sums: Mapping[Call, tuple[Tensor, Tensor]]
 
-    def __call__(self, place: Place, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
+    def __call__(self, place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> Tensor:
         sum_GHV, count_G = self.sums[place.layer, place.call]
         own_BGHV, own_BG = grouped(output_BTHV, lengths, len(count_G))
         others_BG = (count_G - own_BG).clamp_min(1)[..., None, None]
@@ -124,7 +126,7 @@ class Summing:
         self.groups, self.one_length = longest if one_length else min(longest, 2), one_length
         self.sums: dict[Call, tuple[Tensor, Tensor]] = {}
 
-    def add(self, place: Place, output_BTHV: Tensor, lengths: Sequence[int]) -> None:
+    def add(self, place: CallPlace, output_BTHV: Tensor, lengths: Sequence[int]) -> None:
         own_BGHV, own_BG = grouped(output_BTHV, lengths, self.groups)
         before = self.sums.get((place.layer, place.call), (0, 0))
         self.sums[place.layer, place.call] = before[0] + own_BGHV.sum(0), before[1] + own_BG.sum(0)

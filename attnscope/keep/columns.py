@@ -30,14 +30,14 @@ class Score:
 class HeadColumns:
     """All heads (with by_kv, the means over the heads of each kv head) of all layers, one entry each, in model order.
 
-    layer, kind, head, kv_head: which head; head is -1 for the mean over a kv head's group. role: its name, or `-`.
+    layer, stack, head, kv_head: which head; head is -1 for the mean over a kv head's group. role: its name, or `-`.
     near_uniform: True, False, or None where the text cannot tell. scores: {metric id: Score}. top_key, top_key_mass:
     the key that receives most, and its mean mass. relation_*: its strongest relation; the weight is NaN where it has
     none. kept: whether the view keeps it.
     """
 
     layer: np.ndarray
-    kind: np.ndarray
+    stack: np.ndarray
     head: np.ndarray
     kv_head: np.ndarray
     role: np.ndarray
@@ -84,8 +84,8 @@ class Head:
     """What one head (with by_kv, the mean of the heads of one kv head) does with a text; scores are NaN for null.
 
     uniform: the `mass` that uniform attention would have, None where no keys were chosen. atlas_roles: what the atlas
-    names it, where there is one; role is what it looks like on this text. kind: the stack of its layer; beside: whether
-    a number alone means a layer of another stack.
+    names it, where there is one; role is what it looks like on this text. stack: its layer's. in_other_stack: whether a
+    number alone means a layer of another stack.
     """
 
     layer: int
@@ -94,13 +94,13 @@ class Head:
     role: str
     score: Mapping[str, float]
     strongest: Relation | None
-    kind: str = "decoder"
+    stack: str = "decoder"
     near_uniform: bool | None = None
     top_key: int = 0
     top_key_mass: float = float("nan")
     uniform: float | None = None
     atlas_roles: tuple[str, ...] = ()
-    beside: bool = False
+    in_other_stack: bool = False
 
     @property
     def mass(self) -> float | None:
@@ -111,4 +111,4 @@ class Head:
     def name(self) -> str:
         """`L27H3`, `L27KV1` for the mean over a kv head's group, `cross L3H2` in a stack beside the decoder's."""
         by_kv, number = (True, self.kv_head) if self.head is None else (False, self.head)
-        return f"{self.kind} " * self.beside + head_name(self.layer, number, by_kv)
+        return f"{self.stack} " * self.in_other_stack + head_name(self.layer, number, by_kv)

@@ -23,9 +23,9 @@ from attnscope.keep.keys import KeyMass, TopKey, received
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.probe import Answers, Layer, OfMasks, on_host
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import Found, Thing
+from attnscope.keep.thing import FoundByLayer, Thing
 from attnscope.keep.view import View
-from attnscope.measure.metrics import LOOKBACKS, MASS, METRICS, means, measure, of_kind, questions, support
+from attnscope.measure.metrics import LOOKBACKS, MASS, METRICS, means, measure, metrics_for, questions, support
 from attnscope.measure.roles import NONE, near_uniform, roles_of
 from attnscope.stacks import DECODER
 
@@ -53,10 +53,10 @@ class HeadScores:
     _uniform: OfMasks[tuple[dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=WeakKeyDictionary)
 
     def asks(self, layer: Layer) -> Sequence[Question]:
-        return questions(of_kind(self.ids, layer.key.kind), layer.texts)
+        return questions(metrics_for(self.ids, layer.key.stack), layer.texts)
 
     def keep(self, layer: Layer, answers: Answers) -> LayerScores:
-        values = means(layer.P, layer.texts, answers, of_kind(self.ids, layer.key.kind))
+        values = means(layer.P, layer.texts, answers, metrics_for(self.ids, layer.key.stack))
         uniform, rows = self._null(layer)
         none = torch.full((layer.P.batch, layer.P.heads), torch.nan, dtype=torch.float64, device=layer.P.device)
         every, null = ({name: one.get(name, none) for name in self.ids} for one in (values, uniform))
@@ -67,7 +67,7 @@ class HeadScores:
         visible = layer.P.visible
         if visible not in self._uniform:
             P = UniformAttention(visible)
-            ids = of_kind(self.ids, layer.key.kind)
+            ids = metrics_for(self.ids, layer.key.stack)
             null = measure(P, layer.texts, ids), support(P, layer.texts)
             self._uniform[visible] = null if P.device.type == "cpu" else on_host(null)
         return self._uniform[visible]
@@ -150,7 +150,7 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     return Thing(probe, lambda found: _of_texts(found, asked, request.view))
 
 
-def _of_texts(found: Found, asked: Sequence[Asked], view: View) -> list[TextHeads]:
+def _of_texts(found: FoundByLayer, asked: Sequence[Asked], view: View) -> list[TextHeads]:
     columns, supports = Columns(found, len(asked), view).of_texts, _supports(found)
     received_BK = received([one.top for one in found.values()], len(asked), max(len(one.looked_at) for one in asked))
     return [
@@ -163,7 +163,7 @@ def _of_texts(found: Found, asked: Sequence[Asked], view: View) -> list[TextHead
     ]
 
 
-def _supports(found: Found) -> dict[LayerKey, list[dict[str, int]]]:
+def _supports(found: FoundByLayer) -> dict[LayerKey, list[dict[str, int]]]:
     """The rows behind each layer's scores, per text; texts that share a mask may share one entry."""
     known: dict[int, list[dict[str, int]]] = {}  # layers that share a mask share them
     supports = {}
@@ -184,7 +184,7 @@ def _least_of_heads(counts: Mapping[str, Tensor]) -> list[dict[str, int]]:
 class Columns:
     """The heads of all layers of so many texts as columns."""
 
-    def __init__(self, found: Found, count: int, view: View) -> None:
+    def __init__(self, found: FoundByLayer, count: int, view: View) -> None:
         self.found, self.count, self.view = found, count, view
 
     @cached_property
@@ -194,7 +194,7 @@ class Columns:
         value, null, support = (self._scores(part) for part in ("values", "uniform", "support"))
         named, relation = bool(self.found) and METRICS.keys() <= value.keys(), self._relations()
         top_key, top_key_mass = self._top_keys()
-        kind = next((key.kind for key in self.found), DECODER)
+        stack = next((key.stack for key in self.found), DECODER)
         found = []
         for row in range(self.count):
             values, nulls, rows = ({name: one[row] for name, one in part.items()} for part in (value, null, support))
@@ -202,7 +202,7 @@ class Columns:
             found.append(
                 HeadColumns(
                     **which,
-                    role=roles_of(values, nulls, rows, kind) if named else np.full_like(unnamed, NONE),
+                    role=roles_of(values, nulls, rows, stack) if named else np.full_like(unnamed, NONE),
                     near_uniform=near_uniform(values, rows) if named else unnamed,
                     scores={name: Score(values[name], nulls[name]) for name in values},
                     top_key=top_key[row],
@@ -250,14 +250,14 @@ class Columns:
 
 def _which(kv_of: Mapping[LayerKey, tuple[int, int]], view: View) -> dict[str, np.ndarray]:
     """Which head each place of the columns is, and whether the view keeps it."""
-    names: dict[str, list[Any]] = {name: [] for name in ("layer", "kind", "head", "kv_head", "kept")}
+    names: dict[str, list[Any]] = {name: [] for name in ("layer", "stack", "head", "kv_head", "kept")}
     for key, (heads, kv_heads) in kv_of.items():
         chosen = range(heads) if view.heads is None else view.heads.get(key.layer, ())
         wanted = {head * kv_heads // heads for head in chosen} if view.by_kv else set(chosen)
         for number in range(kv_heads if view.by_kv else heads):
             kv_head = number if view.by_kv else number * kv_heads // heads
-            parts = key.layer, key.kind, -1 if view.by_kv else number, kv_head, number in wanted
+            parts = key.layer, key.stack, -1 if view.by_kv else number, kv_head, number in wanted
             for name, part in zip(names, parts, strict=True):
                 names[name].append(part)
-    kinds = {"kind": object, "kept": bool}
-    return {name: np.array(column, dtype=kinds.get(name, np.int32)) for name, column in names.items()}
+    dtypes = {"stack": object, "kept": bool}
+    return {name: np.array(column, dtype=dtypes.get(name, np.int32)) for name, column in names.items()}

@@ -18,7 +18,7 @@ from attnscope.attention.questions import Question, Received
 from attnscope.keep.layers import codes
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.view import View
-from attnscope.stacks import KINDS
+from attnscope.stacks import STACKS
 from attnscope.tables import as_table, texts_at, words
 
 
@@ -62,7 +62,7 @@ def table(stacks: Mapping[str, tuple[Sequence[str], np.ndarray]], on: Mapping[tu
 
     stacks: the tokens of each stack's keys, and what they receive. on: {(stack, position): heads, as `L1H1 0.86`}.
     """
-    places = [(kind, position) for kind, (tokens, _) in stacks.items() for position in range(len(tokens))]
+    places = [(stack, position) for stack, (tokens, _) in stacks.items() for position in range(len(tokens))]
     resting = [on.get(place, []) for place in places]
     return as_table(
         {
@@ -71,6 +71,6 @@ def table(stacks: Mapping[str, tuple[Sequence[str], np.ndarray]], on: Mapping[tu
             "received": np.concatenate([received for _, received in stacks.values()]),
             "heads": np.array([len(heads) for heads in resting], np.int32),
             "resting": words([", ".join(heads) for heads in resting]),
-            "kind": texts_at(KINDS, codes([kind for kind, _ in places])),
+            "stack": texts_at(STACKS, codes([stack for stack, _ in places])),
         }
     )

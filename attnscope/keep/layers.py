@@ -1,4 +1,4 @@
-"""What is kept per layer of one stack, keyed by layer and kind of attention; see `stacks.py`."""
+"""What is kept per layer of one stack, keyed by stack and layer; see `stacks.py`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from attnscope.stacks import DECODER, KINDS
+from attnscope.stacks import DECODER, STACKS
 
 T = TypeVar("T", covariant=True)
 
 
 class LayerKey(NamedTuple):
-    """A layer: its index, and the kind of attention that it computes."""
+    """A layer: its index, and its stack."""
 
     layer: int
-    kind: str = DECODER
+    stack: str = DECODER
 
 
-def codes(kinds: Sequence[str]) -> np.ndarray:
-    """The place of each stack in KINDS, (N,) int8.
+def codes(stacks: Sequence[str]) -> np.ndarray:
+    """The place of each stack in STACKS, (N,) int8.
 
     >>> codes(["cross", "encoder"])
     array([2, 0], dtype=int8)
     """
-    return np.array([KINDS.index(kind) for kind in kinds], np.int8)
+    return np.array([STACKS.index(stack) for stack in stacks], np.int8)
 
 
 class PerLayer(Mapping[LayerKey, T]):
@@ -37,13 +37,13 @@ class PerLayer(Mapping[LayerKey, T]):
 
     def __init__(self, found: Mapping[LayerKey, T] | None = None) -> None:
         self._found = dict(found or {})
-        self._kind = next((key.kind for key in self._found), DECODER)
+        self._stack = next((key.stack for key in self._found), DECODER)
 
     def __getitem__(self, key: int | tuple[int, str]) -> T:
-        return self._found[LayerKey(*key) if isinstance(key, tuple) else LayerKey(key, self._kind)]
+        return self._found[LayerKey(*key) if isinstance(key, tuple) else LayerKey(key, self._stack)]
 
     def __contains__(self, key: object) -> bool:
-        return (LayerKey(key, self._kind) if isinstance(key, int) else key) in self._found
+        return (LayerKey(key, self._stack) if isinstance(key, int) else key) in self._found
 
     def __iter__(self) -> Iterator[LayerKey]:
         return iter(self._found)

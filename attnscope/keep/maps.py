@@ -200,7 +200,7 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
         request.bin_rule,
         request.split_sink,
         request.map_side,
-        one.queries if one.chosen.query or one.prompt.unasked else None,
+        one.queries if one.chosen.query or one.prompt.medium.unasked else None,
         one.key_positions if one.chosen.key else None,
         len(one.looked_at),
     )

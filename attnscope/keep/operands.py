@@ -16,7 +16,7 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.keep.layers import PerLayer
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import Found, Thing
+from attnscope.keep.thing import FoundByLayer, Thing
 from attnscope.keep.view import View
 
 
@@ -105,7 +105,7 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
         cut = {name: getattr(kept, name)[row : row + 1, :, :count] for name, count in counts.items()}
         return kept._replace(**cut, bias_BHTT=None if bias is None else bias[row : row + 1, :, :queries, :keys])
 
-    def of_texts(found: Found) -> list[PerLayer[KeptOperands]]:
+    def of_texts(found: FoundByLayer) -> list[PerLayer[KeptOperands]]:
         return [
             PerLayer({key: of_text(kept, row, one) for key, kept in found.items()}) for row, one in enumerate(asked)
         ]

@@ -18,7 +18,7 @@ from attnscope.attention.uniform import UniformAttention
 from attnscope.keep.layers import PerLayer
 from attnscope.keep.probe import Answers, Layer, OfMasks
 from attnscope.keep.request import Asked, Request, nothing_named
-from attnscope.keep.thing import Found, Thing
+from attnscope.keep.thing import FoundByLayer, Thing
 from attnscope.keep.view import View
 
 HIDDEN = 1e-12  # below what uniform attention gives any token that is seen: 1 / (queries x keys)
@@ -81,7 +81,7 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
     def of_text(one: TokenWeights, row: int, count: int) -> TokenWeights:
         return TokenWeights(one.heads, one.weight[row, :, :count], one.uniform[row, :, :count])
 
-    def of_texts(found: Found) -> list[PerLayer[TokenWeights]]:
+    def of_texts(found: FoundByLayer) -> list[PerLayer[TokenWeights]]:
         counts = [len(one.prompt if one.chosen.keys_alone else one.looked_at) for one in asked]
         return [
             PerLayer({key: of_text(one, row, count) for key, one in found.items()}) for row, count in enumerate(counts)

@@ -22,13 +22,13 @@ from attnscope.keep.groups import group_mass, group_question, groups_of
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.request import Asked, Request, nothing_named
-from attnscope.keep.thing import Found, Thing
+from attnscope.keep.thing import FoundByLayer, Thing
 from attnscope.keep.view import View
-from attnscope.stacks import CROSS, KINDS
+from attnscope.stacks import CROSS, STACKS
 from attnscope.tables import as_table, numbers, texts_at
 
 ENTRIES = {"softmax": "weight", "scores": "score", "value": "norm"}  # the column of what a view reads
-COLUMNS = ("layer", "head", "kv_head", "query", "key", "weight", "kind")
+COLUMNS = ("layer", "head", "kv_head", "query", "key", "weight", "stack")
 
 
 class KeptKeys(NamedTuple):
@@ -171,7 +171,7 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
         return None
     view = replace(request.view, heads={}) if nothing_named(asked) else request.view
 
-    def of_texts(found: Found) -> list[PerLayer[KeptKeys]]:
+    def of_texts(found: FoundByLayer) -> list[PerLayer[KeptKeys]]:
         return [PerLayer({key: kept[row] for key, kept in found.items()}) for row in range(len(asked))]
 
     return Thing(_probe(asked, replace(request, view=view)), of_texts)
@@ -183,7 +183,7 @@ def _probe(asked: Sequence[Asked], request: Request) -> TopKeys | ChosenKeys:
         of_queries = groups_of([one.prompt for one in asked], request.group)
         others = asked[0].keys is not None
         groups = of_queries, groups_of([one.looked_at for one in asked], request.group) if others else of_queries
-    if not any(one.chosen.query or one.chosen.key or one.prompt.unasked for one in asked):
+    if not any(one.chosen.query or one.chosen.key or one.prompt.medium.unasked for one in asked):
         return TopKeys(request.top_k, request.view, groups)
 
     def units(places: Sequence[int], text: int, side: int) -> Sequence[int]:
@@ -226,7 +226,7 @@ def numbers_of(
             "query": np.broadcast_to(query_Qk, keep.shape)[keep],
             "key": key_HQk[keep],
             "weight": weight_HQk[keep],
-            "kind": np.full(len(layer), KINDS.index(stack), np.int8),
+            "stack": np.full(len(layer), STACKS.index(stack), np.int8),
         }
 
 
@@ -236,15 +236,15 @@ def _which(key: LayerKey, head: int, heads: tuple[int, int], by_kv: bool) -> tup
 
 
 def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Columns of numbers as one: head is -1 where kv heads were averaged, kind a place in KINDS."""
+    """Columns of numbers as one: head is -1 where kv heads were averaged, stack a place in STACKS."""
     if len(parts) == 1:
         return parts[0]
-    kinds = dict.fromkeys(COLUMNS, np.int32) | {"weight": np.float32, "kind": np.int8}
+    dtypes = dict.fromkeys(COLUMNS, np.int32) | {"weight": np.float32, "stack": np.int8}
     return {
-        name: np.concatenate([part[name] for part in parts], dtype=kind, casting="same_kind")
+        name: np.concatenate([part[name] for part in parts], dtype=dtype, casting="same_kind")
         if parts
-        else np.empty(0, kind)
-        for name, kind in kinds.items()
+        else np.empty(0, dtype)
+        for name, dtype in dtypes.items()
     }
 
 
@@ -256,7 +256,7 @@ def listed(found: dict[str, np.ndarray], over: str | None, others: bool, of_quer
     """
     order = np.arange(len(found["weight"]))
     if others:
-        own = (found["key"] == found["query"]) & (found["kind"] != KINDS.index(CROSS))
+        own = (found["key"] == found["query"]) & (found["stack"] != STACKS.index(CROSS))
         order = order[(found["key"] != 0) & ~own | (found["query"] == 0) & of_queries]
     if over == "heads":
         order = order[np.argsort(-found["weight"][order], kind="stable")]
@@ -275,6 +275,6 @@ def table(found: dict[str, np.ndarray], query: pa.DictionaryArray, key: pa.Dicti
             "key": found["key"],
             "key_token": key,
             ENTRIES[view.weights]: found["weight"],
-            "kind": texts_at(KINDS, found["kind"]),
+            "stack": texts_at(STACKS, found["stack"]),
         }
     )

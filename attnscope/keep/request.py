@@ -10,7 +10,14 @@ from attnscope.errors import UsageError
 from attnscope.keep.view import View
 from attnscope.measure.binned import MAP_SIDE
 from attnscope.measure.metrics import METRICS
-from attnscope.stacks import CROSS, CSA, DECODER, HCA, OVER_PATCHES, VISION
+from attnscope.stacks import (
+    has_summaries,
+    is_causal,
+    is_cross,
+    is_over_patches,
+    is_vision,
+    sides,
+)
 from attnscope.text.tokens import Chosen, choose, choose_of_two
 
 if TYPE_CHECKING:
@@ -80,24 +87,24 @@ class Request:
 
     def selecting(self, heads: Mapping[str, Mapping[int, Sequence[int]]], geometry: Geometry) -> Request:
         """The same of these heads alone, by stack."""
-        view = replace(self.view, heads=heads.get(geometry.kind, {}))
+        view = replace(self.view, heads=heads.get(geometry.stack, {}))
         return replace(self, view=view, stacks=heads if len(geometry.shown) > 1 else None)
 
     def view_of(self, asked: bool | Mapping[int, Sequence[int]]) -> View:
         """The view, of the heads that `weights` or `operands` asks for."""
         return replace(self.view, heads=asked) if isinstance(asked, Mapping) else self.view
 
-    def of(self, kind: str, plain: str) -> Request:
+    def of(self, stack: str, plain: str) -> Request:
         """What is asked of one stack; plain: the one that the view's heads are of."""
         heads = self.view.heads
         if self.stacks is not None:
-            heads = self.stacks.get(kind, {})
-            if kind in (CSA, HCA):  # of long texts these are the decoder's own layers
+            heads = self.stacks.get(stack, {})
+            if has_summaries(stack):  # of long texts these are the decoder's own layers
                 heads = {**self.stacks.get(plain, {}), **heads}
-        elif heads is not None and kind != plain:
+        elif heads is not None and stack != plain:
             heads = {}
-        rollout = None if kind == CROSS else self.rollout  # of units that are the same on both sides
-        per_token = self.per_token and kind != VISION
+        rollout = None if is_cross(stack) else self.rollout  # of units that are the same on both sides
+        per_token = self.per_token and not is_vision(stack)
         return replace(self, view=replace(self.view, heads=heads), rollout=rollout, per_token=per_token)
 
     @property
@@ -126,23 +133,24 @@ class Asked(NamedTuple):
     def lengths(self) -> tuple[int, int]:
         return len(self.prompt), len(self.source or ())
 
-    def of(self, kind: str) -> list[Asked]:
+    def of(self, stack: str) -> list[Asked]:
         """What one stack reads: of a vision tower one text for each picture, or part of one, that it is given.
 
         Nothing of one over patches: only the pass will say where in the text they are.
         """
-        if kind == VISION:
-            return [Asked(part, Chosen()) for part in self.prompt.tower]
-        if kind in OVER_PATCHES:
+        if is_vision(stack):
+            return [Asked(part, Chosen()) for part in self.prompt.medium.tower]
+        if is_over_patches(stack):
             return []
-        return [self._of_two(kind)]
+        return [self._of_two(stack)]
 
-    def _of_two(self, kind: str) -> Asked:
+    def _of_two(self, stack: str) -> Asked:
         """What one stack of an encoder-decoder reads."""
-        chosen = self.chosen.of(kind)
-        if self.source is None or kind == DECODER:
+        chosen = self.chosen.of(stack)
+        if self.source is None or is_causal(stack):
             return self._replace(chosen=chosen)
-        return Asked(self.prompt, chosen, keys=self.source) if kind == CROSS else Asked(self.source, chosen)
+        queries, keys = sides(stack, self.source, self.prompt)
+        return Asked(queries, chosen, keys=None if keys is queries else keys)
 
     @property
     def looked_at(self) -> Prompt:
@@ -152,7 +160,7 @@ class Asked(NamedTuple):
     @property
     def queries(self) -> Sequence[int]:
         """The queries that are asked about: those that were named, or all that there are."""
-        return self.chosen.query.positions if self.chosen.query else range(self.prompt.unasked, len(self.prompt))
+        return self.chosen.query.positions if self.chosen.query else range(self.prompt.medium.unasked, len(self.prompt))
 
     @property
     def key_positions(self) -> Sequence[int]:

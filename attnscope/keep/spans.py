@@ -20,7 +20,7 @@ from attnscope.keep.groups import marked
 from attnscope.keep.layers import PerLayer
 from attnscope.keep.probe import Answers, Layer, OfMasks
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import Found, Thing
+from attnscope.keep.thing import FoundByLayer, Thing
 from attnscope.keep.view import View
 
 
@@ -94,7 +94,7 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
     keys = None if asked[0].keys is None else _spans(asked, request.spans, of_keys=True)
     probe = SpanMass(_spans(asked, request.spans), request.view, keys)
 
-    def of_texts(found: Found) -> list[PerLayer[SpanPairs]]:
+    def of_texts(found: FoundByLayer) -> list[PerLayer[SpanPairs]]:
         return [
             PerLayer({key: SpanPairs(one.heads, one.mass[row], one.uniform[row]) for key, one in found.items()})
             for row in range(len(asked))

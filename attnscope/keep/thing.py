@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.probe import Probe
 
-Found = Mapping[LayerKey, Any]  # what the probe kept of each layer
+FoundByLayer = Mapping[LayerKey, Any]  # what the probe kept of each layer
 
 
 class Thing(NamedTuple):
     """probe: asks every layer of a stack. of_texts: cuts what it kept of all layers into the texts, one entry each."""
 
     probe: Probe
-    of_texts: Callable[[Found], Sequence[Any]]
+    of_texts: Callable[[FoundByLayer], Sequence[Any]]

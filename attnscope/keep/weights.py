@@ -16,7 +16,7 @@ from attnscope.attention.questions import Question
 from attnscope.keep.layers import PerLayer
 from attnscope.keep.probe import Answers, Layer
 from attnscope.keep.request import Asked, Request
-from attnscope.keep.thing import Found, Thing
+from attnscope.keep.thing import FoundByLayer, Thing
 from attnscope.keep.view import View
 
 
@@ -52,7 +52,7 @@ def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
     if not request.weights:
         return None
 
-    def of_texts(found: Found) -> list[PerLayer[Matrices]]:
+    def of_texts(found: FoundByLayer) -> list[PerLayer[Matrices]]:
         return [
             PerLayer(
                 {

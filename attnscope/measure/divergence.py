@@ -24,7 +24,7 @@ TINY = torch.finfo(torch.float64).tiny
 COPIES = 16  # fp32 entries that a block's arithmetic takes per entry of its rows
 
 
-class Side(NamedTuple):
+class DivergenceSide(NamedTuple):
     """A layer's attention for one text, and the unit of each token as a query and as a key, (T,), -1 for none."""
 
     P: AttentionOperator
@@ -32,7 +32,7 @@ class Side(NamedTuple):
     key_T: Tensor
 
     @classmethod
-    def of(cls, P: AttentionOperator, queries: Sequence[int], keys: Sequence[int]) -> Side:
+    def of(cls, P: AttentionOperator, queries: Sequence[int], keys: Sequence[int]) -> DivergenceSide:
         """The same of units as they come from `text/align.py`."""
         return cls(P, torch.tensor(queries, device=P.device), torch.tensor(keys, device=P.device))
 
@@ -71,10 +71,12 @@ def readable(P: AttentionOperator) -> AttentionOperator:
     return P if P.spec is None else TiledAttention(P.spec)
 
 
-def diverge(first: Side, second: Side, cells: tuple[Cells, Cells], heads: Sequence[int] = ()) -> Divergence:
+def diverge(
+    first: DivergenceSide, second: DivergenceSide, cells: tuple[Cells, Cells], heads: Sequence[int] = ()
+) -> Divergence:
     """Compare two sides block by block of their rows; cells: of the units as queries and as keys, heads: to be mapped.
 
-    >>> diverge(Side(P, unit_T, unit_T), Side(P, unit_T, unit_T), (cells, cells)).js    # all 0
+    >>> diverge(DivergenceSide(P, unit_T, unit_T), DivergenceSide(P, unit_T, unit_T), (cells, cells)).js    # all 0
     """
     count, device, (rows, columns) = first.P.heads, first.P.device, (len(one.tokens) for one in cells)
     js_H, rows_H, lost_H, other_H = (torch.zeros(count, dtype=torch.float64, device=device) for _ in range(4))

@@ -10,7 +10,7 @@ Shapes: B text, H head, Q query, K key. A is the weight matrix, n the tokens, v_
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.attention.questions import (
@@ -28,9 +28,9 @@ from attnscope.attention.questions import (
     Window,
 )
 from attnscope.errors import UsageError
-from attnscope.measure.definition import ROWS, Metric, visible_keys
+from attnscope.measure.definition import Metric
 from attnscope.measure.texts import Texts
-from attnscope.stacks import CAUSAL, ENCODER, GLOBAL, VISION
+from attnscope.stacks import CAUSAL, ENCODER, GLOBAL, VISION, is_causal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,39 @@ if TYPE_CHECKING:
 
 OF_TEXT = (*CAUSAL, ENCODER)  # stacks of whose layers they speak
 ITSELF = (*OF_TEXT, VISION, GLOBAL)
+
+
+def visible_keys(P: AttentionOperator) -> Tensor:
+    """(B or 1, H or 1, Q): v_i, how many keys each query may see."""
+    return P.visible.counts_BHQ.to(P.device).float()
+
+
+ROWS: Mapping[str, tuple[str, Callable[[AttentionOperator, Texts], Tensor]]] = {
+    "two_keys": ("rows that see at least 2 keys", lambda P, texts: visible_keys(P) >= 2),
+    "previous": (
+        "rows that see at least 2 keys and have a token before them",
+        lambda P, texts: (visible_keys(P) >= 2) & (texts.previous_BT >= 0)[:, None],
+    ),
+    "three_keys": ("rows that see at least 3 keys", lambda P, texts: visible_keys(P) >= 3),
+    "all": ("all rows", lambda P, texts: visible_keys(P) >= 1),
+    "repeats": (
+        "rows that see at least 2 keys and have an earlier equal token",
+        lambda P, texts: (visible_keys(P) >= 2) & texts.repeated(1)[:, None],
+    ),
+    "repeats_apart": (
+        "rows that see at least 2 keys and have an equal token at least 3 tokens earlier",
+        lambda P, texts: (visible_keys(P) >= 2) & texts.repeated(3)[:, None],
+    ),
+    "answer": (
+        "rows of the answer's tokens but its last that see a token of the prompt",
+        lambda P, texts: texts.answering(P, 0),
+    ),
+    "answer_beyond_0": (
+        "rows of the answer's tokens but its last that see a token of the prompt other than key 0",
+        lambda P, texts: texts.answering(P, 1),
+    ),
+    "sees_key": ("rows that see one of the named keys", lambda P, texts: texts.sees_key_BHQ(P.visible).to(P.device)),
+}
 
 
 def _focus(P: AttentionOperator, entropy_without_key0: Tensor, key0: Tensor) -> Tensor:
@@ -59,7 +92,7 @@ METRICS: Mapping[str, Metric] = {
             source="Clark et al. 2019, arXiv 1906.04341; TransformerLens head detector",
             reading="near 1: the head looks at the token just before",
             rows="previous",
-            kinds=OF_TEXT,
+            stacks=OF_TEXT,
             asks=lambda texts: (Back(1),),
         ),
         Metric(
@@ -72,7 +105,7 @@ METRICS: Mapping[str, Metric] = {
             source="Clark et al. 2019, arXiv 1906.04341",
             reading="near 1: the head looks at the token itself",
             rows="two_keys",
-            kinds=ITSELF,
+            stacks=ITSELF,
             asks=lambda texts: (Back(0),),
         ),
         Metric(
@@ -110,7 +143,7 @@ METRICS: Mapping[str, Metric] = {
             source="Wang et al. 2022 (IOI), arXiv 2211.00593",
             reading="near 1: the head looks at earlier copies of the same token",
             rows="repeats",
-            kinds=OF_TEXT,
+            stacks=OF_TEXT,
             asks=lambda texts: (EqualLabels(texts.ids_BT, texts.ids_BT, gap=1),),
         ),
         Metric(
@@ -124,7 +157,7 @@ METRICS: Mapping[str, Metric] = {
             reading="near 1: the head looks at what followed where this token came up before; keys i and i-1 are left "
             "out, since a head that looks there does so without a repetition",
             rows="repeats_apart",
-            kinds=CAUSAL,
+            stacks=CAUSAL,
             asks=lambda texts: (EqualLabels(texts.ids_BT, texts.previous_BT, gap=2),),
         ),
         Metric(
@@ -187,8 +220,8 @@ METRICS: Mapping[str, Metric] = {
             source="Vig & Belinkov 2019, arXiv 1906.04284 (they leave key 0 out; here it stays)",
             reading="how far back the head looks on average; in an encoder how far to either side",
             rows="two_keys",
-            kinds=OF_TEXT,
-            asks=lambda texts: (Distance() if texts.kind in CAUSAL else AbsoluteDistance(),),
+            stacks=OF_TEXT,
+            asks=lambda texts: (Distance() if is_causal(texts.stack) else AbsoluteDistance(),),
         ),
         Metric(
             id="local_mass_32",
@@ -200,7 +233,7 @@ METRICS: Mapping[str, Metric] = {
             source="attnscope; see also Xiao et al. 2024 (DuoAttention), arXiv 2410.10819",
             reading="near 1 on a text much longer than 32 tokens: the head needs no long context",
             rows="two_keys",
-            kinds=CAUSAL,
+            stacks=CAUSAL,
             asks=lambda texts: (Window(32),),
         ),
         Metric(
@@ -240,7 +273,7 @@ def _streaming(width: int) -> Metric:
         source="Xiao et al. 2023 (StreamingLLM), arXiv 2309.17453: what its cache keeps",
         reading=f"near 1 on a text much longer than {width} tokens: the head reads sinks and recent keys alone",
         rows="two_keys",
-        kinds=CAUSAL,
+        stacks=CAUSAL,
         asks=lambda texts: (Window(width), *map(Key, range(SINKS))),
         value=value,
     )
@@ -290,11 +323,11 @@ def _lookback(part: int) -> dict[str, Any]:
     return {
         "asks": lambda texts: (texts.parts,),
         "value": value,
-        "beside": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
+        "extras": lambda P, texts: (texts.parts_seen_BHQ3(P.visible).to(P.device),),
         "source": "Chuang et al. 2024 (Lookback Lens), arXiv 2407.07071; here over the keys that the row sees",
         "unit": "share of two mean weights",
         "range": "0 to 1",
-        "kinds": CAUSAL,
+        "stacks": CAUSAL,
     }
 
 
@@ -333,24 +366,33 @@ def ends(metric: Metric, tokens: int) -> tuple[float, float] | None:
     return (known[low], known[high]) if low in known and high in known and known[low] < known[high] else None
 
 
-def of_kind(ids: Sequence[str], kind: str) -> list[str]:
+def metrics_for(ids: Sequence[str], stack: str) -> list[str]:
     """Those of the metrics that say something of a stack's layers.
 
-    >>> of_kind(["entropy", "induction"], "cross")
+    >>> metrics_for(["entropy", "induction"], "cross")
     ['entropy']
     """
-    return [name for name in ids if kind in KNOWN[name].kinds]
+    return [name for name in ids if stack in KNOWN[name].stacks]
 
 
 def questions(ids: Sequence[str], texts: Texts) -> list[Question]:
     """What these metrics ask of a layer; texts on the layer's device."""
-    return [question for name in ids for question in KNOWN[name].asks(texts)]
+    return [question for name in ids for question in _asked(texts, name)]
+
+
+def _asked(texts: Texts, name: str) -> tuple[Question, ...]:
+    """What a metric asks, the same objects each time: their answers are then found without comparing them."""
+    if name not in texts.asked:
+        texts.asked[name] = KNOWN[name].asks(texts)
+    return texts.asked[name]
 
 
 def row_values(P: AttentionOperator, texts: Texts, answers: Mapping[Question, Any], name: str) -> Tensor:
     """One metric before it is averaged: a value per row, broadcastable to (B, H, Q)."""
     metric = KNOWN[name]
-    return metric.value(P, *(answers[question] for question in metric.asks(texts)), *metric.beside(P, texts))
+    found = [answers[question] for question in _asked(texts, name)]
+    extras = metric.extras(P, texts) if metric.extras else ()
+    return metric.value(P, *found, *extras) if metric.value else found[0]
 
 
 def counted_rows(P: AttentionOperator, texts: Texts, kind: str) -> Tensor:

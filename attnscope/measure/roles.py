@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.stacks import CAUSAL, DECODER, ENCODER, KINDS
+from attnscope.stacks import CAUSAL, DECODER, ENCODER, STACKS
 
 NEEDED_ROWS = 16
 RESTS = 0.3  # mean mass above which a head rests on a key
@@ -23,7 +23,7 @@ class Role:
     """A rule: the role's name, its condition over the scores, the rows it needs, and where it comes from.
 
     holds gets {metric: score} and {metric: score of uniform attention over the same keys}, numbers or arrays of them.
-    kinds: the stacks whose heads may have it.
+    stacks: the stacks whose heads may have it.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Role:
     needed: int
     source: str
     holds: Rule
-    kinds: tuple[str, ...] = (*CAUSAL, ENCODER)
+    stacks: tuple[str, ...] = (*CAUSAL, ENCODER)
 
 
 def _above_uniform(metric: str, least: float) -> Rule:
@@ -72,7 +72,7 @@ ROLES = (  # the first rule that holds names the head
         SINK_TOKENS,
         "Gu et al. 2024",
         lambda score, uniform: score["sink"] > RESTS,
-        KINDS,
+        STACKS,
     ),
     Role(
         "self",
@@ -94,20 +94,20 @@ ROLES = (  # the first rule that holds names the head
 )
 
 
-def roles_for(kind: str) -> list[Role]:
+def roles_for(stack: str) -> list[Role]:
     """The roles that heads of a stack may have."""
-    return [role for role in ROLES if kind in role.kinds]
+    return [role for role in ROLES if stack in role.stacks]
 
 
 def role_of(
-    score: Mapping[str, float], uniform: Mapping[str, float], support: Mapping[str, int], kind: str = DECODER
+    score: Mapping[str, float], uniform: Mapping[str, float], support: Mapping[str, int], stack: str = DECODER
 ) -> str:
     """The head's role; without one `other` where the text can show every role, else `-`.
 
     score, uniform: {metric: value}, NaN for null. support: {kind of rows: how many the text has}. kind: its stack.
     """
-    shown = [role for role in roles_for(kind) if support[role.rows] >= role.needed]
-    without = OTHER if len(shown) == len(roles_for(kind)) else NONE
+    shown = [role for role in roles_for(stack) if support[role.rows] >= role.needed]
+    without = OTHER if len(shown) == len(roles_for(stack)) else NONE
     return next((role.name for role in shown if role.holds(score, uniform)), without)
 
 
@@ -115,10 +115,10 @@ def roles_of(
     score: Mapping[str, np.ndarray],
     uniform: Mapping[str, np.ndarray],
     support: Mapping[str, np.ndarray],
-    kind: str = DECODER,
+    stack: str = DECODER,
 ) -> np.ndarray:
     """`role_of` for many heads of one stack at once: columns (heads,) in, names (heads,) out."""
-    roles = roles_for(kind)
+    roles = roles_for(stack)
     shown = [support[role.rows] >= role.needed for role in roles]
     names = np.where(np.all(shown, axis=0), OTHER, NONE).astype(object)
     for role, there in reversed(list(zip(roles, shown, strict=True))):  # the first rule that holds is written last
@@ -137,7 +137,7 @@ def near_uniform(score: Mapping[str, np.ndarray], support: Mapping[str, np.ndarr
     return marks
 
 
-def unsupported(support: Mapping[str, int], who_has: str = "this text has", kind: str = DECODER) -> list[str]:
+def unsupported(support: Mapping[str, int], who_has: str = "this text has", stack: str = DECODER) -> list[str]:
     """One sentence per role that these rows cannot show, for the person who wonders."""
     kinds = {
         "two_keys": "tokens that see at least two",
@@ -147,7 +147,7 @@ def unsupported(support: Mapping[str, int], who_has: str = "this text has", kind
         "beyond_32": "tokens that see more than 32",
     }
     short: dict[tuple[str, int], list[str]] = {}
-    for role in roles_for(kind):
+    for role in roles_for(stack):
         if support[role.rows] < role.needed:
             short.setdefault((role.rows, role.needed), []).append(role.name)
     return [

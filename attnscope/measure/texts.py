@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from attnscope.attention.questions import Features
+from attnscope.attention.questions import Features, Question
 from attnscope.stacks import DECODER
 
 if TYPE_CHECKING:
@@ -27,8 +27,9 @@ class Texts:
 
     query_BT, key_BT: True on the queries that metrics are means over, and on the keys that `mass` is of; None for all
     queries, and where no keys were named. answer_B: where the answer to a prompt begins, the length of a text that is
-    none; None where no text is. kind: the stack that reads them; in cross-attention the keys are another text's.
-    unasked: the first so many tokens are keys and no queries, and come before no token of the text.
+    none; None where no text is. stack: the stack that reads them; in cross-attention the keys are another text's.
+    unasked: the first so many tokens are keys and no queries, and come before no token of the text. asked: what each
+    metric asks, once it was asked.
     """
 
     ids_BT: Tensor
@@ -36,8 +37,9 @@ class Texts:
     query_BT: Tensor | None = None
     key_BT: Tensor | None = None
     answer_B: Tensor | None = None
-    kind: str = DECODER
+    stack: str = DECODER
     unasked: int = 0
+    asked: dict[str, tuple[Question, ...]] = field(default_factory=dict, compare=False, repr=False)
     _seen: WeakKeyDictionary[Visibility, dict[Features, Tensor]] = field(
         default_factory=WeakKeyDictionary, compare=False, repr=False
     )
@@ -141,4 +143,4 @@ class Texts:
         asked = (self.query_BT, self.key_BT, self.answer_B)
         query_BT, key_BT, answer_B = (None if part is None else part.to(device) for part in asked)
         ids_BT, length_B = self.ids_BT.to(device), self.length_B.to(device)
-        return Texts(ids_BT, length_B, query_BT, key_BT, answer_B, self.kind, self.unasked)
+        return Texts(ids_BT, length_B, query_BT, key_BT, answer_B, self.stack, self.unasked)

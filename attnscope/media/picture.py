@@ -1,6 +1,6 @@
 """A file -> a picture, as it is shown and as it is hashed.
 
-picture = opened("cat.png")
+picture = open_picture("cat.png")
 picture.image.size, picture.sha256
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MOST_PICTURES, MOST_BYTES = 16, 2**28
-Given = Any  # a file's name or path, or a picture of Pillow
+PictureSource = Any  # a file's name or path, or a picture of Pillow
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Picture:
     sha256: str
 
 
-def all_opened(given: Given | Sequence[Given]) -> tuple[Picture, ...]:
+def all_opened(given: PictureSource | Sequence[PictureSource]) -> tuple[Picture, ...]:
     """One or several pictures. Raises InputError for what is none, and for too many."""
     listed = list(given) if isinstance(given, list | tuple) else [given]
     if not 1 <= len(listed) <= MOST_PICTURES:
         raise InputError(f"expected 1 to {MOST_PICTURES} pictures, got {len(listed)}", "give fewer with {picture}")
-    return tuple(opened(one) for one in listed)
+    return tuple(open_picture(one) for one in listed)
 
 
-def opened(given: Given) -> Picture:
+def open_picture(given: PictureSource) -> Picture:
     """A picture in RGB: the first of an animation, turned as its camera says, on white where it is transparent.
 
     Raises InputError for a file that cannot be read, is no picture, or is larger than Pillow opens.

@@ -27,7 +27,7 @@ from attnscope.apart import without_stderr
 from attnscope.errors import InputError, ModelError, UsageError, first_line
 from attnscope.media.processor import read_files
 from attnscope.model.permits import RUNS_CODE, TRUST, needs_code
-from attnscope.text.prompt import Prompt, Side
+from attnscope.text.prompt import Medium, Prompt, Side
 from attnscope.text.reading import opened
 
 if TYPE_CHECKING:
@@ -186,9 +186,7 @@ def heard(loaded: LoadedModel, sound: Sound, truncate: Side | None = None) -> Pr
         turns=(),
         removed=removed,
         characters=tuple((first, last - 1) for first, last in pairwise(ends)),
-        inputs={loaded.model.main_input_name: values},
-        media=sound.sha256,
-        step=frames.step,
+        medium=Medium({loaded.model.main_input_name: values}, sound.sha256, frames.step),
     )
 
 

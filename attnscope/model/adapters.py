@@ -20,7 +20,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.patterns import check_patterns
 from attnscope.model.permits import Permits
 from attnscope.model.task import task_of
-from attnscope.stacks import DECODER, NAMES
+from attnscope.stacks import CAUSAL_LM, NAMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -148,7 +148,7 @@ def _with_tokens(model: PreTrainedModel, config: Any, folder: Path) -> PreTraine
 
     from attnscope.model.virtual import put_before, put_in_layers
 
-    if task_of(model.config) != DECODER:
+    if task_of(model.config) != CAUSAL_LM:
         raise ModelError(
             f"the adapter in {folder} ({config.peft_type.value}) puts tokens before the text of "
             f"{NAMES[task_of(model.config)]}, and only a causal model is read with such",
@@ -176,7 +176,9 @@ def _of_layers(model: PreTrainedModel, folder: Path) -> tuple[int, int, int, int
     """
     geometry = geometry_of(model.config, count=False)
     shapes = {(one.kv_heads, one.head_dim, one.value_dim) for one in geometry.layers}
-    alike = len(shapes) == 1 and {one.kind for one in geometry.layers} <= {"full", "sliding"} and not geometry.beside
+    alike = (
+        len(shapes) == 1 and {one.type for one in geometry.layers} <= {"full", "sliding"} and not geometry.other_stacks
+    )
     kv_heads, head_dim, value_dim = next(iter(shapes))
     takes_cache = "past_key_values" in signature(model.base_model.forward).parameters
     if not alike or head_dim != value_dim or not takes_cache:

@@ -1,7 +1,7 @@
 """What is known of a model family by its name, because its config does not say it: one table, read by everything else.
 
 A family that needs nothing of this has no entry. Words that families share stay with whoever reads them: those of
-configs (`KINDS` and the attribute names) in `geometry`, those of module classes in `seam.modules`. The oracle in
+configs (`TYPES` and the attribute names) in `geometry`, those of module classes in `seam.modules`. The oracle in
 `reference` keeps its own knowledge of families, so that it shares no mistake with what it checks.
 """
 
@@ -27,7 +27,7 @@ class Family:
     # Its sink logits scale the output and leave the returned weights summing to 1. The modules of other families have
     # the same `sinks` parameter, and there the weights lose the sink's share.
     sinks_scale_output: bool = False
-    # The kind of all its layers where none computes softmax attention; its config counts them like attention layers.
+    # The type of all its layers where none computes softmax attention; its config counts them like attention layers.
     without_softmax: str | None = None
     # Why its attention cannot be read, where it is not that; the rest of "it ...".
     unread: str | None = None
@@ -46,12 +46,12 @@ class Family:
     merges_cross: bool = False
     # Its layers are told apart by the order of their calls: several share a module, or stand in several lists.
     by_order: bool = False
-    # (config) -> how many layers, (config) -> heads of a layer, (config, stack) -> kind of all layers of a stack, where
+    # (config) -> how many layers, (config) -> heads of a layer, (config, stack) -> type of all layers of a stack, where
     # the usual attributes say something else; None where they are right.
     layers: Callable[[Any], int] | None = None
     heads: Callable[[Any], int] | None = None
-    kind: Callable[[Any, str], str | None] | None = None
-    # (config, heads, kind of layer) -> kv heads, where the usual attributes are missing or mean something else; None
+    layer_type: Callable[[Any, str], str | None] | None = None
+    # (config, heads, type of layer) -> kv heads, where the usual attributes are missing or mean something else; None
     # where they are right after all.
     kv_heads: Callable[[Any, int, str], int | None] | None = None
     # (config) -> the tokens that its code needs, where that fails on fewer; None for any number.
@@ -112,22 +112,22 @@ def _blocks_with_summaries(config: Any, stack: str) -> str | None:
     return "blocks" if stack == "encoder" and summaries else None
 
 
-def _key_per_head(config: Any, heads: int, kind: str) -> int:
+def _key_per_head(config: Any, heads: int, layer_type: str) -> int:
     return heads
 
 
-def _multi_query(config: Any, heads: int, kind: str) -> int | None:
+def _multi_query(config: Any, heads: int, layer_type: str) -> int | None:
     if getattr(config, "new_decoder_architecture", False):
         return None
     return 1 if config.multi_query else heads
 
 
-def _nested(config: Any, heads: int, kind: str) -> int:
+def _nested(config: Any, heads: int, layer_type: str) -> int:
     return config.attn_config.kv_n_heads
 
 
-def _twice_when_sliding(config: Any, heads: int, kind: str) -> int | None:
-    return 2 * config.num_key_value_heads if kind == "sliding" else None
+def _twice_when_sliding(config: Any, heads: int, layer_type: str) -> int | None:
+    return 2 * config.num_key_value_heads if layer_type == "sliding" else None
 
 
 USUAL = Family()
@@ -183,8 +183,8 @@ FAMILIES: Mapping[str, Family] = {
         least_tokens=_left_to_the_last_block,
     ),
     **dict.fromkeys(("led", "longformer"), Family(returns_weights_when_asked=True, layout="band")),
-    "longt5": Family(returns_weights_when_asked=True, layout="blocks", kind=_blocks_with_summaries),
-    "pegasus_x": Family(kind=_blocks_with_summaries, matrices_alive=3),
+    "longt5": Family(returns_weights_when_asked=True, layout="blocks", layer_type=_blocks_with_summaries),
+    "pegasus_x": Family(layer_type=_blocks_with_summaries, matrices_alive=3),
     "squeezebert": Family(returns_weights_when_asked=True, returns_logits="SqueezeBertSelfAttention", matrices_alive=3),
     **dict.fromkeys(
         (

@@ -17,6 +17,7 @@ from attnscope.model.permits import Permits
 from attnscope.model.task import model_class, stack_config, task_of
 from attnscope.shown import brief
 from attnscope.stacks import (
+    CAUSAL_LM,
     CROSS,
     CROSSING,
     CSA,
@@ -27,11 +28,10 @@ from attnscope.stacks import (
     LOCAL,
     PATCHER,
     POOLING,
+    SEQ2SEQ,
+    STACKS,
     VISION,
-    plain,
-)
-from attnscope.stacks import (
-    KINDS as STACKS,
+    main_stack,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # What families call their layer types. "sparse" layers choose the keys of each query by content; the keys of
 # "compressed" layers are a window of tokens and summaries of what came before it.
-KINDS = {
+TYPES = {
     "full_attention": "full",
     "attention": "full",
     "global": "full",
@@ -55,7 +55,7 @@ KINDS = {
     "linear_attention": "linear",
     "mamba": "ssm",
 }
-ATTENTION_KINDS = ("full", "sliding", "chunked", "windowed", "sparse", "compressed", "patch")
+ATTENTION_TYPES = ("full", "sliding", "chunked", "windowed", "sparse", "compressed", "patch")
 WINDOWS = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
 MOST_LAYERS, MOST_NUMBER = 1000, 2**40  # a config that says more is no model's
 POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "max_sequence_length")
@@ -65,44 +65,44 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "
 class LayerGeometry:
     """One layer of a stack.
 
-    `kind` is `full`, `sliding`, `chunked`, `windowed` (of patches), `sparse`, `compressed` or `patch` (a patch sees its
+    `type` is `full`, `sliding`, `chunked`, `windowed` (of patches), `sparse`, `compressed` or `patch` (a patch sees its
     own bytes, a byte its patch) for softmax attention; anything else has none over the text: `ssm` (a state space
     model: Mamba, RWKV), `linear` (linear or gated delta attention), `conv`, `mlp`, `moe`, `cross` to a picture. It says
     what the layer is; the stack that it stands in is another thing, see `stacks.py`. `window` is the sliding window,
-    the chunk or the window of patches, in tokens. `beside`: what a layer with attention computes of the text too, `ssm`
-    of Falcon-H1's.
+    the chunk or the window of patches, in tokens. `parallel`: what a layer with attention computes of the text too,
+    `ssm` of Falcon-H1's.
     """
 
     index: int
-    kind: str
+    type: str
     heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
     window: int | None
-    beside: str = ""
+    parallel: str = ""
 
     @property
     def attention(self) -> bool:
-        return self.kind in ATTENTION_KINDS
+        return self.type in ATTENTION_TYPES
 
     @property
     def in_words(self) -> str:
         """Which keys a query sees: `full`, `window 16`, `chunk 8192`, `in windows of 64`, `sparse`."""
         names = {"sliding": "window", "chunked": "chunk", "windowed": "in windows of"}
-        kind = names.get(self.kind, self.kind)
-        return f"{kind} {self.window}" if self.window else kind
+        name = names.get(self.type, self.type)
+        return f"{name} {self.window}" if self.window else name
 
 
 @dataclass(frozen=True)
 class Geometry:
     """The shape of a model: its layers and the sizes around them.
 
-    layers: of its stack; of a model of several the decoder's, and `beside` has those of the others, and of a vision
-    tower that is to be read. max_positions: the most tokens that a stack reads, None where nothing limits them, as with
-    dynamic rotary positions. views: layers of `layers` that have maps of their own, by their kind: `difference`, `csa`.
-    rates: the tokens that each summary among their keys adds; of `pooling` the vectors that a patch is made into.
-    least_tokens: of a text, fewer of which its code cannot read.
+    layers: of its stack; of a model of several the decoder's, and `other_stacks` has those of the others, and of a
+    vision tower that is to be read. max_positions: the most tokens that a stack reads, None where nothing limits them,
+    as with dynamic rotary positions. views: layers of `layers` that have maps of their own, by stack: `difference`,
+    `csa`. rates: the tokens that each summary among their keys adds; of `pooling` the vectors that a patch is made
+    into. least_tokens: of a text, fewer of which its code cannot read.
     """
 
     model_type: str
@@ -111,32 +111,37 @@ class Geometry:
     vocab_size: int
     max_positions: int | None
     parameters: int | None
-    task: str = DECODER
-    beside: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
+    task: str = CAUSAL_LM
+    other_stacks: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     views: Mapping[str, tuple[LayerGeometry, ...]] = field(default_factory=dict)
     rates: Mapping[str, int] = field(default_factory=dict)
     least_tokens: int = 1
 
     @property
-    def kind(self) -> str:
+    def stack(self) -> str:
         """The stack that `layers` are of."""
-        return plain(self.task)
+        return main_stack(self.task)
 
     @property
     def every(self) -> dict[str, tuple[LayerGeometry, ...]]:
         """{stack: all its layers}, in the order of a forward pass."""
-        found = {**self.beside, self.kind: self.layers}
-        return {kind: found[kind] for kind in STACKS if found.get(kind)}
+        found = {**self.other_stacks, self.stack: self.layers}
+        return {stack: found[stack] for stack in STACKS if found.get(stack)}
 
     @property
     def stacks(self) -> dict[str, dict[int, LayerGeometry]]:
         """{stack: {layer index: layer}} of the layers with attention."""
-        return {kind: {one.index: one for one in layers if one.attention} for kind, layers in self.every.items()}
+        return {stack: {one.index: one for one in layers if one.attention} for stack, layers in self.every.items()}
 
     @property
     def shown(self) -> dict[str, dict[int, LayerGeometry]]:
         """`stacks`, and behind them the layers with maps of their own."""
-        return self.stacks | {kind: {one.index: one for one in layers} for kind, layers in self.views.items()}
+        return self.stacks | {stack: {one.index: one for one in layers} for stack, layers in self.views.items()}
+
+    @property
+    def over_patches(self) -> bool:
+        """Whether it reads bytes, and patches of them."""
+        return POOLING in self.other_stacks
 
     @property
     def attention_layers(self) -> tuple[LayerGeometry, ...]:
@@ -148,10 +153,10 @@ class Geometry:
 
         Of several stacks `encoder 6 layers x 8 heads (8 kv), decoder 6 layers x 8 heads (8 kv)`.
         """
-        if ENCODER in self.beside or LOCAL in self.beside:
-            apart = (kind for kind in self.every if kind not in (CROSS, VISION, *CROSSING))
-            return ", ".join(f"{kind} {_in_words(self.every[kind])}" for kind in apart)
-        tower = self.beside.get(VISION)
+        if ENCODER in self.other_stacks or self.over_patches:
+            apart = (stack for stack in self.every if stack not in (CROSS, VISION, *CROSSING))
+            return ", ".join(f"{stack} {_in_words(self.every[stack])}" for stack in apart)
+        tower = self.other_stacks.get(VISION)
         return _in_words(self.layers) + (f", vision {_in_words(tower)}" if tower else "")
 
     @property
@@ -162,7 +167,7 @@ class Geometry:
     @property
     def heads_of_stacks(self) -> dict[str, dict[int, int]]:
         """{stack: {layer index: number of heads}} of all that is shown, as `selection.select_stacks` takes them."""
-        return {kind: {one.index: one.heads for one in layers.values()} for kind, layers in self.shown.items()}
+        return {stack: {one.index: one.heads for one in layers.values()} for stack, layers in self.shown.items()}
 
     @property
     def windows(self) -> dict[int, int | None]:
@@ -180,20 +185,20 @@ def geometry_of(config: Any, *, count: bool = True, task: str | None = None) -> 
         geometry.layers[0].heads  # 12
     """
     task = task or task_of(config)
-    text, beside = stack_config(config, plain(task)), {}
-    if task == "seq2seq":
+    text, others = stack_config(config, main_stack(task)), {}
+    if task == SEQ2SEQ:
         cross = (_layer(text, index, "full") for index in range(_count(text, DECODER)))
-        beside = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
-    layers = _layers(text, plain(task))
-    rates = {kind: rate for kind, (_, rate) in _compressed(text).items()}
+        others = {ENCODER: _layers(stack_config(config, ENCODER), ENCODER), CROSS: tuple(cross)}
+    layers = _layers(text, main_stack(task))
+    rates = {stack: rate for stack, (_, rate) in _compressed(text).items()}
     if family(config.model_type).parts:
-        beside, rates = _in_parts(config), {POOLING: config.cross_attn_k}
-        layers = beside.pop(DECODER)
+        others, rates = _in_parts(config), {POOLING: config.cross_attn_k}
+        layers = others.pop(DECODER)
     return _sound(
         Geometry(
             model_type=config.model_type,
             task=task,
-            beside=beside,
+            other_stacks=others,
             views=_views(text, layers),
             rates=rates,
             least_tokens=least(config) if (least := family(config.model_type).least_tokens) else 1,
@@ -246,7 +251,7 @@ def window_side(tower: Any) -> int:
 def with_tower(geometry: Geometry, config: Any) -> Geometry:
     """The geometry with the layers of the model's vision tower; as it is where there are none."""
     layers = vision_layers(config)
-    return replace(geometry, beside={**geometry.beside, VISION: layers}) if layers else geometry
+    return replace(geometry, other_stacks={**geometry.other_stacks, VISION: layers}) if layers else geometry
 
 
 def rotary_types(config: Any) -> set[str]:
@@ -338,10 +343,10 @@ def _sound(geometry: Geometry) -> Geometry:
 
 def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
     there = [layer for layer in layers if layer.attention]
-    kinds = Counter(layer.kind for layer in layers if not layer.attention)
-    without = "".join(f", {count} {kind}" for kind, count in kinds.items())
-    both = Counter(layer.beside for layer in there if layer.beside)
-    without += "".join(f", {kind} beside {count}" for kind, count in both.items())
+    types = Counter(layer.type for layer in layers if not layer.attention)
+    without = "".join(f", {count} {name}" for name, count in types.items())
+    both = Counter(layer.parallel for layer in there if layer.parallel)
+    without += "".join(f", {name} beside {count}" for name, count in both.items())
     heads, kv_heads = (_range([getattr(layer, name) for layer in there]) for name in ("heads", "kv_heads"))
     return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
 
@@ -352,40 +357,40 @@ def _range(numbers: list[int]) -> str:
 
 
 def _layers(text: Any, stack: str) -> tuple[LayerGeometry, ...]:
-    kinds = _kinds(text, stack)
-    found = (_layer(text, index, kind, stack) for index, kind in enumerate(kinds))
-    return tuple(replace(one, beside=what) for one, what in zip(found, _beside(text, len(kinds)), strict=True))
+    types = _types(text, stack)
+    found = (_layer(text, index, name, stack) for index, name in enumerate(types))
+    return tuple(replace(one, parallel=what) for one, what in zip(found, _parallel(text, len(types)), strict=True))
 
 
 def _in_parts(config: Any) -> dict[str, tuple[LayerGeometry, ...]]:
     """The layers of every part of a model that reads bytes and patches of them, by stack."""
-    found = {kind: _layers(stack_config(config, kind), kind) for kind in family(config.model_type).parts}
+    found = {stack: _layers(stack_config(config, stack), stack) for stack in family(config.model_type).parts}
     if not config.patch_in_forward or config.patching_mode != "entropy":  # then it is not asked where patches begin
         del found[PATCHER]
     local = found[LOCAL][0]  # whose mask the decoder is given too
-    found[DECODER] = tuple(replace(one, kind=local.kind, window=local.window) for one in found[DECODER])
-    for kind, part in CROSSING.items():
-        count = len(found[part]) if stack_config(config, kind).cross_attn_all_layers else 1
-        found[kind] = tuple(replace(one, kind="patch", window=None) for one in found[part][:count])
+    found[DECODER] = tuple(replace(one, type=local.type, window=local.window) for one in found[DECODER])
+    for stack, part in CROSSING.items():
+        count = len(found[part]) if stack_config(config, stack).cross_attn_all_layers else 1
+        found[stack] = tuple(replace(one, type="patch", window=None) for one in found[part][:count])
     return found
 
 
 def _views(text: Any, layers: tuple[LayerGeometry, ...]) -> dict[str, tuple[LayerGeometry, ...]]:
-    """The layers with maps of their own, by kind."""
+    """The layers with maps of their own, by stack."""
     found = {}
-    for kind, (name, _) in _compressed(text).items():
-        found[kind] = tuple(one for one in layers if text.layer_types[one.index] == name)
+    for stack, (name, _) in _compressed(text).items():
+        found[stack] = tuple(one for one in layers if text.layer_types[one.index] == name)
     if hasattr(text, "lambda_std_dev"):
         pairs = (replace(one, heads=one.heads // 2, kv_heads=max(1, one.kv_heads // 2)) for one in layers)
         found[DIFFERENCE] = tuple(pairs)
-    return {kind: of for kind, of in found.items() if of}
+    return {stack: of for stack, of in found.items() if of}
 
 
 def _compressed(text: Any) -> dict[str, tuple[str, int]]:
-    """{kind: (the layer type of configs, the tokens that each summary adds)}."""
+    """{stack: (the layer type of configs, the tokens that each summary adds)}."""
     rates, types = getattr(text, "compress_rates", None) or {}, getattr(text, "layer_types", None) or ()
     names = {CSA: "compressed_sparse_attention", HCA: "heavily_compressed_attention"}
-    return {kind: (name, rates[name]) for kind, name in names.items() if name in rates and name in types}
+    return {stack: (name, rates[name]) for stack, name in names.items() if name in rates and name in types}
 
 
 def _count(text: Any, stack: str) -> int:
@@ -397,17 +402,17 @@ def _count(text: Any, stack: str) -> int:
     return int(count)
 
 
-def _kinds(text: Any, stack: str) -> list[str]:
-    """The kind of every layer."""
+def _types(text: Any, stack: str) -> list[str]:
+    """The type of every layer."""
     count = _count(text, stack)
     known = family(text.model_type)
-    if kind := known.without_softmax or (known.kind and known.kind(text, stack)):
-        return [kind] * count
-    kinds = [KINDS.get(name, name) for name in _named(text, count) or [_only_kind(text)] * count]
+    if one := known.without_softmax or (known.layer_type and known.layer_type(text, stack)):
+        return [one] * count
+    types = [TYPES.get(name, name) for name in _named(text, count) or [_only_type(text)] * count]
     if _has_mamba(text):
-        kinds = ["ssm" if kind == "linear" else kind for kind in kinds]
+        types = ["ssm" if name == "linear" else name for name in types]
     cross = _first(text, "cross_attention_layers") or ()
-    return ["cross" if index in cross else kind for index, kind in enumerate(kinds)]
+    return ["cross" if index in cross else name for index, name in enumerate(types)]
 
 
 def _named(text: Any, count: int) -> Sequence[str]:
@@ -420,7 +425,7 @@ def _has_mamba(text: Any) -> bool:
     return any(name.startswith(("mamba", "n_mamba")) for name in vars(text))
 
 
-def _beside(text: Any, count: int) -> list[str]:
+def _parallel(text: Any, count: int) -> list[str]:
     """What each layer computes beside its attention: with a Mamba in the config and no list of the layers that are one,
     all have it; with such a list those that it calls hybrid.
     """
@@ -428,22 +433,24 @@ def _beside(text: Any, count: int) -> list[str]:
     return ["ssm" if _has_mamba(text) and name == "hybrid" else "" for name in names]
 
 
-def _only_kind(text: Any) -> str:
+def _only_type(text: Any) -> str:
     if _first(text, "keep_window_size"):
         return "sparse"
     return "sliding" if _window(text) else "full"
 
 
-def _layer(text: Any, index: int, kind: str, stack: str = DECODER) -> LayerGeometry:
+def _layer(text: Any, index: int, layer_type: str, stack: str = DECODER) -> LayerGeometry:
     config = text.per_layer_config[index] if getattr(text, "is_heterogeneous", False) else text
-    prefix = "swa_" if kind == "sliding" else ""
+    prefix = "swa_" if layer_type == "sliding" else ""
     heads = _heads(config, index, prefix, stack)
     window = None
-    if kind == "chunked":
+    if layer_type == "chunked":
         window = _first(config, "attention_chunk_size")
-    elif kind in ("sliding", "compressed"):
+    elif layer_type in ("sliding", "compressed"):
         window = _window(config)
-    return LayerGeometry(index, kind, heads, _kv_heads(config, heads, kind), *_dims(config, heads, prefix), window)
+    return LayerGeometry(
+        index, layer_type, heads, _kv_heads(config, heads, layer_type), *_dims(config, heads, prefix), window
+    )
 
 
 def _heads(config: Any, index: int, prefix: str, stack: str) -> int:
@@ -457,14 +464,14 @@ def _heads(config: Any, index: int, prefix: str, stack: str) -> int:
     return _first(config, *own, *(prefix + name for name in names), *names) or 0
 
 
-def _kv_heads(config: Any, heads: int, kind: str) -> int:
+def _kv_heads(config: Any, heads: int, layer_type: str) -> int:
     if _latent(config):  # a key of its own for every head
         return heads
     rule = family(config.model_type).kv_heads
-    known = rule(config, heads, kind) if rule else None
+    known = rule(config, heads, layer_type) if rule else None
     if known is not None:
         return known
-    swa = "swa_num_key_value_heads" if kind == "sliding" else "num_key_value_heads"
+    swa = "swa_num_key_value_heads" if layer_type == "sliding" else "num_key_value_heads"
     return _first(config, swa, "num_key_value_heads", "num_kv_heads") or heads
 
 

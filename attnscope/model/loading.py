@@ -27,7 +27,7 @@ from attnscope.model.permits import RUNS_CODE, TRUST, Permits, unread
 from attnscope.model.sources import DEMO_FOLDER, Source
 from attnscope.model.task import chosen_task, model_class, task_of
 from attnscope.shown import visible
-from attnscope.stacks import DECODER, ENCODER, LOCAL, NAMES
+from attnscope.stacks import CAUSAL_LM, ENCODER_ONLY, NAMES, SEQ2SEQ
 
 if TYPE_CHECKING:
     import torch
@@ -144,14 +144,14 @@ class LoadedModel:
 
         patches: whether it is for a model too whose layers are over bytes and patches of them.
         """
-        if LOCAL in self.geometry.beside and not patches:
+        if self.geometry.over_patches and not patches:
             raise ModelError(
                 f"{what} is for a model whose layers all read tokens, and {self.name} reads bytes and patches of them",
                 "choose another",
             )
-        if self.geometry.task not in (tasks or (DECODER,)):
-            meant = " or ".join(NAMES[task] for task in tasks or (DECODER,))
-            half = self.geometry.task == "seq2seq" and ENCODER in tasks
+        if self.geometry.task not in (tasks or (CAUSAL_LM,)):
+            meant = " or ".join(NAMES[task] for task in tasks or (CAUSAL_LM,))
+            half = self.geometry.task == SEQ2SEQ and ENCODER_ONLY in tasks
             hint = "read its encoder alone: {task=encoder}" if half else "choose another"
             raise ModelError(f"{what} is for {meant}, and {self.name} is {NAMES[self.geometry.task]}", hint)
 
@@ -389,9 +389,9 @@ def _readable(geometry: Geometry) -> Geometry:
     if not geometry.layers:
         raise ModelError(f"attnscope does not find the layers of {kind} in its config", "choose another")
     if not geometry.attention_layers:
-        kinds = ", ".join(sorted({layer.kind for layer in geometry.layers}))
+        types = ", ".join(sorted({layer.type for layer in geometry.layers}))
         raise ModelError(
-            f"{kind} has no layer with softmax attention over the text (layers: {kinds})", "choose another"
+            f"{kind} has no layer with softmax attention over the text (layers: {types})", "choose another"
         )
     return geometry
 
@@ -475,7 +475,7 @@ def _model(source: Source, config: Any, options: LoadOptions, device: str, task:
             f"{source.name} lacks {len(missing)} of its weights (first: {missing[0]})",
             "they would be random numbers; download the model again",
         )
-    if task == ENCODER and task_of(config) != ENCODER:
+    if task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY:
         model = model.get_encoder()
     generating.leave_tokens(model)
     return model.eval().requires_grad_(False)
@@ -505,7 +505,7 @@ def _smaller(options: LoadOptions) -> str:
 def _attention(config: Any, options: LoadOptions, task: str) -> str:
     """The implementation asked for; eager where the family has no sdpa, or attends outside the interface."""
     found = model_class(config, task, options.model)
-    if task == DECODER:
+    if task == CAUSAL_LM:
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
         found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), found)

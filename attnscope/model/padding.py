@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from attnscope.model.families import family
 from attnscope.model.geometry import rotary_types
 from attnscope.model.task import task_of
-from attnscope.stacks import DECODER
+from attnscope.stacks import CAUSAL_LM
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,7 +72,7 @@ def settle_rotary(model: nn.Module) -> None:
 
 
 def _one_length(config: Any) -> bool | None:
-    if task_of(config) != DECODER:  # whatever looks ahead sees what pads the text
+    if task_of(config) != CAUSAL_LM:  # whatever looks ahead sees what pads the text
         return True
     known = [family(one.model_type).one_length for one in (config, config.get_text_config(decoder=True))]
     return next((one for one in known if one is not None), None)

@@ -8,7 +8,7 @@ from typing import Any
 from attnscope.errors import ModelError, UsageError
 from attnscope.model.families import family
 from attnscope.model.libraries import needed
-from attnscope.stacks import CROSSING, DECODER, ENCODER, NAMES, TASKS, VISION
+from attnscope.stacks import CAUSAL_LM, CROSSING, DECODER, ENCODER_ONLY, NAMES, SEQ2SEQ, TASKS, is_vision
 
 
 def task_of(config: Any) -> str:
@@ -21,15 +21,15 @@ def task_of(config: Any) -> str:
     'seq2seq'
     """
     if getattr(config, "is_encoder_decoder", False):
-        return "seq2seq"
+        return SEQ2SEQ
     known_as = family(config.model_type)
     if known_as.looks_ahead:
-        return ENCODER
+        return ENCODER_ONLY
     if known_as.looks_ahead_unless is not None:
-        return DECODER if getattr(config, known_as.looks_ahead_unless, False) else ENCODER
+        return CAUSAL_LM if getattr(config, known_as.looks_ahead_unless, False) else ENCODER_ONLY
     known = config.model_type in _causal_names() or _causal_part(config) or _sees(config)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    return DECODER if known or remote else ENCODER
+    return CAUSAL_LM if known or remote else ENCODER_ONLY
 
 
 def _causal_names() -> Mapping[str, Any]:
@@ -60,7 +60,7 @@ def stack_config(config: Any, stack: str) -> Any:
     A vision tower's is a part of its own, as is that of each decoder of a model that is made of several. For others
     `get_text_config` of transformers would do, were it not for the defaults that it leaves behind in older families.
     """
-    if stack == VISION:
+    if is_vision(stack):
         return config.vision_config
     part = family(config.model_type).parts.get(CROSSING.get(stack, stack))
     if part is not None:
@@ -81,9 +81,9 @@ def chosen_task(config: Any, wanted: str | None, name: str) -> str:
         return own
     if wanted not in TASKS:
         raise UsageError(f"expected a task auto, {', '.join(TASKS)}, got {wanted!r}", "use {task=auto}")
-    if own == "seq2seq" and wanted == ENCODER:
-        return ENCODER
-    if own == ENCODER and wanted == DECODER and family(config.model_type).looks_ahead_unless:
+    if own == SEQ2SEQ and wanted == ENCODER_ONLY:
+        return ENCODER_ONLY
+    if own == ENCODER_ONLY and wanted == CAUSAL_LM and family(config.model_type).looks_ahead_unless:
         raise ModelError(
             f"{name} ({config.model_type}) as configured looks ahead: it is not a causal language model",
             "leave out {task=decoder}, or take a checkpoint trained as one",
@@ -110,15 +110,15 @@ def model_class(config: Any, task: str, name: str) -> Any:
         AutoModelForCausalLM,
     )
 
-    sees = task == DECODER and _sees(config)
-    if task == DECODER and not sees:
+    sees = task == CAUSAL_LM and _sees(config)
+    if task == CAUSAL_LM and not sees:
         return AutoModelForCausalLM
     if "AutoModel" in (getattr(config, "auto_map", None) or {}):
         return AutoModel
     saved = [getattr(transformers, one, None) for one in getattr(config, "architectures", None) or ()]
     known = [one for one in saved if getattr(one, "config_class", None) is type(config)]
-    heads = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if task == "seq2seq" else MODEL_FOR_MASKED_LM_MAPPING
-    auto = (heads, MODEL_MAPPING) if task == "seq2seq" else (MODEL_MAPPING, heads)
+    heads = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if task == SEQ2SEQ else MODEL_FOR_MASKED_LM_MAPPING
+    auto = (heads, MODEL_MAPPING) if task == SEQ2SEQ else (MODEL_MAPPING, heads)
     known += [one.get(type(config), None) for one in ((MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,) if sees else auto)]
     found = next((one for one in known if one is not None), None)
     found = found[0] if isinstance(found, tuple) else found  # a family with several bare models names the whole first

@@ -167,7 +167,7 @@ def does_not_fit(
     )
 
 
-def difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None) -> float | None:
+def tiles_difference(loaded: LoadedModel, prompt: Prompt, source: Prompt | None = None) -> float | None:
     """The largest difference between eager's and the tiles' weights on the prompt's first tokens, in this dtype.
 
     source: what an encoder-decoder's encoder reads. None where the model cannot be run with eager attention.

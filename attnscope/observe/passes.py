@@ -26,7 +26,7 @@ from attnscope.seam.call import TOLERANCE, CaptureReport
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.inputs import given
 from attnscope.seam.listen import listen
-from attnscope.stacks import DECODER, ENCODER, POOLING, VISION
+from attnscope.stacks import DECODER, ENCODER, VISION, is_vision
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def observe(
     def one_pass(texts: Sequence[Asked]) -> list[Observation]:
         return _observed(loaded, texts, request, engine, facts or {}, advance)
 
-    alone = any((one.source or one.prompt).inputs or one.prompt.unasked for one in asked)
-    if POOLING in loaded.geometry.beside or alone:
+    alone = any((one.source or one.prompt).medium.inputs or one.prompt.medium.unasked for one in asked)
+    if loaded.geometry.over_patches or alone:
         # whose numbers of parts differ
         return [one_pass([one])[0] for one in asked]
     lengths = {one.lengths for one in asked}
@@ -99,31 +99,36 @@ def _observed(
         stacks.on_call,
         engine=engine,
         expected_layers=[
-            (layer, kind) for kind, layers in loaded.geometry.stacks.items() for layer in layers if kind != VISION
+            (layer, stack)
+            for stack, layers in loaded.geometry.stacks.items()
+            for layer in layers
+            if not is_vision(stack)
         ],
         windows=loaded.geometry.windows,
-        patches=of_tower.prompts[0].windows if of_tower else (),
-        calls_alone=not ((mixed and padding.to_be_tried(loaded.model, reads.shape[1])) or prompts[0].patches),
+        patches=of_tower.prompts[0].medium.windows if of_tower else (),
+        calls_alone=not ((mixed and padding.to_be_tried(loaded.model, reads.shape[1])) or prompts[0].medium.patches),
         **inputs,
     )
     for check_of in report.calls:
-        check_of.kind = stacks.kind_of(check_of)
+        check_of.stack = stacks.stack_of(check_of)
     readings, plain = stacks.readings, stacks.first_read()
     if mixed and padding.to_be_tried(loaded.model, report.tokens):
         _try_alone(loaded, prompts, engine, report)
     report = replace(report, output=None)  # hidden states that nobody asked for
     facts = {**model_facts(loaded, engine, report), **stacks.facts, **facts}
 
-    def seen(kind: str, row: int) -> Observation:
-        row = len(readings[kind].prompts) - 1 if kind == VISION else row  # the whole picture follows its parts
-        own = report if len(readings) == 1 and not prompts[0].patches else report.of(kind)
-        return readings[kind].observation(row, replace(own, tokens=readings[kind].key_count), facts)
+    def seen(stack: str, row: int) -> Observation:
+        row = len(readings[stack].prompts) - 1 if is_vision(stack) else row  # the whole picture follows its parts
+        own = report if len(readings) == 1 and not prompts[0].medium.patches else report.of(stack)
+        return readings[stack].observation(row, replace(own, tokens=readings[stack].key_count), facts)
 
-    others = [kind for kind in readings if kind != plain and readings[kind].kv_of]
-    if prompts[0].tower and VISION not in others and not request.asks:
+    others = [stack for stack in readings if stack != plain and readings[stack].kv_of]
+    if prompts[0].medium.tower and VISION not in others and not request.asks:
         facts |= {"unread": ["the vision tower: it attends in windows, or its config does not say its layers"]}
     return [
-        replace(seen(plain, row), beside={kind: seen(kind, row) for kind in others}) if others else seen(plain, row)
+        replace(seen(plain, row), other_stacks={stack: seen(stack, row) for stack in others})
+        if others
+        else seen(plain, row)
         for row in range(len(prompts))
     ]
 
@@ -132,9 +137,9 @@ def _fed(
     loaded: LoadedModel, asked: Sequence[Asked], readings: Mapping[str, Reading]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """What the model's forward is given: its first argument, and the others by name."""
-    prompts, plain = [one.prompt for one in asked], loaded.geometry.kind
+    prompts, plain = [one.prompt for one in asked], loaded.geometry.stack
     ids_BT = readings[plain].texts.ids_BT
-    if prompts[0].patches:  # whose tokens are told apart there
+    if prompts[0].medium.patches:  # whose tokens are told apart there
         ids_BT = side_by_side([prompt.ids for prompt in prompts]).to(loaded.device)
     if plain == ENCODER or ENCODER not in readings:
         return given(loaded, prompts, ids_BT)
@@ -158,15 +163,15 @@ def _try_alone(loaded: LoadedModel, prompts: Sequence[Prompt], engine: Engine, r
 def model_facts(loaded: LoadedModel, engine: Engine, report: CaptureReport) -> dict[str, Any]:
     """What a manifest says of the model and of who computed its attention."""
     layers = loaded.geometry.layers
-    both = {str(layer.index): layer.beside for layer in layers if layer.attention and layer.beside}
+    both = {str(layer.index): layer.parallel for layer in layers if layer.attention and layer.parallel}
     return {
         "model": {
             "name": loaded.name,
             "revision": loaded.revision,
             "type": loaded.geometry.model_type,
             "layers": len(layers),
-            "layers_without_attention": {str(layer.index): layer.kind for layer in layers if not layer.attention},
-            **({"beside_attention": both} if both else {}),
+            "layers_without_attention": {str(layer.index): layer.type for layer in layers if not layer.attention},
+            **({"parallel_to_attention": both} if both else {}),
         },
         "device": loaded.device,
         "dtype": loaded.dtype,

@@ -16,7 +16,7 @@ from attnscope.keep.values import root_of
 from attnscope.observation import Observation
 from attnscope.observe.texts import texts_of
 from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport
-from attnscope.stacks import CSA, HCA
+from attnscope.stacks import has_summaries
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -36,17 +36,17 @@ class Reading:
         request: Request,
         check: bool,
         advance: Callable[[int], object],
-        kind: str,
+        stack: str,
         out: Mapping[nn.Module, nn.Module] | None = None,
     ) -> None:
-        self.kind, self.keys = kind, [one.looked_at for one in asked]
+        self.stack, self.keys = stack, [one.looked_at for one in asked]
         self.prompts, self.chosen = [one.prompt for one in asked], [one.chosen for one in asked]
         self.request, self.check, self.advance = request, check, advance
         self.out, self.model_type = out, loaded.geometry.model_type
-        self.texts, geometry = texts_of(asked, loaded.device, kind), loaded.geometry
+        self.texts, geometry = texts_of(asked, loaded.device, stack), loaded.geometry
         self.key_count = max(len(keys) for keys in self.keys)
-        self.layers = geometry.shown[kind]
-        self.every = geometry.every.get(kind, ())
+        self.layers = geometry.shown[stack]
+        self.every = geometry.every.get(stack, ())
         self.things = wanted(asked, request)
         self.probes = {name: one.probe for name, one in self.things.items()}
         self.kept: dict[str, dict[LayerKey, Any]] = {name: {} for name in self.things}
@@ -55,7 +55,7 @@ class Reading:
     def heard(self, call: AttentionCall | CallCheck) -> bool:
         """Whether a call of the decoder is of these layers, over tokens and their summaries."""
         queries, keys = (call.P.queries, call.P.keys) if isinstance(call, AttentionCall) else (call.queries, call.keys)
-        return call.layer in self.layers and queries < keys == self.key_count and self.kind in (CSA, HCA)
+        return call.layer in self.layers and queries < keys == self.key_count and has_summaries(self.stack)
 
     def on_call(self, call: AttentionCall) -> None:
         """Keep what is asked of a layer's first call over the text's tokens; the report lists what is not read.
@@ -68,7 +68,7 @@ class Reading:
             return
         if call.P.batch != len(self.prompts):  # a tower may be given its picture in other parts
             return
-        key, known = LayerKey(call.layer, self.kind), self.layers.get(call.layer)
+        key, known = LayerKey(call.layer, self.stack), self.layers.get(call.layer)
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
         root = None if self.out is None else partial(root_of, call, self.out)
@@ -87,7 +87,7 @@ class Reading:
         position_Q, layer = call.visible.position_Q, self.layers.get(call.layer)
         shown_Q = position_Q + 1
         if layer and layer.window:
-            chunked = layer.kind == "chunked"
+            chunked = layer.type == "chunked"
             shown_Q = position_Q % layer.window + 1 if chunked else shown_Q.clamp(max=layer.window)
         return bool((call.visible.counts_BHQ < shown_Q).any())
 
@@ -116,8 +116,8 @@ class Reading:
             facts=facts,
             kept=kept,
             chosen=self.chosen[row],
-            without={layer.index: layer.kind for layer in self.every if not layer.attention},
-            within={layer.index: layer.beside for layer in self.every if layer.attention and layer.beside},
+            without={layer.index: layer.type for layer in self.every if not layer.attention},
+            within={layer.index: layer.parallel for layer in self.every if layer.attention and layer.parallel},
         )
 
     def _visible(self, key: LayerKey) -> str:

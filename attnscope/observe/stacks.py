@@ -23,34 +23,34 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.text.prompt import Prompt
 
-Made = Callable[[str, Sequence[Asked]], Reading]  # the kind of a stack and its texts -> what reads it
+Made = Callable[[str, Sequence[Asked]], Reading]  # a stack and its texts -> what reads it
 
 
 class Stacks:
     """What reads the stacks of a pass: each call belongs to the stack that it names.
 
-    readings: by kind. kinds: of which one has to be read. facts: what the manifest says of what was read.
+    readings: by stack. stacks: of which one has to be read. facts: what the manifest says of what was read.
     """
 
-    def __init__(self, readings: dict[str, Reading], kinds: Sequence[str]) -> None:
-        self.readings, self.kinds = readings, kinds
+    def __init__(self, readings: dict[str, Reading], stacks: Sequence[str]) -> None:
+        self.readings, self.stacks = readings, stacks
         self.facts: dict[str, Any] = {}
 
-    def kind_of(self, call: AttentionCall | CallCheck) -> str:
-        """The kind of the reading that a call belongs to."""
-        return call.kind
+    def stack_of(self, call: AttentionCall | CallCheck) -> str:
+        """The stack of the reading that a call belongs to."""
+        return call.stack
 
     def on_call(self, call: AttentionCall) -> None:
         """Let its reading read a call."""
-        reading = self.readings.get(self.kind_of(call))
+        reading = self.readings.get(self.stack_of(call))
         if reading is not None:
             reading.on_call(call)
 
     def first_read(self) -> str:
-        """The first of the kinds of which a layer was read. Raises InputError where none was."""
-        found = next((kind for kind in self.kinds if self.readings[kind].kv_of), None)
+        """The first of the stacks of which a layer was read. Raises InputError where none was."""
+        found = next((stack for stack in self.stacks if self.readings[stack].kv_of), None)
         if found is None:
-            reading = self.readings[self.kinds[0]]
+            reading = self.readings[self.stacks[0]]
             raise InputError(
                 f"no layer of {reading.model_type} attends to the tokens of this text themselves: from some length on "
                 f"its keys stand for several tokens, and this text has {len(reading.prompts[0])}",
@@ -62,12 +62,12 @@ class Stacks:
 class OverSummaries(Stacks):
     """Stacks of which some layers attend to tokens and to summaries of them: these are maps of their own."""
 
-    def __init__(self, readings: dict[str, Reading], kinds: Sequence[str], views: Mapping[str, Reading]) -> None:
-        super().__init__(readings, kinds)
+    def __init__(self, readings: dict[str, Reading], stacks: Sequence[str], views: Mapping[str, Reading]) -> None:
+        super().__init__(readings, stacks)
         self.views = views
 
-    def kind_of(self, call: AttentionCall | CallCheck) -> str:
-        return next((kind for kind, one in self.views.items() if one.heard(call)), call.kind)
+    def stack_of(self, call: AttentionCall | CallCheck) -> str:
+        return next((stack for stack, one in self.views.items() if one.heard(call)), call.stack)
 
 
 class Differential(Stacks):
@@ -84,13 +84,13 @@ class OverPatches(Stacks):
     """Stacks over tokens and over patches of them: the first call that pools says where the patches are."""
 
     def __init__(
-        self, readings: dict[str, Reading], kinds: Sequence[str], made: Made, prompt: Prompt, parts: int
+        self, readings: dict[str, Reading], stacks: Sequence[str], made: Made, prompt: Prompt, parts: int
     ) -> None:
-        super().__init__(readings, kinds)
+        super().__init__(readings, stacks)
         self.made, self.prompt, self.parts = made, prompt, parts
 
     def on_call(self, call: AttentionCall) -> None:
-        if call.kind == POOLING and not self.readings.keys() & OVER_PATCHES:
+        if call.stack == POOLING and not self.readings.keys() & OVER_PATCHES:
             self.readings.update(self._over_patches(call))
         super().on_call(call)
 
@@ -99,7 +99,9 @@ class OverPatches(Stacks):
         patches = [one.nonzero()[:, 0].tolist() for one in seen_QK[:: self.parts]]
         whole, apart = of_patches(self.prompt, patches), of_patches(self.prompt, patches, self.parts)
         texts = {POOLING: (apart, self.prompt), GLOBAL: (whole, None), UNPOOLING: (self.prompt, apart)}
-        return {kind: self.made(kind, [Asked(queries, Chosen(), keys=keys)]) for kind, (queries, keys) in texts.items()}
+        return {
+            stack: self.made(stack, [Asked(queries, Chosen(), keys=keys)]) for stack, (queries, keys) in texts.items()
+        }
 
 
 def stacks_of(
@@ -107,18 +109,18 @@ def stacks_of(
 ) -> Stacks:
     """What reads the stacks of some texts; check, advance: see `Reading`."""
     made, geometry = _maker(loaded, asked, request, check, advance), loaded.geometry
-    of_stacks = {kind: [text for one in asked for text in one.of(kind)] for kind in geometry.stacks}
-    of_views = {kind: _view_of(kind, asked, request, geometry.rates.get(kind)) for kind in geometry.views}
-    views = {kind: made(kind, texts) for kind, texts in of_views.items() if texts}
-    readings = {kind: made(kind, texts) for kind, texts in of_stacks.items() if texts} | views
-    kinds = geometry.kind, *views
+    of_stacks = {stack: [text for one in asked for text in one.of(stack)] for stack in geometry.stacks}
+    of_views = {stack: _view_of(stack, asked, request, geometry.rates.get(stack)) for stack in geometry.views}
+    views = {stack: made(stack, texts) for stack, texts in of_views.items() if texts}
+    readings = {stack: made(stack, texts) for stack, texts in of_stacks.items() if texts} | views
+    stacks = geometry.stack, *views
     if DIFFERENCE in views:
-        return Differential(readings, kinds)
+        return Differential(readings, stacks)
     if views:
-        return OverSummaries(readings, kinds, views)
-    if POOLING in geometry.beside and not _of_tokens_alone(request, asked):
-        return OverPatches(readings, kinds, made, asked[0].prompt, geometry.rates[POOLING])
-    return Stacks(readings, kinds)
+        return OverSummaries(readings, stacks, views)
+    if geometry.over_patches and not _of_tokens_alone(request, asked):
+        return OverPatches(readings, stacks, made, asked[0].prompt, geometry.rates[POOLING])
+    return Stacks(readings, stacks)
 
 
 def _maker(
@@ -130,19 +132,19 @@ def _maker(
         beginning, more = given_of(loaded, asked[0].prompt, asked[0].source, most=4)
         out = output_projections(loaded, beginning, **more)
 
-    def made(kind: str, texts: Sequence[Asked]) -> Reading:
-        return Reading(loaded, texts, request.of(kind, loaded.geometry.kind), check, advance, kind, out)
+    def made(stack: str, texts: Sequence[Asked]) -> Reading:
+        return Reading(loaded, texts, request.of(stack, loaded.geometry.stack), check, advance, stack, out)
 
     return made
 
 
-def _view_of(kind: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:
+def _view_of(stack: str, asked: Sequence[Asked], request: Request, rate: int | None) -> list[Asked]:
     """What is read of layers with maps of their own; nothing where something is asked of tokens alone."""
     if _of_tokens_alone(request, asked):
         return []
     if rate is None:  # a difference has no logits and no values
         return list(asked) if request.view.weights == "softmax" else []
-    return [one._replace(keys=with_summaries(one.prompt, rate, overlap=kind == CSA)) for one in asked]
+    return [one._replace(keys=with_summaries(one.prompt, rate, overlap=stack == CSA)) for one in asked]
 
 
 def _of_tokens_alone(request: Request, asked: Sequence[Asked]) -> bool:

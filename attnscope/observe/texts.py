@@ -13,13 +13,13 @@ import torch
 from attnscope.keep.groups import marked
 from attnscope.keep.request import Asked
 from attnscope.measure.texts import Texts
-from attnscope.stacks import CAUSAL
+from attnscope.stacks import is_causal
 
 if TYPE_CHECKING:
     from attnscope.text.prompt import Prompt
 
 
-def texts_of(asked: Sequence[Asked], device: str, kind: str) -> Texts:
+def texts_of(asked: Sequence[Asked], device: str, stack: str) -> Texts:
     """The texts of a stack side by side, and the tokens of them that are asked about."""
     prompts = [one.prompt for one in asked]
     longest = max(len(prompt) for prompt in prompts)
@@ -28,8 +28,8 @@ def texts_of(asked: Sequence[Asked], device: str, kind: str) -> Texts:
     query_BT = marked([one.chosen.query for one in asked], longest, default=True)
     most_keys = max(len(one.looked_at) for one in asked)
     key_BT = marked([one.chosen.key for one in asked], most_keys, default=False)
-    answers = _answers(prompts) if kind in CAUSAL else None
-    return Texts(ids_BT, lengths, query_BT, key_BT, answers, kind, prompts[0].unasked).to(torch.device(device))
+    answers = _answers(prompts) if is_causal(stack) else None
+    return Texts(ids_BT, lengths, query_BT, key_BT, answers, stack, prompts[0].medium.unasked).to(torch.device(device))
 
 
 def _answers(prompts: Sequence[Prompt]) -> torch.Tensor | None:

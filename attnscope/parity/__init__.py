@@ -36,7 +36,7 @@ from attnscope.seam.engines import Engine
 from attnscope.seam.listen import listen
 from attnscope.seam.modules import ModuleRecorder
 from attnscope.selection import everything, select_stacks
-from attnscope.stacks import CROSS, KINDS, VISION
+from attnscope.stacks import CROSS, SEQ2SEQ, STACKS, VISION, is_vision
 from attnscope.text.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def check_parity(
     True
     """
     heads, ids_BT = chosen(loaded, select), _ids(prompt, loaded.device)
-    if (loaded.geometry.task == "seq2seq") != (source is not None):
+    if (loaded.geometry.task == SEQ2SEQ) != (source is not None):
         raise UsageError(
             "an encoder-decoder reads two texts, other models one",
             "give the encoder's as source" if source is None else "leave out source",
         )
     given, reads = _given(loaded, prompt if source is None else source)
-    pictures = reads if getattr(prompt, "patches", None) else {}
+    pictures = reads if isinstance(prompt, Prompt) and prompt.medium.patches else {}
     arrangements = arrangements_of(loaded.model.config, ids_BT[0].tolist(), pictures)
     comparison = Comparison(loaded, heads, atol, level, arrangements)
     if source is not None:
@@ -98,10 +98,10 @@ def check_parity(
             windows=loaded.geometry.windows,
             **reads,
         )
-    layers = tuple(sorted(comparison.found, key=lambda one: (KINDS.index(one.kind), one.layer, one.call)))
-    read_beside = comparison.keys.get(CROSS, 0), comparison.keys.get(VISION, 0)
-    of_text = ids_BT.shape[-1], select, (), loaded.geometry.kind
-    report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, *of_text, *read_beside)
+    layers = tuple(sorted(comparison.found, key=lambda one: (STACKS.index(one.stack), one.layer, one.call)))
+    other_keys = comparison.keys.get(CROSS, 0), comparison.keys.get(VISION, 0)
+    of_text = ids_BT.shape[-1], select, (), loaded.geometry.stack
+    report = ParityReport(layers, atol, loaded.dtype, comparison.quantised, *of_text, *other_keys)
     if whole:
         modules = list(dict.fromkeys(one.module for one in layers))
         report = replace(report, whole=check_whole(loaded, given, reads, modules, atol=atol, engine=engine))
@@ -115,16 +115,16 @@ def chosen(loaded: LoadedModel, expression: str | None) -> dict[str, dict[int, t
     {'decoder': {0: (0, 1)}}
     """
     stacks = loaded.geometry.stacks
-    heads = {kind: {index: layer.heads for index, layer in layers.items()} for kind, layers in stacks.items()}
+    heads = {stack: {index: layer.heads for index, layer in layers.items()} for stack, layers in stacks.items()}
     if expression is None:
-        return {kind: everything(of_stack) for kind, of_stack in heads.items()}
-    return select_stacks(expression, heads, loaded.geometry.kind)
+        return {stack: everything(of_stack) for stack, of_stack in heads.items()}
+    return select_stacks(expression, heads, loaded.geometry.stack)
 
 
 def _expected(stacks: Mapping[str, Mapping[int, Any]]) -> list[int | tuple[int, str]]:
     """The layers that must be observed, with their stack where there are several."""
-    heard = {kind: layers for kind, layers in stacks.items() if kind != VISION}
-    return [layer if len(heard) == 1 else (layer, kind) for kind, layers in heard.items() for layer in layers]
+    heard = {stack: layers for stack, layers in stacks.items() if not is_vision(stack)}
+    return [layer if len(heard) == 1 else (layer, stack) for stack, layers in heard.items() for layer in layers]
 
 
 def _given(loaded: LoadedModel, text: Prompt | Tensor | Sequence[int]) -> tuple[Tensor, dict[str, Any]]:

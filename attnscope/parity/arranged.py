@@ -34,7 +34,7 @@ class Arrangement:
 
     def blocks(self, layer: Any) -> Tensor | None:
         """The blocks of a layer's tokens."""
-        return self.window_T if layer.kind == "windowed" else self.block_T
+        return self.window_T if layer.type == "windowed" else self.block_T
 
 
 PLAIN = Arrangement()

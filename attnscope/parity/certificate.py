@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.text.prompt import Prompt
 
-SCHEMA = "certificate/3"  # goes up when a field is renamed, or means something else
+SCHEMA = "certificate/4"  # goes up when a field is renamed, or means something else
 
 
 def certificate(
@@ -128,7 +128,7 @@ def _apart(found: Difference) -> str:
     return ", ".join(said)
 
 
-def table(report: ParityReport) -> pa.Table:
+def parity_table(report: ParityReport) -> pa.Table:
     """The report as rows, one per attention call; what could not be measured is null, a difference of NaN stays NaN."""
     layers = report.layers
 
@@ -154,7 +154,7 @@ def table(report: ParityReport) -> pa.Table:
             "rounding_output": numbers("rounding", "output"),
             "rounding_output_relative": numbers("rounding", "output_relative"),
             "why": [layer.why for layer in layers],
-            "kind": [layer.kind for layer in layers],
+            "stack": [layer.stack for layer in layers],
         }
     )
 

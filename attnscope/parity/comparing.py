@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnscope.model.task import stack_config
 from attnscope.parity.arranged import PLAIN, Arrangement
-from attnscope.parity.differences import Tolerance, difference, judged, largest, of_heads, output_difference
+from attnscope.parity.differences import Tolerance, difference, judged, largest_size, of_heads, output_difference
 from attnscope.parity.expected import Expected, dtype_of, from_call, from_weights
 from attnscope.parity.given import is_quantised
 from attnscope.parity.verdicts import ATOL, Difference, LayerParity, Level
@@ -22,7 +22,7 @@ from attnscope.reference.given import UnreadableError
 from attnscope.reference.layouts import layout_of
 from attnscope.seam.call import TOLERANCE, AttentionCall
 from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
-from attnscope.stacks import CROSS, DECODER
+from attnscope.stacks import DECODER, is_cross
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import LayerGeometry
@@ -61,11 +61,11 @@ Subject = AsRun | Repeated | NotJudged
 class Stack:
     """What the oracle knows of the layers of one stack."""
 
-    def __init__(self, config: Any, kind: str, layers: Iterable[LayerGeometry]) -> None:
-        self.config = stack_config(config, DECODER if kind == CROSS else kind)
+    def __init__(self, config: Any, stack: str, layers: Iterable[LayerGeometry]) -> None:
+        self.config = stack_config(config, DECODER if is_cross(stack) else stack)
         self.layers = {layer.index: layer for layer in layers}
         layout = layout_of(self.config)
-        self.layout = layout.across if layout and kind == CROSS else layout
+        self.layout = layout.across if layout and is_cross(stack) else layout
 
 
 class Comparison:
@@ -80,8 +80,8 @@ class Comparison:
         arrangements: Mapping[str, Arrangement],
     ) -> None:
         geometry = loaded.geometry
-        stacks = {**geometry.beside, geometry.kind: geometry.layers}
-        self.stacks = {kind: Stack(loaded.model.config, kind, layers) for kind, layers in stacks.items()}
+        stacks = {**geometry.other_stacks, geometry.stack: geometry.layers}
+        self.stacks = {stack: Stack(loaded.model.config, stack, layers) for stack, layers in stacks.items()}
         self.heads, self.atol, self.highest = heads, atol, level
         self.quantised = is_quantised(loaded.model)
         self.arrangements = arrangements
@@ -90,18 +90,18 @@ class Comparison:
 
     def judge(self, run: ModuleRun, recorder: ModuleRecorder) -> None:
         """Compare one run of an attention module, call by call."""
-        self.keys |= {call.kind: call.visible.keys for call in run.calls}
+        self.keys |= {call.stack: call.visible.keys for call in run.calls}
         wanted = [number for number, call in enumerate(run.calls) if self._wanted(call)]
         if wanted:
             subject = self._subject(run, recorder)
             self.found += [self._compared(subject, number) for number in wanted]
 
     def _wanted(self, call: AttentionCall) -> bool:
-        stack = self.stacks.get(call.kind)
+        stack = self.stacks.get(call.stack)
         return stack is not None and (call.layer in self._heads(call) or call.layer not in stack.layers)
 
     def _heads(self, call: AttentionCall) -> Mapping[int, tuple[int, ...]]:
-        return self.heads.get(call.kind, {})
+        return self.heads.get(call.stack, {})
 
     def _subject(self, run: ModuleRun, recorder: ModuleRecorder) -> Subject:
         if self.quantised:
@@ -129,7 +129,7 @@ class Comparison:
             row_sum_error=row_sum_error,
             masked_weight=None if own is None else _masked_weight(original, own.visible_QK),
             verdict=None if expected is None or isinstance(subject, NotJudged) else held,
-            kind=call.kind,
+            stack=call.stack,
         )
 
     def _differences(
@@ -155,10 +155,10 @@ class Comparison:
         """The highest level that works, why not a higher one, and what the oracle expects there."""
         why = "" if self.highest == "full" else f"asked for {self.highest}"
         why = subject.why if isinstance(subject, NotJudged) else why
-        stack = self.stacks[call.kind]
+        stack = self.stacks[call.stack]
         if not why:
             try:
-                arrangement = self.arrangements.get(call.kind, PLAIN)
+                arrangement = self.arrangements.get(call.stack, PLAIN)
                 expected = from_weights(run, stack.layout, stack.config, stack.layers.get(call.layer), arrangement)
                 return "full", self._caveats(run, call), expected
             except UnreadableError as error:
@@ -170,7 +170,7 @@ class Comparison:
         return "none", why + "; its q, k and v cannot be heard" * (dtype_of(call) is None), None
 
     def _caveats(self, run: ModuleRun, call: AttentionCall) -> str:
-        layout = self.stacks[call.kind].layout
+        layout = self.stacks[call.stack].layout
         known = layout.caveat if layout else ""
         return "; ".join(filter(None, (known, run.caveat, _blind(call))))
 
@@ -216,7 +216,7 @@ def _other_keys(call: AttentionCall, exact: AttentionCall) -> str:
 
 def _rounding(run: ModuleRun, exact: ModuleRun, number: int, heads: Iterable[int] | None) -> Difference:
     rounded, model = run.calls[number].weights_BHQK, exact.calls[number].weights_BHQK
-    weights = None if rounded is None or model is None else largest(of_heads(rounded - model, heads))
+    weights = None if rounded is None or model is None else largest_size(of_heads(rounded - model, heads))
     if run.output_BTE is None or exact.output_BTE is None:
         return Difference(weights)
     return Difference(weights, *output_difference(run.output_BTE, exact.output_BTE))
@@ -225,14 +225,14 @@ def _rounding(run: ModuleRun, exact: ModuleRun, number: int, heads: Iterable[int
 def _row_sum_error(call: AttentionCall) -> float | None:
     if call.weights_BHQK is None or (call.spec is not None and call.spec.row_sinks is not None):
         return None
-    return largest(call.weights_BHQK.float().sum(-1) - 1)
+    return largest_size(call.weights_BHQK.float().sum(-1) - 1)
 
 
 def _masked_weight(call: AttentionCall, visible_QK: Tensor) -> float | None:
     if call.weights_BHQK is None:
         return None
     hidden_QK = ~visible_QK & visible_QK.any(-1, keepdim=True)  # a row that sees nothing is uniform in eager attention
-    return largest(call.weights_BHQK.float() * hidden_QK)
+    return largest_size(call.weights_BHQK.float() * hidden_QK)
 
 
 def _sums_to_1(row_sum_error: float | None, subject: Subject) -> bool:

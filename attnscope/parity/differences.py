@@ -44,7 +44,7 @@ class Tolerance:
 
 def difference(weights_BHQK: Tensor | None, expected: Expected, heads: Iterable[int] | None) -> Difference:
     """A call's weights (None where it gave none) and its output against the oracle's."""
-    off = None if weights_BHQK is None else largest(of_heads(weights_BHQK - expected.weights_BHQK, heads))
+    off = None if weights_BHQK is None else largest_size(of_heads(weights_BHQK - expected.weights_BHQK, heads))
     return Difference(off, *output_difference(expected.model_output, expected.output))
 
 
@@ -83,12 +83,12 @@ def output_difference(model: Tensor, expected: Tensor) -> tuple[float, float]:
     model_BTM, expected_BTM = (precise(x).flatten(2) for x in (model, expected))
     difference_BTM = model_BTM - expected_BTM
     typical = expected_BTM.norm(dim=-1).square().mean().sqrt()
-    return largest(difference_BTM), float(difference_BTM.norm(dim=-1).max() / typical.clamp_min(1e-30))
+    return largest_size(difference_BTM), float(difference_BTM.norm(dim=-1).max() / typical.clamp_min(1e-30))
 
 
 def of_heads(x_BHQK: Tensor, heads: Iterable[int] | None) -> Tensor:
     return x_BHQK if heads is None else x_BHQK[:, list(heads)]
 
 
-def largest(x: Tensor) -> float:
+def largest_size(x: Tensor) -> float:
     return float(x.abs().max())

@@ -21,7 +21,7 @@ from attnscope.reference.given import Given, UnreadableError
 from attnscope.reference.layout import Layout
 from attnscope.seam.call import AttentionCall
 from attnscope.seam.modules import ModuleRun
-from attnscope.stacks import CROSS
+from attnscope.stacks import is_cross
 
 
 def given_of(
@@ -34,7 +34,7 @@ def given_of(
 ) -> Given:
     """A run's raw parameters, and what entered its module, in the oracle's precision.
 
-    config: the model's (the text part). layer: index, heads, kv_heads, kind and window of the layer. device: where the
+    config: the model's (the text part). layer: index, heads, kv_heads, type and window of the layer. device: where the
     oracle computes, the module's own device where it is None. arrangement: of the tokens of a text with pictures.
     Raises UnreadableError for a module that attends more than once or outside its own forward, where its weights are
     offloaded to where nobody finds them, where an adapter changes them in another way than LoRA or brings keys and
@@ -51,7 +51,7 @@ def given_of(
     if any(parameter.is_meta for parameter in parameters.values()):
         raise UnreadableError("its weights are offloaded")
     hidden_BTE, source_BSE = precise(run.hidden_BTE, device), run.source_BSE
-    if run.kind == CROSS and source_BSE is None:
+    if is_cross(run.stack) and source_BSE is None:
         raise UnreadableError("its module is given the encoder's states in a way of its own")
     shared = _shared(run, config, layer, parameters)
     return Given(
@@ -68,7 +68,7 @@ def given_of(
         },
         shared=None if shared is None else (precise(shared[0], device), precise(shared[1], device)),
         model_dtype=run.model_dtype,
-        kind=run.kind,
+        stack=run.stack,
         source_BSE=None if source_BSE is None else precise(source_BSE, device),
         axes_AT=_to(hidden_BTE, arrangement.axes_AT),
         block_T=_to(hidden_BTE, arrangement.blocks(layer)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.model.task import stack_config
 from attnscope.parity.verdicts import ParityReport
 from attnscope.reference.given import setting
-from attnscope.stacks import CAUSAL, CROSS, ENCODER, VISION
+from attnscope.stacks import CAUSAL, CROSS, VISION, is_bidirectional, is_cross
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -38,27 +38,27 @@ def too_short(loaded: LoadedModel, report: ParityReport) -> tuple[str, ...]:
     >>> too_short(loaded, report)
     ()
     """
-    compared = {kind: {one.layer for one in report.layers if one.kind == kind} for kind in report.levels}
+    compared = {stack: {one.layer for one in report.layers if one.stack == stack} for stack in report.levels}
     alone = set(loaded.geometry.stacks) == {report.plain}
     tokens = {**dict.fromkeys([report.plain, *CAUSAL], report.tokens), VISION: report.patches}
     return tuple(
-        what if alone else f"{kind}: {what}"
-        for kind, layers in compared.items()
-        for what in _of_stack(loaded, kind, layers, tokens.get(kind, report.source_tokens))
+        what if alone else f"{stack}: {what}"
+        for stack, layers in compared.items()
+        for what in _of_stack(loaded, stack, layers, tokens.get(stack, report.source_tokens))
     )
 
 
-def _of_stack(loaded: LoadedModel, kind: str, compared: set[int], tokens: int) -> Iterator[str]:
+def _of_stack(loaded: LoadedModel, stack: str, compared: set[int], tokens: int) -> Iterator[str]:
     """What so many keys cannot show of some layers of a stack."""
     if tokens == 1:
         yield "any weight but 1"
-    if tokens == 1 or kind == CROSS:
+    if tokens == 1 or is_cross(stack):
         return
-    geometry, lengths = loaded.geometry, set(_stretched(stack_config(loaded.model.config, kind)))
-    for layer in {**geometry.beside, geometry.kind: geometry.layers}[kind]:
+    geometry, lengths = loaded.geometry, set(_stretched(stack_config(loaded.model.config, stack)))
+    for layer in {**geometry.other_stacks, geometry.stack: geometry.layers}[stack]:
         if layer.index in compared and layer.window:
-            name = {"chunked": "chunk", "windowed": "windows"}.get(layer.kind, "window")
-            lengths.add((layer.window + (kind == ENCODER), f"the {name} of {layer.window}"))
+            name = {"chunked": "chunk", "windowed": "windows"}.get(layer.type, "window")
+            lengths.add((layer.window + is_bidirectional(stack), f"the {name} of {layer.window}"))
     yield from (what for length, what in sorted(lengths) if tokens <= length)
 
 

@@ -48,7 +48,7 @@ class LayerParity:
     half precision. as_run: in half precision, what the model did itself against the oracle. rounding: as run in half
     precision (or quantised) against float32, not judged. row_sum_error: the model's own largest |row sum - 1|, None
     with sink logits. masked_weight: its largest weight on a key that the mask hides. verdict: None where nothing is
-    judged. kind: the stack of its layer.
+    judged. stack: the stack of its layer.
     """
 
     layer: int
@@ -62,7 +62,7 @@ class LayerParity:
     row_sum_error: float | None
     masked_weight: float | None
     verdict: bool | None
-    kind: str = DECODER
+    stack: str = DECODER
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class ParityReport:
 
     def name(self, layer: LayerParity) -> str:
         """`layer 3`, or `cross layer 3` of a stack beside the plain one."""
-        return f"{layer.kind} " * (layer.kind != self.plain) + f"layer {layer.layer}"
+        return f"{layer.stack} " * (layer.stack != self.plain) + f"layer {layer.layer}"
 
     @property
     def verdict(self) -> bool | None:
@@ -140,8 +140,10 @@ class ParityReport:
     @property
     def levels(self) -> dict[str, Level]:
         """Of each stack the weakest level that a layer reached."""
-        kinds = dict.fromkeys(one.kind for one in self.layers)
-        return {kind: max((one.level for one in self.layers if one.kind == kind), key=LEVELS.index) for kind in kinds}
+        stacks = dict.fromkeys(one.stack for one in self.layers)
+        return {
+            stack: max((one.level for one in self.layers if one.stack == stack), key=LEVELS.index) for stack in stacks
+        }
 
     @property
     def failures(self) -> list[LayerParity]:

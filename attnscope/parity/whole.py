@@ -36,7 +36,7 @@ from attnscope.parity.given import is_quantised
 from attnscope.parity.verdicts import WholeParity
 from attnscope.seam.engines import ENGINES, Engine
 from attnscope.seam.listen import listening, running
-from attnscope.stacks import ENCODER
+from attnscope.stacks import ENCODER_ONLY
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -74,16 +74,16 @@ def check_whole(
     tensors = {name: one for name, one in inputs.items() if isinstance(one, Tensor)}  # PEFT makes its own prefix
     given = {alone.FIRST: first[:, len(loaded.virtual) :], **tensors}
     second = _second(loaded, loaded.options, given, modules)
-    differences = {name: difference(one, second.get(name)) for name, one in own.items()}
+    differences = {name: state_difference(one, second.get(name)) for name, one in own.items()}
     return WholeParity(differences, Tolerance(atol, getattr(torch, loaded.dtype)).output)
 
 
-def difference(own: Tensor, second: Tensor | None) -> float:
+def state_difference(own: Tensor, second: Tensor | None) -> float:
     """The largest norm of a token's difference, over the typical token's norm; infinite for another shape.
 
     Of an adapter whose virtual tokens not both instances give, the last tokens are compared.
 
-    >>> difference(torch.ones(1, 3, 2), torch.ones(1, 3, 2))
+    >>> state_difference(torch.ones(1, 3, 2), torch.ones(1, 3, 2))
     0.0
     """
     if second is None:
@@ -119,7 +119,7 @@ def recipe(loaded: LoadedModel, options: LoadOptions) -> dict[str, Any]:
         "quantize": options.quantize,
         "use_safetensors": None if options.allow_pickle else True,
         "trust_remote_code": options.trust_remote_code,
-        "encoder": task == ENCODER and task_of(config) != ENCODER,
+        "encoder": task == ENCODER_ONLY and task_of(config) != ENCODER_ONLY,
         "adapter": None if source.adapter is None else _adapter(loaded, options, source.adapter.folder),
         "threads": torch.get_num_threads(),
     }

@@ -30,11 +30,11 @@ class Given:
     """What the oracle works from, all of it in one dtype.
 
     layout: how the family builds its attention. parameters: the attention module's own, by name. config: the model's
-    (the text part). layer: index, heads, kv_heads, kind ("sliding" and "chunked" limit the keys to `window`).
+    (the text part). layer: index, heads, kv_heads, type ("sliding" and "chunked" limit the keys to `window`).
     hidden_BTE: what enters the module. position_T: the tokens' positions. arguments: other tensors that entered it, of
     which only the layout's residual is read. shared: k (B, G, T, D) and v (B, G, T, V) of an earlier layer, where this
     one reads those instead of its own (Gemma 3n). model_dtype: what the model runs in, which some families round to.
-    kind: the layer's stack; only a "decoder" looks back alone. source_BSE: in cross-attention what the encoder gave,
+    stack: the layer's stack; only a "decoder" looks back alone. source_BSE: in cross-attention what the encoder gave,
     which keys and values are made of. axes_AT: positions on several axes, where tokens have them. block_T: the block
     that each token is of, -1 for none: in a decoder the tokens of a block see each other also ahead, in other stacks
     they see nothing else.
@@ -52,7 +52,7 @@ class Given:
     arguments: Mapping[str, Tensor] = field(default_factory=dict)
     shared: tuple[Tensor, Tensor] | None = None
     model_dtype: torch.dtype = torch.float32
-    kind: str = "decoder"
+    stack: str = "decoder"
     source_BSE: Tensor | None = None
     axes_AT: Tensor | None = None
     block_T: Tensor | None = None

@@ -29,7 +29,7 @@ class Layout:
 
     scale, query_factor, key_factor, value_factor: rules of `rules.SCALES`, `rules.QUERY_FACTORS`, `rules.FACTORS`.
     softcap: the config's name for it. sinks: the parameter's name; sinks_in_weights: whether the model's weights are
-    after the sink took its share. window: whether the layer's kind limits the keys; block_in_window: whether also those
+    after the sink took its share. window: whether the layer's type limits the keys; block_in_window: whether also those
     of a block whose tokens see each other.
     gate: what is done to the heads before the output projection (`rules.GATES`). residual: the argument that the module
     adds to its output; out_norm: the layer norm of that sum. caveat: where transformers is known to compute something

@@ -200,7 +200,7 @@ def position_bias(given: Given) -> Tensor | None:
         position_T,
         position_T,
         max_distance=given.config.relative_attention_max_distance,
-        both_ways=given.kind not in CAUSAL,
+        both_ways=given.stack not in CAUSAL,
     )
 
 
@@ -210,15 +210,15 @@ def visible(given: Given) -> Tensor:
     >>> visible(given).sum(-1)
     tensor([1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
-    position_T, layer, causal = given.position_T, given.layer, given.kind in CAUSAL
+    position_T, layer, causal = given.position_T, given.layer, given.stack in CAUSAL
     if given.source_BSE is not None:
         return position_T.new_ones(len(position_T), given.source_BSE.shape[1], dtype=torch.bool)
     mask_QK = causal_mask(position_T, position_T)
     mask_QK = mask_QK if causal else torch.ones_like(mask_QK)
-    if given.layout.window and layer.window and layer.kind == "sliding":
+    if given.layout.window and layer.window and layer.type == "sliding":
         # transformers' windows that look both ways have so many keys on either side, the query's own not counted
         mask_QK = mask_QK & sliding_window_mask(position_T, position_T, layer.window + (not causal))
-    if given.layout.window and layer.window and layer.kind == "chunked":
+    if given.layout.window and layer.window and layer.type == "chunked":
         mask_QK = mask_QK & chunked_mask(position_T, position_T, layer.window)
     if given.block_T is None:
         return mask_QK

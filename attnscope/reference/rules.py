@@ -79,11 +79,11 @@ QUERY_FACTORS: Mapping[str, Callable[[Given], Tensor | float]] = {
 
 ROTARY_ON: Mapping[str, Callable[[Given], bool]] = {
     "all": lambda given: True,
-    "sliding": lambda given: given.layer.kind == "sliding",
-    "sliding_or_no_window": lambda given: given.layer.kind == "sliding" or not given.config.sliding_window,
+    "sliding": lambda given: given.layer.type == "sliding",
+    "sliding_or_no_window": lambda given: given.layer.type == "sliding" or not given.config.sliding_window,
     "listed": lambda given: bool(given.config.no_rope_layers[given.layer.index]),  # 1 where it turns
     "cohere2_moe": lambda given: (
-        given.layer.kind == "sliding"
+        given.layer.type == "sliding"
         or (
             given.config.mlp_layer_types[given.layer.index] == "dense"
             and given.config.prefix_dense_sliding_window_pattern == 1

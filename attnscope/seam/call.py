@@ -15,21 +15,21 @@ from torch import Tensor, nn
 from attnscope.attention.operator import AttentionOperator
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
-from attnscope.stacks import DECODER
+from attnscope.stacks import DECODER, prefix
 
 
 @dataclass(frozen=True)
-class Place:
+class CallPlace:
     """Which call of a forward pass: its layer, which call of that layer (families that attend twice count up), module.
 
-    path: the module's name in the model. kind: the stack of the layer, see `stacks.py`.
+    path: the module's name in the model. stack: the stack of the layer, see `stacks.py`.
     """
 
     layer: int
     call: int
     path: str
     module: nn.Module
-    kind: str = DECODER
+    stack: str = DECODER
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class AttentionCall:
     gave, before the output projection; None where it is not known, or attnscope is to give it.
     """
 
-    place: Place
+    place: CallPlace
     P: AttentionOperator
     spec: AttentionSpec | None = None
     weights_BHQK: Tensor | None = None
@@ -56,8 +56,8 @@ class AttentionCall:
         return self.place.call
 
     @property
-    def kind(self) -> str:
-        return self.place.kind
+    def stack(self) -> str:
+        return self.place.stack
 
     @property
     def path(self) -> str:
@@ -80,7 +80,7 @@ class CallCheck:
     hides. value_error: largest |P V - output| over some rows, relative to the largest |output|. route: "interface",
     "answered" (attnscope computed the output) or "hook". altered: an engine changed the call's output. dtype: of the
     model's own output or weights, where there are any: not always that of the model. answered_by: which of attnscope's
-    own ways read each kind of question, {"Entropy": "tiles"}. kind: the layer's stack. repeats: whether its weights
+    own ways read each kind of question, {"Entropy": "tiles"}. stack: the layer's stack. repeats: whether its weights
     are those of the call before it: of the same q and k, over other values.
     """
 
@@ -100,13 +100,13 @@ class CallCheck:
     altered: bool = False
     dtype: torch.dtype | None = None
     answered_by: Mapping[str, str] = field(default_factory=dict)
-    kind: str = DECODER
+    stack: str = DECODER
     repeats: bool = False
 
     @property
     def name(self) -> str:
         """`layer 3`, or `cross layer 3` where a number alone does not say of which stack."""
-        return f"layer {self.layer}" if self.kind == DECODER else f"{self.kind} layer {self.layer}"
+        return f"{prefix(self.stack)}layer {self.layer}"
 
     def failures(self, dtype: torch.dtype) -> list[str]:
         """What did not hold to what the dtype allows, in words."""
@@ -151,9 +151,9 @@ class CaptureReport:
         """The layers that called, in order, each once."""
         return list(dict.fromkeys(check.layer for check in self.calls))
 
-    def of(self, kind: str) -> CaptureReport:
+    def of(self, stack: str) -> CaptureReport:
         """The same with the calls of one stack alone."""
-        return replace(self, calls=[check for check in self.calls if check.kind == kind])
+        return replace(self, calls=[check for check in self.calls if check.stack == stack])
 
     @property
     def answered_by(self) -> dict[str, list[str]]:

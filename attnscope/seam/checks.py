@@ -17,8 +17,10 @@ REPEATED_ROWS = 16  # rows of P V compared with the output that the model made o
 
 def check_call(call: AttentionCall, route: str) -> CallCheck:
     """What can be measured of a call as it is."""
-    P, mask = call.P, call.visible.mask
-    check = CallCheck(call.layer, call.call, call.path, P.heads, route, keys=P.keys, queries=P.queries, kind=call.kind)
+    P, mask = call.P, call.P.visible.mask
+    check = CallCheck(
+        call.layer, call.call, call.path, P.heads, route, keys=P.keys, queries=P.queries, stack=call.stack
+    )
     check.sink_logits = call.spec is not None and call.spec.row_sinks is not None
     if mask is not None:
         check.mask = "boolean" if mask.dtype == torch.bool else "additive"
@@ -57,13 +59,11 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 def _matrix_errors(call: AttentionCall) -> tuple[float | None, float]:
     """Largest |row sum - 1| (None with sink logits), and the largest weight on a masked key."""
     P = call.P
-    sees_BHQ = (
-        call.visible.counts_BHQ.to(P.device) > 0
-    ).float()  # rows that see nothing are uniform in eager attention
+    sees_BHQ = (P.visible.counts_BHQ.to(P.device) > 0).float()  # rows that see nothing are uniform in eager attention
     largest = []
     for a, b in P.blocks():
-        hidden = (~call.visible.rows(a, b).to(P.device)).float()  # a product is several times as fast as a fill
-        hidden = hidden * sees_BHQ[..., a:b, None] if call.visible.mask is not None else hidden
+        hidden = (~P.visible.rows(a, b).to(P.device)).float()  # a product is several times as fast as a fill
+        hidden = hidden * sees_BHQ[..., a:b, None] if P.visible.mask is not None else hidden
         shared = [axis for axis in (0, 1) if hidden.shape[axis] == 1]  # by texts or heads: of those the largest
         most = P.rows(a, b).amax(shared, keepdim=True) if shared else P.rows(a, b)
         largest.append((most * hidden).max())

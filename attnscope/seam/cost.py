@@ -6,12 +6,19 @@ fused_bytes(geometry, 2048)         # grows with the text
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isqrt
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attnscope.attention.tiled import TILE_BYTES
+from attnscope.errors import MemoryLimitError
+from attnscope.memory import DTYPE_BYTES, free_memory, is_out_of_memory
 from attnscope.model.families import family
 from attnscope.model.geometry import Geometry
+
+if TYPE_CHECKING:
+    from attnscope.model.loading import LoadedModel
 
 SORTED_TILES = 5  # alive at once where rows are sorted: logits, weights, sorted, their places (of 8 bytes)
 
@@ -29,16 +36,16 @@ def eager_bytes(geometry: Geometry, tokens: int, dtype_bytes: int, batch: int = 
 
     In float32 that is the masked scores and their softmax, 2 x 4 bytes for every head and pair of tokens; in half
     precision the scores, their float32 copy and the float32 softmax, 2 + 4 + 4. Families that keep more say so in
-    `matrices_alive`. The masks are added, N x N once for each kind of layer.
+    `matrices_alive`. The masks are added, N x N once for each type of layer.
 
     Example:
         eager_bytes(geometry, 2048, 4)  # 24 heads: 24 * 8 * 2048**2 + 4 * 2048**2 = 822083584
     """
-    kinds = {layer.kind for layer in geometry.attention_layers}
+    types = {layer.type for layer in geometry.attention_layers}
     heads = max((layer.heads for layer in geometry.attention_layers), default=0)
     alive = family(geometry.model_type).matrices_alive
     entry = alive * dtype_bytes if dtype_bytes >= 4 else 6 + 2 * alive
-    return batch * tokens * tokens * (heads * entry + len(kinds) * dtype_bytes)
+    return batch * tokens * tokens * (heads * entry + len(types) * dtype_bytes)
 
 
 def fused_bytes(geometry: Geometry, tokens: int, dtype_bytes: int = 4, batch: int = 1, device: str = "cpu") -> int:
@@ -68,3 +75,23 @@ def tokens_that_fit(geometry: Geometry, free_bytes: int, dtype_bytes: int) -> in
     """The longest text whose `eager_bytes` are at most `free_bytes`."""
     per_pair = eager_bytes(geometry, 1, dtype_bytes)
     return isqrt(max(free_bytes, 0) // per_pair) if per_pair else 0
+
+
+@contextmanager
+def within_memory(loaded: LoadedModel, tokens: int) -> Iterator[None]:
+    """Raise MemoryLimitError, which says what would fit, where memory runs out while so many tokens are read."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MemoryLimitError(
+            f"memory ran out on {loaded.device} while {tokens} tokens were read",
+            f"{tokens_that_should_fit(loaded, tokens)} tokens fit: shorten the text, or take a smaller model or dtype",
+        ) from error
+
+
+def tokens_that_should_fit(loaded: LoadedModel, failed: int) -> int:
+    """What eager attention has room for; at most half of what just failed, which takes a quarter of the memory."""
+    room = tokens_that_fit(loaded.geometry, free_memory(loaded.device), DTYPE_BYTES[loaded.dtype])
+    return max(1, min(room, failed // 2))

@@ -41,7 +41,7 @@ def differences(call: AttentionCall) -> AttentionCall | None:
     weights_BHQK = first - factor * second
     return replace(
         call,
-        place=replace(call.place, kind=DIFFERENCE),
+        place=replace(call.place, stack=DIFFERENCE),
         P=DenseAttention(weights_BHQK, call.visible),
         spec=None,
         weights_BHQK=weights_BHQK,

@@ -23,7 +23,7 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.triton_kernel import TritonAttention
 from attnscope.errors import ModelError, UsageError
-from attnscope.seam.call import AttentionCall, CallCheck, Place
+from attnscope.seam.call import AttentionCall, CallCheck, CallPlace
 from attnscope.seam.checks import CHECKED_ROWS, REPEATED_ROWS, check_call, relative_error, sampled_rows, sdpa_kernel
 from attnscope.seam.cost import Cost, eager_bytes, fused_bytes
 from attnscope.seam.hiding import Hide, without
@@ -55,7 +55,7 @@ class Engine:
     implementation: str = "sdpa"
     output: Literal["model", "attnscope"] = "model"
     checked: bool = True
-    change: Callable[[Place, Tensor], Tensor] | None = None
+    change: Callable[[CallPlace, Tensor], Tensor] | None = None
     hide: Hide | None = None
 
     @property
@@ -63,7 +63,9 @@ class Engine:
         """Whether it changes what the model computes."""
         return self.change is not None or self.hide is not None
 
-    def run(self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall) -> tuple[Tensor, CallCheck]:
+    def run(
+        self, place: CallPlace, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
+    ) -> tuple[Tensor, CallCheck]:
         """Give the layer's output (B, Q, H, V) and how the call held; `on_call` was given the call."""
         hidden = None if self.hide is None else self.hide(place, spec)
         if hidden is not None:
@@ -84,7 +86,7 @@ class Engine:
         return changed, check
 
     def _by_model(
-        self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
+        self, place: CallPlace, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
     ) -> tuple[Tensor, CallCheck]:
         """The model's own attention runs; its matrix, where it makes one, answers the questions."""
         output, weights = own()
@@ -96,7 +98,7 @@ class Engine:
         return output, check
 
     def _by_operator(
-        self, place: Place, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
+        self, place: CallPlace, spec: AttentionSpec, own: OwnAttention, on_call: OnCall
     ) -> tuple[Tensor, CallCheck]:
         """One pass over q and k answers the questions and gives the output; the model's own runs over some rows."""
         P = self.operator(spec)
@@ -126,7 +128,7 @@ def check_own(call: AttentionCall, own: OwnAttention) -> CallCheck:
 
 def unchecked(call: AttentionCall, dtype: torch.dtype) -> CallCheck:
     """That a call was made whose output has this dtype; nothing is measured."""
-    return CallCheck(call.layer, call.call, call.path, call.P.heads, "interface", dtype=dtype, kind=call.kind)
+    return CallCheck(call.layer, call.call, call.path, call.P.heads, "interface", dtype=dtype, stack=call.stack)
 
 
 def fastest(spec: AttentionSpec) -> TiledAttention:

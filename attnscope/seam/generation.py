@@ -13,6 +13,7 @@ from attnscope.errors import ModelError, first_line
 from attnscope.memory import is_out_of_memory
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import running
+from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -29,18 +30,18 @@ def continuation(
     most: int,
     engine: Engine,
     advance: Callable[[int], object] = lambda tokens: None,
-    **beside: Any,
+    **inputs: Any,
 ) -> list[int]:
     """The ids that the model puts behind a prompt: at most `most`, fewer where the last of them is an end token.
 
     As its own generation config says, but without sampling and beams, so that it repeats. engine: whose attention
-    implementation it runs under. advance: called with 1 for every new token. beside: what the model is given beside the
+    implementation it runs under. advance: called with 1 for every new token. inputs: what the model is given beside the
     ids. Raises ModelError where the model has no generation of its own, or fails in it.
 
         >>> continuation(loaded, loaded.tokenizer("the bank").input_ids, 8, ENGINES["eager"])
     """
     ids_BT = torch.tensor([list(ids)], device=loaded.device)
-    return greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **beside)[
+    return greedy(loaded, ids_BT, most, engine.implementation, streamer=_Steps(advance), **inputs)[
         0, len(ids) :
     ].tolist()
 
@@ -51,7 +52,7 @@ def greedy(loaded: LoadedModel, ids_BT: Tensor, most: int, implementation: str |
     ids_BT: also the features of sounds, whose texts begin with the model's own start tokens.
     how: further arguments of the model's `generate`. Raises as `continuation`.
     """
-    model, given = loaded.model, "target" if loaded.geometry.task == "seq2seq" else "answer"
+    model, given = loaded.model, "target" if loaded.geometry.task == SEQ2SEQ else "answer"
     otherwise = f"give the {given} with {{{given}=TEXT}}"
     if not getattr(model, "can_generate", lambda: False)():
         raise ModelError(f"{loaded.name} cannot generate", otherwise)

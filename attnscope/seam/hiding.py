@@ -15,14 +15,15 @@ from torch import Tensor
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility
 from attnscope.errors import UsageError
-from attnscope.seam.call import Place
+from attnscope.seam.call import CallPlace
 from attnscope.seam.own import OwnAttention
 
-Hide = Callable[[Place, AttentionSpec], Tensor | None]  # True (B or 1, H or 1, Q, K) where a key is hidden; None: none
+# True (B or 1, H or 1, Q, K) where a key is hidden; None: none
+Hide = Callable[[CallPlace, AttentionSpec], Tensor | None]
 
 
 def without(
-    place: Place, spec: AttentionSpec, own: OwnAttention, hidden_BHQK: Tensor
+    place: CallPlace, spec: AttentionSpec, own: OwnAttention, hidden_BHQK: Tensor
 ) -> tuple[AttentionSpec, OwnAttention]:
     """A call in which keys are hidden. Raises UsageError for a query that would see no key."""
     before, device = spec.visible, spec.q_BHQD.device

@@ -21,11 +21,11 @@ def given(loaded: LoadedModel, prompts: Sequence[Prompt], ids_BT: Tensor) -> tup
 
     The first argument is the ids, unless the prompts bring it: the features of a sound, (B, F, frames).
     """
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.inputs)
-    inputs = {name: torch.cat([prompt.inputs[name] for prompt in prompts]).to(loaded.device) for name in names}
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.medium.inputs)
+    inputs = {name: torch.cat([prompt.medium.inputs[name] for prompt in prompts]).to(loaded.device) for name in names}
     inputs = {name: one.to(loaded.model.dtype) if one.is_floating_point() else one for name, one in inputs.items()}
     reads = inputs.pop(getattr(loaded.model, "main_input_name", "input_ids"), ids_BT)
-    return reads, inputs | ({"past_key_values": loaded.prefix} if prompts[0].unasked else {})
+    return reads, inputs | ({"past_key_values": loaded.prefix} if prompts[0].medium.unasked else {})
 
 
 def given_of(
@@ -37,7 +37,7 @@ def given_of(
     """
 
     def ids(one: Prompt) -> Tensor:
-        return torch.tensor([one.ids if one.inputs else one.ids[:most]], device=loaded.device)
+        return torch.tensor([one.ids if one.medium.inputs else one.ids[:most]], device=loaded.device)
 
     first = source or prompt
     reads, inputs = given(loaded, [first], ids(first))

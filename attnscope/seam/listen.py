@@ -35,7 +35,7 @@ from attnscope.model.geometry import geometry_of
 from attnscope.model.libraries import needed
 from attnscope.model.padding import pads_exactly, settle_rotary
 from attnscope.model.placed import device_of, hooks_of
-from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport, Place
+from attnscope.seam.call import AttentionCall, CallCheck, CallPlace, CaptureReport
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, full_precision
 from attnscope.seam.hooked import near, weights_in, whole, without
@@ -43,7 +43,7 @@ from attnscope.seam.own import OwnAttention
 from attnscope.seam.route import Route, route_of
 from attnscope.seam.stacks import Stacks
 from attnscope.seam.windows import InWindows
-from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
+from attnscope.stacks import CROSS, DECODER, is_bidirectional, is_causal, is_cross, is_vision
 
 
 def listen(
@@ -103,7 +103,7 @@ def listen(
     report.attention = attention
     if calls_alone and report.output is not None:
         _remember_calls(_bare(model), report)
-    heard = {(check.layer, check.kind) for check in report.calls}
+    heard = {(check.layer, check.stack) for check in report.calls}
     missing = [one for one in expected_layers or () if one not in (heard if isinstance(one, tuple) else report.layers)]
     if missing:
         names = [f"{one[1]} {one[0]}" if isinstance(one, tuple) else str(one) for one in missing]
@@ -301,14 +301,15 @@ class _Listener:
             return own()
         self._by_interface.update(self._around(own.module))
         place, spec = self._place(own.module), self._spec(own)
-        if self.tower and place.kind == VISION:
+        if self.tower and is_vision(place.stack):
             output, told = self.tower.run(place, spec, own)
             if told is None:
                 return output, None
             check = told
         else:
             output, check = self.engine.run(place, spec, own, self.on_call)
-        asked = (own.given["query"], own.given["key"])
+        given = own.given
+        asked = (given["query"], given["key"])
         check.repeats = all(before() is now for before, now in zip(self._asked, asked, strict=True))
         self._asked = tuple(map(weakref.ref, asked))
         self._read(check)
@@ -367,11 +368,11 @@ class _Listener:
                 "choose another model",
             )
         parts = zip((DECODER, CROSS), found, strict=True) if len(found) > 1 else [(None, found[0])]
-        for kind, weights in parts:
-            self._hooked(self._place(module, kind), weights, known)
+        for stack, weights in parts:
+            self._hooked(self._place(module, stack), weights, known)
         return without(output, found, keep_shape=known.layout is not None)
 
-    def _hooked(self, place: Place, weights: Tensor, known: Family) -> None:
+    def _hooked(self, place: CallPlace, weights: Tensor, known: Family) -> None:
         """One call whose weights a module returned."""
         weights_BHQK, visible = self._positioned(place, weights, known)
         call = AttentionCall(place, DenseAttention(weights_BHQK, visible), weights_BHQK=weights_BHQK)
@@ -382,11 +383,11 @@ class _Listener:
             self.on_call(call)
         self._read(check)
 
-    def _positioned(self, place: Place, weights: Tensor, known: Family) -> tuple[Tensor, Visibility]:
+    def _positioned(self, place: CallPlace, weights: Tensor, known: Family) -> tuple[Tensor, Visibility]:
         """A module's weights as (B, H, Q, K), and which keys its queries may see."""
         if type(place.module).__name__ == known.returns_logits:
             weights = weights.softmax(-1)
-        if known.layout and place.kind == ENCODER:
+        if known.layout and is_bidirectional(place.stack):
             weights, reach = whole(weights, known.layout, self.report.tokens or sys.maxsize)
             T, device = weights.shape[-1], weights.device
             of_window = T, reach, device
@@ -394,7 +395,7 @@ class _Listener:
                 of_window, None, lambda: Visibility(T, T, near(T, reach, device), False, None, device)
             )
         Q, K = weights.shape[-2:]
-        causal = place.kind == DECODER
+        causal = is_causal(place.stack)
         window = self.windows.get(place.layer) if causal else None
         key = Q, K, causal, window, weights.device
         return weights, self._shared(key, None, lambda: Visibility(Q, K, None, causal, window, weights.device))
@@ -406,22 +407,23 @@ class _Listener:
         if config is None:
             return set()
         every = geometry_of(config, count=False).every
-        return {(one.index, kind) for kind, layers in every.items() for one in layers if not one.attention}
+        return {(one.index, stack) for stack, layers in every.items() for one in layers if not one.attention}
 
-    def _place(self, module: nn.Module, kind: str | None = None) -> Place:
-        """The module's layer, and which call of that layer this is; kind: of the call, where the module makes two."""
-        kind = kind or self.stacks.of(module)
-        layer = sum(one == kind for one, _ in self._calls) if self._family(module).by_order else self._layer(module)
-        self._calls[kind, layer] = self._calls.get((kind, layer), -1) + 1
-        return Place(layer, self._calls[kind, layer], self.paths[module], module, kind)
+    def _place(self, module: nn.Module, stack: str | None = None) -> CallPlace:
+        """The module's layer, and which call of that layer this is; stack: of the call, where the module makes two."""
+        stack = stack or self.stacks.of(module)
+        layer = sum(one == stack for one, _ in self._calls) if self._family(module).by_order else self._layer(module)
+        self._calls[stack, layer] = self._calls.get((stack, layer), -1) + 1
+        return CallPlace(layer, self._calls[stack, layer], self.paths[module], module, stack)
 
     def _visibility(self, module: nn.Module, given: Mapping[str, Any]) -> Visibility:
         """One Visibility per mask: layers that share a mask share its counts."""
         Q, K, mask = given["query"].shape[2], given["key"].shape[2], given.get("attention_mask")
         if isinstance(mask, Tensor):
             return self._shared(id(mask), mask, lambda: Visibility(Q, K, _one(mask)[..., :K], device=mask.device))
-        causal, kind = given.get("is_causal"), self.stacks.of(module)
-        causal = bool(getattr(module, "is_causal", kind == DECODER) if causal is None else causal) and kind != CROSS
+        causal, stack = given.get("is_causal"), self.stacks.of(module)
+        causal = getattr(module, "is_causal", is_causal(stack)) if causal is None else causal
+        causal = bool(causal) and not is_cross(stack)
         device = given["query"].device
         return self._shared((Q, K, causal, device), None, lambda: Visibility(Q, K, None, causal, None, device))
 

@@ -22,7 +22,7 @@ from attnscope.seam.call import AttentionCall
 from attnscope.seam.listen import listening
 from attnscope.seam.pieces import in_one
 from attnscope.seam.stacks import FROM_ENCODER
-from attnscope.stacks import CROSS, VISION
+from attnscope.stacks import is_cross, is_vision
 
 ATTENTION = re.compile(r"attention|attn|mla", re.IGNORECASE)
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache")
@@ -30,7 +30,7 @@ HALF = (torch.float16, torch.bfloat16)
 FLOAT32_MIN = torch.finfo(torch.float32).min
 ROTARY = re.compile(r"Rotary|RoPE|Rope")
 # Cosines or sines, the module that gave them, what it was given, and which part of its output they are.
-Asked = tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]
+ModuleCall = tuple[Tensor, nn.Module, tuple[Any, ...], dict[str, Any], int]
 
 
 @dataclass(eq=False)
@@ -53,14 +53,14 @@ class ModuleRun:
     first: nn.Module | None = None
 
     @property
-    def kind(self) -> str:
+    def stack(self) -> str:
         """The stack of its layer; a copied module no longer knows it."""
-        return (self.original or self).calls[0].kind
+        return (self.original or self).calls[0].stack
 
     @property
     def source_BSE(self) -> Tensor | None:
         """In cross-attention what the encoder gave, None where the module is given no such thing by a known name."""
-        if self.kind != CROSS:
+        if not is_cross(self.stack):
             return None
         given = self.arguments
         return next((given[name] for name in FROM_ENCODER if isinstance(given.get(name), Tensor)), None)
@@ -77,7 +77,7 @@ class ModuleRun:
     def left(self, output: Any) -> Self:
         """The run with what came out; the calls of a vision tower, over windows or pictures, are one call."""
         self.output_BTE = _batched(output[0] if isinstance(output, tuple | list) else output)
-        self.calls = in_one(self.calls) if self.kind == VISION else self.calls
+        self.calls = in_one(self.calls) if is_vision(self.stack) else self.calls
         return self
 
     @property
@@ -107,7 +107,7 @@ class ModuleRecorder:
         self._modules = dict(model.named_modules())
         self._paths = {module: path for path, module in self._modules.items()}
         self._running: list[ModuleRun] = []
-        self._rotary: dict[int, Asked] = {}
+        self._rotary: dict[int, ModuleCall] = {}
         self._handles: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -171,7 +171,7 @@ class ModuleRecorder:
         output = module.forward(*_mapped(args, _widened), **_mapped(kwargs, _widened))  # past the hook
         return (output[index] if isinstance(output, tuple | list) else output).to(x.device)
 
-    def _moved(self, x: Tensor) -> Asked | None:
+    def _moved(self, x: Tensor) -> ModuleCall | None:
         """Which cosines or sines x is a copy of: those that accelerate brings to the device of each layer are new."""
         alike = (asked for asked in self._rotary.values() if (asked[0].shape, asked[0].dtype) == (x.shape, x.dtype))
         return next((asked for asked in alike if torch.equal(asked[0].to(x.device), x)), None)

@@ -16,10 +16,10 @@ from attnscope.attention.spec import AttentionSpec
 from attnscope.seam.call import AttentionCall, CallCheck
 
 
-def joined(calls: Sequence[AttentionCall], places: Sequence[Tensor]) -> AttentionCall:
+def joined_calls(calls: Sequence[AttentionCall], places: Sequence[Tensor]) -> AttentionCall:
     """One call over the tokens of several, each of whose texts stand at their places in the whole, (N,) or (W, N).
 
-    >>> joined(calls, [torch.tensor([0, 1, 4, 5]), torch.tensor([2, 3, 6, 7])]).P.keys
+    >>> joined_calls(calls, [torch.tensor([0, 1, 4, 5]), torch.tensor([2, 3, 6, 7])]).P.keys
     8
     """
     back = torch.cat([place.flatten() for place in places]).argsort()
@@ -38,7 +38,7 @@ def in_one(calls: Sequence[AttentionCall]) -> list[AttentionCall]:
     if len(calls) == 1 or not all(_whole(call) for call in calls):
         return list(calls)
     places = torch.arange(sum(call.P.keys for call in calls)).split([call.P.keys for call in calls])
-    made = joined(calls, places)
+    made = joined_calls(calls, places)
     own = all(call.weights_BHQK is not None for call in calls)
     return [replace(made, weights_BHQK=made.P.dense() if own else None)]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attnscope.model.families import family
 from attnscope.model.task import task_of
-from attnscope.stacks import CROSS, CROSSING, DECODER, ENCODER, VISION, plain
+from attnscope.stacks import CROSS, CROSSING, DECODER, ENCODER, VISION, main_stack
 
 FROM_ENCODER = ("key_value_states", "encoder_hidden_states")  # what most modules call the states of an encoder
 
@@ -28,27 +28,27 @@ class Stacks:
     """
 
     def __init__(self, model: nn.Module, config: Any) -> None:
-        self.kind = DECODER if config is None else plain(task_of(config))
+        self.stack = DECODER if config is None else main_stack(task_of(config))
         self._of: dict[nn.Module, str] = {}
         self._crossing: dict[nn.Module, bool] = {}
         self._states: set[int] = set()  # where the encoder's output lies
         self.encoder = _encoder(model) if getattr(config, "is_encoder_decoder", False) else None
         self._mark(self.encoder, ENCODER)
         parts = {VISION: "vision_config"} | dict(family(getattr(config, "model_type", None)).parts)
-        kinds = {id(getattr(config, name)): kind for kind, name in parts.items() if getattr(config, name, None)}
-        for module in model.modules() if kinds else ():
-            if kind := kinds.get(id(getattr(module, "config", None))):
-                self._mark(module, kind)
+        stacks = {id(getattr(config, name)): stack for stack, name in parts.items() if getattr(config, name, None)}
+        for module in model.modules() if stacks else ():
+            if stack := stacks.get(id(getattr(module, "config", None))):
+                self._mark(module, stack)
 
-    def _mark(self, part: nn.Module | None, kind: str) -> None:
-        crossing = next((one for one, of in CROSSING.items() if of == kind), kind)
+    def _mark(self, part: nn.Module | None, stack: str) -> None:
+        crossing = next((one for one, of in CROSSING.items() if of == stack), stack)
         for module in part.modules() if part is not None else ():
-            self._of.setdefault(module, crossing if "Cross" in type(module).__name__ else kind)
+            self._of.setdefault(module, crossing if "Cross" in type(module).__name__ else stack)
 
     def of(self, module: nn.Module) -> str:
         """The stack of a module that attends now."""
-        kind = self._of.get(module, self.kind)
-        return CROSS if kind == DECODER and self._crossing.get(module) else kind
+        stack = self._of.get(module, self.stack)
+        return CROSS if stack == DECODER and self._crossing.get(module) else stack
 
     def hook(self, modules: Iterable[nn.Module]) -> list[Any]:
         """Hooks that watch what the attention modules of a decoder beside an encoder are given; none without one."""

@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from attnscope.attention.operator import DenseAttention
 from attnscope.attention.pieces import RowsAttention
 from attnscope.attention.spec import AttentionSpec
-from attnscope.seam.call import AttentionCall, CallCheck, Place
+from attnscope.seam.call import AttentionCall, CallCheck, CallPlace
 from attnscope.seam.engines import Engine, OnCall, check_own, full_precision
 from attnscope.seam.own import OwnAttention
-from attnscope.seam.pieces import joined, joined_checks
+from attnscope.seam.pieces import joined_calls, joined_checks
 
 
 @dataclass(frozen=True)
 class Heard:
     """One call that was heard; weights_BHQK: the model's own, None under fused implementations."""
 
-    place: Place
+    place: CallPlace
     spec: AttentionSpec
     own: OwnAttention
     output_BQHV: Tensor
@@ -46,10 +46,10 @@ class InWindows:
         self.groups = of_equal_size(patches)
         self.waiting: dict[nn.Module, list[Heard]] = {}
 
-    def run(self, place: Place, spec: AttentionSpec, own: OwnAttention) -> tuple[Tensor, CallCheck | None]:
+    def run(self, place: CallPlace, spec: AttentionSpec, own: OwnAttention) -> tuple[Tensor, CallCheck | None]:
         """A call's output, and how it held; None of one that is told when its module is done."""
         if spec.q_BHQD.shape[2] == len(self.order_T):
-            return self.engine.run(place, spec, own, lambda call: self.on_call(joined([call], [self.order_T])))
+            return self.engine.run(place, spec, own, lambda call: self.on_call(joined_calls([call], [self.order_T])))
         if self.engine.alters or not _plain(spec):
             return self.engine.run(place, spec, own, self.on_call)
         output, weights = own()
@@ -63,7 +63,7 @@ class InWindows:
             return [self._told(group)[1] for group in _groups(heard)]
         told = [self._told([heard[one] for one in numbers]) for numbers, _ in self.groups]
         calls, checks = zip(*told, strict=True)
-        self.on_call(joined(calls, [patch_WN for _, patch_WN in self.groups]))
+        self.on_call(joined_calls(calls, [patch_WN for _, patch_WN in self.groups]))
         return [joined_checks(checks), *(self._told(group)[1] for group in _groups(heard[len(counts) :]))]
 
     def _told(self, heard: Sequence[Heard]) -> tuple[AttentionCall, CallCheck]:

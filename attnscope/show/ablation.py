@@ -13,10 +13,10 @@ from attnscope.figures import About, Panel, Style, save_metrics
 from attnscope.figures.style import Quantity
 
 if TYPE_CHECKING:
+    from attnscope.selection import HeadIndex
     from attnscope.study.ablation.effects import Ablation
     from attnscope.study.atlas.atlas import Atlas
 
-Head = tuple[int, int]
 PICTURE = "ablation.png"
 STANDS_IN = {
     "mean": "a head's mean over other sequences in its place",
@@ -32,11 +32,11 @@ class Shown:
 
     name: str
     unit: str
-    values: Mapping[Head, float]
+    values: Mapping[HeadIndex, float]
     scale: str
 
 
-def save_ablation(found: Ablation, folder: Path, heads: Sequence[Head], atlas: Atlas | None = None) -> Path:
+def save_ablation(found: Ablation, folder: Path, heads: Sequence[HeadIndex], atlas: Atlas | None = None) -> Path:
     """ablation.png of a study; heads: all of the model. The score is that of the atlas' induction probe."""
     facts = found.facts
     task, stands_in = facts["task"], STANDS_IN[facts["replacement"]]
@@ -48,8 +48,8 @@ def save_ablation(found: Ablation, folder: Path, heads: Sequence[Head], atlas: A
 
 def shown_of(found: Ablation, atlas: Atlas | None = None) -> list[Shown]:
     """The panels of a study: what was measured of score, direct, alone and together."""
-    alone: dict[Head, float] = {}
-    together: dict[Head, float] = {}
+    alone: dict[HeadIndex, float] = {}
+    together: dict[HeadIndex, float] = {}
     for heads, effect_S in found.effects.items():
         if len(heads) == 1:
             alone[heads[0]] = float(effect_S.mean())
@@ -74,7 +74,7 @@ def _scores(found: Ablation, atlas: Atlas | None) -> list[Shown]:
     return [Shown(one.probe, f"above {one.against}", values, "score")]
 
 
-def save_effects(path: Path, heads: Sequence[Head], shown: Sequence[Shown], style: Style, note: str = "") -> Path:
+def save_effects(path: Path, heads: Sequence[HeadIndex], shown: Sequence[Shown], style: Style, note: str = "") -> Path:
     """Draw the panels; heads: all of the model. Raises UsageError for a folder that cannot be written."""
     layers = sorted({layer for layer, _ in heads})
     title = style.headed(f"What {len(heads)} heads do, and what is lost without them")
@@ -82,7 +82,7 @@ def save_effects(path: Path, heads: Sequence[Head], shown: Sequence[Shown], styl
     return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
 
 
-def effect_panels(heads: Sequence[Head], shown: Sequence[Shown]) -> list[Panel]:
+def effect_panels(heads: Sequence[HeadIndex], shown: Sequence[Shown]) -> list[Panel]:
     """The panels: colours from 0 on, or centred on 0 where effects reach far to both sides of it."""
     layers = sorted({layer for layer, _ in heads})
     shape = len(layers), 1 + max(head for _, head in heads)

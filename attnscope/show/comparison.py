@@ -18,7 +18,7 @@ import numpy as np
 from attnscope.figures import Maps, Panel, Style, save_layers, save_metrics
 from attnscope.files import save_json, sha256_of
 from attnscope.folder.claim import writable
-from attnscope.measure.metrics import METRICS, Metric, of_kind
+from attnscope.measure.metrics import METRICS, Metric, metrics_for
 from attnscope.model.libraries import versions
 from attnscope.shown import visible
 from attnscope.study.differences import NAME, SCHEMA, Places, clear, heads_table, metrics_table, tokens_table
@@ -57,13 +57,13 @@ def save(
     return [*written, save_json({**said, "failures": list(found.failures)}, folder / NAME)]
 
 
-def panels(found: Comparison, kind: str | None = None) -> tuple[tuple[int, ...], list[Panel]]:
+def panels(found: Comparison, stack: str | None = None) -> tuple[tuple[int, ...], list[Panel]]:
     """The layers, and a layers x heads panel of the divergence and of each metric's difference, centred on 0.
 
-    kind: of which stack; the first without it.
+    stack: of which stack; the first without it.
     """
-    kind = kind or found.kinds[0]
-    places = found.stacks[kind]
+    stack = stack or found.head_stacks[0]
+    places = found.stacks[stack]
     layers = tuple(dict.fromkeys(found.heads[place][0] for place in places))
     row, head = np.array([(layers.index(layer), head) for layer, head in (found.heads[at] for at in places)]).T
 
@@ -74,19 +74,19 @@ def panels(found: Comparison, kind: str | None = None) -> tuple[tuple[int, ...],
 
     js_LH = placed(found.js.effect)
     divergence = Panel("Jensen-Shannon divergence", js_LH, 0.0, _largest(js_LH) or 1.0, "bits")
-    signed = [_signed(METRICS[id], placed(found.metric(id).effect)) for id in of_kind(list(METRICS), kind)]
+    signed = [_signed(METRICS[id], placed(found.metric(id).effect)) for id in metrics_for(list(METRICS), stack)]
     return layers, [divergence, *signed]
 
 
-def signed_maps(pair: Pair, kind: str | None = None, stack: str = "") -> list[Maps]:
+def signed_maps(pair: Pair, stack: str | None = None, prefix: str = "") -> list[Maps]:
     """The other side minus the first, a layer each, between the units that the texts share.
 
-    kind: of which stack; the first without it. stack: what stands before a layer's number.
+    stack: of which stack; the first without it. prefix: what stands before a layer's number.
     """
-    kind = kind or next(iter(pair.drawn), "")
-    if kind not in pair.drawn:
+    stack = stack or next(iter(pair.drawn), "")
+    if stack not in pair.drawn:
         return []
-    drawn, axes = pair.drawn[kind], pair.axes(kind)
+    drawn, axes = pair.drawn[stack], pair.axes(stack)
     labels = [tuple(_label(one, unit) for unit in cells.starts) for one, cells in zip(axes, drawn.cells, strict=True)]
     starts = [
         tuple(one.units.members[0][unit][0] for unit in cells.starts)
@@ -103,10 +103,10 @@ def signed_maps(pair: Pair, kind: str | None = None, stack: str = "") -> list[Ma
             bin_size=size,
             bin_rule="sum over keys, mean over queries" if size > 1 else "",
             quantity="difference",
-            name=f"{stack}layer {layer}: the other side minus the first".capitalize(),
+            name=f"{prefix}layer {layer}: the other side minus the first".capitalize(),
             starts_Q=starts[0],
             starts_K=starts[1],
-            stack=stack,
+            stack=prefix,
         )
         for layer, values_hQK in drawn.values.items()
     ]
@@ -115,13 +115,13 @@ def signed_maps(pair: Pair, kind: str | None = None, stack: str = "") -> list[Ma
 def _pictures(found: Comparison, folder: Path, style: Style) -> Iterator[Path]:
     """Those of every stack, in a folder of its own where there are several."""
     style, several = replace(style, about=replace(style.about, line=_line(found))), len(found.stacks) > 1
-    for kind, places in found.stacks.items():
-        into, (layers, drawn) = folder / (kind if several else ""), panels(found, kind)
-        title = style.headed(f"Differences of {len(places)} {f'{kind} ' * several}heads in {len(layers)} layers")
+    for stack, places in found.stacks.items():
+        into, (layers, drawn) = folder / (stack if several else ""), panels(found, stack)
+        title = style.headed(f"Differences of {len(places)} {f'{stack} ' * several}heads in {len(layers)} layers")
         path, note = into / f"differences.{style.image}", "metrics: the other side minus the first"
         yield save_metrics(path, drawn, style, layer_labels=layers, title=title, note=note)
         if found.pair:
-            maps = signed_maps(found.pair, kind, found.stack_name(kind))
+            maps = signed_maps(found.pair, stack, found.stack_name(stack))
             yield from save_layers([(into / "layers" / f"L{one.layer:02d}.{style.image}", one) for one in maps], style)
 
 

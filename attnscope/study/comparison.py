@@ -1,6 +1,6 @@
 """Two texts, or two models on the same texts, head by head: two forward passes per pair, compared layer by layer.
 
-    found = compare([(Reading(loaded, one, engine), Reading(loaded, other, engine))])
+    found = compare([(OneSide(loaded, one, engine), OneSide(loaded, other, engine))])
     found.js.effect          # (N,) bits, per head
 
 Of the first pass q, k and v of every layer are kept, never a matrix; the second is compared while it runs, in blocks of
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +22,14 @@ from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.request import Asked
 from attnscope.measure.binned import MAP_SIDE, Cells
-from attnscope.measure.divergence import Divergence, Side, diverge, readable
-from attnscope.measure.metrics import KNOWN, METRICS, measure, of_kind
+from attnscope.measure.divergence import Divergence, DivergenceSide, diverge, readable
+from attnscope.measure.metrics import KNOWN, METRICS, measure, metrics_for
 from attnscope.memory import DTYPE_BYTES, free_memory, human_bytes, read_size
 from attnscope.observe.texts import texts_of
 from attnscope.seam.call import CaptureReport
 from attnscope.seam.inputs import given_of
 from attnscope.seam.listen import calls_interface, listen
-from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS, NAMES, TASKS
+from attnscope.stacks import DECODER, ENCODER, NAMES, STACKS, TASKS, prefix, sides
 from attnscope.study.statistics import Effects, paired
 from attnscope.text.align import Units, units
 from attnscope.text.tokens import Chosen
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.call import AttentionCall
     from attnscope.seam.engines import Engine
+    from attnscope.selection import HeadsByLayer
     from attnscope.text.prompt import Prompt
 
-Advance = Callable[[int], object]
-Heads = Mapping[int, Sequence[int]]
+LayersRead = Callable[[int], object]
 OfLayers = dict[LayerKey, Mapping[str, torch.Tensor]]  # of each layer {metric: (1, H)}
 
 
-class Reading(NamedTuple):
+class OneSide(NamedTuple):
     """One text that a model is about to read; source: what an encoder-decoder's encoder reads beside it."""
 
     loaded: LoadedModel
@@ -58,7 +58,7 @@ class Reading(NamedTuple):
     def asked(self) -> dict[str, Asked]:
         """What every stack reads."""
         both = Asked(self.prompt, Chosen(), self.source)
-        return {kind: both.of(kind)[0] for kind in self.loaded.geometry.stacks}
+        return {stack: both.of(stack)[0] for stack in self.loaded.geometry.stacks}
 
 
 class Shared(NamedTuple):
@@ -74,7 +74,7 @@ class Shared(NamedTuple):
 class Drawn(NamedTuple):
     """What can be drawn of a stack: the heads of each layer, their maps (h, Q, K), the units that cells stand for."""
 
-    heads: Heads
+    heads: HeadsByLayer
     values: Mapping[int, np.ndarray]
     cells: tuple[Cells, Cells]
 
@@ -85,14 +85,14 @@ class Pair(NamedTuple):
     sources: what two encoders' texts share, where `shared` is of their decoders'.
     """
 
-    first: Reading
-    other: Reading
+    first: OneSide
+    other: OneSide
     shared: Units
     sources: Units | None = None
     drawn: Mapping[str, Drawn] = {}
 
     @classmethod
-    def of(cls, first: Reading, other: Reading) -> Pair:
+    def of(cls, first: OneSide, other: OneSide) -> Pair:
         """Two readings, their tokens aligned. Raises InputError where they share none."""
         shared, sources = units(first.prompt.plain, other.prompt.plain), None
         if first.source is not None and other.source is not None:
@@ -104,30 +104,30 @@ class Pair(NamedTuple):
     @property
     def texts(self) -> list[Shared]:
         """Each text that both sides read: of encoder-decoders the encoder's `text`, then the decoder's `target`."""
-        first, other, kind = self.first, self.other, self.first.loaded.geometry.kind
+        first, other, stack = self.first, self.other, self.first.loaded.geometry.stack
         if self.sources is None or first.source is None or other.source is None:
-            return [Shared("", kind, first.prompt, other.prompt, self.shared)]
+            return [Shared("", stack, first.prompt, other.prompt, self.shared)]
         return [
             Shared("text", ENCODER, first.source, other.source, self.sources),
-            Shared("target", kind, first.prompt, other.prompt, self.shared),
+            Shared("target", stack, first.prompt, other.prompt, self.shared),
         ]
 
-    def axes(self, kind: str) -> tuple[Shared, Shared]:
+    def axes(self, stack: str) -> tuple[Shared, Shared]:
         """What the queries and the keys of a stack are of."""
         text, target = self.texts[0], self.texts[-1]
-        return (text if kind == ENCODER else target), (target if kind == DECODER else text)
+        return sides(stack, text, target)
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What two sides differ in: heads as (layer, head), and per text and head (S, N) arrays of `Divergence`'s numbers.
 
-    kinds: the stack of each head, those of one stack side by side. metrics: {id: (first, other)}, NaN for null.
+    head_stacks: the stack of each head, those of one stack side by side. metrics: {id: (first, other)}, NaN for null.
     failures: what did not hold in a pass, in words. pair: where there is but one.
     """
 
     heads: tuple[tuple[int, int], ...]
-    kinds: tuple[str, ...]
+    head_stacks: tuple[str, ...]
     js_SN: np.ndarray
     rows_SN: np.ndarray
     lost_SN: np.ndarray
@@ -143,15 +143,18 @@ class Comparison:
     @property
     def stacks(self) -> dict[str, list[int]]:
         """The places of every stack's heads."""
-        return {kind: [at for at, one in enumerate(self.kinds) if one == kind] for kind in dict.fromkeys(self.kinds)}
+        return {
+            stack: [at for at, one in enumerate(self.head_stacks) if one == stack]
+            for stack in dict.fromkeys(self.head_stacks)
+        }
 
-    def stack_name(self, kind: str) -> str:
+    def stack_name(self, stack: str) -> str:
         """`cross `, as it stands before a layer; nothing where a number alone means one of this stack."""
-        return f"{kind} " * (len(self.stacks) > 1 and kind != DECODER)
+        return prefix(stack) * (len(self.stacks) > 1)
 
     def name(self, place: int) -> str:
         """`L3H2`, `cross L3H2` of the head at a place."""
-        return self.stack_name(self.kinds[place]) + head_name(*self.heads[place])
+        return self.stack_name(self.head_stacks[place]) + head_name(*self.heads[place])
 
     @cached_property
     def js(self) -> Effects:
@@ -187,11 +190,11 @@ class Comparison:
 
 
 def compare(
-    pairs: Iterable[tuple[Reading, Reading]],
+    pairs: Iterable[tuple[OneSide, OneSide]],
     *,
-    maps: Mapping[str, Heads] | None = None,
+    maps: Mapping[str, HeadsByLayer] | None = None,
     memory: str | None = None,
-    advance: Advance = lambda layers: None,
+    advance: LayersRead = lambda layers: None,
 ) -> Comparison:
     """Read both sides of every pair and compare each head with the one of the same place, stack by stack.
 
@@ -208,7 +211,7 @@ def compare(
         raise InputError("not all texts are attended to by the same layers", "give texts of about one length")
     return Comparison(
         heads=tuple((key.layer, head) for key, head in heads),
-        kinds=tuple(key.kind for key, _ in heads),
+        head_stacks=tuple(key.stack for key, _ in heads),
         **{f"{name}_SN": np.stack([one.column(name) for one in found]) for name in Divergence._fields[:4]},
         metrics={
             name: (np.stack([one.scores(0, name) for one in found]), np.stack([one.scores(1, name) for one in found]))
@@ -243,14 +246,14 @@ def check_alike(first: LoadedModel, other: LoadedModel) -> None:
 def heads_of(loaded: LoadedModel) -> dict[str, dict[int, int]]:
     """{stack: {layer index: number of heads}} of what is compared."""
     stacks = loaded.geometry.stacks
-    return {kind: {one.index: one.heads for one in layers.values()} for kind, layers in stacks.items()}
+    return {stack: {one.index: one.heads for one in layers.values()} for stack, layers in stacks.items()}
 
 
 class _Passes:
     """Two passes: the first keeps every layer, the second compares with it."""
 
     def __init__(
-        self, first: Reading, other: Reading, maps: Mapping[str, Heads], memory: str | None, advance: Advance
+        self, first: OneSide, other: OneSide, maps: Mapping[str, HeadsByLayer], memory: str | None, advance: LayersRead
     ) -> None:
         check_alike(first.loaded, other.loaded)
         for one in (first, other):
@@ -259,14 +262,14 @@ class _Passes:
             first.loaded.check_task("one text at a time", DECODER, ENCODER)
         self.pair, self.maps = Pair.of(first, other), maps
         _check_room(first, memory)
-        self.units = {kind: tuple(one.units for one in self.pair.axes(kind)) for kind in first.asked}
+        self.units = {stack: tuple(one.units for one in self.pair.axes(stack)) for stack in first.asked}
         self.kept: dict[LayerKey, AttentionOperator] = {}
         self.found: dict[LayerKey, Divergence] = {}
         self.values: tuple[OfLayers, OfLayers] = ({}, {})
         reports = [_read(first, self.keep, advance), _read(other, self.hold_against, advance)]
         if not self.found:
             raise InputError("no layer attends to the tokens of both texts themselves", "take shorter texts")
-        self.found = {key: self.found[key] for key in sorted(self.found, key=lambda key: KINDS.index(key.kind))}
+        self.found = {key: self.found[key] for key in sorted(self.found, key=lambda key: STACKS.index(key.stack))}
         self.failures = [
             line
             for reading, report in zip(self.pair[:2], reports, strict=True)
@@ -281,13 +284,13 @@ class _Passes:
         before, self.values[1][key] = self.kept.pop(key, None), values
         if before is None:
             return
-        of_a, of_b = ([getattr(one, name) for one in self.units[key.kind]] for name in ("of_a", "of_b"))
-        first, other = Side.of(before, *of_a), Side.of(readable(P), *of_b)
-        self.found[key] = diverge(first, other, self.cells(key.kind), self.maps.get(key.kind, {}).get(key.layer, ()))
+        of_a, of_b = ([getattr(one, name) for one in self.units[key.stack]] for name in ("of_a", "of_b"))
+        first, other = DivergenceSide.of(before, *of_a), DivergenceSide.of(readable(P), *of_b)
+        self.found[key] = diverge(first, other, self.cells(key.stack), self.maps.get(key.stack, {}).get(key.layer, ()))
 
-    def cells(self, kind: str) -> tuple[Cells, Cells]:
+    def cells(self, stack: str) -> tuple[Cells, Cells]:
         """The rows and columns of a stack's maps."""
-        queries, keys = (Cells.of(range(one.size), MAP_SIDE) for one in self.units[kind])
+        queries, keys = (Cells.of(range(one.size), MAP_SIDE) for one in self.units[stack])
         return queries, keys
 
     @property
@@ -309,33 +312,37 @@ class _Passes:
     def drawn(self) -> dict[str, Drawn]:
         """What can be drawn of every stack that maps were kept of."""
         found: dict[str, dict[int, np.ndarray]] = {}
-        for (layer, kind), one in self.found.items():
+        for (layer, stack), one in self.found.items():
             if one.map is not None:
-                found.setdefault(kind, {})[layer] = one.map
-        return {kind: Drawn(self.maps[kind], values, self.cells(kind)) for kind, values in found.items()}
+                found.setdefault(stack, {})[layer] = one.map
+        return {stack: Drawn(self.maps[stack], values, self.cells(stack)) for stack, values in found.items()}
 
 
 def _read(
-    reading: Reading, keep: Callable[[LayerKey, AttentionOperator, Mapping[str, torch.Tensor]], None], advance: Advance
+    reading: OneSide,
+    keep: Callable[[LayerKey, AttentionOperator, Mapping[str, torch.Tensor]], None],
+    advance: LayersRead,
 ) -> CaptureReport:
     """One forward pass over one text; each layer that attends to its tokens is kept once, with its heads' metrics."""
     loaded, asked, stacks = reading.loaded, reading.asked, reading.loaded.geometry.stacks
-    texts = {kind: texts_of([one], loaded.device, kind) for kind, one in asked.items()}
+    texts = {stack: texts_of([one], loaded.device, stack) for stack, one in asked.items()}
     reads, inputs = given_of(loaded, reading.prompt, reading.source)
 
     def on_call(call: AttentionCall) -> None:
-        one = asked[call.kind]
+        one = asked[call.stack]
         if call.call == 0 and (call.P.queries, call.P.keys) == (len(one.prompt), len(one.looked_at)):
-            names = of_kind(tuple(METRICS), call.kind)
-            keep(LayerKey(call.layer, call.kind), call.P, measure(call.P, texts[call.kind], names))
+            names = metrics_for(tuple(METRICS), call.stack)
+            keep(LayerKey(call.layer, call.stack), call.P, measure(call.P, texts[call.stack], names))
             advance(1)
 
-    layers = [(layer, kind) for kind, of_stack in stacks.items() for layer in of_stack]
-    how: dict[str, Any] = {"engine": reading.engine, "expected_layers": layers, "windows": loaded.geometry.windows}
-    return listen(loaded.model, reads, on_call, **how, **inputs)
+    layers = [(layer, stack) for stack, of_stack in stacks.items() for layer in of_stack]
+    windows = loaded.geometry.windows
+    return listen(
+        loaded.model, reads, on_call, engine=reading.engine, expected_layers=layers, windows=windows, **inputs
+    )
 
 
-def _check_room(reading: Reading, memory: str | None) -> None:
+def _check_room(reading: OneSide, memory: str | None) -> None:
     """Refuse a text whose first pass leaves more than there is room for."""
     loaded, tokens, source = reading.loaded, len(reading.prompt), len(reading.source or ())
     needed, room = (
@@ -356,8 +363,8 @@ def kept_bytes(loaded: LoadedModel, tokens: int, source: int = 0) -> int:
     source: the tokens that an encoder-decoder's encoder reads.
     """
     shows, numbers = calls_interface(loaded.model), 0
-    for kind, layers in loaded.geometry.stacks.items():
-        queries, keys = {ENCODER: (source or tokens,) * 2, CROSS: (tokens, source)}.get(kind, (tokens, tokens))
+    for stack, layers in loaded.geometry.stacks.items():
+        queries, keys = sides(stack, source or tokens, tokens)
         for layer in layers.values():
             of_keys = keys * layer.kv_heads * (layer.head_dim + layer.value_dim)
             of_head = queries * (layer.head_dim if shows else keys)

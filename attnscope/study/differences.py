@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from attnscope.files import jsonable, refuse_links
-from attnscope.folder.claim import another, check, document
+from attnscope.files import check_schema, jsonable, refuse_links
+from attnscope.folder.claim import OVER, another, check, document
 from attnscope.folder.manifest import NAME as MANIFEST
 from attnscope.measure.metrics import METRICS
-from attnscope.stacks import KINDS, SOFTMAX
+from attnscope.stacks import SOFTMAX, STACKS
 from attnscope.tables import as_table, numbers, words
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.study.comparison import Comparison, Pair, Shared
 
-SCHEMA, NAME = "compare/1", "compare.json"
+SCHEMA, NAME = "compare/2", "compare.json"
 STACK = f"(?:(?:{'|'.join(SOFTMAX)})/)?"
 OF_STACKS = re.compile(rf"{STACK}(?:layers/L[0-9]+|differences)\.(?:png|svg|pdf)")
 Places = Sequence[int] | None
@@ -48,7 +48,7 @@ def heads_table(found: Comparison, places: Places = None) -> pa.Table:
             "rows": found.rows_SN.sum(0)[order].astype(np.int64),
             "texts": np.full(len(order), found.texts, np.int32),
             **{f"{name}_difference": numbers(found.metric(name).effect[order]) for name in METRICS},
-            "kind": _kinds(found, order),
+            "stack": _stacks(found, order),
         }
     )
 
@@ -68,8 +68,8 @@ def metrics_table(found: Comparison, places: Places = None) -> pa.Table:
     which = {name: np.tile(values, len(METRICS)) for name, values in _which(found, order).items()}
     metric = words([name for name in METRICS for _ in order])
     values = {name: numbers(column(part)) for name, part in SIDES.items()}
-    texts, kind = column("n").astype(np.int32), _kinds(found, order * len(METRICS))
-    return as_table({**which, "metric": metric.dictionary_encode(), **values, "texts": texts, "kind": kind})
+    texts, stack = column("n").astype(np.int32), _stacks(found, order * len(METRICS))
+    return as_table({**which, "metric": metric.dictionary_encode(), **values, "texts": texts, "stack": stack})
 
 
 def tokens_table(pair: Pair) -> pa.Table:
@@ -92,7 +92,7 @@ def _tokens_of(text: Shared) -> pa.Table:
     return as_table({**columns, "read_by": words([text.stack] * len(rows))})
 
 
-def about(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+def comparison_facts(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """What tells a comparison from another: the models, a hash of all texts, and what was asked for."""
     said = [{"name": one.name, "revision": one.revision, "dtype": one.dtype, "device": one.device} for one in models]
     digest = hashlib.sha256("\0".join(texts).encode(errors="backslashreplace")).hexdigest()
@@ -103,6 +103,8 @@ def about(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[
 def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
     """Raise UsageError for a folder that holds another comparison, or that another run fills, unless force is given."""
     before = _before(folder)
+    if before is not None and not force:
+        check_schema(before, SCHEMA, folder, OVER)
     if before is None and (folder / MANIFEST).exists() and not force:
         raise another(folder, "run")
     check(folder, "comparison", before and before.get("asked", {}), asked, force)
@@ -110,7 +112,7 @@ def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
 
 def _before(folder: Path) -> dict[str, Any] | None:
     """What the compare.json of a folder says; None without one. Raises UsageError for a damaged one, and links."""
-    stacks = [folder / kind for kind in KINDS]
+    stacks = [folder / stack for stack in STACKS]
     refuse_links([*stacks, *(one / "layers" for one in (folder, *stacks))])
     hint = "name another folder, or remove it"
     return document(folder / NAME, "not what a comparison wrote, or damaged", hint, _is_ours)
@@ -135,5 +137,5 @@ def _which(found: Comparison, order: Sequence[int]) -> dict[str, np.ndarray]:
     return {"layer": layer, "head": head}
 
 
-def _kinds(found: Comparison, order: Sequence[int]) -> Any:
-    return words([found.kinds[place] for place in order]).dictionary_encode()
+def _stacks(found: Comparison, order: Sequence[int]) -> Any:
+    return words([found.head_stacks[place] for place in order]).dictionary_encode()

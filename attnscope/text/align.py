@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 UNIT = re.compile(r"\s*(\w+|[^\w\s])")
 Unit = re.Match[str]
-Run = tuple[int, int]  # characters [start, stop)
+CharacterRange = tuple[int, int]  # characters [start, stop)
 
 
 def aligned(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
@@ -79,7 +79,7 @@ def units(a: Sequence[str], b: Sequence[str]) -> Units:
     return Units(tuple(of_a), tuple(of_b), count)
 
 
-def _same(a: str, b: str) -> Iterator[tuple[Run, Run]]:
+def _same(a: str, b: str) -> Iterator[tuple[CharacterRange, CharacterRange]]:
     """Runs of characters of both texts that belong together."""
     units_a, units_b = list(UNIT.finditer(a)), list(UNIT.finditer(b))
     for alike, one, other in _pairs(units_a, units_b):
@@ -113,5 +113,5 @@ def _owners(plain: Sequence[str]) -> list[list[int]]:
     return owners
 
 
-def _tokens(owners: list[list[int]], run: Run) -> set[int]:
+def _tokens(owners: list[list[int]], run: CharacterRange) -> set[int]:
     return {token for place in range(*run) for token in owners[place]}

@@ -9,7 +9,7 @@ from attnscope.text.characters import located
 from attnscope.text.prompt import Prompt, Side, Span, from_ids
 
 
-def check(generate: int | None, answer: str | Sequence[int] | None, truncate: Side | None) -> None:
+def check_answer(generate: int | None, answer: str | Sequence[int] | None, truncate: Side | None) -> None:
     """Raise UsageError or InputError for an answer that cannot be meant."""
     if generate is not None and answer is not None:
         raise UsageError("an answer is either generated or given", "leave out {generate} or {answer}")
@@ -56,18 +56,8 @@ def continued(tokenizer: Any, prompt: Prompt, ids: Sequence[int]) -> Prompt:
         turns=_turns(prompt.turns, at, len(whole)),
         characters=prompt.characters + characters,
         answer=at,
-        inputs={name: _longer(one, prompt, len(ids)) for name, one in prompt.inputs.items()},
+        medium=prompt.medium.followed(at, len(ids)),
     )
-
-
-def _longer(given: Any, prompt: Prompt, more: int) -> Any:
-    """What is given of every token, (1, T), with what an answer's tokens are: another kind than a picture's."""
-    if tuple(given.shape) != (1, len(prompt)) or not prompt.patches:
-        return given
-    import torch
-
-    kind = 1 - int(given[0, next(iter(prompt.patches))])
-    return torch.cat([given, given.new_full((1, more), kind)], 1)
 
 
 def _turns(turns: tuple[Span, ...], at: int, stop: int) -> tuple[Span, ...]:

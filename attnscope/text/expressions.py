@@ -96,7 +96,7 @@ def defined(pairs: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"the group {name!r} is defined twice", "join both with a comma")
         groups[name] = expression
     for name in groups:
-        check(name, groups)
+        check_expression(name, groups)
     return groups
 
 
@@ -115,7 +115,7 @@ def names_of_spans(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def check(expression: str, groups: Mapping[str, str] = {}) -> None:
+def check_expression(expression: str, groups: Mapping[str, str] = {}) -> None:
     """Raise UsageError for what no text could make right: syntax, a regular expression, groups in a circle."""
     _depth(expression, groups, (), {})
 

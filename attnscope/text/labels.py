@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     gap: bool = False
 
 
-class Reading(NamedTuple):
+class TokenReading(NamedTuple):
     """What one token stands for.
 
     `exact` is for tables, `label` for pictures. `plain` joins up to the text: a character that is split over several
@@ -142,7 +142,7 @@ def piece_gap(name: str, before: str | None, style: Style) -> bool:
     return style == "suffix" and before.endswith("</w>")
 
 
-def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[Reading]:
+def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[TokenReading]:
     """What each token stands for, in order; `text` is what the spans count in. Time grows linearly.
 
     A span that no other token shares is read from the text; tokens that share a character are read from their
@@ -151,7 +151,7 @@ def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[Reading]:
     >>> [reading.exact for reading in read_pieces([Piece("æĹ", b"\\xe6\\x97"), Piece("¥", b"\\xa5")])]
     ['日·1/2', '日·2/2']
     """
-    readings: list[Reading] = []
+    readings: list[TokenReading] = []
     reached = 0
     for start, stop in _runs(pieces):
         piece = pieces[start]
@@ -164,14 +164,14 @@ def read_pieces(pieces: Sequence[Piece], text: str = "") -> list[Reading]:
     return readings
 
 
-def _read_alone(piece: Piece, text: str, reached: int) -> Reading:
+def _read_alone(piece: Piece, text: str, reached: int) -> TokenReading:
     """What a token with characters of its own stands for: nearly every one, and so without what a run needs."""
     shown = _with_lead(piece, text)
     gap = (piece.gap or _space_between(text, reached, piece.span)) and not shown[:1].isspace()
-    return Reading(shown, _label(piece, shown), " " + shown if gap else shown, piece.span)
+    return TokenReading(shown, _label(piece, shown), " " + shown if gap else shown, piece.span)
 
 
-def _read_together(run: Sequence[Piece], text: str, reached: int, readings: list[Reading]) -> int:
+def _read_together(run: Sequence[Piece], text: str, reached: int, readings: list[TokenReading]) -> int:
     """Add what the tokens of a run stand for; the characters of the text that are reached then."""
     ends = [piece.span for piece in run if piece.span and piece.span[0] < piece.span[1]]
     first, last = (min(a for a, _ in ends), max(b for _, b in ends)) if ends else (reached, reached)
@@ -180,7 +180,7 @@ def _read_together(run: Sequence[Piece], text: str, reached: int, readings: list
     for place, (piece, (exact, plain, part)) in enumerate(zip(run, read, strict=True)):
         gap = (piece.gap or (space and place == 0)) and not plain[:1].isspace()
         span = (first + part[0], first + part[1]) if piece.span and part else piece.span
-        readings.append(Reading(exact, _label(piece, exact), " " + plain if gap else plain, span))
+        readings.append(TokenReading(exact, _label(piece, exact), " " + plain if gap else plain, span))
         if piece.span and piece.span[1] > last:  # an empty span says where it is: behind the space trimmed from it
             last = piece.span[1]
     return max(reached, last)
@@ -270,14 +270,14 @@ def _characters(datas: Sequence[bytes]) -> Iterator[tuple[str, list[int]]]:
 def _label(piece: Piece, exact: str) -> str:
     if piece.special or not exact:
         return shown.visible(piece.name).replace("▁", "·")
-    return visible(exact) + (shown.visible(piece.name) if piece.unknown else "")
+    return visible_blanks(exact) + (shown.visible(piece.name) if piece.unknown else "")
 
 
 @lru_cache(maxsize=1 << 16)
-def visible(text: str) -> str:
+def visible_blanks(text: str) -> str:
     """Text with spaces and controls one can see: `·` space, `↵` newline, `⇥` tab, `⇤` return, `⟨200B⟩` any other.
 
-    >>> visible(" a\\u200b\\n")
+    >>> visible_blanks(" a\\u200b\\n")
     '·a⟨200B⟩↵'
     """
     return shown.visible(text, SIGNS)

@@ -13,7 +13,7 @@ from attnscope.text.chat import Bounds, Message, Render, read_messages, token_tu
 from attnscope.text.labels import (
     BYTE_TOKEN,
     Piece,
-    Reading,
+    TokenReading,
     byte_name,
     piece_bytes,
     piece_gap,
@@ -45,6 +45,45 @@ class Patch:
 
 
 @dataclass(frozen=True)
+class Medium:
+    """What a prompt brings that its tokens do not say: of a sound, of pictures, of an adapter; nothing of a text alone.
+
+    inputs: what the model is given with the ids, by the names of its forward's arguments, (1, ...) each: a picture's
+    `pixel_values`; under the name of its first argument, instead of them: a sound's `input_features`. sha256: the hash
+    of what was read with the text, or instead of it. step: seconds from one token to the next, where they are frames.
+    patches: the tokens that are parts of pictures; images: the pictures, to be drawn on. tower: how a vision tower
+    reads the patches, a prompt for each text of its batch; windows: of such a prompt, in the order in which the tower
+    reads them, the tokens of each. unasked: so many of the first tokens are keys and no queries.
+    """
+
+    inputs: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    sha256: str | None = None
+    step: float | None = None
+    patches: Mapping[int, Patch] = field(default_factory=dict, repr=False, compare=False)
+    images: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    tower: tuple["Prompt", ...] = field(default=(), repr=False, compare=False)
+    windows: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
+    unasked: int = 0
+
+    @property
+    def parts(self) -> dict[str, Sequence[int]]:
+        """The tokens of each picture, "img", "img2", ..."""
+        found = dict[str, list[int]]()
+        for place, patch in self.patches.items():
+            found.setdefault(picture_name(patch.picture), []).append(place)
+        return {**found}
+
+    def followed(self, tokens: int, more: int) -> "Medium":
+        """The same of a prompt of so many tokens that an answer of so many follows."""
+        return self
+
+    def beside(self, tokens: int, other: "Medium") -> "Medium":
+        """The same of a prompt of so many tokens that another prompt follows."""
+        patches = {tokens + at: patch for at, patch in other.patches.items()}
+        return replace(self, patches={**self.patches, **patches})
+
+
+@dataclass(frozen=True)
 class Prompt:
     """A text as the model reads it.
 
@@ -56,13 +95,7 @@ class Prompt:
     messages of a chat, without the begin token and without a system prompt that the template adds of its own. `removed`
     tokens were cut off. `characters` are those of `text` that each token holds, or holds a part of, as [start, stop).
     `answer` is where the tokens of an answer begin, None where there is none: what stands before them is the prompt.
-    `inputs` are what the model is given beside the ids, by the names of its forward's arguments, (1, ...) each: a
-    picture's `pixel_values`; under the name of its first argument, in their stead: sound's `input_features`. `media` is
-    the hash of what they were made of. `step`: seconds from one token to the next, where they are frames of a sound.
-    `patches` are the tokens that stand for parts of pictures, and `tower` is how a vision tower reads these: a prompt
-    for each text of its batch, whose tokens are patches; `windows` are those of such a prompt, in the order in which
-    the tower reads them: the tokens of each. `images` are the pictures themselves, to be drawn on. The first `unasked`
-    tokens are keys and no queries: those of prefix tuning.
+    `medium` is what is read with the text, or instead of it.
     """
 
     text: str
@@ -75,17 +108,10 @@ class Prompt:
     removed: int = 0
     characters: Characters = field(default=(), repr=False)
     answer: int | None = None
-    inputs: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    media: str | None = None
-    step: float | None = None
-    patches: Mapping[int, Patch] = field(default_factory=dict, repr=False, compare=False)
-    tower: tuple["Prompt", ...] = field(default=(), repr=False, compare=False)
-    windows: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
-    images: tuple[Any, ...] = field(default=(), repr=False, compare=False)
-    unasked: int = 0
+    medium: Medium = Medium()
 
     def __post_init__(self) -> None:
-        if not self.characters:  # of ids, or of a manifest from before they were written down
+        if not self.characters:  # of ids
             found = located(self.plain, self.tokens[: len(self.plain)], self.text)
             object.__setattr__(self, "characters", found)
 
@@ -104,20 +130,18 @@ class Prompt:
     @property
     def parts(self) -> dict[str, Sequence[int]]:
         """The tokens of the "prompt" and of its "answer", where there is one; of each picture, "img", "img2", ..."""
-        at, found = self.answer, dict[str, list[int]]()
-        for place, patch in self.patches.items():
-            found.setdefault(picture_name(patch.picture), []).append(place)
-        return {**found, **({} if at is None else {"prompt": range(at), "answer": range(at, len(self))})}
+        at = self.answer
+        return self.medium.parts | ({} if at is None else {"prompt": range(at), "answer": range(at, len(self))})
 
     @property
     def ids_apart(self) -> tuple[int, ...]:
         """The ids, but for patches, whose one id stands for many things: a number of its own for each."""
-        return tuple(-2 - at if at in self.patches else token for at, token in enumerate(self.ids))
+        return tuple(-2 - at if at in self.medium.patches else token for at, token in enumerate(self.ids))
 
     @property
     def sha256(self) -> str:
-        """Hash of the text in UTF-8, and of what is read beside it or in its stead, in hexadecimal."""
-        return hashlib.sha256((self.text + (self.media or "")).encode()).hexdigest()
+        """Hash of the text in UTF-8, and of what is read with it or instead of it, in hexadecimal."""
+        return hashlib.sha256((self.text + (self.medium.sha256 or "")).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -351,7 +375,7 @@ def _turns(characters: Characters, bounds: Bounds, kept: Sequence[int], begins: 
     return tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turn_ranges([turns[i] for i in kept]))
 
 
-def _held(readings: Sequence[Reading], text: str) -> Characters:
+def _held(readings: Sequence[TokenReading], text: str) -> Characters:
     spans = [reading.span for reading in readings if reading.span is not None]
     if len(spans) == len(readings):
         return in_order(spans)

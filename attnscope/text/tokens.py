@@ -11,16 +11,16 @@ from typing import Any
 
 from attnscope import shown
 from attnscope.errors import InputError, UsageError
-from attnscope.stacks import CROSS, DECODER, ENCODER
+from attnscope.stacks import OF_TWO_TEXTS, sides
 from attnscope.text.characters import touched
-from attnscope.text.expressions import KEYWORDS, Part, check, compiled, defined, parse
-from attnscope.text.labels import visible
+from attnscope.text.expressions import KEYWORDS, Part, check_expression, compiled, defined, parse
+from attnscope.text.labels import visible_blanks
 from attnscope.text.prompt import Prompt
 from attnscope.text.spans import ends_between
 
-__all__ = ["Chosen", "Found", "check", "choose", "defined", "described", "find"]
+__all__ = ["Chosen", "Found", "check_expression", "choose", "defined", "described", "find"]
 
-Place = tuple[int, ...]
+TokenPlace = tuple[int, ...]
 SECONDS = 2.0  # for all matches of one regular expression
 SPACES = {"\n": "↵", "\t": "⇥", "\r": "⇤"}
 MOST, LONG = 8, 32  # places in a header, characters of each
@@ -64,11 +64,11 @@ class Chosen:
         """Whether keys were chosen, and no queries."""
         return self.query is None and self.key is not None
 
-    def of(self, kind: str) -> Chosen:
+    def of(self, stack: str) -> Chosen:
         """What is asked of one stack: queries of the text that it reads, keys of the text that it looks at."""
         if self.source is None:
             return self
-        queries, keys = self.source if kind == ENCODER else self, self if kind == DECODER else self.source
+        queries, keys = sides(stack, self.source, self)
         chosen = Chosen(queries.query, keys.key, queries.spans, keys.spans)
         return replace(chosen, query=NOWHERE, key=self.key and NOWHERE) if chosen.nothing else chosen
 
@@ -113,13 +113,13 @@ def choose(
 
 def _asking(prompt: Prompt, found: Found | None) -> Found | None:
     """Those of the tokens that have queries. Raises NotThereError where none has."""
-    if found is None or not prompt.unasked or not found.positions:
+    if found is None or not prompt.medium.unasked or not found.positions:
         return found
-    positions = tuple(at for at in found.positions if at >= prompt.unasked)
+    positions = tuple(at for at in found.positions if at >= prompt.medium.unasked)
     if not positions:
         raise NotThereError(
             f"{found.expression} names virtual tokens alone, which are keys and have no queries",
-            f"name tokens from {prompt.unasked} on",
+            f"name tokens from {prompt.medium.unasked} on",
         )
     return replace(found, positions=positions)
 
@@ -131,7 +131,7 @@ def choose_of_two(target: Prompt, source: Prompt, *asked: Any) -> Chosen:
     """
     chosen, beside = (choose(prompt, *asked, absent=True) for prompt in (target, source))
     chosen = replace(chosen, source=beside)
-    if all(chosen.of(kind).nothing for kind in (ENCODER, DECODER, CROSS)):
+    if all(chosen.of(stack).nothing for stack in OF_TWO_TEXTS):
         lacks = [_lacking(prompt, *asked) for prompt in (source, target)]
         raise NotThereError("; of the target: ".join(filter(None, lacks)))
     return chosen
@@ -162,7 +162,7 @@ def find(prompt: Prompt, expression: str, defined: Mapping[str, str] = {}) -> Fo
         >>> find(prompt, "bank#2,last").positions
         (8,)
     """
-    check(expression, defined)
+    check_expression(expression, defined)
     search = _Search(prompt, defined)
     chosen = {at for place in search.places(expression) for at in place}
     if not chosen:
@@ -177,9 +177,9 @@ class _Search:
     prompt: Prompt
     groups: Mapping[str, str]
     notes: list[str] = field(default_factory=list)
-    known: dict[str, list[Place]] = field(default_factory=dict)
+    known: dict[str, list[TokenPlace]] = field(default_factory=dict)
 
-    def places(self, expression: str) -> list[Place]:
+    def places(self, expression: str) -> list[TokenPlace]:
         """The places of every part in order, without the tokens that a part with `^` takes away."""
         parts = parse(expression)
         away = {at for part in parts if part.away for place in self.of(part) for at in place}
@@ -189,7 +189,7 @@ class _Search:
         kept = (tuple(at for at in place if at not in away) for place in named)
         return [place for place in dict.fromkeys(kept) if place]  # each once: groups of groups would double them
 
-    def of(self, part: Part) -> list[Place]:
+    def of(self, part: Part) -> list[TokenPlace]:
         """The places of one part, all of them or the one that `#` asks for."""
         found = self._all_of(part)
         if not found and not (part.away and part.value == "special"):  # nothing to take away is as good
@@ -201,7 +201,7 @@ class _Search:
             raise self.nothing(f"{part.written!r} asks for place {part.place}, and there {many}", found[-1][0])
         return [found[part.place - (part.place > 0)]]
 
-    def _all_of(self, part: Part) -> list[Place]:
+    def _all_of(self, part: Part) -> list[TokenPlace]:
         if part.kind == "text":
             return self._text(part.value)
         if part.kind == "pattern":
@@ -224,7 +224,7 @@ class _Search:
                 raise self.nothing(f"there is no token {number} of {len(every)}", 0 if number < 0 else len(every) - 1)
         return every[low : high + 1] if part.kind == "range" else [every[low]]
 
-    def _name(self, part: Part) -> list[Place]:
+    def _name(self, part: Part) -> list[TokenPlace]:
         prompt, word = self.prompt, part.value
         if word in KEYWORDS:
             special = [at for at, is_special in enumerate(prompt.special) if is_special]
@@ -242,7 +242,7 @@ class _Search:
             return [tuple(prompt.parts[word])]
         return self._glob(word) if "*" in word else self._text(word)
 
-    def _text(self, text: str) -> list[Place]:
+    def _text(self, text: str) -> list[TokenPlace]:
         """Where the text stands as whole words; where it never does, parts of words. Special tokens by their names."""
         spans, at = [], self.said.find(text)
         while at >= 0:  # also where two of them share letters
@@ -252,7 +252,7 @@ class _Search:
             self.notes.append(f"{shown.brief(text)} stands in no whole word: parts of words were taken")
         return sorted(places + self._unwritten(text))
 
-    def _unwritten(self, name: str) -> list[Place]:
+    def _unwritten(self, name: str) -> list[TokenPlace]:
         """The special tokens of a name that the tokenizer added, and no character stands for."""
         prompt = self.prompt
         return self._each(
@@ -261,11 +261,11 @@ class _Search:
             if special and start == stop and prompt.tokens[at] == name
         )
 
-    def _glob(self, word: str) -> list[Place]:
+    def _glob(self, word: str) -> list[TokenPlace]:
         pattern = r"[\w\p{M}]*".join(map(re.escape, re.split(r"\*+", word)))
         return self._touched(self._spans(pattern), self._whole)
 
-    def _matches(self, pattern: str) -> list[Place]:
+    def _matches(self, pattern: str) -> list[TokenPlace]:
         return self._touched(self._spans(pattern))
 
     def _spans(self, pattern: str) -> list[tuple[int, int]]:
@@ -283,7 +283,7 @@ class _Search:
 
     def _touched(
         self, spans: Iterable[tuple[int, int]], wanted: Callable[[int, int], bool] = lambda start, stop: True
-    ) -> list[Place]:
+    ) -> list[TokenPlace]:
         """The tokens that characters touch; a special token only as a whole."""
         characters, special = self.prompt.characters, self.prompt.special
         asked = [(start, stop) for start, stop in spans if start < stop and wanted(start, stop)]
@@ -314,7 +314,7 @@ class _Search:
         return NotThereError(f"{message}; the tokens are {_listed(self.prompt, near)}")  # no hint: those name options
 
     @staticmethod
-    def _each(positions: Iterable[int]) -> list[Place]:
+    def _each(positions: Iterable[int]) -> list[TokenPlace]:
         return [(at,) for at in positions]
 
 
@@ -337,7 +337,7 @@ def described(prompt: Prompt, found: Found) -> str:
 def _run(prompt: Prompt, first: int, last: int) -> str:
     said = "".join(prompt.plain[first : last + 1]).strip()
     number = f"({first})" if first == last else f"({first}-{last})"
-    return _short(shown.visible(said, SPACES) if said else visible(prompt.tokens[first])) + number
+    return _short(shown.visible(said, SPACES) if said else visible_blanks(prompt.tokens[first])) + number
 
 
 def _short(text: str) -> str:

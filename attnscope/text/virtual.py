@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attnscope.text.prompt import Prompt, Span
+from attnscope.text.prompt import Medium, Prompt, Span
 
 
 def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -> Prompt:
@@ -17,9 +17,9 @@ def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -
     ('virtual 0', 'virtual 1')
     """
     count = len(ids)
-    unasked = count if keys_alone else 0
+    medium = Medium(unasked=count) if ids and keys_alone else Medium() if prompt.medium.unasked else prompt.medium
     if not ids or prompt.ids[:count] == tuple(ids):
-        return prompt if prompt.unasked == unasked else replace(prompt, unasked=unasked)
+        return prompt if prompt.medium == medium else replace(prompt, medium=medium)
     names = tuple(f"virtual {number}" for number in range(count))
     return replace(
         prompt,
@@ -30,5 +30,5 @@ def with_virtual(prompt: Prompt, ids: Sequence[int], keys_alone: bool = False) -
         plain=(*(f"{name.replace(' ', '_')} " for name in names), *prompt.plain),  # a word each, to align texts by
         turns=tuple(Span(turn.start + count, turn.stop + count, turn.name) for turn in prompt.turns),
         characters=(*((0, 0),) * count, *prompt.characters),
-        unasked=unasked,
+        medium=medium,
     )

@@ -21,7 +21,7 @@ from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.folder.manifest import NAME, TARGET, prompt_of, read_manifest
 from attnscope.measure.metrics import KNOWN
 from attnscope.memory import free_memory, human_bytes
-from attnscope.stacks import CROSS, DECODER, ENCODER, KINDS
+from attnscope.stacks import OF_TWO_TEXTS, STACKS, is_causal, is_cross
 from attnscope.viewer.pack import Blobs, packed_maps, strongest
 from attnscope.viewer.side import Wanted, metrics_of, rounded, said_of
 from attnscope.viewer.stacks import behind, end_of, first_of, starts, with_target
@@ -29,10 +29,9 @@ from attnscope.viewer.stacks import behind, end_of, first_of, starts, with_targe
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Layer = tuple[str, int]  # its stack and number
-Place = tuple[Layer, int]  # a layer and a head of it
+StackLayer = tuple[str, int]  # its stack and number
+StackHead = tuple[StackLayer, int]  # a layer and a head of it
 LISTED_BYTES = 32  # of a weight and its key, while they are packed
-STACKS = (ENCODER, DECODER, CROSS)  # whose keys are tokens of the texts
 
 
 class KeptSide:
@@ -49,7 +48,7 @@ class KeptSide:
         self.heads, self.relations = self._table("heads.csv"), self._table("relations.csv")
         if not self._places:
             raise UsageError(f"{folder} has no table of heads or relations", "leave out --from-tables")
-        if TARGET not in self.manifest and (self._said("target") or CROSS in dict(self._layers)):
+        if TARGET not in self.manifest and (self._said("target") or any(is_cross(stack) for stack, _ in self._layers)):
             raise UsageError(f"{folder} does not say which tokens its target has", "leave out --from-tables")
 
     @property
@@ -78,7 +77,7 @@ class KeptSide:
     @property
     def open(self) -> str:
         """The state of the page at first: the head with the largest focus, among the metrics where there are any."""
-        crossed = [place for place in self._places if place[0][0] == CROSS] or self._places
+        crossed = [place for place in self._places if is_cross(place[0][0])] or self._places
         best = max(crossed, key=lambda place: self._rows.get(place, {}).get("focus") or 0.0)
         view = "metrics" if self.said["metrics"] else "head"
         return f"view={view}&at={self._layers.index(best[0])}&head={best[1]}"
@@ -92,7 +91,7 @@ class KeptSide:
 
     def _packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
         """Whole maps where every visible key was listed, else the listed ones."""
-        found, ends = self._listed(), [self._ends(kind) for kind, _ in self._layers]
+        found, ends = self._listed(), [self._ends(stack) for stack, _ in self._layers]
         first, end = ([None if one is None else blobs.add(one)[0] for one in of] for of in zip(*ends, strict=True))
         said = {**self.said, "first": first, "end": end}
         if found is None:
@@ -126,7 +125,7 @@ class KeptSide:
         count, number = len(self.prompt), {place: at for at, place in enumerate(self._places)}
         places = _places_of(self.relations)
         heads = [number[place] for place in places]
-        axes = [self._axes(kind) for (kind, _), _ in places]
+        axes = [self._axes(stack) for (stack, _), _ in places]
         query, key = (
             self._on_axis(self.relations[name].to_numpy(), [one[at] for one in axes])
             for at, name in enumerate(("query", "key"))
@@ -158,45 +157,45 @@ class KeptSide:
             raise self._damaged("relations.csv")
         return found
 
-    def _axes(self, kind: str) -> tuple[range, range]:
+    def _axes(self, stack: str) -> tuple[range, range]:
         """The tokens of the page that are queries and keys of a stack."""
         if TARGET not in self.manifest:
             return (range(len(self.prompt)),) * 2
         source, count = len(self.source), len(self.prompt)
-        query, key = (range(start, count if start else source) for start in starts(source)[kind])
+        query, key = (range(start, count if start else source) for start in starts(source)[stack])
         return query, key
 
-    def _visible(self, kind: str) -> int:
+    def _visible(self, stack: str) -> int:
         """The pairs of a query and a key that it sees, of one head."""
-        queries, keys = map(len, self._axes(kind))
-        return queries * (queries + 1) // 2 if kind == DECODER else queries * keys
+        queries, keys = map(len, self._axes(stack))
+        return queries * (queries + 1) // 2 if is_causal(stack) else queries * keys
 
-    def _ends(self, kind: str) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _ends(self, stack: str) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The first key that each query of a stack sees, and what is behind the last; see `Side`."""
-        if kind == DECODER and TARGET not in self.manifest:
+        if is_causal(stack) and TARGET not in self.manifest:
             return None, None
-        query, key = self._axes(kind)
-        causal_Q = np.arange(1, len(query) + 1) if kind == DECODER else None
+        query, key = self._axes(stack)
+        causal_Q = np.arange(1, len(query) + 1) if is_causal(stack) else None
         return first_of(query, key, len(self.prompt)), end_of(query, key, len(self.prompt), causal_Q)
 
     @cached_property
-    def _layers(self) -> list[Layer]:
+    def _layers(self) -> list[StackLayer]:
         """The layers of the tables, in the model's order."""
         return list(dict.fromkeys(layer for layer, _ in self._places))
 
     @cached_property
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[StackHead]:
         """The heads of the tables, in the model's order."""
         tables = [table for table in (self.heads, self.relations) if table is not None]
         places = {place for table in tables for place in _places_of(table)}
-        return sorted(places, key=lambda place: (KINDS.index(place[0][0]), place))
+        return sorted(places, key=lambda place: (STACKS.index(place[0][0]), place))
 
     @cached_property
-    def _rows(self) -> Mapping[Place, Mapping[str, Any]]:
+    def _rows(self) -> Mapping[StackHead, Mapping[str, Any]]:
         return {} if self.heads is None else dict(zip(_places_of(self.heads), self.heads.to_pylist(), strict=True))
 
     @cached_property
-    def _kv_heads(self) -> Mapping[Place, int]:
+    def _kv_heads(self) -> Mapping[StackHead, int]:
         tables = [table for table in (self.heads, self.relations) if table is not None]
         return {
             place: kv_head
@@ -204,7 +203,7 @@ class KeptSide:
             for place, kv_head in zip(_places_of(table), table["kv_head"].to_pylist(), strict=True)
         }
 
-    def _head(self, place: Place, at: int, ids: Sequence[str]) -> dict[str, Any]:
+    def _head(self, place: StackHead, at: int, ids: Sequence[str]) -> dict[str, Any]:
         row = self._rows.get(place, {})
         top_key = row.get("top_key")
         keys = self._axes(place[0][0])[1]
@@ -237,19 +236,22 @@ class KeptSide:
         if not path.is_file():
             return None
         whole, real = ("layer", "head", "kv_head", "query", "key", "top_key"), ("weight", "top_key_mass", *KNOWN)
-        kinds = {**dict.fromkeys(whole, pa.int32()), **dict.fromkeys(real, pa.float32()), "near_uniform": pa.bool_()}
+        dtypes = {**dict.fromkeys(whole, pa.int32()), **dict.fromkeys(real, pa.float32()), "near_uniform": pa.bool_()}
         try:
-            parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=kinds)
+            parse, convert = csv.ParseOptions(newlines_in_values=True), csv.ConvertOptions(column_types=dtypes)
             found = csv.read_csv(path, parse_options=parse, convert_options=convert)
             if len(set(found.column_names)) < len(found.column_names):
                 raise self._damaged(name)
-            if {"head", "kind"} <= set(found.column_names):  # a layer without attention has a row, and no head
-                rows = list(zip(found["head"].to_pylist(), found["kind"].to_pylist(), strict=True))
-                if any(head is not None and kind not in KINDS for head, kind in rows):
-                    raise self._damaged(name)
-                found = found.filter(pa.array([kind in STACKS for _, kind in rows], pa.bool_()))
             needed = {"layer", "head", "kv_head"} | ({"query", "key"} if name == "relations.csv" else set())
-            if not needed <= set(found.column_names) or any(_missing(found[one]) for one in needed):
+            if not {*needed, "stack"} <= set(found.column_names):
+                raise self._damaged(name)
+            stacks = found["stack"].to_pylist()
+            if not set(stacks) <= set(STACKS):
+                raise self._damaged(name)
+            types = found["type"].to_pylist() if "type" in found.column_names else [None] * len(found)
+            kept = [stack in OF_TWO_TEXTS and not what for stack, what in zip(stacks, types, strict=True)]
+            found = found.filter(pa.array(kept, pa.bool_()))  # a layer without attention has a type, and no head
+            if any(_missing(found[one]) for one in needed):
                 raise self._damaged(name)
         except (pa.ArrowException, OSError, UnicodeDecodeError):
             raise self._damaged(name) from None
@@ -259,10 +261,10 @@ class KeptSide:
         return UsageError(f"{self.folder / name} is damaged, or of another kind", "leave out --from-tables")
 
 
-def _said_of(layer: Layer, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _said_of(layer: StackLayer, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     most = {name: 1 + max(head[name] for head in heads) for name in ("head", "kv_head")}
-    kind, number = layer
-    return {"layer": number, "kind": kind, "heads": most["head"], "kv_heads": most["kv_head"], "visible": "-"}
+    stack, number = layer
+    return {"layer": number, "kind": stack, "heads": most["head"], "kv_heads": most["kv_head"], "visible": "-"}
 
 
 def _fact(value: object) -> str | int | None:
@@ -275,8 +277,7 @@ def _missing(column: pa.ChunkedArray) -> bool:
     return bool(column.null_count) or bool((column.to_numpy() < 0).any())
 
 
-def _places_of(table: pa.Table) -> list[Place]:
-    """The head of each row; of a table from before the column `kind`, the decoder's."""
-    kinds = table["kind"].to_pylist() if "kind" in table.column_names else [DECODER] * len(table)
-    layers = zip(kinds, table["layer"].to_pylist(), strict=True)
+def _places_of(table: pa.Table) -> list[StackHead]:
+    """The head of each row."""
+    layers = zip(table["stack"].to_pylist(), table["layer"].to_pylist(), strict=True)
     return list(zip(layers, table["head"].to_pylist(), strict=True))

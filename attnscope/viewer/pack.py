@@ -20,7 +20,7 @@ TINY = 1e-30  # a step whose inverse float32 does not hold
 ALIGNED = 4  # bytes: where an array may begin, as the browser's typed arrays ask
 
 
-class Place(TypedDict):
+class BlobPlace(TypedDict):
     """Where an array lies: the number of its blob, and the byte of the unpacked blob."""
 
     blob: int
@@ -38,9 +38,9 @@ class Blobs:
         """Bytes that the blobs take in the page."""
         return sum(map(len, self.texts))
 
-    def add(self, *arrays: np.ndarray) -> list[Place]:
+    def add(self, *arrays: np.ndarray) -> list[BlobPlace]:
         """One blob of these arrays, one after the other; where each lies."""
-        places, parts, end = list[Place](), list[bytes](), 0
+        places, parts, end = list[BlobPlace](), list[bytes](), 0
         for array in arrays:
             data = array.tobytes()
             places.append({"blob": len(self.texts), "offset": end})
@@ -118,6 +118,6 @@ def packed_maps(blobs: Blobs, weights_HRC: np.ndarray, bits: Bits) -> list[dict[
     ]
 
 
-def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def joined_arrays(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays as one row of float32."""
     return np.concatenate([array.ravel() for array in arrays]).astype("<f4")

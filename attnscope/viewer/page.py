@@ -24,7 +24,7 @@ from attnscope.cells import shortened
 from attnscope.files import write_whole
 from attnscope.selection import pairs
 from attnscope.shown import brief, in_a_line
-from attnscope.stacks import CROSS, VISION
+from attnscope.stacks import is_cross, is_vision
 from attnscope.text.align import aligned
 from attnscope.viewer.pack import Blobs
 from attnscope.viewer.plan import Plan
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from attnscope.observation import Observation
 
 FORMAT = "attnscope/page/1"
-Asked = tuple[str, Sequence[int]]  # tokens that were asked about, in the asker's words, and where they stand
+NamedTokens = tuple[str, Sequence[int]]  # tokens that were asked about, in the asker's words, and where they stand
 LONGEST_TEXT = 60  # letters of a text in the title
 FRAME = "width:100%;height:{height}px;border:0"
 
@@ -69,8 +69,8 @@ class About:
     command: str | None = None
     open: str = ""
     defined: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    query: Asked | None = None
-    key: Asked | None = None
+    query: NamedTokens | None = None
+    key: NamedTokens | None = None
 
     def said(self) -> dict[str, Any]:
         """As the page's JSON has it."""
@@ -101,13 +101,13 @@ def about(
     """
     query, key = ((one.expression, one.positions) if one else None for one in (seen.chosen.query, seen.chosen.key))
     named = pairs(whole)
-    of_query = "picture" if seen.prompt.patches and query else "head"
+    of_query = "picture" if seen.prompt.medium.patches and query else "head"
     view = "token" if key else of_query if named or query else "model"
     at, head = _place(seen, named[0]) if named else _sharpest(seen)
     state: dict[str, Any] = {"view": view, "at": at, "head": head}
     if query:
         state["query"] = query[1][-1]
-    elif VISION in (kinds := {key.kind for key in seen.kv_of}) and len(kinds) > 1:
+    elif any(map(is_vision, stacks := {key.stack for key in seen.kv_of})) and len(stacks) > 1:
         state["query"] = seen.queries.turns[0].stop - 1  # the text's last token: behind it are patches
     if key:
         state |= _span(key[1])
@@ -129,11 +129,11 @@ def _sharpest(seen: Observation) -> tuple[int, int]:
     """The head with the largest focus, where that was measured: of cross-attention, else not of a vision tower."""
     columns = seen.columns
     focus = columns.scores["focus"].value if "focus" in columns.scores else np.zeros(len(columns.layer))
-    stacks = columns.kind == CROSS, columns.kind != VISION
-    stack = next((one for one in stacks if one.any()), True)
-    best = int(np.argmax(np.where(stack, np.nan_to_num(focus), -1.0)))
+    choices = [is_cross(one) for one in columns.stack], [not is_vision(one) for one in columns.stack]
+    of_stack = next((one for one in choices if any(one)), True)
+    best = int(np.argmax(np.where(of_stack, np.nan_to_num(focus), -1.0)))
     keys = list(seen.kv_of)
-    return keys.index((int(columns.layer[best]), columns.kind[best])), int(columns.head[best])  # type: ignore[arg-type]
+    return keys.index((int(columns.layer[best]), columns.stack[best])), int(columns.head[best])  # type: ignore[arg-type]
 
 
 class Packs(Protocol):

@@ -22,10 +22,10 @@ def pictures_of(prompt: Prompt) -> dict[str, Any]:
     """What the page's JSON says of pictures, (token, picture, left, top, right, bottom) of every patch; {} without."""
     patches = [
         (token, patch.picture, *(round(edge, DIGITS) for edge in patch.box))
-        for token, patch in prompt.patches.items()
+        for token, patch in prompt.medium.patches.items()
         if patch.box is not None
     ]
-    return {"pictures": [{"src": uri(image)} for image in prompt.images], "patches": patches} if patches else {}
+    return {"pictures": [{"src": uri(image)} for image in prompt.medium.images], "patches": patches} if patches else {}
 
 
 def uri(image: Image) -> str:

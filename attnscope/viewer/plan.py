@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from attnscope.selection import HeadsByLayer
 from attnscope.viewer.pack import Bits
 from attnscope.viewer.side import MOST_KEYS, Wanted
 
-Heads = Mapping[int, Sequence[int]]  # {layer: heads}
 BASE64 = 4 / 3
 RELATION_BYTES = 6  # a key and its weight
 MOST_ROWS, LEAST_ROWS = 500, 16  # of a binned map
@@ -41,7 +41,7 @@ class Plan:
 
     max_mb: float = 20.0
     bits: Bits = 8
-    whole: Heads = field(default_factory=dict)
+    whole: HeadsByLayer = field(default_factory=dict)
 
     @property
     def room(self) -> float:
@@ -77,7 +77,7 @@ class Plan:
         relations = {"relations": less.top_k > 0, "top_k": less.top_k or None}
         return {**kept, **relations, "maps": "all", "map_side": less.rows, "weights": self.whole or False}
 
-    def _steps(self, layers: Mapping[int, Shape], tokens: int) -> Heads:
+    def _steps(self, layers: Mapping[int, Shape], tokens: int) -> HeadsByLayer:
         """The heads whose q, k and v have room: all, else those that stay whole, else none."""
         for chosen in ({index: range(layer.heads) for index, layer in layers.items()}, self.whole):
             widths = {index: 2 * layers[index].head_dim + layers[index].value_dim for index in chosen}

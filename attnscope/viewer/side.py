@@ -18,8 +18,8 @@ import numpy as np
 
 from attnscope.errors import UsageError
 from attnscope.measure.metrics import KNOWN, ends
-from attnscope.stacks import ENCODER
-from attnscope.viewer.pack import Bits, Blobs, binned, joined, packed_maps, strongest
+from attnscope.stacks import is_bidirectional
+from attnscope.viewer.pack import Bits, Blobs, binned, joined_arrays, packed_maps, strongest
 from attnscope.viewer.pictures import pictures_of
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Side:
             **said_of(prompt),
             **pictures_of(prompt),
             "layers": [
-                {"layer": key.layer, "kind": key.kind, "heads": heads, "kv_heads": kv, "visible": seen.visible[key]}
+                {"layer": key.layer, "kind": key.stack, "heads": heads, "kv_heads": kv, "visible": seen.visible[key]}
                 for key, (heads, kv) in seen.kv_of.items()
             ],
             "metrics": metrics_of(list(seen.columns.scores), len(prompt)),
@@ -156,11 +156,11 @@ class Side:
             _rows([getattr(score, part) for score in scores], len(columns.layer)) for part in ("value", "null")
         )
         mass_N, named = rounded(columns.top_key_mass), self.seen.named_by_atlas
-        for place, (layer, head, kind) in enumerate(
-            zip(columns.layer.tolist(), columns.head.tolist(), columns.kind.tolist(), strict=True)
+        for place, (layer, head, stack) in enumerate(
+            zip(columns.layer.tolist(), columns.head.tolist(), columns.stack.tolist(), strict=True)
         ):
             yield {
-                "at": self.at[layer, kind],  # type: ignore[index]
+                "at": self.at[layer, stack],  # type: ignore[index]
                 "head": head,
                 "kv_head": int(columns.kv_head[place]),
                 "role": columns.role[place],
@@ -169,7 +169,7 @@ class Side:
                 "top_key_mass": mass_N[place],
                 "scores": values_N[place],
                 "uniform": nulls_N[place],
-                **({"atlas": named(layer, head, kind)} if self.seen.atlas else {}),
+                **({"atlas": named(layer, head, stack)} if self.seen.atlas else {}),
             }
 
     def _kept(self, key: LayerKey) -> list[Matrices]:
@@ -234,14 +234,16 @@ class Side:
         """For each layer the first key that each query sees, (T,); None where that is key 0."""
         seen, query_T = self.seen, np.arange(len(self.seen.prompt), dtype="<i4")
         return [
-            both_sides(seen, key)[0] if key.kind == ENCODER else first_key(seen.visible[key], query_T)
+            both_sides(seen, key)[0] if is_bidirectional(key.stack) else first_key(seen.visible[key], query_T)
             for key in self.at
         ]
 
     @property
     def end(self) -> list[np.ndarray | None]:
         """For each layer what is behind the last key that each query sees, (T,); None where that is the query's own."""
-        return [both_sides(self.seen, key)[1] if key.kind == ENCODER else ahead(self.seen, key) for key in self.at]
+        return [
+            both_sides(self.seen, key)[1] if is_bidirectional(key.stack) else ahead(self.seen, key) for key in self.at
+        ]
 
 
 @dataclass(frozen=True)
@@ -287,10 +289,10 @@ def ahead(seen: Observation, key: LayerKey) -> np.ndarray | None:
     """
     token_T = np.arange(len(seen.queries), dtype="<i4")
     last_T = token_T.copy()
-    if seen.queries.patches and key in seen.weights:
+    if seen.queries.medium.patches and key in seen.weights:
         some_QK = (seen.weights[key] > 0).any(0).numpy()
         last_T = np.maximum(last_T, np.where(some_QK, token_T, 0).max(1))
-    elif seen.queries.patches and seen.kept_keys is not None and key in seen.kept_keys:
+    elif seen.queries.medium.patches and seen.kept_keys is not None and key in seen.kept_keys:
         _, weight_HTk, key_HTk = _of_all_queries(seen.kept_keys[key], len(token_T))
         last_T = np.maximum(last_T, key_HTk.where(weight_HTk > 0, 0).amax((0, 2)).numpy())
     return None if (last_T == token_T).all() else (last_T + 1).astype("<i4")
@@ -308,7 +310,7 @@ def _square(maps: LayerMaps) -> bool:
 
 def _steps_of(at: int, kept: KeptOperands, blobs: Blobs) -> Iterator[dict[str, Any]]:
     parts = [kept.q_BHTD, kept.k_BHTD, kept.v_BHTV] + ([] if kept.bias_BHTT is None else [kept.bias_BHTT])
-    places = blobs.add(*(joined([part[0, place].numpy() for part in parts]) for place in range(len(kept.heads))))
+    places = blobs.add(*(joined_arrays([part[0, place].numpy() for part in parts]) for place in range(len(kept.heads))))
     for place, head in enumerate(kept.heads):
         yield {
             "at": at,

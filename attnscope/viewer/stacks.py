@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from attnscope.keep.layers import LayerKey, PerLayer
-from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
+from attnscope.stacks import CROSS, DECODER, ENCODER, OF_TWO_TEXTS, VISION, is_bidirectional, is_causal
 from attnscope.text.prompt import Span
 from attnscope.viewer.side import Side, ahead, both_sides, first_key
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Axis:
+class PageAxis:
     """The texts of an observation on one axis; starts: where the queries and the keys of each stack begin."""
 
     front: Prompt
@@ -43,21 +43,21 @@ class Axis:
 
 def stacked(seen: Observation) -> bool:
     """Whether an observation is of several stacks that a page shows."""
-    return ENCODER in seen.beside or VISION in seen.beside
+    return seen.of_two_texts or VISION in seen.other_stacks
 
 
-def axis_of(seen: Observation) -> Axis:
+def axis_of(seen: Observation) -> PageAxis:
     """Where the stacks of an observation stand."""
     decoder = seen.of(DECODER).queries
-    if ENCODER in seen.beside:
+    if seen.of_two_texts:
         return with_target(seen.of(ENCODER).queries, decoder)
     tower, count = seen.of(VISION).queries, len(decoder)
-    return Axis(decoder, tower, ("text", "vision tower"), {DECODER: (0, 0), VISION: (count, count)})
+    return PageAxis(decoder, tower, ("text", "vision tower"), {DECODER: (0, 0), VISION: (count, count)})
 
 
-def with_target(source: Prompt, target: Prompt) -> Axis:
+def with_target(source: Prompt, target: Prompt) -> PageAxis:
     """The text of an encoder-decoder, and behind it its target."""
-    return Axis(source, target, ("text", "target"), starts(len(source)))
+    return PageAxis(source, target, ("text", "target"), starts(len(source)))
 
 
 class StackedSide(Side):
@@ -77,20 +77,20 @@ class StackedSide(Side):
 
     def _axes(self, key: LayerKey) -> tuple[range, range, int]:
         """Where a stack's queries and keys stand on the axis, and how many tokens that has."""
-        of_stack, (query, start) = self.stacks[key.kind], self.axis.starts[key.kind]
+        of_stack, (query, start) = self.stacks[key.stack], self.axis.starts[key.stack]
         return along(query, of_stack.queries), along(start, of_stack.keys), len(self.seen.queries)
 
     def _first(self, key: LayerKey) -> np.ndarray | None:
-        if key.kind == ENCODER:
-            return both_sides(self.stacks[ENCODER], key)[0]
-        query_Q = np.arange(len(self.stacks[key.kind].queries), dtype="<i4")
-        return first_key(self.seen.visible[key], query_Q) if key.kind == DECODER else None
+        if is_bidirectional(key.stack):
+            return both_sides(self.stacks[key.stack], key)[0]
+        query_Q = np.arange(len(self.stacks[key.stack].queries), dtype="<i4")
+        return first_key(self.seen.visible[key], query_Q) if is_causal(key.stack) else None
 
     def _end(self, key: LayerKey) -> np.ndarray | None:
-        of_stack = self.stacks[key.kind]
-        if key.kind == ENCODER:
+        of_stack = self.stacks[key.stack]
+        if is_bidirectional(key.stack):
             return both_sides(of_stack, key)[1]
-        if key.kind != DECODER:
+        if not is_causal(key.stack):
             return None
         ahead_Q = ahead(of_stack, key)
         return np.arange(1, len(of_stack.queries) + 1) if ahead_Q is None else ahead_Q
@@ -121,10 +121,10 @@ def end_of(query: range, key: range, count: int, end_Q: np.ndarray | None = None
     return end_T
 
 
-def joined(seen: Observation, axis: Axis) -> Observation:
+def joined(seen: Observation, axis: PageAxis) -> Observation:
     """The kept heads of all stacks as those of one, over both texts, one behind the other."""
     prompt, columns = behind(axis), _kept(seen.every, axis)
-    keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.kind.tolist(), strict=True))
+    keys = dict.fromkeys(LayerKey(*key) for key in zip(columns.layer.tolist(), columns.stack.tolist(), strict=True))
 
     def merged(parts: Iterable[Mapping[LayerKey, T] | None]) -> dict[LayerKey, T]:
         there = [part for part in parts if part]
@@ -132,10 +132,10 @@ def joined(seen: Observation, axis: Axis) -> Observation:
 
     def kept(name: str, placed: Callable[[T, tuple[int, int]], T]) -> PerLayer[T]:
         found: dict[LayerKey, T] = merged(one.kept.get(name) for one in seen.stacks.values())
-        return PerLayer({key: placed(one, axis.starts[key.kind]) for key, one in found.items()})
+        return PerLayer({key: placed(one, axis.starts[key.stack]) for key, one in found.items()})
 
     weights, related = kept("weights", partial(_placed, count=len(prompt))), kept("relations", _moved)
-    asked = {kind: one.chosen for kind, one in seen.stacks.items()}
+    asked = {stack: one.chosen for stack, one in seen.stacks.items()}
     return replace(
         seen,
         queries=prompt,
@@ -145,11 +145,11 @@ def joined(seen: Observation, axis: Axis) -> Observation:
         visible=PerLayer(merged(one.visible for one in seen.stacks.values())),
         kept={**seen.kept, "weights": weights, "relations": related or None, "operands": PerLayer(), "maps": None},
         chosen=first_asked(asked, len(axis.front)) if ENCODER in asked else seen.chosen,
-        beside={},
+        other_stacks={},
     )
 
 
-def behind(axis: Axis) -> Prompt:
+def behind(axis: PageAxis) -> Prompt:
     """Both texts as one, with what they are as its turns."""
     source, target = axis.front, axis.behind
     moved, plain, count = len(source.text), list(target.plain), len(source)
@@ -165,14 +165,14 @@ def behind(axis: Axis) -> Prompt:
         plain=(*source.plain, *plain),
         turns=(Span(0, count, axis.names[0]), Span(count, count + len(target), axis.names[1])),
         characters=source.characters + tuple((start + moved, stop + moved) for start, stop in target.characters),
-        patches={**source.patches, **{count + at: patch for at, patch in target.patches.items()}},
+        medium=source.medium.beside(count, target.medium),
     )
 
 
-def _kept(columns: HeadColumns, axis: Axis) -> HeadColumns:
+def _kept(columns: HeadColumns, axis: PageAxis) -> HeadColumns:
     """The kept heads, their top keys at their places on the axis."""
     top_key = columns.top_key + np.array(
-        [axis.starts[kind][1] for kind in columns.kind.tolist()], columns.top_key.dtype
+        [axis.starts[stack][1] for stack in columns.stack.tolist()], columns.top_key.dtype
     )
     parts = {one.name: getattr(columns, one.name)[columns.kept] for one in fields(columns) if one.name != "scores"}
     scores = {
@@ -199,8 +199,8 @@ def first_asked(asked: Mapping[str, Chosen], source: int) -> Chosen:
     def moved(found: Found | None, start: int) -> Found | None:
         return found and replace(found, positions=tuple(at + start for at in found.positions))
 
-    kind = next((kind for kind in (CROSS, DECODER, ENCODER) if kind in asked and not asked[kind].nothing), CROSS)
-    one, (query, key) = asked[kind], starts(source)[kind]
+    stack = next((stack for stack in reversed(OF_TWO_TEXTS) if stack in asked and not asked[stack].nothing), CROSS)
+    one, (query, key) = asked[stack], starts(source)[stack]
     return replace(one, query=moved(one.query, query), key=moved(one.key, key))
 
 

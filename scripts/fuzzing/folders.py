@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from attnscope.batch.folder import SCHEMA
 from fuzzing.made import COMMANDS, command, copied, left
 from fuzzing.trying import Ended, Try, full_disk, kind, outside
 from fuzzing.words import JSONS, NASTY, RAW_JSON, damage, odd_file, spoil
@@ -34,7 +35,7 @@ def folders(rng: random.Random, folder: Path) -> Try:
         damaged = (line, line * 2, b"\x1b[2J\n\n", *(one + b"\nx" for one in RAW_JSON))
         (runs / "journal.jsonl").write_bytes(rng.choice(damaged))
     elif what == "options":
-        options = {"schema": 2, "options": {"model": NASTY[0]}}
+        options = {"schema": SCHEMA, "options": {"model": NASTY[0]}}
         options[rng.choice(("schema", "options"))] = rng.choice((*JSONS, {NASTY[0]: NASTY[2], "model": "x" * 9999}))
         (runs / "run.json").write_bytes(rng.choice((*RAW_JSON, *([json.dumps(options).encode()] * 9))))
     elif what == "spoiled":

@@ -296,14 +296,15 @@ def test_a_finished_folder_says_what_is_there_already(
     assert said[2].endswith(" measured in out; 2 texts were there already")
 
 
-def test_a_folder_of_the_version_before_goes_on_under_the_new_name_of_an_option(place: Path, tiny_folder: Path) -> None:
+def test_a_folder_of_the_version_before_is_refused(
+    place: Path, tiny_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     command = ["batch", "corpus.jsonl", "--model", str(tiny_folder), "--out", "out", "--tables", "heads", "-q"]
-    assert run([*command, "--matrices"]) == 0
+    assert run(command) == 0
     said = json.loads((place / "out" / "run.json").read_text())
-    said["options"]["weights"] = said["options"].pop("matrices")
-    (place / "out" / "run.json").write_text(json.dumps(said))
-    assert run([*command, "--matrices"]) == 0
+    (place / "out" / "run.json").write_text(json.dumps(said | {"schema": said["schema"] - 1}))
     assert run(command) == 2
+    assert f"has schema {said['schema'] - 1}, expected {said['schema']}; resume it with" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("changed", ["weights", "tokenizer", "config"])

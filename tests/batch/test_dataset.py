@@ -26,7 +26,7 @@ from attnscope.cli import run
 from attnscope.cli.app import app
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request, observe
-from attnscope.tables import FORMATS, json_rows, plain, tamed
+from attnscope.tables import FORMATS, as_text, json_rows, tamed
 from attnscope.text.prompt import from_text
 from helpers.corpora import jsonl, rows, some_texts, written
 from helpers.pictures import without_command
@@ -127,7 +127,7 @@ def test_pandas_polars_and_duckdb_open_the_dataset_as_one(tmp_path: Path, tiny_f
     assert tokens == polar["query_token"].to_list() == [row[0] for row in duck_tokens]
     assert panda["item"].is_monotonic_increasing
     metadata = pq.read_schema(parts[0]).metadata
-    assert metadata[b"attnscope.schema"] == b"relations/1"
+    assert metadata[b"attnscope.schema"] == b"relations/2"
     assert json.loads(metadata[b"attnscope.run"])["model"] == str(tiny_folder)
     assert pq.ParquetFile(parts[0]).metadata.row_group(0).column(6).compression == "ZSTD"
     assert "RLE_DICTIONARY" in pq.ParquetFile(parts[0]).metadata.row_group(0).column(6).encodings
@@ -163,10 +163,10 @@ def test_a_table_spelled_as_json_is_what_json_says() -> None:
 def test_spreadsheet_cells_that_look_like_formulas_are_neutralised(start: str) -> None:
     cells = [f"{start}cmd|'/c calc'!A0", f" {start}1", "plain", None]
     table = pa.table({"token": pa.array(cells).dictionary_encode(), "text": cells, "n": [-1, 2, 3, 4]})
-    found = plain(tamed(table)).to_pydict()
+    found = as_text(tamed(table)).to_pydict()
     assert found["token"] == found["text"] == [f"'{cells[0]}", f"'{cells[1]}", "plain", None]
     assert found["n"] == [-1, 2, 3, 4]
-    assert plain(table).to_pydict()["token"] == cells
+    assert as_text(table).to_pydict()["token"] == cells
 
 
 def test_weights_are_the_lower_triangles(tmp_path: Path, tiny_folder: Path, tiny: Any) -> None:

@@ -78,16 +78,16 @@ def check(out: Path, item: str, seen: Observation, kinds: Sequence[str]) -> None
     }
     [text] = of_item["texts"]
     assert (text["sha256"], text["tokens"]) == (seen.prompt.sha256, len(seen.prompt))
-    assert set(seen.stacks) == {row["kind"] for row in of_item["heads"]} == set(kinds)
-    heads = {(row["kind"], row["layer"], row["head"]): row for row in of_item["heads"]}
+    assert set(seen.stacks) == {row["stack"] for row in of_item["heads"]} == set(kinds)
+    heads = {(row["stack"], row["layer"], row["head"]): row for row in of_item["heads"]}
     assert len(heads) == len(of_item["heads"]) == sum(len(one.heads) for one in seen.stacks.values())
     for kind, one in seen.stacks.items():
         for head in one.heads:
             row = heads[kind, head.layer, head.head]
             assert row["entropy"] == pytest.approx(head.score["entropy"], abs=1e-5)
-    assert {row["kind"] for row in of_item["relations"]} == set(kinds)
+    assert {row["stack"] for row in of_item["relations"]} == set(kinds)
     for row in of_item["relations"]:
-        one = seen.of(row["kind"])
+        one = seen.of(row["stack"])
         weight = one.weights[row["layer"]][row["head"], row["query"], row["key"]]
         assert row["weight"] == pytest.approx(float(weight), abs=1e-5)
         assert row["query_token"] == one.queries.tokens[row["query"]]
@@ -140,8 +140,8 @@ def test_tokens_of_a_picture_are_asked_about(place: Path, llava: LoadedModel, tm
     seen = attnscope.capture(llava, "the river", picture=place / "field.png", query="last", key="img")
     found = rows(tmp_path / "out", "heads")
     assert [row["mass"] for row in found] == pytest.approx([one.score["mass"] for one in seen.heads], abs=1e-5)
-    assert {row["kind"] for row in found} == {DECODER}
-    assert {row["kind"] for row in rows(tmp_path / "out", "spans")} == {DECODER}
+    assert {row["stack"] for row in found} == {DECODER}
+    assert {row["stack"] for row in rows(tmp_path / "out", "spans")} == {DECODER}
 
 
 def test_characters_of_a_record_are_of_a_text_alone(place: Path, llava: LoadedModel, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_without_a_question_nothing_is_more(tmp_path: Path, tiny_folder: Path, c
     [texts] = (tmp_path / "out" / "texts").iterdir()
     assert not {"mass", "uniform"} & set(pq.read_table(heads).column_names)
     assert not {"query", "key", "note"} & set(pq.read_table(texts).column_names)
-    assert pq.read_schema(heads).metadata[b"attnscope.schema"] == b"heads/3"
+    assert pq.read_schema(heads).metadata[b"attnscope.schema"] == b"heads/4"
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
@@ -122,7 +122,7 @@ def test_every_format_has_the_columns(tmp_path: Path, tiny_folder: Path, corpus:
         "jsonl": lambda: list(json.loads(path.read_text().splitlines()[0])),
         "parquet": lambda: pq.read_table(path).column_names,
     }[format]()
-    assert names[-3:] == ["mass", "uniform", "kind"]
+    assert names[-3:] == ["mass", "uniform", "stack"]
 
 
 def test_a_stream_says_them_too(tiny_folder: Path, corpus: Path) -> None:

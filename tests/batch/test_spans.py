@@ -128,7 +128,7 @@ def test_texts_without_a_span_are_counted(tmp_path: Path, tiny_folder: Path, cor
     said = lines.records
     assert [one["positions"] for one in said] == list(POSITIONS.values())
     assert len(said[0]["spans"]) == 4 * 4 * 9
-    columns = {"layer", "head", "kv_head", "query_span", "key_span", "mass", "uniform", "kind"}
+    columns = {"layer", "head", "kv_head", "query_span", "key_span", "mass", "uniform", "stack"}
     assert said[0]["spans"][0].keys() == columns
 
 

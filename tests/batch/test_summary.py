@@ -55,7 +55,7 @@ def expected(rows: pd.DataFrame, metric: str, by: list[str]) -> pd.DataFrame:
 def test_it_has_the_mean_of_every_number_of_heads_and_spans(made: Path) -> None:
     path = write_summary(made, output())
     assert path == made / "summary.parquet"
-    assert pq.read_schema(path).metadata[b"attnscope.schema"] == b"summary/1"
+    assert pq.read_schema(path).metadata[b"attnscope.schema"] == b"summary/2"
     table = pq.read_table(path)
     assert table.column_names == SCHEMAS["summary"].names
     found, heads, spans = table.to_pandas(), pd.read_parquet(made / "heads"), pd.read_parquet(made / "spans")

@@ -57,7 +57,7 @@ def alone(command: str, model: str, record: dict[str, Any], *flags: str) -> list
 
 
 def in_order(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(found, key=lambda row: (KINDS.index(row["kind"]), row["layer"], row["head"], row.get("query", 0)))
+    return sorted(found, key=lambda row: (KINDS.index(row["stack"]), row["layer"], row["head"], row.get("query", 0)))
 
 
 def check_alike(found: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) -> None:
@@ -89,19 +89,19 @@ def test_the_relations_are_the_models_own_weights(models: dict[str, str], corpus
     model = AutoModelForSeq2SeqLM.from_pretrained(models["bart"], attn_implementation="eager").eval()
     tokenizer = AutoTokenizer.from_pretrained(models["bart"])
     found = rows(tmp_path / "out", "relations")
-    assert {row["kind"] for row in found} == {CROSS, DECODER}
+    assert {row["stack"] for row in found} == {CROSS, DECODER}
     for record in RECORDS[:3]:
         source, target = (tokenizer(record[name]).input_ids for name in ("text", "said"))
         ids = torch.tensor([[START["bart"], *target]])
         expected = own(model, torch.tensor([source]), decoder_input_ids=ids)
         mine = [row for row in found if row["id"] == record["id"]]
-        assert sum(row["kind"] == CROSS for row in mine) == 16 * ids.shape[1] * len(source)
+        assert sum(row["stack"] == CROSS for row in mine) == 16 * ids.shape[1] * len(source)
         for row in mine:
-            weight = expected[row["kind"], row["layer"]][0, row["head"], row["query"], row["key"]]
+            weight = expected[row["stack"], row["layer"]][0, row["head"], row["query"], row["key"]]
             assert abs(row["weight"] - float(weight)) < 1e-5
             assert tokenizer.decode(ids[0][row["query"]]) == row["query_token"]
             assert (
-                tokenizer.decode(ids[0][row["key"]] if row["kind"] == DECODER else source[row["key"]])
+                tokenizer.decode(ids[0][row["key"]] if row["stack"] == DECODER else source[row["key"]])
                 == (row["key_token"])
             )
 
@@ -144,14 +144,14 @@ def test_the_summary_has_a_mean_per_stack(format: str, models: dict[str, str], c
     read = {"parquet": pd.read_parquet, "csv": pd.read_csv, "jsonl": lambda path: pd.read_json(path, lines=True)}
     summary = read[format](tmp_path / "out" / f"summary.{format}")
     heads = pd.concat(read[format](path) for path in sorted((tmp_path / "out" / "heads").iterdir()))
-    which = ["kind", "layer", "head"]
+    which = ["stack", "layer", "head"]
     for metric in ("entropy", "sink", "self"):
-        expected = heads.astype({"kind": str}).groupby(which)[metric].mean()
-        found = summary[summary.metric == metric].astype({"kind": str}).set_index(which)["mean"]
+        expected = heads.astype({"stack": str}).groupby(which)[metric].mean()
+        found = summary[summary.metric == metric].astype({"stack": str}).set_index(which)["mean"]
         assert sorted(found.index) == sorted(expected.index)
         for place in expected.index:
             assert found[place] == pytest.approx(expected[place], abs=1e-5, nan_ok=True)
-    assert summary[(summary.metric == "self") & (summary.kind == CROSS)]["mean"].isna().all()
+    assert summary[(summary.metric == "self") & (summary.stack == CROSS)]["mean"].isna().all()
 
 
 def test_pictures_lie_in_a_folder_per_stack(models: dict[str, str], corpus: str, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_tokens_and_spans_are_of_each_stacks_texts(models: dict[str, str], corpu
     texts = {row["id"]: row for row in rows(tmp_path / "out", "texts")}
     assert json.loads(texts["b"]["query"]) == {ENCODER: "2", DECODER: None, CROSS: None}  # "the bank" has no river
     assert json.loads(texts["b"]["positions"])[DECODER] == {"where": None, "what": "2"}
-    unasked = [row for row in heads if row["id"] == "b" and row["kind"] != ENCODER]
+    unasked = [row for row in heads if row["id"] == "b" and row["stack"] != ENCODER]
     assert all(row["entropy"] is None and row["top_key_token"] is None for row in unasked)
 
 
@@ -186,7 +186,7 @@ def test_to_stdout_gives_the_target(models: dict[str, str], corpus: str) -> None
     done = call("batch", corpus, "-m", models["bart"], *flags)
     found = done.records
     assert [one["target"] for one in found] == [f"<unk><s>{one['said']}" for one in RECORDS[:4]]
-    assert {row["kind"] for row in found[0]["heads"]} == set(KINDS)
+    assert {row["stack"] for row in found[0]["heads"]} == set(KINDS)
 
 
 def test_a_field_of_targets_is_refused_where_nothing_reads_them(tmp_path: Path, corpus: str) -> None:

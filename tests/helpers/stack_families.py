@@ -109,8 +109,8 @@ def heard(model: Any, ids_BT: Tensor, **how: Any) -> tuple[dict[Key, Tensor], Ca
     found: dict[Key, Tensor] = {}
 
     def on_call(call: AttentionCall) -> None:
-        assert (call.kind, call.layer) not in found, "a layer called twice"
-        found[call.kind, call.layer] = call.P.rows(0, call.P.queries).clone()
+        assert (call.stack, call.layer) not in found, "a layer called twice"
+        found[call.stack, call.layer] = call.P.rows(0, call.P.queries).clone()
 
     return found, listen(model, ids_BT, on_call, **how)
 
@@ -217,7 +217,7 @@ def _unlike(model: Any, source: Tensor, inputs: Mapping[str, Tensor]) -> tuple[s
 
     def on_call(call: AttentionCall) -> None:
         q = call.spec.q_BHQD.shape[-1] if call.spec else 0
-        shown[call.kind, call.layer] = (call.P.heads, call.spec.kv_heads if call.spec else 0, q)
+        shown[call.stack, call.layer] = (call.P.heads, call.spec.kv_heads if call.spec else 0, q)
 
     listen(model, source, on_call, **inputs)
     said = {

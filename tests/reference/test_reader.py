@@ -28,7 +28,7 @@ class Layer:
     index: int = 1
     heads: int = H
     kv_heads: int = G
-    kind: str = "full"
+    type: str = "full"
     window: int | None = None
 
 
@@ -142,12 +142,14 @@ def test_a_layer_without_values_of_its_own_takes_the_keys() -> None:
 # Masks, positions and norms.
 
 
-@pytest.mark.parametrize(("kind", "window"), [("full", None), ("sliding", 2), ("chunked", 3), ("full", 2)])
-def test_which_keys_are_visible(kind: str, window: int | None) -> None:
-    found_QK = visible(given(layouts.SEPARATE, {}, Layer(kind=kind, window=window)))
+@pytest.mark.parametrize(("layer_type", "window"), [("full", None), ("sliding", 2), ("chunked", 3), ("full", 2)])
+def test_which_keys_are_visible(layer_type: str, window: int | None) -> None:
+    found_QK = visible(given(layouts.SEPARATE, {}, Layer(type=layer_type, window=window)))
     for i in range(T):
         for j in range(T):
-            near = {"sliding": i - j < (window or 0), "chunked": window and i // window == j // window}.get(kind, True)
+            near = {"sliding": i - j < (window or 0), "chunked": window and i // window == j // window}.get(
+                layer_type, True
+            )
             assert bool(found_QK[i, j]) == (j <= i and bool(near))
 
 
@@ -192,15 +194,15 @@ def test_biased_norms_a_head_bring_their_biases() -> None:
 # Encoders and cross-attention.
 
 
-@pytest.mark.parametrize("kind", ["encoder", "cross"])
-def test_a_layer_without_direction_is_pytorchs_own(kind: str) -> None:
+@pytest.mark.parametrize("stack", ["encoder", "cross"])
+def test_a_layer_without_direction_is_pytorchs_own(stack: str) -> None:
     theirs = torch.nn.MultiheadAttention(8, 4, batch_first=True, dtype=torch.float64)
     projections = zip("qkv", theirs.in_proj_weight.chunk(3), strict=True)
     parameters = {f"{letter}_proj.weight": weight for letter, weight in projections}
     parameters |= {"out_proj.weight": theirs.out_proj.weight, "out_proj.bias": theirs.out_proj.bias}
-    x_BTE, source_BSE = random(1, T, 8), random(1, T + 3, 8) if kind == "cross" else None
+    x_BTE, source_BSE = random(1, T, 8), random(1, T + 3, 8) if stack == "cross" else None
     layer = replace(given(layouts.FAIRSEQ, parameters, Layer(kv_heads=H)), hidden_BTE=x_BTE)
-    reading = read(replace(layer, kind=kind, source_BSE=source_BSE))
+    reading = read(replace(layer, stack=stack, source_BSE=source_BSE))
     keyed = x_BTE if source_BSE is None else source_BSE
     output_BTE, weights_BHQK = theirs(x_BTE, keyed, keyed, average_attn_weights=False)
     assert_close(reading.weights_BHQK, weights_BHQK)
@@ -209,7 +211,7 @@ def test_a_layer_without_direction_is_pytorchs_own(kind: str) -> None:
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_window_that_looks_both_ways_has_so_many_keys_on_either_side(window: int) -> None:
-    layer = replace(given(layouts.SEPARATE, {}, Layer(kind="sliding", window=window)), kind="encoder")
+    layer = replace(given(layouts.SEPARATE, {}, Layer(type="sliding", window=window)), stack="encoder")
     for i, row in enumerate(visible(layer)):
         assert row.tolist() == [abs(i - j) <= window for j in range(T)]
 
@@ -217,7 +219,7 @@ def test_a_window_that_looks_both_ways_has_so_many_keys_on_either_side(window: i
 def test_a_fused_projection_makes_no_keys_of_another_text() -> None:
     layer = given(replace(layouts.CONCAT, fused="fused"), {"fused.weight": FUSED})
     with pytest.raises(UnreadableError, match="of the text that the queries are made of"):
-        read(replace(layer, kind="cross", source_BSE=random(1, 3, E)))
+        read(replace(layer, stack="cross", source_BSE=random(1, 3, E)))
 
 
 # What it refuses, and the tables.

@@ -85,7 +85,7 @@ def examples_need():
     latent = LatentWeights(2, 4, 3, torch.randn(12, 8), torch.randn(9, 8), torch.randn(5), torch.randn(10, 5))
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     config = SimpleNamespace(model_type="llama", rope_parameters=rope)
-    layer = SimpleNamespace(index=0, heads=2, kv_heads=1, kind="full", window=None)
+    layer = SimpleNamespace(index=0, heads=2, kv_heads=1, type="full", window=None)
     shapes = {"q_proj": (8, 8), "k_proj": (4, 8), "v_proj": (4, 8), "o_proj": (8, 8)}
     parameters = {f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
     given = Given(layout_of(config), parameters, config, layer, torch.randn(1, 9, 8), torch.arange(9))

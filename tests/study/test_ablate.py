@@ -9,7 +9,7 @@ from attnscope.errors import UsageError
 from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import Passes, measured
 from attnscope.model.loading import DEMO_FOLDER
-from attnscope.study.ablation.effects import Asked, ablate, cost
+from attnscope.study.ablation.effects import HeadSets, ablate, ablation_cost
 from attnscope.study.ablation.tasks import copy
 from helpers.atlases import made_atlas
 from helpers.command_line import call
@@ -21,15 +21,15 @@ SETS = [HeadSet("induction", ((3, 0), (3, 1))), HeadSet("one", ((1, 4),))]
 def studied(demo, tmp_path_factory):
     """Two sets on 4 sequences, a few random sets beside them, and the folder that holds them."""
     folder, task = tmp_path_factory.mktemp("ablate"), copy(demo, sequences=4)
-    asked = Asked.of(SETS, demo.geometry, random=3)
+    asked = HeadSets.of(SETS, demo.geometry, random=3)
     said = []
     found = ablate(demo, task, asked, folder=folder, advance=said.append)
-    assert sum(said) == cost(demo, task, asked, "mean")[0]
+    assert sum(said) == ablation_cost(demo, task, asked, "mean")[0]
     return task, asked, found, folder
 
 
 def rows_of(table, kind):
-    return [row for row in table.to_pylist() if row["kind"] == kind]
+    return [row for row in table.to_pylist() if row["condition"] == kind]
 
 
 def test_the_table_has_every_set_head_and_random_set(demo, studied):
@@ -37,7 +37,7 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
     table = found.table()
     expected = measured(demo, task, asked.sets)
     effects = dict(zip(map(str, asked.sets), (expected[:, 1:] - expected[:, :1]).mean(0), strict=True))
-    assert {(row["kind"], row["set"], row["heads"]) for row in table.to_pylist()} >= {
+    assert {(row["condition"], row["set"], row["heads"]) for row in table.to_pylist()} >= {
         ("together", "induction", "L3H0 L3H1"),
         ("alone", "induction", "L3H1"),
         ("alone", "one", "L1H4"),
@@ -54,7 +54,7 @@ def test_the_table_has_every_set_head_and_random_set(demo, studied):
 
 def test_from_32_sequences_on_there_are_intervals(demo):
     task = copy(demo, sequences=32)
-    found = ablate(demo, task, Asked.of([HeadSet("late", ((3, 0), (3, 1)))], demo.geometry, random=0))
+    found = ablate(demo, task, HeadSets.of([HeadSet("late", ((3, 0), (3, 1)))], demo.geometry, random=0))
     [together] = rows_of(found.table(), "together")
     assert together["low"] < together["effect"] < together["high"]
     assert together["low"] > 7
@@ -73,7 +73,7 @@ def test_the_folder_holds_the_table_and_what_it_is_of(studied):
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(demo, tmp_path, monkeypatch):
     monkeypatch.setattr("attnscope.intervene.passes.CPU_TOKENS", 4 * 101)
-    task, asked = copy(demo, sequences=2), Asked.of(SETS, demo.geometry, random=3)
+    task, asked = copy(demo, sequences=2), HeadSets.of(SETS, demo.geometry, random=3)
     whole = ablate(demo, task, asked, folder=tmp_path)
     readings = sorted((tmp_path / "ablation").glob("*.npz"))
     assert len(readings) == -(-len(asked.sets) // 3)
@@ -132,7 +132,7 @@ def test_random_sets_say_how_many_they_are_and_of_which_heads(tmp_path):
 def test_every_head_of_a_selection_is_a_set_too():
     result = call("ablate", "demo", "--select", "3.0-1", *FAST, "-q", "--format", "jsonl")
     rows = result.records
-    assert [row["set"] for row in rows if row["kind"] == "together"] == ["3.0-1", "L3H0", "L3H1"]
+    assert [row["set"] for row in rows if row["condition"] == "together"] == ["3.0-1", "L3H0", "L3H1"]
     assert result.err == ""
 
 
@@ -144,7 +144,7 @@ def test_sets_and_targets_come_from_files(tmp_path):
     result = call("ablate", "demo", "--sets", str(sets), "--on", str(task), "--by", "kv", "-q", "--format", "jsonl")
     rows = result.records
     assert (result.code, result.err) == (0, "")
-    assert [(row["kind"], row["heads"], row["n"]) for row in rows if row["set"] == "both"][:2] == [
+    assert [(row["condition"], row["heads"], row["n"]) for row in rows if row["set"] == "both"][:2] == [
         ("together", "L3H0 L3H1", 2),
         ("alone", "L3H0 L3H1", 2),
     ]

@@ -12,7 +12,7 @@ from attnscope.errors import InputError, UsageError
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.model.loading import DEMO_FOLDER, wrap
 from attnscope.selection import resolved, select
-from attnscope.stacks import CSA, DECODER, HCA, KINDS, VISION
+from attnscope.stacks import CSA, DECODER, HCA, STACKS, VISION
 from attnscope.study.atlas.atlas import atlas_of
 from helpers.atlases import made_atlas
 from helpers.command_line import call
@@ -84,21 +84,23 @@ def test_what_cannot_be_meant(expression, named, error, says):
 def test_an_atlas_names_no_head_of_another_stack(demo):
     """A vision tower has a layer 3, too, and the difference of two heads is no head; over summaries it is the same."""
     seen = attnscope.capture(demo, TEXT, atlas=made_atlas(None, ROLES))
-    named = {kind for kind in KINDS if seen.named_by_atlas(3, 0, kind) == ("induction", "sink")}
+    named = {kind for kind in STACKS if seen.named_by_atlas(3, 0, kind) == ("induction", "sink")}
     assert named == {DECODER, CSA, HCA}
-    assert not any(seen.named_by_atlas(3, 0, kind) for kind in set(KINDS) - named)
-    tower = replace(seen, columns=replace(seen.columns, kind=np.full_like(seen.columns.kind, VISION)))
+    assert not any(seen.named_by_atlas(3, 0, kind) for kind in set(STACKS) - named)
+    tower = replace(seen, columns=replace(seen.columns, stack=np.full_like(seen.columns.stack, VISION)))
     assert set(tower.table()["atlas_roles"].to_pylist()) == {""}
 
 
-def test_an_atlas_that_was_made_before_a_role_was_renamed_still_reads(demo, tmp_path):
-    """`long-range-copying` was called `retrieval`: a role that no rule has today is a name in the file."""
+def test_an_atlas_of_an_older_version_is_refused_in_one_line(demo, tmp_path):
     made_atlas(DEMO_FOLDER, {(3, 0): ("induction", "retrieval")}).save(tmp_path)
-    assert atlas_of(demo, tmp_path).by_role()["retrieval"] == {3: (0,)}
-    shown = call("heads", TEXT, "--select", "@retrieval", "--atlas", str(tmp_path), "-q").silent().rows
-    assert [(row["layer"], row["head"], row["atlas_roles"]) for row in shown] == [("3", "0", "induction retrieval")]
-    asked = ("ablate", "demo", "--atlas", str(tmp_path), "--sequences", "2", "--random", "0")
-    assert {row["set"] for row in call(*asked, "-q").silent().rows} == {"induction", "retrieval"}
+    said = json.loads((tmp_path / "atlas.json").read_text())
+    (tmp_path / "atlas.json").write_text(json.dumps(said | {"schema": "atlas/1"}))
+    with pytest.raises(InputError, match="has schema 'atlas/1', expected 'atlas/2'; scan the model again"):
+        atlas_of(demo, tmp_path)
+    for command in (("heads", TEXT, "--select", "@induction"), ("ablate", "demo", "--sequences", "2")):
+        refused = call(*command, "--atlas", str(tmp_path), "-q")
+        assert (refused.code, refused.out, refused.err.count("\n")) == (4, b"", 1)
+        assert "expected 'atlas/2'; scan the model again" in refused.err
 
 
 # whose atlas it is
@@ -135,7 +137,7 @@ def test_another_models_atlas_in_the_folder_is_left_aside(own, other, caplog):
     made_atlas(other, ROLES).save(own / "atlas")
     assert atlas_of(attnscope.load(str(own))) is None
     assert "is left aside: it is not of these weights" in caplog.text
-    for damage in ("{}", '{"schema": "atlas/1"}', "["):
+    for damage in ("{}", '{"schema": "atlas/2"}', "["):
         caplog.clear()
         (own / "atlas" / "atlas.json").write_text(damage)
         assert atlas_of(attnscope.load(str(own))) is None
@@ -166,7 +168,7 @@ def test_the_table_of_heads_says_what_the_atlas_names(folder, tmp_path):
     assert {head: roles for head, roles in named.items() if roles} == {
         head: " ".join(roles) for head, roles in ROLES.items()
     }
-    assert list(found[0])[-2:] == ["atlas_roles", "kind"]
+    assert list(found[0])[-2:] == ["atlas_roles", "stack"]
     assert "atlas_roles" not in call("heads", TEXT, "-q").silent().rows[0]
     grouped = call("heads", TEXT, "-q", "--atlas", str(folder), "--by", "kv").silent().rows
     assert {row["atlas_roles"] for row in grouped} == {""}

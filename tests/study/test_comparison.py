@@ -21,12 +21,12 @@ from attnscope.errors import InputError, MemoryLimitError, UsageError
 from attnscope.figures import Style
 from attnscope.figures.colours import find_limits
 from attnscope.measure.binned import Cells
-from attnscope.measure.divergence import Side, diverge, js_bits
+from attnscope.measure.divergence import DivergenceSide, diverge, js_bits
 from attnscope.model.loading import wrap
 from attnscope.seam.engines import ENGINES
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.study import comparison
-from attnscope.study.comparison import Reading, compare, kept_bytes
+from attnscope.study.comparison import OneSide, compare, kept_bytes
 from attnscope.study.differences import heads_table, metrics_table, tokens_table
 from attnscope.text.prompt import from_ids, from_text
 from helpers.command_line import call
@@ -42,7 +42,7 @@ TEXTS = ("the river bank is green and the old boat lies still", "Mary saw John, 
 
 
 def reading(loaded, text, engine="eager"):
-    return Reading(loaded, from_text(loaded.tokenizer, text), ENGINES[engine])
+    return OneSide(loaded, from_text(loaded.tokenizer, text), ENGINES[engine])
 
 
 def attentions(model, prompt):
@@ -85,7 +85,7 @@ def test_two_texts_are_what_loops_over_the_models_own_matrices_say(two_texts):
 def test_families(demo, family):
     loaded = wrap(tiny_model(family), demo.tokenizer)
     ids = [[1, *range(20, 40)], [1, *range(20, 24), 50, 51, *range(26, 36)]]
-    first, other = (Reading(loaded, from_ids(demo.tokenizer, one), ENGINES["eager"]) for one in ids)
+    first, other = (OneSide(loaded, from_ids(demo.tokenizer, one), ENGINES["eager"]) for one in ids)
     found = compare([(first, other)])
     for place, (js, lost, other_lost, _) in enumerate(expected(first, other)):
         assert found.js.effect[place] == pytest.approx(js, abs=1e-6)
@@ -203,7 +203,7 @@ def test_a_binned_map_sums_over_keys_and_means_over_queries():
     P, Q = (causal(seed) for seed in range(2))
     unit_T = torch.arange(10)
     cells = Cells.of(range(10), 4)
-    found = diverge(Side(P, unit_T, unit_T), Side(Q, unit_T, unit_T), (cells, cells), [1]).map[0]
+    found = diverge(DivergenceSide(P, unit_T, unit_T), DivergenceSide(Q, unit_T, unit_T), (cells, cells), [1]).map[0]
     difference = (Q.dense() - P.dense())[0, 1].double().numpy()
     runs = [range(start, min(start + 3, 10)) for start in range(0, 10, 3)]
     for row, queries in enumerate(runs):
@@ -229,7 +229,7 @@ def test_what_cannot_be_compared(demo):
     with pytest.raises(UsageError, match="have no counterparts"):
         compare([(reading(demo, FIRST), reading(small, FIRST))])
     with pytest.raises(InputError, match="share no word"):
-        compare([(Reading(demo, from_ids(demo.tokenizer, [900]), ENGINES["eager"]), reading(demo, "bank"))])
+        compare([(OneSide(demo, from_ids(demo.tokenizer, [900]), ENGINES["eager"]), reading(demo, "bank"))])
     with pytest.raises(MemoryLimitError, match="shorten the text"):
         compare([(reading(demo, FIRST), reading(demo, OTHER))], memory="1k")
 
@@ -277,7 +277,7 @@ def test_the_command_prints_names_and_writes(tmp_path, two_texts):
     (out / "layers").mkdir()
     for path in (kept, out / "layers" / "L00.png"):
         path.touch()
-    before = {"schema": "compare/1", "asked": {}, "files": {"layers/L00.png": "", "layers/mine.png": "", "../x": ""}}
+    before = {"schema": "compare/2", "asked": {}, "files": {"layers/L00.png": "", "layers/mine.png": "", "../x": ""}}
     (out / "compare.json").write_text(json.dumps(before))
     flags = (*PAIR, "--out", str(out), "--select", "1,2.0")
     refused = call(*flags, "-q")
@@ -298,7 +298,18 @@ def test_the_command_prints_names_and_writes(tmp_path, two_texts):
     assert kept.exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"schema": "run/2"}'])
+def test_a_folder_of_an_older_version_is_refused_and_can_be_written_over(tmp_path):
+    assert call(*PAIR, "--out", str(tmp_path), "-q").code == 0
+    path = tmp_path / "compare.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": "compare/1"}))
+    refused = call(*PAIR, "--out", str(tmp_path), "-q")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, b"", 1)
+    assert "has schema 'compare/1', expected 'compare/2'; name another folder, or write over it" in refused.err
+    assert call(*PAIR, "--out", str(tmp_path), "--force", "-q").code == 0
+    assert json.loads(path.read_text())["schema"] == "compare/2"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"schema": "run/3"}'])
 def test_a_damaged_folder_is_left_as_it_is(tmp_path, content):
     (tmp_path / "compare.json").write_text(content)
     result = call(*PAIR, "--out", str(tmp_path), "--force", "-q")

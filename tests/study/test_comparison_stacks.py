@@ -15,7 +15,7 @@ from attnscope.run import prepare
 from attnscope.seam import generation
 from attnscope.show.comparison import panels, signed_maps
 from attnscope.stacks import CROSS, DECODER, ENCODER
-from attnscope.study.comparison import Reading, compare, kept_bytes
+from attnscope.study.comparison import OneSide, compare, kept_bytes
 from attnscope.study.differences import heads_table, metrics_table, tokens_table
 from attnscope.text.prompt import from_ids
 from helpers.command_line import call
@@ -51,7 +51,7 @@ def loaded(folders):
 
 def reading(loaded, text, target=None, engine="eager"):
     run = prepare(loaded, Ask(text, engine=engine, target=target))
-    return Reading(loaded, run.prompt, run.engine, run.source)
+    return OneSide(loaded, run.prompt, run.engine, run.source)
 
 
 def matrices(one):
@@ -67,7 +67,7 @@ def check(found, first, other):
     target = (first.prompt, other.prompt)
     axes = {ENCODER: (text, text), DECODER: (target, target), CROSS: (target, text)}
     ours, theirs = matrices(first), matrices(other)
-    places = {(kind, *head): at for at, (kind, head) in enumerate(zip(found.kinds, found.heads, strict=True))}
+    places = {(kind, *head): at for at, (kind, head) in enumerate(zip(found.head_stacks, found.heads, strict=True))}
     for kind, layer in ours:
         maps = next((one for one in signed_maps(found.pair, kind) if one.layer == layer), None)
         for head, expected in enumerate(differences(ours[kind, layer], theirs[kind, layer], *axes[kind])):
@@ -115,7 +115,7 @@ def test_metrics_are_those_of_an_observation_and_of_the_stacks_that_they_speak_o
             assert found.metrics[metric][0][0] == pytest.approx(score.value, abs=1e-6, nan_ok=True)
         assert not found.js_SN.any()
         induction = found.metrics["induction"][0][0]
-        assert np.isnan(induction[[kind != DECODER for kind in found.kinds]]).all()
+        assert np.isnan(induction[[kind != DECODER for kind in found.head_stacks]]).all()
 
 
 def test_the_head_whose_queries_were_changed_is_named_first(loaded):
@@ -146,7 +146,7 @@ def test_a_stack_whose_texts_share_nothing_is_null(loaded):
     found = compare([(first, other)])
     for kind in STACKS:
         assert np.isnan(found.js.effect[found.stacks[kind]]).all() == (kind != DECODER)
-    assert {row["kind"] for row in heads_table(found).to_pylist() if row["js"] is not None} == {DECODER}
+    assert {row["stack"] for row in heads_table(found).to_pylist() if row["js"] is not None} == {DECODER}
     assert compare([(first, other)], maps=every_head(loaded["t5"])).pair.drawn.keys() == {DECODER}
 
 
@@ -158,10 +158,10 @@ def test_tables_end_with_the_stack(loaded):
     first, other = (reading(loaded["bart"], text, target) for text, target in zip((FIRST, OTHER), TARGETS, strict=True))
     found = compare([(first, other)])
     heads, metrics = heads_table(found), metrics_table(found)
-    assert (heads.column_names[-1], metrics.column_names[-1]) == ("kind", "kind")
-    assert set(heads["kind"].to_pylist()) == set(STACKS)
-    one = next(row for row in metrics.to_pylist() if (row["kind"], row["layer"], row["head"]) == (CROSS, 1, 2))
-    same = next(row for row in heads.to_pylist() if (row["kind"], row["layer"], row["head"]) == (CROSS, 1, 2))
+    assert (heads.column_names[-1], metrics.column_names[-1]) == ("stack", "stack")
+    assert set(heads["stack"].to_pylist()) == set(STACKS)
+    one = next(row for row in metrics.to_pylist() if (row["stack"], row["layer"], row["head"]) == (CROSS, 1, 2))
+    same = next(row for row in heads.to_pylist() if (row["stack"], row["layer"], row["head"]) == (CROSS, 1, 2))
     assert same[f"{one['metric']}_difference"] == one["difference"]
     tokens = tokens_table(found.pair).to_pylist()
     for read_by, prompts in ((ENCODER, (first.source, other.source)), (DECODER, (first.prompt, other.prompt))):
@@ -192,7 +192,7 @@ def test_two_texts_under_one_encoder_decoder(folders, tmp_path):
     flags = ("-m", folders["t5"], "--text", FIRST, "--compare-text", OTHER, "--target", TARGETS[0])
     result = call("compare", *flags, "--out", str(out), "--select", "cross.1,0.0")
     listed = result.ok().rows
-    assert {(row["kind"], int(row["layer"])) for row in listed} == {(CROSS, 1), (DECODER, 0)}
+    assert {(row["stack"], int(row["layer"])) for row in listed} == {(CROSS, 1), (DECODER, 0)}
     assert "text: 7 shared tokens, aligned by characters" in result.err
     assert "target: 5 shared tokens, aligned by characters" in result.err
     assert "only in the other: a small" in result.err
@@ -202,14 +202,14 @@ def test_two_texts_under_one_encoder_decoder(folders, tmp_path):
     said = json.loads((out / "compare.json").read_text())
     assert said["asked"]["options"]["target"] == TARGETS[0]
     alone = ("-m", folders["t5"], "--text", FIRST, "--compare-text", OTHER, "--task", "encoder", "--select", "0.1")
-    assert {row["kind"] for row in call("compare", *alone, "--out", str(out), "--force", "-q").ok().rows} == {ENCODER}
+    assert {row["stack"] for row in call("compare", *alone, "--out", str(out), "--force", "-q").ok().rows} == {ENCODER}
     assert {path.relative_to(out).as_posix() for path in out.rglob("*.png")} == {"differences.png", "layers/L00.png"}
 
 
 def test_targets_that_nobody_gave_are_generated_and_said(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "MOST_MADE", 3)
     result = call("compare", "-m", folders["t5"], "--text", FIRST, "--compare-model", folders["t5b"])
-    assert {row["kind"] for row in result.ok().rows} == set(STACKS)
+    assert {row["stack"] for row in result.ok().rows} == set(STACKS)
     assert result.err.count("target, generated greedily") == 2
     assert "no encoder head differs" in result.err
     (tmp_path / "texts.txt").write_text(f"{FIRST}\n{OTHER}\n")
@@ -238,7 +238,7 @@ def test_an_encoder_in_every_option(folders, tmp_path):
         (*texts, "--memory", "1MB", "--select", "enc.1,0.2"),
     ):
         found = call(*bert, *flags).ok().rows
-        assert {row["kind"] for row in found} == {ENCODER}
+        assert {row["stack"] for row in found} == {ENCODER}
         assert not any(row["induction_difference"] for row in found)
     assert {(row["layer"], row["head"]) for row in found} == {("0", "2"), *(("1", str(head)) for head in range(4))}
 
@@ -246,7 +246,7 @@ def test_an_encoder_in_every_option(folders, tmp_path):
 def test_two_models_of_sound_on_one_recording(tmp_path):
     folder, sound = str(saved_whisper(tmp_path / "whisper")), str(write_wav(tmp_path / "a.wav", samples(0.5)))
     result = call("compare", "-m", folder, "--compare-model", folder, "--audio", sound, "--target", "bank")
-    assert {(row["kind"], row["js"]) for row in result.ok().rows} == {(kind, "0.0") for kind in STACKS}
+    assert {(row["stack"], row["js"]) for row in result.ok().rows} == {(kind, "0.0") for kind in STACKS}
     assert "frames" in result.err
 
 

@@ -8,7 +8,7 @@ import torch
 
 from attnscope.measure.divergence import js_bits
 from attnscope.model.loading import wrap
-from attnscope.study.atlas.findings import compare, read
+from attnscope.study.atlas.findings import findings_of, read_trial
 from attnscope.study.atlas.long_range_copying import DEPTHS, LongRangeCopying, Recall, completed, lengths, needles
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, Arm, Measure, Trial, trials
@@ -28,7 +28,7 @@ def trial(demo):
 
 @pytest.fixture(scope="module")
 def readings(demo, trial):
-    return read(demo, trial)
+    return read_trial(demo, trial)
 
 
 def whole(row):
@@ -108,7 +108,7 @@ def test_a_moved_span_is_other_keys_of_the_prompt(demo):
         values = row[start : start + 8]
         row[start + steps : start + steps + 8] = values
         ids.append([*row, *values])
-    found = read(demo, Trial("said", {"needle": Arm(np.array(ids), ASKS)}, ())).values
+    found = read_trial(demo, Trial("said", {"needle": Arm(np.array(ids), ASKS)}, ())).values
     with torch.no_grad():
         out = demo.model(torch.tensor(ids), output_attentions=True)
     key_BNV = torch.cat(out.attentions, 1)[:, :, -9:-1].argmax(-1)
@@ -122,7 +122,7 @@ def test_a_moved_span_is_other_keys_of_the_prompt(demo):
 
 
 def test_runs_without_the_needle_are_left_out(trial, readings):
-    [finding] = compare(trial, readings)
+    [finding] = findings_of(trial, readings)
     there = np.isfinite(readings.values[SCORE][:, 0])
     assert finding.effects.n.tolist() == [there.sum()] * 24
     assert finding.effects.score == pytest.approx(readings.values[SCORE][there].mean(0))
@@ -150,7 +150,7 @@ def test_a_trial_says_what_it_will_read(demo, trial):
         lambda module, given: read_now.append(given[0].numel())
     )
     try:
-        read(demo, trial, told.append)
+        read_trial(demo, trial, told.append)
     finally:
         handle.remove()
     assert sum(read_now) == sum(told) == trial.tokens
@@ -164,7 +164,7 @@ def test_a_window_that_hides_the_needle_is_null(demo):
     arm = Arm(ids, ASKS)
     for window, null in ((None, False), (16, True)):
         loaded = wrap(tiny_model("mistral", sliding_window=window), demo.tokenizer)
-        found = read(loaded, Trial("said", {"needle": arm}, ())).values
+        found = read_trial(loaded, Trial("said", {"needle": arm}, ())).values
         assert set(found[RECALL].flat) == {1}
         assert np.isnan(found[SCORE]).all() == null
 
@@ -172,7 +172,7 @@ def test_a_window_that_hides_the_needle_is_null(demo):
 def test_a_model_that_finds_nothing_is_null(demo):
     loaded = wrap(tiny_model("llama"), demo.tokenizer)
     [trial] = [one for one in trials(range(5, 90), (), 64, count=32) if one.name == "long-range-copying"]
-    [finding] = compare(trial, read(loaded, trial))
+    [finding] = findings_of(trial, read_trial(loaded, trial))
     assert set(finding.effects.n) == {0}
     assert np.isnan(finding.effects.score).all()
     assert roles_of([finding], 16) == [()] * 16
@@ -194,7 +194,7 @@ def test_why_long_range_copying_is_not_measured(demo, monkeypatch):
 
 def test_divergence_from_uniform_attention_is_a_sum_over_the_keys(demo):
     [trial] = [one for one in trials(token_pool(demo), begins(demo), 512, count=2) if one.name == "offsets"]
-    found = read(demo, trial).values[FROM_UNIFORM]
+    found = read_trial(demo, trial).values[FROM_UNIFORM]
     ids = torch.tensor(trial.arms["distinct"].ids_ST)
     with torch.no_grad():
         weights = torch.cat(demo.model(ids, output_attentions=True).attentions, 1).double().numpy()

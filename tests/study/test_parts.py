@@ -13,7 +13,7 @@ from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.measure import LOSS
 from attnscope.study.ablation.prune import pruned
 from attnscope.study.atlas import scan as scan_room
-from attnscope.study.atlas.findings import read
+from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.scan import plan, scan
 from helpers.command_line import call
 
@@ -108,9 +108,9 @@ def test_a_scan_reads_damaged_readings_anew(demo, tmp_path: Path, monkeypatch) -
 
     def watched(loaded, trial, advance):
         trials.append(trial.name)
-        return read(loaded, trial, advance)
+        return read_trial(loaded, trial, advance)
 
-    monkeypatch.setattr(scan_room, "read", watched)
+    monkeypatch.setattr(scan_room, "read_trial", watched)
     with np.load(path) as columns:
         others = {name: columns[name] for name in columns.files} | {"heads": np.zeros((24, 2), int)}
     for damage in (whole[:100], saved(tmp_path / "other.npz", **others)):
@@ -170,10 +170,10 @@ def test_the_cost_of_a_billion_sequences_is_that_of_few_times_as_many(line: tupl
 
 
 def test_a_draft_costs_what_its_trial_takes(demo) -> None:
-    from attnscope.study.atlas.scan import cost
+    from attnscope.study.atlas.scan import scan_cost
 
     for sequences in (1, 2, 7):
-        assert cost(demo, sequences) == {one.name: one.tokens for one in plan(demo, sequences=sequences).trials}
+        assert scan_cost(demo, sequences) == {one.name: one.tokens for one in plan(demo, sequences=sequences).trials}
 
 
 def test_sequences_without_room_are_refused_before_they_are_drawn(demo, monkeypatch) -> None:

@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from attnscope.model.loading import wrap
 from attnscope.seam.projection import output_projections
 from attnscope.study.atlas.copying import copying_of
-from attnscope.study.atlas.findings import read
+from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import Measure, trials
 from attnscope.study.atlas.scan import plan, scan
@@ -44,7 +44,7 @@ HALVES = slice(1, 26), slice(26, 51)
 
 def test_repetition_is_read_as_sums_over_the_models_own_weights(demo, demo_trials):
     trial = demo_trials["repeated p25"]
-    values = read(demo, trial).values
+    values = read_trial(demo, trial).values
     query = np.arange(26, 51)
     for name, arm in trial.arms.items():
         weights = matrices(demo, arm.ids_ST)
@@ -54,13 +54,13 @@ def test_repetition_is_read_as_sums_over_the_models_own_weights(demo, demo_trial
 
 def test_offsets_and_sinks_are_read_as_sums_too(demo, demo_trials):
     trial, sinks = demo_trials["offsets"], demo_trials["sink"]
-    values = read(demo, trial).values
+    values = read_trial(demo, trial).values
     weights = matrices(demo, trial.arms["distinct"].ids_ST)
     for steps in range(5):
         query = np.arange(5, weights.shape[-1])
         expected = weights[:, :, query, query - steps].mean(-1)
         assert values[Measure("distinct", f"{steps} back")] == pytest.approx(expected, abs=1e-6)
-    values = read(demo, sinks).values
+    values = read_trial(demo, sinks).values
     for name, arm in sinks.arms.items():
         weights, tokens = matrices(demo, arm.ids_ST), arm.ids_ST.shape[1]
         assert values[Measure(name, "key 0")] == pytest.approx(weights[..., 0].mean(-1), abs=1e-6)
@@ -72,7 +72,7 @@ def test_offsets_and_sinks_are_read_as_sums_too(demo, demo_trials):
 def test_copying_is_the_rank_of_the_strongest_keys_token(demo):
     copying = copying_of(demo, [0, 5, 6, 7])
     [trial] = [one for one in trials(token_pool(demo), (0,), 512, count=4, copying=copying) if "p25" in one.name]
-    found = read(demo, trial).values[Measure("repeated", "copying")]
+    found = read_trial(demo, trial).values[Measure("repeated", "copying")]
     ids, rows = torch.tensor(trial.arms["repeated"].ids_ST), range(26, 51, 3)
     expected = np.zeros((4, 24))
     with torch.no_grad():
@@ -179,5 +179,5 @@ def test_hand_built_heads_score_one_and_uniform_heads_score_the_null(built):
 def test_a_window_that_hides_the_key_is_null_not_zero(demo):
     loaded = wrap(tiny_model("mistral", sliding_window=16), demo.tokenizer)
     [short, long] = [one for one in trials(range(5, 90), (), 120, count=4) if "repeated" in one.name][:2]
-    assert np.isfinite(read(loaded, short).values[Measure("repeated", "successor")]).all()
-    assert np.isnan(read(loaded, long).values[Measure("repeated", "successor")]).all()
+    assert np.isfinite(read_trial(loaded, short).values[Measure("repeated", "successor")]).all()
+    assert np.isnan(read_trial(loaded, long).values[Measure("repeated", "successor")]).all()

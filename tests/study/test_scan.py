@@ -14,8 +14,8 @@ from attnscope.model.loading import wrap
 from attnscope.show.atlas import probe_panel, save_probes
 from attnscope.study.atlas import scan as scan_room
 from attnscope.study.atlas.atlas import kept as read_back
-from attnscope.study.atlas.atlas import spelled
-from attnscope.study.atlas.findings import read
+from attnscope.study.atlas.atlas import roles_by_head
+from attnscope.study.atlas.findings import read_trial
 from attnscope.study.atlas.pool import token_pool
 from attnscope.study.atlas.scan import plan, scan
 from helpers.command_line import call
@@ -44,7 +44,7 @@ def heads_of(roles):
 
 def test_the_demos_heads_are_named(kept):
     found, folder = kept
-    assert heads_of(spelled(found.roles)) == EXPECTED
+    assert heads_of(roles_by_head(found.roles)) == EXPECTED
     assert heads_of(json.loads((folder / "atlas.json").read_text())["roles"]) == EXPECTED
 
 
@@ -75,7 +75,7 @@ def test_a_kept_atlas_reads_back_as_it_was(kept, tmp_path):
         read_back(tmp_path)
     (tmp_path / "atlas.json").write_text(json.dumps({"schema": "atlas/0"}))
     shutil.copy(folder / "atlas.parquet", tmp_path)
-    with pytest.raises(InputError, match="'atlas/1' is read"):
+    with pytest.raises(InputError, match="has schema 'atlas/0', expected 'atlas/2'"):
         read_back(tmp_path)
 
 
@@ -124,9 +124,9 @@ def test_a_scan_that_was_stopped_goes_on_and_ends_the_same(demo, kept, tmp_path,
 
     def watched(loaded, trial, advance):
         read_now.append(trial.name.replace(" ", "-"))
-        return read(loaded, trial, advance)
+        return read_trial(loaded, trial, advance)
 
-    monkeypatch.setattr(scan_room, "read", watched)
+    monkeypatch.setattr(scan_room, "read_trial", watched)
     again = scan(demo, plan(demo), tmp_path)
     assert sorted(read_now) == [path.stem for path in left]
     assert again.table().equals(found.table())

@@ -15,7 +15,7 @@ from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 from attnscope.study.ablation.direct import direct
 from attnscope.study.ablation.pairs import pair_sets, synergies
-from attnscope.study.ablation.prune import cost, curve, pruned
+from attnscope.study.ablation.prune import curve, prune_cost, pruned
 from attnscope.study.ablation.screen import rank_correlation, tried_of
 from attnscope.study.ablation.tasks import copy
 from attnscope.study.ablation.way import way_to_logits
@@ -176,5 +176,5 @@ def test_a_pruning_goes_on_where_it_was_cut_off(demo, task, tmp_path):
     steps = list(pruned(passes, heads, Parts(tmp_path), told.append))
     assert steps[0] == replace(first, value=99.0)
     assert (steps[1].layer, steps[1].head) == (3, 0)
-    assert sum(told) == cost(passes, 2) == task.tokens * 4 * (3 + 2)
+    assert sum(told) == prune_cost(passes, 2) == task.tokens * 4 * (3 + 2)
     assert curve(steps, 9.0).to_pydict()["effect"][0] == 90.0

@@ -7,7 +7,7 @@ import pytest
 
 from attnscope.errors import InputError, UsageError
 from attnscope.intervene.intervention import HeadSet
-from attnscope.study.ablation.effects import Asked
+from attnscope.study.ablation.effects import HeadSets
 from attnscope.study.ablation.sets import controls_of, of_roles, parts, read_sets, selected, whole_groups
 from attnscope.study.ablation.tasks import copy, targets, texts
 
@@ -82,7 +82,7 @@ def test_controls_of_all_heads_are_every_choice_but_the_set_itself(demo):
     assert {one.heads for one in controls_of(INDUCTION, (), demo.geometry)} == every
     drawn = controls_of(INDUCTION, (), demo.geometry, count=14)
     assert {one.heads for one in drawn} == every
-    asked = [Asked.of([INDUCTION, PREVIOUS], demo.geometry, random=5, controls=one) for one in ("unnamed", "all")]
+    asked = [HeadSets.of([INDUCTION, PREVIOUS], demo.geometry, random=5, controls=one) for one in ("unnamed", "all")]
     named = {*INDUCTION.heads, *PREVIOUS.heads}
     taken = [{head for sets in one.random.values() for other in sets for head in other.heads} for one in asked]
     assert [bool(heads & named) for heads in taken] == [False, True]

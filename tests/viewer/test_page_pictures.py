@@ -19,7 +19,7 @@ import attnscope
 from attnscope.keep.layers import LayerKey
 from attnscope.keep.relations import KeptKeys
 from attnscope.stacks import DECODER, VISION
-from attnscope.text.prompt import Patch, Prompt
+from attnscope.text.prompt import Medium, Patch, Prompt
 from attnscope.viewer.side import ahead
 from helpers.browsing import visiting
 from helpers.command_line import Result, call
@@ -71,7 +71,7 @@ def ends(found: Read, name: str) -> list[np.ndarray | None]:
 
 def own(folder: str, seen: Any) -> dict[tuple[str, int], torch.Tensor]:
     """What decoder and tower return of their own, (H, T, T) each."""
-    model, inputs = attnscope.load(folder).model, seen.prompt.inputs
+    model, inputs = attnscope.load(folder).model, seen.prompt.medium.inputs
     model.set_attn_implementation("eager")
     with torch.no_grad():
         whole = model(torch.tensor([seen.prompt.ids]), **inputs, output_attentions=True, use_cache=False)
@@ -130,14 +130,16 @@ def test_pictures_are_encoded_anew_and_patches_lie_where_they_were_cut(page: Pat
     assert len(side["patches"]) == 32  # 16 of the text, 16 of the tower, without [CLS]
     for token, number, *box in side["patches"][:16]:
         assert number == 0
-        assert tuple(box) == pytest.approx(prompt.patches[token].box)
+        assert tuple(box) == pytest.approx(prompt.medium.patches[token].box)
         assert side["tokens"]["label"][token].startswith("img ")
 
 
 def test_who_looks_ahead_is_read_off_weights_and_off_the_strongest_keys() -> None:
     """Queries 1 and 2 see each other, as tokens of one picture do."""
     key, weights = LayerKey(0, DECODER), torch.eye(4).expand(2, -1, -1).clone()
-    prompt = Prompt("", (0,) * 4, ("a",) * 4, ("a",) * 4, (True,) * 4, ("",) * 4, (), patches={1: Patch(0, None)})
+    prompt = Prompt(
+        "", (0,) * 4, ("a",) * 4, ("a",) * 4, (True,) * 4, ("",) * 4, (), medium=Medium(patches={1: Patch(0, None)})
+    )
     seen = SimpleNamespace(queries=prompt, weights={key: weights}, kept_keys=None)
     assert ahead(seen, key) is None  # type: ignore[arg-type]
     weights[1, 1, 2] = 0.5
@@ -184,16 +186,16 @@ def test_a_click_on_the_picture_asks_about_a_patch(browser: Any, page: Path, lla
         visit.go(view="picture", at=1, head=2, query=count - 1)
         panel = visit.view("picture")
         weights = seen.weights[1][2, count - 1]
-        best = max(seen.prompt.patches, key=lambda at: float(weights[at]))
+        best = max(seen.prompt.medium.patches, key=lambda at: float(weights[at]))
         panel.locator("h2", has_text=", L1H2").wait_for()
         top = panel.locator(".ranking button").first
         assert float(weights[int(top.get_attribute("data-token"))]) == pytest.approx(float(weights[best]), abs=3e-3)
         assert float(top.locator("b").inner_text()) == pytest.approx(float(weights[best]), abs=3e-3)
-        share = float(weights[list(seen.prompt.patches)].sum())
+        share = float(weights[list(seen.prompt.medium.patches)].sum())
         assert float(panel.locator(".note").inner_text().split()[0]) == pytest.approx(share, abs=0.011)
         canvas = panel.locator("canvas")
         box = canvas.bounding_box()
-        left, top_edge, right, bottom = seen.prompt.patches[6].box
+        left, top_edge, right, bottom = seen.prompt.medium.patches[6].box
         at = {"x": box["width"] * (left + right) / 2, "y": box["height"] * (top_edge + bottom) / 2}
         canvas.hover(position=at)
         assert seen.prompt.labels[6] in visit.tip("weight")

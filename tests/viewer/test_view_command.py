@@ -281,7 +281,10 @@ def test_tables_without_metrics_open_at_their_weights(tmp_path, run):
 
 @pytest.mark.parametrize(
     ("name", "columns"),
-    [("heads.csv", ("layer", "head", "kv_head")), ("relations.csv", ("layer", "head", "kv_head", "query", "key"))],
+    [
+        ("heads.csv", ("layer", "head", "kv_head", "stack")),
+        ("relations.csv", ("layer", "head", "kv_head", "query", "key", "stack")),
+    ],
 )
 def test_tables_that_no_view_shows_are_refused(tmp_path, run, name, columns):
     folder = tmp_path / "run"

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.attention.compiled.asked import Asked
+from attnscope.attention.compiled.asked import SweepQuestions
 from attnscope.attention.compiled.jobs import Job
-from attnscope.attention.compiled.records import Each, Given
+from attnscope.attention.compiled.records import Each, RecordValues
 from attnscope.attention.compiled.shapes import (
     ENERGY,
     ENERGY_REST,
@@ -35,7 +35,7 @@ from attnscope.attention.spec import AttentionSpec
 class Answers:
     """What is found of every row, which the sweep writes here itself, and of keys over all rows."""
 
-    def __init__(self, spec: AttentionSpec, asked: Asked, with_output: bool) -> None:
+    def __init__(self, spec: AttentionSpec, asked: SweepQuestions, with_output: bool) -> None:
         self.spec, self.asked = spec, asked
         B, H, Q = spec.batch, spec.heads, spec.visible.queries
         notes = NOTES + len(asked.places) + len(asked.labels) + len(asked.windows)
@@ -53,7 +53,7 @@ class Answers:
         self._turns: dict[tuple[int, int], int] = {}
         self._waiting: dict[tuple[int, int, int], tuple[Job, Tensor]] = {}
 
-    def places(self, job: Job) -> Given:
+    def places(self, job: Job) -> RecordValues:
         """Where the sweep writes what it finds in a job's rows."""
         notes, (weights, keys) = self.notes_SBHQ, (part[job.texts, None, :, job.rows] for part in self.top)
         copies = self._copies(job)

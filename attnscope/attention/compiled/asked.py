@@ -38,7 +38,7 @@ INT32 = 2**31 - 1
 
 
 @dataclass(eq=False)
-class Asked:
+class SweepQuestions:
     """The questions that the sweep answers, those of each way in the order in which it notes them."""
 
     statistics: list[Question] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Asked:
     top: list[TopK] = field(default_factory=list)
 
     @classmethod
-    def of(cls, questions: Sequence[Question], spec: AttentionSpec) -> Asked:
+    def of(cls, questions: Sequence[Question], spec: AttentionSpec) -> SweepQuestions:
         asked = cls()
         for question in questions:
             if (ways := asked._ways(question, spec)) is not None:

@@ -71,7 +71,7 @@ def _made(folder: Path) -> os.stat_result:
     return os.lstat(folder)
 
 
-def read(path: Path) -> bytes | None:
+def read_object(path: Path) -> bytes | None:
     """What `keep` wrote there; None where there is no such file, or another one."""
     with suppress(OSError), open(path, "rb", opener=_without_waiting) as file:
         found = os.fstat(file.fileno())

@@ -60,8 +60,8 @@ from attnscope.attention.compiled.vectors import (
     given,
     integer,
     larger,
-    largest,
-    load,
+    largest_lane,
+    load_floats,
     long,
     number,
     product,
@@ -114,7 +114,7 @@ def pack_queries(a, start, queries):
         source = given(a, "q") + long(row + 24) * given(a, "q_head") + (start + long(row + 16)) * given(a, "q_row")
         even = depth // LANES * LANES
         for d in range(0, even, LANES):
-            store(q + 4 * d, times(load(source + 4 * d), splat(scale)))
+            store(q + 4 * d, times(load_floats(source + 4 * d), splat(scale)))
         for d in range(even, depth):
             put(q + 4 * d, number(source + 4 * d) * scale)
         q, row = q + 4 * depth, row + REACH
@@ -146,7 +146,7 @@ def make_logits(a, start, rows, panel0, panel1):
                     beside += (start + long(row + 16)) * given(a, "extra_row") + (panel - given(a, "extra_panel")) * ROW
                     shape_row(x, key, low, high, softcap, beside if extra else 0)
                 for v in range(VECTORS):
-                    store(most + v * WIDTH, larger(load(x + v * WIDTH), load(most + v * WIDTH)))
+                    store(most + v * WIDTH, larger(load_floats(x + v * WIDTH), load_floats(most + v * WIDTH)))
                 x, row, most = x + ROW, row + REACH, most + ROW
 
 
@@ -154,8 +154,8 @@ def make_logits(a, start, rows, panel0, panel1):
 def note_row(state, sums, note, step, query, sink, sinks_scale):
     """A row's sums as the answers are made of them, and what makes an exp a weight."""
     peak, p0, t0 = number(state + PEAK), number(state + P0), number(state + T0)
-    rest, energy = total(load(sums)), total(load(sums + WIDTH))
-    squares, moment = total(load(sums + 2 * WIDTH)), total(load(sums + 3 * WIDTH))
+    rest, energy = total(load_floats(sums)), total(load_floats(sums + WIDTH))
+    squares, moment = total(load_floats(sums + 2 * WIDTH)), total(load_floats(sums + 3 * WIDTH))
     whole = rest + p0
     rest = rest if whole == whole else whole  # a NaN of key 0 is the whole row's
     taken = whole + exp_one(number(sink) - peak) if sink else whole
@@ -222,7 +222,7 @@ def read_panels(a, start, rows, panel0, panel1):
                     at = 4 * top * (block * BLOCK + i)
                     keep_strongest(row, key, state, best + at, best_keys + at, top)
                 if panel == 0:
-                    t0 = largest(clamped(splat(number(row) - number(state + PEAK))))
+                    t0 = largest_lane(clamped(splat(number(row) - number(state + PEAK))))
                     put(state + T0, t0)
                     put(state + P0, exp_one(t0))
                     put(row, -INFINITE)
@@ -253,7 +253,7 @@ def look_up(a, start, row, i, note, panel0, padded):
         note += step
     labels = given(a, "labels")
     for at in range(labels):
-        put(note, total(load(given(a, "sums") + (i * (SUMS + labels) + SUMS + at) * WIDTH)) * factor)
+        put(note, total(load_floats(given(a, "sums") + (i * (SUMS + labels) + SUMS + at) * WIDTH)) * factor)
         note += step
     for at in range(given(a, "windows")):
         low = max(left, position - long(given(a, "widths") + 8 * at) + 1)
@@ -304,13 +304,18 @@ def weigh_columns(a, queries, panel0, panel1):
                 weight = given(a, "weights") + (column * padded + head * queries) * 4
                 for v in range(0, VECTORS, 4):
                     to, row = answer + v * WIDTH, x + v * WIDTH
-                    m0, m1, m2, m3 = load(to), load(to + WIDTH), load(to + 2 * WIDTH), load(to + 3 * WIDTH)
+                    m0, m1, m2, m3 = (
+                        load_floats(to),
+                        load_floats(to + WIDTH),
+                        load_floats(to + 2 * WIDTH),
+                        load_floats(to + 3 * WIDTH),
+                    )
                     for i in range(queries):
                         one = splat(number(weight + 4 * i))
-                        m0 = fma(load(row), one, m0)
-                        m1 = fma(load(row + WIDTH), one, m1)
-                        m2 = fma(load(row + 2 * WIDTH), one, m2)
-                        m3 = fma(load(row + 3 * WIDTH), one, m3)
+                        m0 = fma(load_floats(row), one, m0)
+                        m1 = fma(load_floats(row + WIDTH), one, m1)
+                        m2 = fma(load_floats(row + 2 * WIDTH), one, m2)
+                        m3 = fma(load_floats(row + 3 * WIDTH), one, m3)
                         row += ROW
                     store(to, m0)
                     store(to + WIDTH, m1)

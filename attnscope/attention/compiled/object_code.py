@@ -56,7 +56,7 @@ def _object() -> tuple[str, bytes]:
     """The kernel's name and object code for this machine: as kept, or compiled."""
     folder = cache.wanted_folder()
     path = folder / f"sweep-{_key()}.bin" if folder and cache.is_private(folder) else None
-    if path and (kept := cache.read(path)):
+    if path and (kept := cache.read_object(path)):
         name, _, code = kept.partition(b"\0")
         return name.decode(), code
     logger.warning("compiling the CPU kernel, %s", f"once per machine: {path.parent}" if path else _not_kept(folder))

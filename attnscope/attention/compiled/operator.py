@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attnscope.attention.compiled.asked import Asked
+from attnscope.attention.compiled.asked import SweepQuestions
 from attnscope.attention.compiled.object_code import installed
 from attnscope.attention.compiled.sweeping import Sweeping
 from attnscope.attention.questions import Question
@@ -28,7 +28,7 @@ class CompiledAttention(TiledAttention):
     def swept(self, questions: Sequence[Question]) -> dict[Question, Any]:
         if self.spec.device.type != "cpu":
             return {}
-        asked = Asked.of(questions, self.spec)
+        asked = SweepQuestions.of(questions, self.spec)
         wants_output = self.with_output and self._output is None
         if not (asked.known or wants_output):
             return {}

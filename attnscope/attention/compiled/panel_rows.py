@@ -23,8 +23,8 @@ from attnscope.attention.compiled.vectors import (
     integer,
     integers,
     larger,
-    largest,
-    load,
+    largest_lane,
+    load_floats,
     load_integers,
     lowest,
     minus,
@@ -54,7 +54,7 @@ def whole_blocks(rows):
 
 @njit(**OPTIONS)
 def exp_one(x):
-    return largest(exp(clamped(splat(min(x, F(88))))))
+    return largest_lane(exp(clamped(splat(min(x, F(88))))))
 
 
 @njit(**OPTIONS)
@@ -71,45 +71,45 @@ def shape_row(x, key, start, stop, softcap, extra):
     if softcap:
         cap = splat(number(softcap))
         for v in range(VECTORS):
-            store(x + v * WIDTH, times(tanh(over(load(x + v * WIDTH), cap)), cap))
+            store(x + v * WIDTH, times(tanh(over(load_floats(x + v * WIDTH), cap)), cap))
     if extra:
         for v in range(VECTORS):
-            more = load(extra + v * WIDTH)
-            here = plus(load(x + v * WIDTH), more)
+            more = load_floats(extra + v * WIDTH)
+            here = plus(load_floats(x + v * WIDTH), more)
             store(x + v * WIDTH, where(at_least(splat(F(HIDDEN)), more), more, here))
     if key < start or key + PANEL > stop:
         for v in range(VECTORS):
             at = ascending(I32(key + v * LANES))
             seen = both(below(at, integers(I32(stop))), below(integers(I32(start - 1)), at))
-            store(x + v * WIDTH, where(seen, load(x + v * WIDTH), splat(-INFINITE)))
+            store(x + v * WIDTH, where(seen, load_floats(x + v * WIDTH), splat(-INFINITE)))
 
 
 @njit(**OPTIONS)
 def set_bounds(classes, state, top):
     """A row's largest logit; and the top-th largest of the classes: as many logits at least are as large."""
-    best = load(classes)
+    best = load_floats(classes)
     for v in range(1, VECTORS):
-        best = larger(load(classes + v * WIDTH), best)
-    peak = largest(best)
+        best = larger(load_floats(classes + v * WIDTH), best)
+    peak = largest_lane(best)
     put(state + PEAK, peak if peak > -INFINITE else F(0))
     bound = peak
     for _ in range(1, top):
         best = splat(-INFINITE)
         for v in range(VECTORS):
-            one = load(classes + v * WIDTH)
+            one = load_floats(classes + v * WIDTH)
             one = where(at_least(one, splat(bound)), splat(-INFINITE), one)
             store(classes + v * WIDTH, one)
             best = larger(one, best)
-        bound = largest(best)
+        bound = largest_lane(best)
     put(state + BOUND, max(bound, F(HIDDEN / 2)))
 
 
 @njit(**OPTIONS)
 def any_strong(x, state):
     """Whether any of a panel's row may be among the strongest."""
-    most = load(x)
+    most = load_floats(x)
     for v in range(1, VECTORS):
-        most = larger(load(x + v * WIDTH), most)
+        most = larger(load_floats(x + v * WIDTH), most)
     return bits(at_least(most, splat(number(state + BOUND))))
 
 
@@ -117,7 +117,7 @@ def any_strong(x, state):
 def keep_strongest(x, key, state, logits, keys, top):
     """Put those of a panel's row that belong there among the strongest, in order."""
     for v in range(VECTORS):
-        found = bits(at_least(load(x + v * WIDTH), splat(number(state + BOUND))))
+        found = bits(at_least(load_floats(x + v * WIDTH), splat(number(state + BOUND))))
         while found:
             lane = v * LANES + lowest(found)
             found &= found - 1
@@ -139,10 +139,15 @@ def keep_strongest(x, key, state, logits, keys, top):
 def read_row(x, state, sums, back):
     """exp in place of the logits of a panel's row, and the sums; back: how far its first key is behind the query."""
     peak = splat(number(state + PEAK))
-    whole, energy, squares, moment = load(sums), load(sums + WIDTH), load(sums + 2 * WIDTH), load(sums + 3 * WIDTH)
+    whole, energy, squares, moment = (
+        load_floats(sums),
+        load_floats(sums + WIDTH),
+        load_floats(sums + 2 * WIDTH),
+        load_floats(sums + 3 * WIDTH),
+    )
     distance = minus(splat(F(back)), as_floats(ascending(I32(0))))
     for v in range(VECTORS):
-        t = clamped(minus(load(x + v * WIDTH), peak))
+        t = clamped(minus(load_floats(x + v * WIDTH), peak))
         p = exp(t)
         store(x + v * WIDTH, p)
         whole = plus(whole, p)
@@ -159,12 +164,12 @@ def read_row(x, state, sums, back):
 @njit(**OPTIONS)
 def read_labels(x, key, sums, mine, labels, past):
     """Add up the keys before `past` whose label is the query's."""
-    mass, own, end = load(sums), integers(mine), integers(I32(past))
+    mass, own, end = load_floats(sums), integers(mine), integers(I32(past))
     for v in range(VECTORS):
         same = both(
             equal(load_integers(labels + 4 * key + v * WIDTH), own), below(ascending(I32(key + v * LANES)), end)
         )
-        mass = plus(mass, where(same, load(x + v * WIDTH), splat(F(0))))
+        mass = plus(mass, where(same, load_floats(x + v * WIDTH), splat(F(0))))
     store(sums, mass)
 
 
@@ -177,5 +182,5 @@ def window_mass(tile, row, padded, panel0, start, stop):
         for v in range(VECTORS):
             at = ascending(I32(panel * PANEL + v * LANES))
             inside = both(below(at, integers(I32(stop))), below(integers(I32(start - 1)), at))
-            mass = plus(mass, where(inside, load(x + v * WIDTH), splat(F(0))))
+            mass = plus(mass, where(inside, load_floats(x + v * WIDTH), splat(F(0))))
     return total(mass)

@@ -26,10 +26,10 @@ class Each(NamedTuple):
         return first + text[:, None] + group
 
 
-Given = dict[str, int | Tensor | Each | None]  # tensors by their address, None as 0
+RecordValues = dict[str, int | Tensor | Each | None]  # tensors by their address, None as 0
 
 
-def records(given: Given, shape: tuple[int, int]) -> np.ndarray:
+def records(given: RecordValues, shape: tuple[int, int]) -> np.ndarray:
     """(texts * kv heads, NAMES) int64; what is given must outlive the sweep."""
     found = np.empty((*shape, len(NAMES)), dtype=np.int64)
     for number, name in enumerate(NAMES):

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.compiled.answers import Answers
-from attnscope.attention.compiled.asked import Asked
+from attnscope.attention.compiled.asked import SweepQuestions
 from attnscope.attention.compiled.jobs import Job, Texts
 from attnscope.attention.compiled.object_code import sweep as compiled_sweep
-from attnscope.attention.compiled.records import Each, Given, records
+from attnscope.attention.compiled.records import Each, RecordValues, records
 from attnscope.attention.compiled.shapes import BLOCK, HIDDEN, LANES, PANEL, REACH, STATE, STRIP, SUMS
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled.tiles import reach
@@ -35,7 +35,7 @@ JOBS, JOB_SCORES = 32, (2**18, 2**21)  # of a text at least, and what each of th
 class Sweeping:
     """One pass over a call, for the answers of what is asked, and the output with `with_output`."""
 
-    def __init__(self, spec: AttentionSpec, asked: Asked, with_output: bool) -> None:
+    def __init__(self, spec: AttentionSpec, asked: SweepQuestions, with_output: bool) -> None:
         self.spec, self.asked, self.with_output = spec, asked, with_output
         self.panels = -(-spec.visible.keys // PANEL)
         self.scale = torch.tensor([spec.scale], dtype=torch.float32)
@@ -128,7 +128,7 @@ class Sweeping:
         if count:
             answers.add_in_turn(job, columns)
 
-    def _calls(self, job: Job) -> Given:
+    def _calls(self, job: Job) -> RecordValues:
         visible = self.spec.visible
         masked = not visible.by_position
         return {
@@ -145,7 +145,7 @@ class Sweeping:
             "softcap": self.softcap,
         }
 
-    def _inputs(self, job: Job) -> Given:
+    def _inputs(self, job: Job) -> RecordValues:
         inputs, groups, sinks = job.inputs, job.groups, self.sinks
         q_bgRrD, columns = inputs.q_bGRQD[:, groups, :, job.rows], inputs.columns_bGcKs
         if sinks is not None:
@@ -165,7 +165,7 @@ class Sweeping:
             "sinks_scale": int(self.spec.sinks_scale_output),
         }
 
-    def _masks(self, job: Job) -> Given:
+    def _masks(self, job: Job) -> RecordValues:
         extra = self._extra(job)
         return {
             "extra": None if extra is None else Each(extra),
@@ -198,7 +198,7 @@ class Sweeping:
         grouped = grouped[..., job.rows, :] if grouped.shape[3] > 1 else grouped
         return grouped[..., job.keys] if grouped.shape[-1] > 1 else grouped
 
-    def _questions(self, job: Job) -> Given:
+    def _questions(self, job: Job) -> RecordValues:
         texts, rows = job.texts, job.rows
 
         def of_texts(table_nBX: Tensor) -> Each | None:
@@ -229,7 +229,7 @@ class Rooms:
     def of(self, name: str, *shape: int) -> Tensor:
         return self._rooms.setdefault(name, Room()).of(shape, CPU)
 
-    def of_job(self, job: Job, asked: Asked, count: int) -> Given:
+    def of_job(self, job: Job, asked: SweepQuestions, count: int) -> RecordValues:
         """What the sweep writes on its way, one kv head of one text after the other."""
         padded, most = job.padded, asked.most
         return {

@@ -125,7 +125,7 @@ def put_long(b: Any, place: Any, value: Any) -> Any:
 
 
 @emits(Floats, address)
-def load(b: Any, place: Any) -> Any:
+def load_floats(b: Any, place: Any) -> Any:
     return _load(b, place, FLOATS)
 
 
@@ -245,7 +245,7 @@ def total(b: Any, values: Any) -> Any:
 
 
 @emits(f32, Floats)
-def largest(b: Any, values: Any) -> Any:
+def largest_lane(b: Any, values: Any) -> Any:
     return _reduce(b, values, lambda x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
 
 

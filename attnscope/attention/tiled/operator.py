@@ -37,14 +37,10 @@ class TiledAttention(AttentionOperator):
     kernel: str = ""
 
     def __init__(self, spec: AttentionSpec, with_output: bool = False) -> None:
-        super().__init__(spec.batch, spec.heads, spec.visible, spec)
+        super().__init__(spec.batch, spec.heads, spec.visible, spec, spec.device)
         self.with_output = with_output
         self._output: Tensor | None = None
         self.answered_by: dict[str, str] = {}
-
-    @property
-    def device(self) -> torch.device:
-        return self.spec.device
 
     def rows(self, start: int, stop: int) -> Tensor:
         return self.spec.weights(start, stop)

@@ -27,7 +27,7 @@ LEAST = torch.finfo(torch.float32).min
 
 
 @dataclass(frozen=True)
-class Place:
+class TilePlace:
     """Where a tile stands: which text, kv heads, heads, rows and keys."""
 
     text: int
@@ -48,7 +48,7 @@ class Tile:
     over t and p.
     """
 
-    place: Place
+    place: TilePlace
     t: Tensor | None
     p: Tensor
     norm: Tensor
@@ -116,13 +116,13 @@ class Tiling:
     def each(self, visit: Callable[[Tile], None]) -> None:
         """Call `visit` with every tile, on as many cores as PyTorch may use; from several threads on a CPU."""
 
-        def begin() -> Callable[[tuple[Place, _Text]], None]:
+        def begin() -> Callable[[tuple[TilePlace, _Text]], None]:
             rooms = Room(), Room()
             return lambda item: visit(self._tile(*item, rooms))
 
         work_through(self._places(), begin, MOST_WORKERS if self.spec.device.type == "cpu" else 1)
 
-    def _places(self) -> Iterator[tuple[Place, _Text]]:
+    def _places(self) -> Iterator[tuple[TilePlace, _Text]]:
         """Every tile's place: rows of as many kv heads as fit."""
         H, G, numbers = self.spec.heads, self.spec.kv_heads, self.tile_bytes // 4
         for number in range(self.spec.batch):
@@ -134,7 +134,7 @@ class Tiling:
                 for first in range(0, G, step):
                     groups = slice(first, min(G, first + step))
                     heads = slice(groups.start * (H // G), groups.stop * (H // G))
-                    yield Place(number, groups, heads, rows, keys), text
+                    yield TilePlace(number, groups, heads, rows, keys), text
 
     def _ranges(self, numbers: int) -> Iterator[tuple[slice, slice]]:
         """Rows, and the keys that any of them may see; at most so many numbers a head, if that leaves rows enough."""
@@ -160,7 +160,7 @@ class Tiling:
         q_HQD = self.spec.q_BHQD[number].float() * self.spec.scale
         return _Text(q_HQD, self.spec.k_BGKD[number].float().mT, self.columns(number))
 
-    def _tile(self, place: Place, text: _Text, rooms: tuple[Room, Room]) -> Tile:
+    def _tile(self, place: TilePlace, text: _Text, rooms: tuple[Room, Room]) -> Tile:
         logits = self._logits(place, text, rooms[0])
         top_heads = [head for head in self.top_heads if place.heads.start <= head < place.heads.stop]
         top = self._top(logits, top_heads, place) if top_heads else None
@@ -175,7 +175,7 @@ class Tiling:
         columns = columns[place.groups] if columns is not None else None
         return Tile(place, t, p, norm, share, max_p, top, top_heads, columns)
 
-    def _logits(self, place: Place, text: _Text, room: Room) -> Tensor:
+    def _logits(self, place: TilePlace, text: _Text, room: Room) -> Tensor:
         """(H, r, n); the heads of a group stacked as rows, so that k is not repeated."""
         q_HrD, k_GDn = text.q_HQD[place.heads, place.rows], text.k_GDK[place.groups, :, place.keys]
         G, n = len(k_GDn), k_GDn.shape[-1]
@@ -183,7 +183,7 @@ class Tiling:
         torch.bmm(q_HrD.reshape(G, -1, q_HrD.shape[-1]), k_GDn, out=logits.view(G, -1, n))
         return self._shaped(logits, place)
 
-    def _shares(self, place: Place, peak: Tensor, max_p: Tensor) -> tuple[Tensor, Tensor]:
+    def _shares(self, place: TilePlace, peak: Tensor, max_p: Tensor) -> tuple[Tensor, Tensor]:
         """What makes p the row of P, and what a sink logit leaves of the output, (H, r, 1) each."""
         blind = (peak == -torch.inf) | ((peak <= HIDDEN / 2) & (peak >= HIDDEN * 2))  # below: uniform, see `hides`
         norm, share = (~blind).float(), torch.ones_like(peak)
@@ -192,12 +192,12 @@ class Tiling:
         left = torch.sigmoid(peak - max_p.log() - part(self.spec.sinks[..., None], place).float())
         return (norm, left) if self.spec.sinks_scale_output else (norm * left, share)
 
-    def _top(self, logits: Tensor, heads: Sequence[int], place: Place) -> tuple[Tensor, Tensor]:
+    def _top(self, logits: Tensor, heads: Sequence[int], place: TilePlace) -> tuple[Tensor, Tensor]:
         if len(heads) < len(logits):
             logits = logits[[head - place.heads.start for head in heads]]
         return topk(logits, self.most)
 
-    def _shaped(self, logits: Tensor, place: Place) -> Tensor:
+    def _shaped(self, logits: Tensor, place: TilePlace) -> Tensor:
         """Soft-cap, position bias, mask, in the families' own order."""
         spec, visible = self.spec, self.spec.visible
         if spec.softcap is not None:
@@ -231,7 +231,7 @@ def reach(visible: Visibility, start: int, stop: int) -> tuple[int, int]:
     return low, min(keys, stop + offset) if visible.causal else keys
 
 
-def part(tensor: Tensor, place: Place) -> Tensor:
+def part(tensor: Tensor, place: TilePlace) -> Tensor:
     """The part of a (B, H, Q, K) tensor, any of its sizes 1, that a tile stands on: (H or 1, r or 1, n or 1)."""
     tensor = tensor[place.text if tensor.shape[0] > 1 else 0]
     tensor = tensor[place.heads] if tensor.shape[0] > 1 else tensor

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from attnscope.intervene.passes import Advance, Passes
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.call import AttentionCall
+    from attnscope.selection import HeadIndex
 
-Head = tuple[int, int]
 TRIED = 8  # tokens on which the way is verified
 
 
@@ -37,7 +37,7 @@ TRIED = 8  # tokens on which the way is verified
 class Direct:
     """Every head's mean direct effect, and what to say of them; none, and why."""
 
-    values: Mapping[Head, float]
+    values: Mapping[HeadIndex, float]
     said: str = ""
 
 

@@ -1,6 +1,6 @@
 """What sets of heads cost a task: each head alone, all together, and random sets of the same shape beside them.
 
-    asked = Asked.of(sets_of_roles, loaded.geometry)
+    asked = HeadSets.of(sets_of_roles, loaded.geometry)
     found = ablate(loaded, task, asked, folder=Path("runs/ablate"))
     found.effect(asked.named[0])      # (S,) over intact, as nats per token
 
@@ -33,17 +33,17 @@ from attnscope.tables import as_table, numbers, save, words
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
+    from attnscope.selection import HeadIndex
     from attnscope.study.ablation.direct import Direct
 
-SCHEMA = "ablation/1"
+SCHEMA = "ablation/2"
 NAME, TABLE, READINGS = "ablation.json", "ablation.parquet", "ablation"
 COPY = HeadSet("intact copy", ())
 RANGE = (0.005, 0.995)  # of random sets
-Heads = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Asked:
+class HeadSets:
     """Sets by name, what of each goes alone, and the random sets that each is held against, at most so many.
 
     controls: the heads that random sets are drawn from.
@@ -66,7 +66,7 @@ class Asked:
         seed: int = 0,
         random: int = CONTROLS,
         controls: DrawnFrom = "unnamed",
-    ) -> Asked:
+    ) -> HeadSets:
         """The sets, cut to whole kv groups with by_kv, with up to so many random ones each."""
         whole = tuple(whole_groups(one, geometry) if by_kv else one for one in named)
         left_out = whole if controls == "unnamed" else ()
@@ -90,9 +90,9 @@ class Asked:
 class Ablation:
     """What was measured of the intact model (S,), every set's effects (S,) by its heads, and facts."""
 
-    asked: Asked
+    asked: HeadSets
     intact_S: np.ndarray
-    effects: Mapping[Heads, np.ndarray]
+    effects: Mapping[tuple[HeadIndex, ...], np.ndarray]
     facts: Mapping[str, Any]
     direct: Mapping[tuple[int, int], float] | None = None
 
@@ -102,24 +102,24 @@ class Ablation:
 
     def table(self) -> pa.Table:
         """A row per named set, head alone and random set; columns of COLUMNS, NaN is null."""
-        kinds = [("together", one.name, one) for one in self.asked.named]
-        kinds += [("alone", name, one) for name, sets in self.asked.alone.items() for one in sets]
-        tested = len(kinds)
-        kinds += [("random", name, one) for name, sets in self.asked.random.items() for one in sets]
-        told = {name: np.full(len(kinds), np.nan) for name in COLUMNS}
-        told |= {name: np.concatenate([found, told[name][tested:]]) for name, found in self._tested(kinds[:tested])}
-        told["effect"][tested:] = [self.effect(one).mean() for _, _, one in kinds[tested:]]
+        rows = [("together", one.name, one) for one in self.asked.named]
+        rows += [("alone", name, one) for name, sets in self.asked.alone.items() for one in sets]
+        tested = len(rows)
+        rows += [("random", name, one) for name, sets in self.asked.random.items() for one in sets]
+        told = {name: np.full(len(rows), np.nan) for name in COLUMNS}
+        told |= {name: np.concatenate([found, told[name][tested:]]) for name, found in self._tested(rows[:tested])}
+        told["effect"][tested:] = [self.effect(one).mean() for _, _, one in rows[tested:]]
         for place, one in enumerate(self.asked.named):
             told["random_low"][place], told["random_high"][place], told["percentile"][place] = self.beside_random(one)
         if self.direct is not None:
-            told["direct"] = np.array([self._direct(kind, one) for kind, _, one in kinds])
+            told["direct"] = np.array([self._direct(condition, one) for condition, _, one in rows])
         return as_table(
             {
-                "set": words([name for _, name, _ in kinds]).dictionary_encode(),
-                "kind": words([kind for kind, _, _ in kinds]).dictionary_encode(),
-                "heads": words([str(one) for _, _, one in kinds]),
+                "set": words([name for _, name, _ in rows]).dictionary_encode(),
+                "condition": words([condition for condition, _, _ in rows]).dictionary_encode(),
+                "heads": words([str(one) for _, _, one in rows]),
                 **{name: numbers(values) for name, values in told.items()},
-                "n": np.full(len(kinds), len(self.intact_S), np.int32),
+                "n": np.full(len(rows), len(self.intact_S), np.int32),
             }
         )
 
@@ -136,17 +136,17 @@ class Ablation:
         save(self.table(), folder / TABLE)
         save_json(self.facts, folder / NAME)
 
-    def _tested(self, kinds: Sequence[tuple[str, str, HeadSet]]) -> Iterator[tuple[str, np.ndarray]]:
+    def _tested(self, rows: Sequence[tuple[str, str, HeadSet]]) -> Iterator[tuple[str, np.ndarray]]:
         """The columns that statistics fill, over the sets that were asked for."""
-        effect_SK = np.stack([self.effect(one) for _, _, one in kinds], 1)
+        effect_SK = np.stack([self.effect(one) for _, _, one in rows], 1)
         intact_SK = np.broadcast_to(self.intact_S[:, None], effect_SK.shape)
         found = paired(intact_SK + effect_SK, intact_SK, span=0.0)
         for column in ("effect", "low", "high", "p"):
             yield column, getattr(found, column)
 
-    def _direct(self, kind: str, one: HeadSet) -> float:
+    def _direct(self, condition: str, one: HeadSet) -> float:
         assert self.direct is not None
-        return sum(self.direct[head] for head in one.heads) if kind == "alone" else np.nan
+        return sum(self.direct[head] for head in one.heads) if condition == "alone" else np.nan
 
 
 COLUMNS = ("direct", "effect", "low", "high", "p", "random_low", "random_high", "percentile")
@@ -155,7 +155,7 @@ COLUMNS = ("direct", "effect", "low", "high", "p", "random_low", "random_high", 
 def ablate(
     loaded: LoadedModel,
     task: Task,
-    asked: Asked,
+    asked: HeadSets,
     replacement: Replacement | Intervention = "mean",
     folder: Path | None = None,
     *,
@@ -191,7 +191,9 @@ def ablate(
 HALF = ("bfloat16", "float16")
 
 
-def cost(loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement | Intervention) -> tuple[int, int]:
+def ablation_cost(
+    loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replacement | Intervention
+) -> tuple[int, int]:
     """Tokens times layers of all passes, and about how many operations that is."""
     passes = Passes.planned(loaded, task, replacement)
     token_layers = passes.token_layers(asked.sets) + (passes.token_layers([]) if passes.intervention.learns else 0)
@@ -222,7 +224,7 @@ def task_facts(
 
 
 def _facts(
-    loaded: LoadedModel, task: Task, asked: Asked, replacement: Replacement | Intervention, measure: Measure
+    loaded: LoadedModel, task: Task, asked: HeadSets, replacement: Replacement | Intervention, measure: Measure
 ) -> dict[str, Any]:
     return {
         **task_facts(loaded, task, replacement, measure),

@@ -20,14 +20,14 @@ from attnscope.tables import as_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Head = tuple[int, int]
+    from attnscope.selection import HeadIndex
 
 
 @dataclass(frozen=True)
 class Pairs:
     """The pairs, and their effects in the measure's unit: score is what the pair costs, null what both cost alone."""
 
-    pairs: tuple[tuple[Head, Head], ...]
+    pairs: tuple[tuple[HeadIndex, HeadIndex], ...]
     effects: Effects
 
     def table(self) -> pa.Table:
@@ -40,13 +40,13 @@ class Pairs:
         return as_table({**places, **costs, **rest, "n": asked.n.astype(np.int32)})
 
 
-def pair_sets(heads: Sequence[Head]) -> list[HeadSet]:
+def pair_sets(heads: Sequence[HeadIndex]) -> list[HeadSet]:
     """What has to be ablated for the synergies of some heads: each alone, then each pair."""
     singles = [HeadSet(head_names([head]), (head,)) for head in sorted(heads)]
     return singles + [HeadSet(head_names(pair), pair) for pair in combinations(sorted(heads), 2)]
 
 
-def synergies(heads: Sequence[Head], effect_SK: np.ndarray, seed: int = 0) -> Pairs:
+def synergies(heads: Sequence[HeadIndex], effect_SK: np.ndarray, seed: int = 0) -> Pairs:
     """The synergies of some heads; effect_SK: (S, K) over intact, of each set of `pair_sets`, in order."""
     heads, pairs = sorted(heads), tuple(combinations(sorted(heads), 2))
     single = {head: effect_SK[:, place] for place, head in enumerate(heads)}

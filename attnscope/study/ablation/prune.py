@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.intervene.passes import Advance, Passes
-
-Head = tuple[int, int]
+    from attnscope.selection import HeadIndex
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,12 @@ class Step:
 
 def pruned(
     passes: Passes,
-    heads: Sequence[Head],
+    heads: Sequence[HeadIndex],
     parts: Parts = Parts(),
     advance: Advance = lambda token_layers: None,
 ) -> Iterator[Step]:
     """The steps until no head is left; parts: where each is kept, and where a pruning goes on."""
-    away: list[Head] = []
+    away: list[HeadIndex] = []
     while len(away) < len(heads):
         left = [head for head in heads if head not in away]
         step = _step(parts, passes, away, left)
@@ -54,7 +53,7 @@ def pruned(
         yield step
 
 
-def cost(passes: Passes, heads: int) -> int:
+def prune_cost(passes: Passes, heads: int) -> int:
     """Token-layers that so many steps take at the most: sets that begin late take less."""
     return sum(_cost(passes, left) for left in range(1, heads + 1))
 
@@ -73,7 +72,7 @@ def curve(steps: Sequence[Step], intact: float, measure: Measure = LOSS) -> pa.T
     )
 
 
-def _best(passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
+def _best(passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
     sets = [HeadSet(f"and {head_name(*head)}", tuple(sorted([*away, head]))) for head in left]
     value_K = passes.measured(sets)[:, 1:].mean(0)
     place = int(np.argmin(passes.measure.worse * value_K))
@@ -84,7 +83,7 @@ def _cost(passes: Passes, left: int) -> int:
     return passes.task.tokens * len(passes.loaded.geometry.layers) * (1 + left)
 
 
-def _step(parts: Parts, passes: Passes, away: Sequence[Head], left: Sequence[Head]) -> Step:
+def _step(parts: Parts, passes: Passes, away: Sequence[HeadIndex], left: Sequence[HeadIndex]) -> Step:
     """The next step, from the folder where an earlier run left it."""
     found = parts.kept(
         f"step-{len(away) + 1:05}",

@@ -17,7 +17,7 @@ import numpy as np
 from attnscope.errors import InputError, UsageError
 from attnscope.intervene.intervention import HeadSet
 from attnscope.model.geometry import Geometry
-from attnscope.selection import Named, pairs, select
+from attnscope.selection import HeadsByRole, pairs, select
 from attnscope.text.reading import parsed_line, read_text
 
 CONTROLS = 100
@@ -56,7 +56,7 @@ def _read_set(line: str, where: str, geometry: Geometry) -> HeadSet:
         raise InputError(f"{where}: {error.message}", error.hint) from error
 
 
-def selected(expression: str, geometry: Geometry, named: Named | None = None) -> HeadSet:
+def selected(expression: str, geometry: Geometry, named: HeadsByRole | None = None) -> HeadSet:
     """The heads that an expression names, together in a set of its name; named, and what is raised: as of `select`."""
     return head_set(expression, select(expression, geometry.heads_by_layer, named))
 

@@ -19,14 +19,14 @@ import pyarrow as pa
 
 from attnscope.cells import head_name
 from attnscope.errors import InputError, UsageError
-from attnscope.files import read_json, read_small, save_json
+from attnscope.files import check_schema, read_json, read_small, save_json
 from attnscope.model.checkpoint import weights_sha256
 from attnscope.study.atlas.findings import Finding
 from attnscope.study.atlas.roles import MARK, RULES, Rule
 from attnscope.study.statistics import Effects
 from attnscope.tables import as_table, numbers, save
 
-SCHEMA = "atlas/1"
+SCHEMA = "atlas/2"
 NAME, TABLE = "atlas.json", "atlas.parquet"
 BESIDE = "atlas"  # the folder in a model's own that holds its atlas
 MOST_ROWS = 1 << 19  # heads times contrasts: a model of 5,120 heads has 180,000
@@ -100,9 +100,8 @@ class Atlas:
         return found
 
     def by_role(self) -> dict[str, dict[int, tuple[int, ...]]]:
-        """{role: {layer: heads}} as `selection.select` takes it: those of RULES, then others that the file names."""
-        known, said = (rule.role for rule in RULES), (role for roles in self.roles.values() for role in roles)
-        return {role: self.named(role) for role in dict.fromkeys((*known, *said))}
+        """{role: {layer: heads}} as `selection.select` takes it."""
+        return {rule.role: self.named(rule.role) for rule in RULES}
 
     def fits(self, model: Weights) -> bool | None:
         """Whether this is the atlas of a model's weights; None where neither the commit nor the files tell."""
@@ -116,15 +115,14 @@ class Atlas:
         """Write the table, and beside it roles, rules and facts."""
         save(self.table(), folder / TABLE)
         rules = {one.role: one.condition for one in (*RULES, MARK)}
-        save_json({**self.facts, "roles": spelled(self.roles), "rules": rules}, folder / NAME)
+        save_json({**self.facts, "roles": roles_by_head(self.roles), "rules": rules}, folder / NAME)
 
 
 def kept(folder: Path) -> Atlas:
     """The atlas of a folder that a scan has filled. Raises InputError for another folder."""
     try:
         facts = read_json(folder / NAME)
-        if facts["schema"] != SCHEMA:
-            raise InputError(f"{folder} holds {facts['schema']!r}, and {SCHEMA!r} is read", "scan the model again")
+        check_schema(facts, SCHEMA, folder, "scan the model again", InputError)
         return _read(facts, _columns(folder / TABLE))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # it is a file that anybody may write
         raise InputError(f"{folder} holds no whole atlas", "make one: attnscope scan MODEL --out DIR") from error
@@ -199,6 +197,6 @@ def _beside(model: Weights) -> Atlas | None:
     return None
 
 
-def spelled(roles: Mapping[tuple[int, int], Sequence[str]]) -> dict[str, list[str]]:
+def roles_by_head(roles: Mapping[tuple[int, int], Sequence[str]]) -> dict[str, list[str]]:
     """{"L3H0": ["induction", "sink"]}: the heads that have a role."""
     return {head_name(*head): list(names) for head, names in roles.items() if names}

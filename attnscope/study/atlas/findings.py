@@ -47,7 +47,7 @@ class Finding:
     effects: Effects
 
 
-def read(loaded: LoadedModel, trial: Trial, advance: Callable[[int], object] = lambda tokens: None) -> Readings:
+def read_trial(loaded: LoadedModel, trial: Trial, advance: Callable[[int], object] = lambda tokens: None) -> Readings:
     """Read a trial's sequences; advance: called with the tokens of every pass."""
     values: dict[Measure, np.ndarray] = {}
     heads: tuple[tuple[int, int], ...] = ()
@@ -65,7 +65,7 @@ def read(loaded: LoadedModel, trial: Trial, advance: Callable[[int], object] = l
     return Readings(heads, values)
 
 
-def compare(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding]:
+def findings_of(trial: Trial, readings: Readings, seed: int = 0) -> list[Finding]:
     """The trial's contrasts, each with its effects on every head."""
     values = readings.values
 

@@ -63,7 +63,7 @@ def needles(
     return ids_ST
 
 
-class Found(NamedTuple):
+class FoundNeedles(NamedTuple):
     """Of completed texts: where the needle's values stand (B, V), the tokens made (B, V), how many values they say."""
 
     value_BV: Tensor
@@ -71,13 +71,13 @@ class Found(NamedTuple):
     recall_B: Tensor
 
 
-def found(ids_BT: Tensor) -> Found:
+def found(ids_BT: Tensor) -> FoundNeedles:
     """Where the last token of the prompt stands first, its needle begins: no other token is as it."""
     key_B1 = ids_BT[:, -VALUES - 1, None]
     value_BV = (ids_BT == key_B1).int().argmax(-1, keepdim=True) + torch.arange(1, VALUES + 1, device=ids_BT.device)
     made_BV = ids_BT[:, -VALUES:]
     recalled_BV = (ids_BT.gather(-1, value_BV)[..., None] == made_BV[:, None]).any(-1)
-    return Found(value_BV, made_BV, recalled_BV.double().mean(-1))
+    return FoundNeedles(value_BV, made_BV, recalled_BV.double().mean(-1))
 
 
 @dataclass(frozen=True)

@@ -165,13 +165,14 @@ class Draft(NamedTuple):
         return self.draw(np.random.default_rng([seed, *(self.seeded_as or self.name).encode()]))
 
 
-def trials(pool: Sequence[int], begin: Sequence[int] = (), positions: int | None = None, **how: Any) -> list[Trial]:
-    """Every trial that a vocabulary and so many positions allow, drawn by a seed; how: `seed`, and as for `drafts`.
+def trials(
+    pool: Sequence[int], begin: Sequence[int] = (), positions: int | None = None, *, seed: int = 0, **how: Any
+) -> list[Trial]:
+    """Every trial that a vocabulary and so many positions allow, drawn by a seed; how: as for `drafts`.
 
     >>> [trial.name for trial in trials(range(100, 400), positions=128)]
     ['repeated p10', 'repeated p25', 'repeated p50', 'offsets', 'sink', 'long-range-copying']
     """
-    seed = how.pop("seed", 0)
     return [one.drawn(seed) for one in drafts(pool, begin, positions, **how)]
 
 

@@ -19,7 +19,7 @@ from attnscope.folder.parts import Column, Parts, claim, of_heads, with_weights
 from attnscope.model.libraries import versions
 from attnscope.study.atlas.atlas import SCHEMA, Atlas
 from attnscope.study.atlas.copying import Copying, copying_of
-from attnscope.study.atlas.findings import Finding, Readings, compare, read
+from attnscope.study.atlas.findings import Finding, Readings, findings_of, read_trial
 from attnscope.study.atlas.long_range_copying import recalled, unable
 from attnscope.study.atlas.pool import begins, token_pool
 from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measure, Trial, drafts, trials
@@ -79,7 +79,7 @@ def plan(loaded: LoadedModel, *, seed: int = 0, sequences: int = SEQUENCES, pool
     return Plan(made, seed, facts)
 
 
-def cost(loaded: LoadedModel, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> dict[str, int]:
+def scan_cost(loaded: LoadedModel, sequences: int = SEQUENCES, pool: Sequence[int] | None = None) -> dict[str, int]:
     """{trial: the tokens that it takes}, before any sequence is drawn. Raises as `token_pool`."""
     drawn_from, begin, _, why_not = _allowed(loaded, pool)
     made = drafts(drawn_from, begin, loaded.geometry.max_positions, sequences, completes=not why_not)
@@ -119,7 +119,7 @@ def scan(
     heads: tuple[tuple[int, int], ...] = ()
     for trial in planned.trials:
         readings = _readings(loaded, trial, parts, advance)
-        findings += compare(trial, readings, planned.seed)
+        findings += findings_of(trial, readings, planned.seed)
         beside |= _beside(trial, readings)
         heads = readings.heads
     named = dict(zip(heads, roles_of(findings, len(heads)), strict=True))
@@ -149,7 +149,7 @@ def _readings(loaded: LoadedModel, trial: Trial, parts: Parts, advance: Callable
     expected = {name: Column((sequences[one.arm], heads.shape[0])) for name, one in names.items()} | {"heads": heads}
 
     def read_all() -> Mapping[str, np.ndarray]:
-        found = read(loaded, trial, advance)
+        found = read_trial(loaded, trial, advance)
         return {"heads": np.array(found.heads), **{name: found.values[one] for name, one in names.items()}}
 
     columns = parts.kept(name, expected, read_all, fits=fits, skipped=lambda: advance(trial.tokens))

@@ -1,4 +1,4 @@
-"""What a process that draws beside this one does, in a process without PyTorch: `python beside.py FOLDER`.
+"""What a process that draws beside this one does, in a process without PyTorch: `python drawing_process.py FOLDER`.
 
 Pictures equal to those drawn here, errors as they are or in words, nothing drawn once nobody wants it, its own death.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from attnscope.drawing import Drawing
 from attnscope.errors import UsageError
-from attnscope.figures import Maps, Panel, Style, beside
+from attnscope.figures import Maps, Panel, Style, drawing_process
 
 BANK = ("the", "bank", "銀行")
 
@@ -27,11 +27,11 @@ def a_drawing() -> Drawing:
     return Drawing(layers, ("L0H1", "L1H0"), (0, 1), (panel,))
 
 
-def begun() -> beside.Beside:
-    beside.begin("attnscope.drawing")
-    process = beside.begun()
+def begun() -> drawing_process.DrawingProcess:
+    drawing_process.begin("attnscope.drawing")
+    process = drawing_process.begun()
     assert process is not None
-    assert beside.begun() is None, "one piece of work each"
+    assert drawing_process.begun() is None, "one piece of work each"
     return process
 
 
@@ -61,7 +61,7 @@ def raised(call: Callable[[], object]) -> Exception:
 
 def main(folder: Path) -> None:
     drawing, told = a_drawing(), list[int]()
-    beside.begin("attnscope.drawing")
+    drawing_process.begin("attnscope.drawing")
     written = drawing.draw(folder / "there", workers=None, advance=told.append)
     assert "matplotlib.figure" not in sys.modules, "drawn here"
     assert len(told) == len(written) == drawing.pictures() == 6

@@ -27,7 +27,7 @@ from attnscope.signals import begin_worker, busy, held, leaving
 
 Work = Callable[[], Generator[Path, None, None]]
 
-_begun: Beside | None = None
+_begun: DrawingProcess | None = None
 
 
 def begin(*modules: str) -> None:
@@ -37,17 +37,17 @@ def begin(*modules: str) -> None:
     """
     global _begun
     if sys.platform == "linux" and cores() > 1 and "torch" not in sys.modules and threading.active_count() == 1:
-        _begun = Beside(*modules)
+        _begun = DrawingProcess(*modules)
 
 
-def begun() -> Beside | None:
+def begun() -> DrawingProcess | None:
     """The process that was begun, for one piece of work; None without one."""
     global _begun
     process, _begun = _begun, None
     return process
 
 
-class Beside:
+class DrawingProcess:
     """A process for one piece of work, which it can be given while it still loads; it ends with this one."""
 
     def __init__(self, *modules: str) -> None:
@@ -91,7 +91,7 @@ def _serve(connection: Connection, other_end: Connection, modules: tuple[str, ..
     """What the process does; a path per file, then None, or an error."""
     begin_worker()
     other_end.close()
-    figures.load()
+    figures.load_drawing()
     for module in modules:
         import_module(module)
     with suppress(EOFError, OSError), busy:  # nothing to draw after all, or nobody who would hear of it

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnscope.figures import beside
+from attnscope.figures import drawing_process
 from attnscope.figures.pool import cores
 from helpers.command_line import HANGS
 
-HELPER = Path(__file__).parent / "helpers" / "beside.py"
+HELPER = Path(__file__).parent / "helpers" / "drawing_process.py"
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or cores() == 1, reason="needs Linux and two cores")
 
 
@@ -22,8 +22,8 @@ def test_it_draws_the_same_and_ends_as_it_should(tmp_path: Path) -> None:
 
 def test_none_is_begun_where_pytorch_is_loaded() -> None:
     assert torch.__name__ in sys.modules
-    beside.begin("attnscope.drawing")
-    assert beside.begun() is None
+    drawing_process.begin("attnscope.drawing")
+    assert drawing_process.begun() is None
 
 
 def test_heads_loads_no_matplotlib_where_another_process_draws(tmp_path: Path) -> None:

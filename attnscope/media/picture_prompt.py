@@ -1,7 +1,7 @@
 """A text and pictures -> a Prompt: the checkpoint's processor makes ids and pixels, and its image tokens get names.
 
-prompt = read_beside(loaded, "What is this?", all_opened("cat.png"))
-prompt.tokens[1], prompt.inputs["pixel_values"].shape
+with reading_with_pictures(loaded) as read:
+    prompt = read("What is this?", all_opened("cat.png"), False, False)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnscope.media.processor import processor_of, rendered, with_places
 from attnscope.model.geometry import window_side
 from attnscope.text.characters import located
 from attnscope.text.chat import Bounds, Message, read_messages, token_turns, turn_ranges
-from attnscope.text.prompt import Patch, Prompt, Span, from_ids, place
+from attnscope.text.prompt import Medium, Patch, Prompt, Span, from_ids, place
 
 if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
@@ -30,16 +30,24 @@ LEFT_OUT = ("input_ids", "attention_mask", "labels")  # of what a processor make
 BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_tokens": "[REG]"}  # in a tower's weights
 
 
-def read_beside(
-    loaded: LoadedModel, text: str, pictures: Sequence[Picture], chat: bool = False, answered: bool = False
-) -> Prompt:
-    """The tokens of one text with pictures, as `reading_beside` reads them; raises as it does."""
-    with reading_beside(loaded) as read:
-        return read(text, pictures, chat, answered)
+class PictureMedium(Medium):
+    """What a model is given of pictures, and which tokens they are."""
+
+    def followed(self, tokens: int, more: int) -> Medium:
+        """With what is said of every token, (1, T), said of the answer's too: they are of no picture."""
+        import torch
+
+        def longer(given: Any) -> Any:
+            if tuple(given.shape) != (1, tokens) or not self.patches:
+                return given
+            kind = 1 - int(given[0, next(iter(self.patches))])
+            return torch.cat([given, given.new_full((1, more), kind)], 1)
+
+        return replace(self, inputs={name: longer(one) for name, one in self.inputs.items()})
 
 
 @contextmanager
-def reading_beside(loaded: LoadedModel) -> Iterator[Callable[[str, Sequence[Picture], bool, bool], Prompt]]:
+def reading_with_pictures(loaded: LoadedModel) -> Iterator[Callable[[str, Sequence[Picture], bool, bool], Prompt]]:
     """(text, pictures, chat, answered) -> the tokens of a text, pictures before it or where its placeholders stand.
 
     chat: by the chat template, with the pictures at the head of the first message of the user; answered: an answer is
@@ -81,17 +89,17 @@ def _given(
     inputs = {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in made.items() if name not in LEFT_OUT}
     tower = tuple(_tower(loaded, inputs, sight, prompt))
     media, images = " ".join(one.sha256 for one in pictures), tuple(one.image for one in pictures)
-    return replace(prompt, inputs=inputs, media=media, tower=tower, images=images)
+    return replace(prompt, medium=PictureMedium(inputs, media, None, prompt.medium.patches, images, tower))
 
 
 def _check(loaded: LoadedModel, prompt: Prompt) -> None:
     """Raise for tokens that the model does not know; those of a picture may lie behind its vocabulary."""
-    loaded.check_ids([token for at, token in enumerate(prompt.ids) if at not in prompt.patches])
-    most = loaded.geometry.max_positions
+    loaded.check_ids([token for at, token in enumerate(prompt.ids) if at not in prompt.medium.patches])
+    most, count = loaded.geometry.max_positions, len(prompt.medium.patches)
     if most is not None and len(prompt) > most:
         raise InputError(
-            f"text and pictures have {len(prompt)} tokens, {len(prompt.patches)} of them the pictures', and the model "
-            f"reads at most {most}",
+            f"text and pictures have {len(prompt)} tokens, {count} of them the pictures', and the model reads at most "
+            f"{most}",
             "shorten the text, or give fewer or smaller pictures",
         )
 
@@ -153,7 +161,7 @@ def _named(plain: Prompt, patches: Mapping[int, tuple[str, Patch]], messages: Se
         special=tuple(at in patches or one for at, one in enumerate(plain.special)),
         characters=characters,
         turns=tuple(Span(start, stop, bounds[turn][2]) for start, stop, turn in turns),
-        patches={at: patch for at, (_, patch) in patches.items()},
+        medium=PictureMedium(patches={at: patch for at, (_, patch) in patches.items()}),
     )
 
 
@@ -179,8 +187,8 @@ def _tower(loaded: LoadedModel, inputs: Mapping[str, Any], sight: Sight, prompt:
     merge = getattr(vision, "spatial_merge_size", None)
     if grids is not None and merge:
         _, rows, columns = grids[0].tolist()
-        prompt, window = _of_patches(cells(0, (rows, columns), sight.boxes[0], merge=merge), []), window_side(vision)
-        yield replace(prompt, windows=windows((rows, columns), merge, window) if window else ())
+        found, window = cells(0, (rows, columns), sight.boxes[0], merge=merge), window_side(vision)
+        yield _of_patches(found, [], windows((rows, columns), merge, window) if window else ())
     elif pixels is not None and pixels.ndim >= 4 and isinstance(side, int):
         grid, before = (pixels.shape[-2] // side, pixels.shape[-1] // side), list(_before(loaded.model))
         for picture, box in _parts(sight, prompt, pixels.shape[:-3].numel()):
@@ -201,7 +209,7 @@ def _parts(sight: Sight, prompt: Prompt, count: int) -> Iterator[tuple[int, Box]
     if not sight.tiled:
         yield from enumerate(sight.boxes)
         return
-    runs = _runs(prompt.patches)
+    runs = _runs(prompt.medium.patches)
     for run in runs if len(runs) == count else []:
         edges = list(zip(*(patch.box or WHOLE for patch in run), strict=True))
         yield run[0].picture, (min(edges[0]), min(edges[1]), max(edges[2]), max(edges[3]))
@@ -217,7 +225,9 @@ def _runs(patches: Mapping[int, Patch]) -> list[list[Patch]]:
     return runs
 
 
-def _of_patches(found: Iterator[tuple[str, Patch]], before: Sequence[str]) -> Prompt:
+def _of_patches(
+    found: Iterator[tuple[str, Patch]], before: Sequence[str], in_windows: tuple[tuple[int, ...], ...] = ()
+) -> Prompt:
     """Patches as a prompt, behind the tokens that a tower puts before them."""
     labelled = list(found)
     names = (*before, *(label for label, _ in labelled))
@@ -229,5 +239,7 @@ def _of_patches(found: Iterator[tuple[str, Patch]], before: Sequence[str]) -> Pr
         special=(True,) * len(names),
         plain=("",) * len(names),
         turns=(),
-        patches={len(before) + at: patch for at, (_, patch) in enumerate(labelled)},
+        medium=PictureMedium(
+            patches={len(before) + at: patch for at, (_, patch) in enumerate(labelled)}, windows=in_windows
+        ),
     )

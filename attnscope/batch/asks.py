@@ -1,0 +1,158 @@
+"""An item -> what is asked of it: of its text, of the sound that its record names, or of the pictures with its text.
+
+ask = ask_of(job, item)
+with prompts(job, loaded) as read:
+    read(ask).tokens
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from attnscope.apart import Where
+from attnscope.ask import Ask
+from attnscope.batch.items import Item, printable
+from attnscope.batch.job import Job
+from attnscope.errors import InputError, ModelError, UsageError
+from attnscope.inputs.given import reading
+from attnscope.inputs.made import reading_targets
+from attnscope.media.processor import processor_of
+from attnscope.media.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sound, reads_sound
+from attnscope.model.loading import LoadedModel
+from attnscope.shown import brief
+from attnscope.text.prompt import Prompt
+
+
+def check_fields(job: Job, loaded: LoadedModel) -> None:
+    """Raise ModelError for sounds or pictures that the model does not read, and for a model of sound without them."""
+    if reads_sound(loaded.model) and job.audio_field is None:
+        raise ModelError(
+            f"{loaded.name} reads sound, and a corpus is of texts",
+            "name the field of each record that holds a sound's file with {audio_field=NAME}",
+        )
+    if job.audio_field is not None:
+        if not reads_sound(loaded.model):
+            raise ModelError(f"{loaded.name} reads text, and {job.audio_field!r} names sounds", MODEL_OF_SOUND)
+        extractor_of(loaded)
+    if job.picture_field is not None:
+        processor_of(loaded)
+        if job.output.weights:
+            raise UsageError(
+                "lower triangles are of text alone: tokens of a picture may see ahead", "leave out {matrices}"
+            )
+
+
+def ask_of(job: Job, item: Item) -> Ask:
+    """What is asked of one text: the job's options, and what its record says.
+
+    Raises InputError where there is no text, or where a field of the record does not say what it should.
+    """
+    if item.problem is not None:
+        raise InputError(item.problem)
+    text = item.text if job.audio_field is None else _sound(item, job.audio_field)
+    picture = None if job.picture_field is None else _files(item, job.picture_field)
+    target = None if job.target_field is None else _said(item, job.target_field)
+    keep = job.request
+    if job.query_field is not None:
+        keep = replace(keep, query=_expression(item, job.query_field))
+    if job.key_field is not None:
+        keep = replace(keep, key=_expression(item, job.key_field))
+    return Ask(
+        text,
+        keep,
+        engine=job.engine,
+        select=job.select,
+        chat=job.chat,
+        truncate=job.truncate if job.max_tokens is None else job.truncate or "right",
+        target=target,
+        picture=picture,
+    )
+
+
+@contextmanager
+def prompts(job: Job, loaded: LoadedModel) -> Iterator[Callable[[Ask], Prompt]]:
+    """What makes a Prompt of the ask of an item; it raises InputError where the text is what is wrong."""
+    with reading(loaded, _where(loaded), job.max_tokens or loaded.geometry.max_positions) as read:
+
+        def prompt(ask: Ask) -> Prompt:
+            try:
+                made = read(ask)
+            except ModelError as error:
+                raise InputError(error.message) from error
+            except UsageError as error:
+                if job.audio_field is None:
+                    raise
+                raise InputError(error.message) from error  # it needs the extra: other sounds of the corpus may not
+            # nothing is drawn over the pictures themselves, so that none is held until its text is measured
+            return replace(made, medium=replace(made.medium, images=())) if made.medium.images else made
+
+        yield prompt
+
+
+@contextmanager
+def targets(loaded: LoadedModel) -> Iterator[Callable[[Ask], Prompt]]:
+    """What makes a Prompt of the target that an ask gives; it raises InputError where the target is what is wrong."""
+    with reading_targets(loaded, _where(loaded)) as read:
+
+        def target(ask: Ask) -> Prompt:
+            try:
+                return read(ask)
+            except ModelError as error:
+                raise InputError(error.message) from error
+
+        yield target
+
+
+def _where(loaded: LoadedModel) -> Where:
+    """Where many texts are read: one process for all of them costs less than a thread for each."""
+    return "process" if loaded.brought else "here"
+
+
+def _said(item: Item, field: str) -> str:
+    """The text of a field of the item's record."""
+    value = item.says(field)
+    if not isinstance(value, str):
+        raise InputError(f"field {field!r} is no text but {type(value).__name__}")
+    return value
+
+
+def _expression(item: Item, field: str) -> str:
+    """What a field of the item's record says of its tokens. Raises InputError where it says nothing."""
+    value = item.says(field)
+    if type(value) not in (str, int):
+        raise InputError(f"field {field!r} names no tokens but is {type(value).__name__}")
+    return str(value)
+
+
+def _sound(item: Item, field: str) -> Sound:
+    files = _files(item, field)
+    if len(files) > 1:
+        raise InputError(f"field {field!r} names {len(files)} files, and one sound is read")
+    try:
+        return read_sound(files[0])
+    except UsageError as error:  # a file that needs the extra: others of the corpus may not
+        raise InputError(error.message) from error
+
+
+def _files(item: Item, field: str) -> list[str]:
+    """The files that a field of the record names, from the folder of the corpus file. Raises InputError for others.
+
+    A cell of csv holds several as JSON.
+    """
+    given: Any = item.says(field)
+    if isinstance(given, str) and given.startswith("["):
+        with suppress(ValueError, RecursionError):
+            given = json.loads(given)
+    named = given if isinstance(given, list) else [given]
+    if not named or not all(isinstance(one, str) and one for one in named):
+        raise InputError(f"field {field!r} names no file but is {brief(given)}")
+    files = [os.path.join(os.path.dirname(item.file) or os.curdir, one) for one in named]
+    missing = next((one for one in files if not os.path.isfile(one)), None)
+    if missing is not None:  # nor a pipe, which would be waited for
+        raise InputError(printable(f"there is no file {missing}"))
+    return files

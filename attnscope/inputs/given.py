@@ -1,0 +1,191 @@
+"""What is asked of a text -> its tokens. Each kind of input says which asks it takes, and opens what reads them.
+
+with reading(loaded, "here", 2048) as read:
+    read(Ask("the bank")).labels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsIndex
+
+from attnscope.apart import Apart
+from attnscope.errors import InputError, UsageError
+from attnscope.media.picture import all_opened
+from attnscope.media.picture_prompt import reading_with_pictures
+from attnscope.media.sound import Sound, heard
+from attnscope.text import prompt as prompts
+from attnscope.text.answer import continued
+from attnscope.text.prompt import Prompt, from_ids, place
+from attnscope.text.virtual import with_virtual
+
+if TYPE_CHECKING:
+    from attnscope.apart import Where
+    from attnscope.ask import Ask
+    from attnscope.model.loading import LoadedModel
+
+Read = Callable[["Ask"], Prompt]
+
+
+@contextmanager
+def reading(loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+    """What makes a Prompt of an ask, with the answer that the ask gives; an empty answer is one that is still to come.
+
+    where: texts are tokenised. most: tokens that a text or ids may have. Raises InputError for what is asked for and
+    cannot be read, ModelError for what this model does not read, UsageError for what cannot be meant.
+    """
+    with ExitStack() as opened:
+
+        @cache
+        def reader(row: int) -> Read:
+            return opened.enter_context(INPUTS[row].reading(loaded, where, most))
+
+        yield lambda ask: reader(next(row for row, one in enumerate(INPUTS) if one.takes(ask)))(ask)
+
+
+class Input(Protocol):
+    """One kind of input."""
+
+    def takes(self, ask: Ask) -> bool:
+        """Whether an ask that no kind before this one takes is of this kind."""
+
+    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> AbstractContextManager[Read]:
+        """See `reading`."""
+
+
+class PictureInput:
+    """A text with pictures; where they are read, and how many tokens they may have, `reading_with_pictures` says."""
+
+    def takes(self, ask: Ask) -> bool:
+        return ask.picture is not None
+
+    @contextmanager
+    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+        loaded.check_bare("a text beside pictures")
+        with reading_with_pictures(loaded) as with_pictures:
+
+            def read(ask: Ask) -> Prompt:
+                pictures, answer = all_opened(ask.picture), ask.answer
+                if not isinstance(ask.text, str):
+                    raise UsageError(
+                        "a picture stands beside a text, and these are tokens", "give {text}, or leave out {picture}"
+                    )
+                if ask.truncate is not None:
+                    raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")
+                prompt = with_pictures(ask.text, pictures, ask.chat, answer is not None)
+                return _answered(loaded, prompt, ids_of(loaded, answer) if isinstance(answer, str) else answer)
+
+            yield read
+
+
+class SoundInput:
+    """A sound instead of a text, or the frames of one; how long it may be, the model says."""
+
+    def takes(self, ask: Ask) -> bool:
+        return isinstance(ask.text, Sound) or (isinstance(ask.text, Prompt) and ask.text.medium.step is not None)
+
+    @contextmanager
+    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+        def read(ask: Ask) -> Prompt:
+            if isinstance(ask.text, Sound):
+                return heard(loaded, ask.text, ask.truncate)
+            assert isinstance(ask.text, Prompt)
+            return ask.text
+
+        yield read
+
+
+class TextInput:
+    """A text, or a chat; with its answer it is tokenised as one, of any length."""
+
+    def takes(self, ask: Ask) -> bool:
+        return isinstance(ask.text, str)
+
+    @contextmanager
+    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+        with prompts.reading(loaded.tokenizer, where) as tokenised:
+
+            def read(ask: Ask) -> Prompt:
+                text, answer = ask.text, ask.answer
+                assert isinstance(text, str)
+                if answer is not None:
+                    loaded.check_bare("an answer")
+                if not text.strip():
+                    raise InputError("the text is empty", "give a text with at least one word")
+                if not isinstance(answer, str | None):
+                    raise UsageError(
+                        "the text is text, and its answer is not", "give both as text, or both as token ids"
+                    )
+                prompt = tokenised(text, ask.chat, most if answer is None else None, ask.truncate, answer)
+                loaded.check_ids(prompt.ids)
+                return _behind_virtual(loaded, prompt)
+
+            yield read
+
+
+class TokenInput:
+    """Token ids, or a Prompt, which is read as it is."""
+
+    def takes(self, ask: Ask) -> bool:
+        return True
+
+    @contextmanager
+    def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
+        def read(ask: Ask) -> Prompt:
+            text, answer = ask.text, ask.answer
+            assert not isinstance(text, str | Sound)
+            if answer is not None:
+                loaded.check_bare("an answer")
+            check_ids(loaded, text.ids if isinstance(text, Prompt) else text)
+            if not isinstance(text, Prompt):
+                virtual = list(loaded.virtual)  # ids of an earlier run begin with them
+                own = text[len(virtual) :] if list(text[: len(virtual)]) == virtual else text
+                room = most if answer is None else None
+                text = from_ids(loaded.tokenizer, own, max_tokens=room, truncate=ask.truncate)
+            if answer and isinstance(answer, str):
+                raise UsageError(
+                    "the text is token ids, and its answer is not", "give both as text, or both as token ids"
+                )
+            return _answered(loaded, _behind_virtual(loaded, text), answer)
+
+        yield read
+
+
+INPUTS: tuple[Input, ...] = (PictureInput(), SoundInput(), TextInput(), TokenInput())
+
+
+def check_ids(loaded: LoadedModel, ids: Sequence[int]) -> None:
+    """Raise UsageError for what is no token id, InputError for one that the model has no embedding of."""
+    if not all(issubclass(kind, SupportsIndex) for kind in set(map(type, ids))):  # there may be millions of ids
+        raise UsageError("expected a text, a Prompt or token ids as whole numbers", "give one text at a time")
+    loaded.check_length(len(ids))
+    place = loaded.unknown_id(ids)
+    if place is not None:
+        raise InputError(
+            f"token {place} has the id {ids[place]}, and the vocabulary has {loaded.embeddings} ids",
+            f"give ids from 0 to {(loaded.embeddings or 1) - 1}, of this model's own tokenizer",
+        )
+
+
+def ids_of(loaded: LoadedModel, answer: str) -> list[int]:
+    """The tokens of an answer alone."""
+    tokenizer = loaded.tokenizer
+    with Apart(
+        lambda: list(tokenizer(answer, add_special_tokens=False).input_ids), place(tokenizer, loaded.brought, False)
+    ) as encode:
+        return encode() if answer else []
+
+
+def _answered(loaded: LoadedModel, prompt: Prompt, answer: Sequence[int] | Literal[""] | None) -> Prompt:
+    """The tokens with those of an answer behind them."""
+    if not answer:
+        return prompt if answer is None else replace(prompt, answer=len(prompt))
+    check_ids(loaded, answer)
+    return continued(loaded.tokenizer, prompt, answer)
+
+
+def _behind_virtual(loaded: LoadedModel, prompt: Prompt) -> Prompt:
+    return with_virtual(prompt, loaded.virtual, keys_alone=loaded.prefix is not None)

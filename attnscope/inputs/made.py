@@ -1,0 +1,59 @@
+"""What is read beside a text or behind it: the target of an encoder-decoder, given or its own, and a model's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import UsageError
+from attnscope.seam.cost import within_memory
+from attnscope.seam.generation import continuation, ends, start_token, translation
+from attnscope.seam.inputs import given_of
+from attnscope.text.answer import continued
+from attnscope.text.prompt import Prompt, from_ids, place
+from attnscope.text.target import from_target_ids, reading_target
+
+if TYPE_CHECKING:
+    from attnscope.apart import Where
+    from attnscope.ask import Ask
+    from attnscope.model.loading import LoadedModel
+    from attnscope.seam.engines import Engine
+
+Advance = Callable[[int], object]
+
+
+@contextmanager
+def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Ask], Prompt]]:
+    """What makes a Prompt of the target that an ask gives, as text or as ids. Raises as `text.target`."""
+    with reading_target(loaded.tokenizer, where) as tokenised:
+
+        def read(ask: Ask) -> Prompt:
+            given, start, room = ask.target, start_token(loaded), loaded.geometry.max_positions
+            if isinstance(given, str):
+                return tokenised(given, start, room)
+            return from_target_ids(loaded.tokenizer, given or (), start, room)
+
+        yield read
+
+
+def target(loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advance: Advance) -> tuple[Prompt, Any]:
+    """What the decoder reads, and what the manifest says of it. Raises as `text.target`, UsageError for both ways."""
+    if ask.target is None:
+        with within_memory(loaded, len(source)):
+            prompt = from_ids(loaded.tokenizer, translation(loaded, source, engine, ask.generate, advance))
+    elif ask.generate is not None:
+        raise UsageError("a target is either generated or given", "leave out {generate} or {target}")
+    else:
+        with reading_targets(loaded, place(loaded.tokenizer, loaded.brought, False)) as read:
+            prompt = read(ask)
+    return prompt, {"target": {"ids": list(prompt.ids), "generated": ask.target is None}}
+
+
+def generated(loaded: LoadedModel, prompt: Prompt, most: int, engine: Engine, advance: Advance) -> tuple[Prompt, Any]:
+    """The prompt with what the model puts behind it, and what the manifest says of that."""
+    with within_memory(loaded, len(prompt) + most):
+        extras = given_of(loaded, prompt)[1]
+        ids = continuation(loaded, prompt.ids, most, engine, advance, **extras)
+    facts = {"asked": most, "ids": ids, "stopped_by": "end token" if ends(loaded, ids[-1]) else "number asked for"}
+    return continued(loaded.tokenizer, prompt, ids), {"generated": facts}
