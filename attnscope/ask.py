@@ -59,8 +59,8 @@ class Ask:
     select: heads to keep, as "27.3,last"; over the view's own. atlas: what `scan` found, or its folder; without one
     what lies in atlas/ of the model's own folder, where it is of these weights.
 
-    chat: apply the chat template. truncate: cut a text that is too long, on this side. generate: let the model put up
-    to so many tokens behind the text, which are read with it. answer: put this behind it, as text where the text is
+    chat: apply the chat template. truncate: cut a text that is too long, on this side. generate: let the model add up
+    to so many tokens after the text, which are read with it. answer: put this after it, as text where the text is
     one, else as ids. target: what an encoder-decoder's decoder reads, as text or as ids; without it what the model
     makes of the text, greedily, in at most `generate` tokens. picture: one or several, files or pictures of Pillow,
     that a vision-language model reads with the text.

@@ -14,7 +14,7 @@ _OPTION = re.compile(r"\{(\w+)(?:=([^{}]*))?\}")
 class AttnscopeError(Exception):
     """Something a person can act on: what happened, and the next step.
 
-    `message` says what was expected and what came; `hint` says what to do next. A hint names an option as
+    `message` says what was expected and what it got; `hint` says what to do next. A hint names an option as
     `{engine=eager}` or `{truncate}`; in Python that reads engine="eager", on the command line --engine eager.
 
         >>> try:

@@ -23,7 +23,7 @@ SHOWN_HEADS = 12  # of the table in a notebook
 
 @dataclass(frozen=True, repr=False)
 class Capture(Observation):
-    """An observation with its ways out, and those of every stack beside it.
+    """An observation with its ways out, and those of the other stacks.
 
     >>> seen = attnscope.capture(attnscope.load("demo"), "the financial bank")
     >>> seen.export("runs/bank")
@@ -56,7 +56,7 @@ class Capture(Observation):
         return head_picture(self, layer, head, **style)
 
     def over_picture(self, *heads: str, picture: int = 0, **style: Any) -> Picture:
-        """Where the chosen queries look in a picture beside the text, drawn over it, for a notebook or `.save(path)`.
+        """Where the chosen queries look in a picture, drawn over it, for a notebook or `.save(path)`.
 
         heads: as `L1H3`, or none for those that look most at it. picture: which, counted from 0. style: the fields of
         `figures.Style`. Raises UsageError where no weights per token were kept.
@@ -70,9 +70,9 @@ class Capture(Observation):
     def page(self, *, select: str | None = None, precision: Literal[8, 16] = 8, max_mb: float = 20.0) -> Page:
         """What was kept as one HTML file to hover over: shown in a notebook's frame, or `.save(path)`.
 
-        select: heads whose maps stay whole where a page of `max_mb` has no room for all, as "27.3,last". precision:
-        bits per weight. Of an encoder-decoder it has the kept heads of all stacks, over the text and behind it the
-        target; of a text with pictures those of decoder and vision tower, over the text and behind it the patches.
+        select: heads whose maps stay whole if all do not fit into a page of `max_mb`, as "27.3,last". precision:
+        bits per weight. For an encoder-decoder it has the kept heads of all stacks, over the text and after it the
+        target; for a text with pictures those of decoder and vision tower, over the text and after it the patches.
         Raises UsageError for logits, and for means over kv heads.
 
             >>> seen.page().save("bank.html")

@@ -80,7 +80,7 @@ def read_size(text: str) -> int:
     except ValueError:
         size = 0.0
     if not 1 <= size < math.inf:
-        raise UsageError(f"a size of memory was expected, {text!r} came", "write {memory=4GB}")
+        raise UsageError(f"expected a size of memory, got {text!r}", "write {memory=4GB}")
     return int(size)
 
 

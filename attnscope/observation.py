@@ -192,13 +192,13 @@ class Observation:
     def kept_heads(self, sort: str | None = None) -> list[Head]:
         """The heads that the view keeps, in the model's order, or largest score first; with `-entropy` the smallest.
 
-        By `mass` those come first whose mass is furthest above that of uniform attention.
+        `mass` puts those first that are furthest above uniform attention.
         """
         return [self.heads[place] for place in self._order(sort)]
 
     @property
     def ranked_by(self) -> str | None:
-        """What heads are sorted by where nobody says: mass where keys were chosen, else focus; None without either."""
+        """What heads are sorted by, by default: mass where keys were chosen, else focus; None without either."""
         return next((name for name in (MASS.id, "focus") if name in self.columns.scores), None)
 
     def table(self, sort: str | None = None) -> pa.Table:
@@ -259,7 +259,7 @@ class Observation:
         return self.within if self.view.heads is None else {}
 
     def key_table(self) -> pa.Table:
-        """A row per token: the mean mass it receives from the kept heads, and which of them rest on it.
+        """A row per token: the mean mass it receives from the kept heads, and which of them look at it most.
 
         Columns position, token, received, heads (how many have it as their top key with a mass above RESTS), resting
         (`L1H1 0.86, L2H0 0.41`, the largest mass first), stack: the stack whose keys these are.
@@ -295,7 +295,7 @@ class Observation:
 
     @property
     def rests_above(self) -> float:
-        """The mean mass above which a head rests on its top key: RESTS, or more than any where few queries count."""
+        """The mean mass above which a top key is listed with its head: RESTS, or infinite where few queries count."""
         asked = self.chosen.query
         return RESTS if asked is None or len(asked.positions) >= NEEDED_ROWS else math.inf
 

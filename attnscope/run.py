@@ -218,7 +218,7 @@ def _check_task(task: str, generate: int | None, answer: str | Sequence[int] | N
         return
     if answer is not None or (generate is not None and task == ENCODER_ONLY):
         raise UsageError(
-            "an answer is what a causal model puts behind a text", "use {target=TEXT}" * (task != ENCODER_ONLY)
+            "only a causal model has an answer after its text", "use {target=TEXT}" * (task != ENCODER_ONLY)
         )
 
 

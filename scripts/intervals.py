@@ -100,7 +100,7 @@ def main() -> None:
     for heads in given.heads:
         for sequences in (32, 64):
             coverage(max(given.times * 24 // heads, 20), heads, sequences, g)
-    print("\n| heads beside four planted | heads | before | now |\n|---|---|---|---|")
+    print("\n| heads next to four planted | heads | before | now |\n|---|---|---|---|")
     for heads in given.heads:
         kept(max(given.times * 24 // heads // 10, 5), heads, g)
 

@@ -125,7 +125,7 @@ def test_other_adapters_are_compared_by_scores_and_say_so(tmp_path: Path, config
     loaded = load(LoadOptions(model=str(an_adapter(tmp_path / "a", config=config)), adapter="beside"))
     report = check_parity(loaded, torch.arange(5, 29))
     assert (report.level, report.holds) == ("scores", True)
-    assert all("has an adapter that is no plain LoRA" in layer.why for layer in report.layers)
+    assert all("has an adapter that is not a plain LoRA" in layer.why for layer in report.layers)
 
 
 def test_a_projection_that_is_kept_transposed(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def edit(folder: Path, **changes: object) -> None:
         (pickled, "has its weights as pickle only, which can run any code when it is read; convert them"),
         (cut, "adapter_model.safetensors is cut short or damaged"),
         (without_weights, "has no weights of the adapter (no adapter_model.safetensors); download"),
-        (without_one, "does not fit its base: 1 of its weights are apart"),
+        (without_one, "does not fit its base: 1 of its weights are missing or unexpected"),
         (of_another, "cannot be loaded: Error(s) in loading state_dict"),
         (of_itself, "is an adapter too; name a whole model: --base FOLDER"),
         (nameless, "holds an adapter and does not say of which model; name it: --base FOLDER"),

@@ -52,7 +52,7 @@ def test_what_the_strongest_relation_is_ranked_by_is_said(demo):
     """L1H1 has a larger weight early in the text, where the query sees few keys."""
     story = Path(__file__).parents[1] / "examples" / "story.txt"
     lines, talk = lines_of("heads", "--file", str(story), "--top", "all", columns=120)
-    assert any("strongest relation: the largest weight less 1 / keys that the query sees" in line for line in talk)
+    assert any("strongest relation: largest weight minus 1 / keys that the query sees" in line for line in talk)
     [row] = [line for line in heads_in(lines) if "L1H1" in line]
     assert re.search(r"the\(67\) → \.\(60\) +0\.99", row)
     ids = demo.tokenizer(story.read_text(encoding="utf-8"))["input_ids"]
@@ -91,7 +91,7 @@ def test_a_row_of_uniform_attention_for_every_kind_of_layer(windowed):
     assert "window 16" in "".join(lines)
     assert rows["window"][3:] != rows["full"][2:]
     [local] = [line for line in said if "local" in line]
-    assert local.startswith("no role without support in layers 0-2 (window 16): local: 16 tokens")
+    assert local.startswith("not judged in layers 0-2 (window 16): local: expected at least 16 tokens")
 
 
 def test_one_row_of_uniform_attention_where_the_text_is_within_the_window(windowed):

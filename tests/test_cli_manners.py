@@ -160,9 +160,7 @@ def test_a_terminal_has_the_strongest_relations_without_those_that_every_token_h
     assert [weight for _, weight in found] == pytest.approx(sorted(others, reverse=True)[:40], abs=1e-4)
     assert f"40 of {len(others)} rows; --top N shows more" in said
     left_out = len(every) - len(others)
-    assert said.endswith(
-        f"{left_out} rows of key 0 and of what a token gives itself are left out; --all-keys lists them\n"
-    )
+    assert said.endswith(f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them\n")
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_info_says_what_every_engine_takes_and_the_weights():
         assert set(cost["engines"]) == set(ENGINES)
         assert (cost["engines"]["eager"], cost["engines"]["fused"]) == (cost["eager_bytes"], cost["fused_bytes"])
         assert cost["auto"] == {"engine": "eager", "words": cost["auto"]["words"]}
-    assert facts["costs"][1]["auto"]["words"] == "eager: fused rounds otherwise in bfloat16"
+    assert facts["costs"][1]["auto"]["words"] == "eager: fused rounds differently in bfloat16"
     assert facts["costs"][1]["engines"]["eager"] == 2048**2 * (6 * (2 + 4 + 4) + 2)
     shown = " ".join(call("info", "demo", columns=120).out.decode().split())
     assert all(f"{what}: one layer" in re.sub(r"\x1b\[[0-9;]*m", "", shown) for what in ("eager", "fused"))

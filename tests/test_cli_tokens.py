@@ -56,7 +56,7 @@ def test_the_rows_that_an_expression_means_and_the_talk_beside_them():
         "demo  9 tokens",
         "query bank#2: bank(8)",
         "key an,who: <s>(0), financial bank(2-3), bank(8)",
-        "'an' stands in no whole word: parts of words were taken",
+        "'an' is not a whole word of the text: parts of words were taken",
     ]
     assert call("tokens", SENTENCE, "--query", "bank#2", "-q").err == ""
 
@@ -126,7 +126,7 @@ def test_nothing_in_a_token_steers_the_terminal():
         (
             ("--query", "/(/"),
             2,
-            "/(/ is no regular expression: missing ) at position 1; write a text in quotes",
+            "/(/ is not a regular expression: missing ) at position 1; write a text in quotes",
         ),
         (("--define", "a"), 2, "a group is a name and what it means, got 'a'; write --define subject=Mary"),
         (("--query", "Mary"), 4, "'Mary' is not in the text; the tokens are 0 <s>, 1 a, 2 ·bank (3 tokens)"),

@@ -18,7 +18,7 @@ import attnscope
 from attnscope.attention import visibility
 from attnscope.attention.compiled import CompiledAttention, object_code, operator, shapes, sweeping, usable
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.questions import Entropy, Features, GroupMass, Holding, Received, TopK
+from attnscope.attention.questions import Entropy, Features, GroupMass, Holding, Received, SumOfSquares, TopK
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.visibility import Visibility
@@ -92,7 +92,7 @@ def test_broken_numbers_are_not_hidden(broken: float) -> None:
     """A logit that is no number shows in the rows that see it, as it does in the tiles, and in no other."""
     spec = spec_of(90, 90)
     spec.k_BGKD[0, 0, 70] = broken
-    found, expected = (kind(spec).sum_of_squares() for kind in (CompiledAttention, TiledAttention))
+    found, expected = (kind(spec).ask(SumOfSquares()) for kind in (CompiledAttention, TiledAttention))
     assert torch.equal(found.isnan(), expected.isnan())
     assert found.isnan().any()
     assert_close(found[:, 3:], expected[:, 3:], atol=1e-5, rtol=1e-5)

@@ -393,8 +393,8 @@ def test_a_page_generates_for_both_its_sides_and_knows_their_answers(tmp_path: P
 
 LONG = "the" + " bank" * 505
 REFUSED = [
-    (("--generate", "0"), 2, "a number of new tokens from 1 was expected, 0 came; use --generate 8"),
-    (("--generate", "-3"), 2, "a number of new tokens from 1 was expected"),
+    (("--generate", "0"), 2, "expected a number of new tokens from 1, got 0; use --generate 8"),
+    (("--generate", "-3"), 2, "expected a number of new tokens from 1"),
     (("--generate", "many"), 2, "Invalid value for '--generate': "),
     (("--generate", "2", "--answer", " x"), 2, "either generated or given; leave out --generate or --answer"),
     (("--answer", " "), 4, "the answer is empty; give an answer with at least one word, or use --generate 8"),
@@ -437,14 +437,14 @@ def test_what_cannot_be_answered_is_said_in_a_line(
     assert (done.code, done.out) == (code, b"")
     lines = done.err.splitlines()
     assert message in lines[-1]
-    assert all(line.startswith("repeats ") for line in lines[:-1])
+    assert all(line.startswith("settings from ") for line in lines[:-1])
 
 
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
         ({"generate": 0}, UsageError, "use generate=8"),
-        ({"generate": "8"}, UsageError, "'8' came"),
+        ({"generate": "8"}, UsageError, "got '8'"),
         ({"generate": 2, "answer": " x"}, UsageError, "either generated or given"),
         ({"answer": ""}, InputError, "the answer is empty"),
         ({"answer": [5]}, UsageError, "give both as text, or both as token ids"),

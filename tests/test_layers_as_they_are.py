@@ -189,7 +189,7 @@ def test_attention_beside_a_state_space_is_said_in_tables_and_pictures(family, d
         names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
         said = [text.get_text() for text in layer_figure(layer_maps(seen)[0], Style()).texts]
     assert names == [f"{layer} + ssm" if layer in both else str(layer) for layer in range(4)]
-    assert any("beside the attention: ssm" in text for text in said)
+    assert any("parallel to the attention: ssm" in text for text in said)
     told = manifest(seen, {}, {})["model"]
     assert told["parallel_to_attention"] == {str(layer): "ssm" for layer in both}
     assert told["layers_without_attention"] == {str(layer): "ssm" for layer in alone}

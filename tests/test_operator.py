@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from attnscope.attention import visibility
 from attnscope.attention.operator import AttentionOperator, DenseAttention
-from attnscope.attention.questions import TopK
+from attnscope.attention.questions import EqualLabels, Holding, TopK, Window
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.measure.metrics import Texts
@@ -46,7 +46,7 @@ def test_window_mass_counts_the_last_keys(block_bytes: int, queries: int, keys: 
         if keys > 1
         else DenseAttention(torch.ones(2, 2, 1, 1), Visibility(1, 1))
     )
-    found = P.window_mass(width)
+    found = P.ask(Window(width))
     for b, h, q in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(queries)).tolist():
         position = q + keys - queries
         near = range(max(0, position - width + 1), position + 1)
@@ -90,13 +90,13 @@ def test_which_keys_of_each_text_are_seen(block_bytes: int, mask: str) -> None:
 @pytest.mark.parametrize("percent", [1, 50, 95, 100])
 def test_how_many_keys_hold_a_share_of_a_row(block_bytes: int, percent: int) -> None:
     P = random_attention(9, 9)
-    found = P.holding(percent)
+    found = P.ask(Holding(percent))
     for b, h, q in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(9)).tolist():
         row = sorted(P.dense()[b, h, q].double().tolist(), reverse=True)
         held = [sum(row[:count]) >= (percent / 100 - 1e-6) * sum(row) for count in range(10)]
         assert found[b, h, q] == held.index(True)
     empty = DenseAttention(torch.zeros(1, 1, 2, 2), Visibility(2, 2))
-    assert empty.holding(percent).tolist() == [[[0, 0]]]
+    assert empty.ask(Holding(percent)).tolist() == [[[0, 0]]]
 
 
 def test_mass_where_equal_keeps_its_questions_apart(block_bytes: int) -> None:
@@ -104,7 +104,7 @@ def test_mass_where_equal_keeps_its_questions_apart(block_bytes: int) -> None:
     labels = torch.tensor([[1, 2, 1, 1, 2, 3], [4, 4, 4, 5, 5, 4]])
     others = labels.flip(1)
     for queries, keys, gap in [(labels, labels, 1), (labels, labels, 0), (labels, others, 1), (labels, labels, 1)]:
-        found = P.mass_where_equal(queries, keys, gap)
+        found = P.ask(EqualLabels(queries, keys, gap))
         for b, h, q in torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.arange(6)).tolist():
             same = [k for k in range(6) if k <= q - gap and queries[b, q] == keys[b, k]]
             assert found[b, h, q] == pytest.approx(sum(P.dense()[b, h, q, k].item() for k in same), abs=1e-6)
@@ -138,7 +138,7 @@ def test_nan_in_a_row_stays_to_be_seen() -> None:
     weights[0, 1, 3, 2] = math.nan
     P = DenseAttention(weights, Visibility(5, 5))
     assert P.entropy()[0, 1, 3].isnan()
-    assert P.entropy().isnan().sum() == P.holding(95).isnan().sum() == 1
+    assert P.entropy().isnan().sum() == P.ask(Holding(95)).isnan().sum() == 1
 
 
 def test_topk_tells_a_visible_zero_from_a_hidden_one() -> None:

@@ -251,7 +251,7 @@ def test_a_place_may_be_written_into_the_text(models: dict[str, LoadedModel], fi
     prompt = attnscope.capture(models["llava"], "Look at <image> the bank", picture=field).prompt
     assert prompt.text == "<s>Look at  the bank"
     assert prompt.tokens[prompt.parts["img"][-1] + 1] == " the"
-    with pytest.raises(InputError, match="2 of <image>, and 1 picture"):
+    with pytest.raises(InputError, match="expected 1 of <image> in the text, one per picture, got 2"):
         attnscope.capture(models["llava"], "<image> or <image>", picture=field)
 
 
@@ -297,8 +297,8 @@ def test_a_picture_is_known_by_its_hash(models: dict[str, LoadedModel], place: P
     ("content", "said"),
     [
         (None, "does not exist"),
-        (b"no picture", "is no picture that Pillow reads"),
-        (b"", "is no picture that Pillow reads"),
+        (b"no picture", "is not a picture that Pillow reads"),
+        (b"", "is not a picture that Pillow reads"),
         ("folder", "is a folder"),
         ("cut", "is damaged"),
     ],
@@ -327,7 +327,7 @@ def test_who_sees_nothing_says_so(models: dict[str, LoadedModel], field: str) ->
         attnscope.capture(attnscope.load("demo"), TEXT, picture=field)
     with pytest.raises(UsageError, match="is not cut"):
         attnscope.capture(models["llava"], TEXT, picture=field, truncate="left")
-    with pytest.raises(UsageError, match="stands beside a text"):
+    with pytest.raises(UsageError, match="a picture needs a text"):
         attnscope.capture(models["llava"], [5, 6, 7], picture=field)
     with pytest.raises(InputError, match="16 of them the pictures'"):
         attnscope.capture(models["llava"], "the bank " * 300, picture=field)

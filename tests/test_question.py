@@ -269,7 +269,7 @@ def test_heads_ranks_by_mass_and_says_which_tokens_were_meant(of_story: np.ndarr
     assert all(row["mass"] == pytest.approx(masses[row["layer"], row["head"]], abs=1e-6) for row in rows)
     assert [row["uniform"] for row in rows] == pytest.approx([4 / 24] * 24)
     assert "query last: book(23)\nkey Mary: Mary(1-2), Mary(20-21)\n" in said
-    assert "no roles: they take the rows of at least 16 queries; named: 1" in said
+    assert "no roles: they need at least 16 queries, got 1" in said
     order = [
         row["layer"] for row in map(json.loads, ranked("--key", "Mary", "--sort", "layer", "--format", "jsonl")[0])
     ]
@@ -296,7 +296,7 @@ def test_it_says_so_where_no_query_sees_a_key() -> None:
     [
         (("--sort", "mass"), "--sort mass is about the mass on named keys; name them with --key"),
         (("--query", "Bob"), "Bob"),
-        (("--key", "/(/"), "is no regular expression"),
+        (("--key", "/(/"), "is not a regular expression"),
         (("--define", "Mary"), "a group is a name and what it means"),
     ],
 )

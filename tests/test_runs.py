@@ -143,7 +143,7 @@ def test_a_folder_with_another_manifest_is_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_bytes(content.encode(errors="surrogatepass"))
     result = call("relations", "--text", CAT, "--out", str(tmp_path), "-q")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "manifest.json is no manifest of attnscope, or damaged" in result.err
+    assert "manifest.json is not a manifest of attnscope, or is damaged" in result.err
     call("relations", "--text", CAT, "--out", str(tmp_path), "-q", "--force").ok()
     assert listed(tmp_path) == {"relations.csv"}
 
@@ -283,7 +283,7 @@ def test_a_run_is_repeated_from_its_manifest(tmp_path, arguments):
     asked = (one.format(ids=tmp_path / "ids") if "ids" in one else one for one in arguments)
     result = call(*asked, "-o", str(first)).ok()
     again = call(arguments[0], "--from", str(first / "manifest.json"), "-o", str(second)).ok()
-    assert again.err.splitlines()[0] == f"repeats {first / 'manifest.json'}"
+    assert again.err.splitlines()[0] == f"settings from {first / 'manifest.json'}"
     assert again.out.replace(b"second", b"first") == result.out
     here, there = files_of(first), files_of(second)
     manifests = [json.loads(found.pop("manifest.json")) for found in (here, there)]
@@ -337,7 +337,7 @@ def test_options_beside_from_win_and_are_said(tmp_path):
     call("heads", "--text", STORY, "--top", "2", "--sort", "entropy", "-s", "1", "-o", str(tmp_path / "a"), "-q").ok()
     manifest = str(tmp_path / "a" / "manifest.json")
     again = call("heads", "--from", manifest, "--text", CAT, "--top", "2", "--sort", "focus", "-o", str(tmp_path / "b"))
-    assert again.err.splitlines()[0] == f"repeats {manifest}; given beside it: --text, --sort"
+    assert again.err.splitlines()[0] == f"settings from {manifest}; changed here: --text, --sort"
     changed = said(tmp_path / "b")
     assert (changed["prompt"]["text"], changed["options"]["top"], changed["options"]["sort"]) == (CAT, 2, "focus")
     assert call("heads", "--from", manifest, "-q").err == ""
@@ -365,7 +365,7 @@ HOSTILE = [
     ({"prompt": {}}, 2, "does not say which tokens were read"),
     ({"prompt": HALF}, 2, "does not say which tokens"),
     ({"prompt": {"ids": ["a"]}}, 2, "does not say which tokens were read"),
-    ({"options": []}, 2, "does not say what was asked for"),
+    ({"options": []}, 2, "lacks the model or the options of a run"),
     ({"options": {"top": "many"}}, 2, "top: expected a number or all, got 'many'"),
     ({"options": {"top": -1}}, 2, "--top takes a number from 1; -1 came"),
     ({"options": {"top_k": "²"}}, 2, "--top-k takes a number from 1, or all; '²' came"),
@@ -373,7 +373,7 @@ HOSTILE = [
     ({"options": {"annotate": "si"}}, 2, "annotate: Input should be a valid boolean"),
     ({"options": {"sort": "no"}}, 2, "no metric is called 'no'"),
     ({"options": {"model": "./no"}}, 3, "there is no folder ./no"),
-    ({"model": None}, 2, "does not say what was asked for"),
+    ({"model": None}, 2, "lacks the model or the options of a run"),
 ]
 
 
@@ -433,7 +433,7 @@ def test_a_folder_in_the_place_of_the_text_is_the_run_in_it(tmp_path, command):
     call("heads", "--ids", "-", "--by", "kv", "-s", "1", "-o", str(run), "-q", stdin=b"0 423 1919").ok()
     expected = call(command, "--from", str(run / "manifest.json"))
     assert (expected.code, bool(expected.out)) == (0, True)
-    assert expected.err.splitlines()[0] == f"repeats {run / 'manifest.json'}"
+    assert expected.err.splitlines()[0] == f"settings from {run / 'manifest.json'}"
     assert call(command, str(run)) == call(command, f"{run}/") == call(command, "--from", str(run)) == expected
 
 
@@ -441,10 +441,10 @@ def test_what_is_given_beside_a_folder_wins(tmp_path):
     call("heads", STORY, "--top-k", "2", "--figures", "overview", "-o", str(tmp_path / "a"), "-q").ok()
     run, manifest = str(tmp_path / "a"), tmp_path / "a" / "manifest.json"
     result = call("relations", run, "--query", "last", "--top-k", "1")
-    assert result.err.splitlines()[0] == f"repeats {manifest}; given beside it: --query, --top-k"
+    assert result.err.splitlines()[0] == f"settings from {manifest}; changed here: --query, --top-k"
     assert result.out == call("relations", STORY, "--query", "last", "--top-k", "1", "-q").out
     result = call("relations", run, "--text", CAT)
-    assert result.err.splitlines()[0] == f"repeats {manifest}; given beside it: --text"
+    assert result.err.splitlines()[0] == f"settings from {manifest}; changed here: --text"
     assert result.out == call("relations", CAT, "--top-k", "2", "-q").out
     (tmp_path / "run.yaml").write_text(f"text: {CAT}\n")  # which stands behind what the command line names
     result = call("relations", run, "--config", str(tmp_path / "run.yaml"), "-q")
@@ -465,9 +465,9 @@ def test_folders_that_are_no_run(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
     (tmp_path / "broken" / "manifest.json").write_text("{}")
     for arguments, says in (
-        (("heads", "empty"), "TEXT is the name of a folder, empty, in which no manifest.json lies; name the"),
+        (("heads", "empty"), "TEXT is the name of a folder without manifest.json: empty; name the"),
         (("relations", "empty", "--query", "last"), "or --text empty reads the name"),
-        (("heads", "broken"), "broken/manifest.json is no manifest of attnscope, or damaged"),
+        (("heads", "broken"), "broken/manifest.json is not a manifest of attnscope, or is damaged"),
         (("heads", "--from", "empty"), "empty/manifest.json cannot be read: No such file or directory"),
         (("heads", "broken", "--from", "empty"), "two runs were named, broken and empty; name one of them"),
         (("parity", "broken"), "TEXT is the name of a folder, broken; --text broken reads the name"),
@@ -514,12 +514,12 @@ def test_every_command_of_one_text_takes_ids(command):
 WRONG = [
     ("0 2000", "token 1 has the id 2000, and the vocabulary has 2000 ids; give ids from 0 to 1999"),
     ("0 -1", "token 1 has the id -1, and the vocabulary has 2000 ids"),
-    ("0 the", "'the' in standard input is no token id; give whole numbers"),
-    ("1.5", "'1.5' in standard input is no token id"),
-    ("[[1]]", "'[1]' in standard input is no token id"),
-    ("[1, 2", "'[1' in standard input is no token id"),
-    ("²", "'²' in standard input is no token id"),
-    ("9" * 5000, "is no token id"),
+    ("0 the", "'the' in standard input is not a token id; give whole numbers"),
+    ("1.5", "'1.5' in standard input is not a token id"),
+    ("[[1]]", "'[1]' in standard input is not a token id"),
+    ("[1, 2", "'[1' in standard input is not a token id"),
+    ("²", "'²' in standard input is not a token id"),
+    ("9" * 5000, "is not a token id"),
     ("", "standard input holds no token ids"),
     ("[]", "standard input holds no token ids"),
     ("0 " * 513, "the text has 513 tokens, the model reads at most 512"),

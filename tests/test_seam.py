@@ -306,7 +306,7 @@ def test_a_family_outside_the_interface_refuses_to_be_changed() -> None:
 
 def test_an_output_of_another_shape_is_refused() -> None:
     engine = replace(EAGER, change=lambda place, output: output[..., :1])
-    with pytest.raises(ModelError, match=r"shape .* was expected back"):
+    with pytest.raises(ModelError, match=r"expected an output of shape .*, got "):
         listen(tiny_model("llama"), some_ids(), lambda call: None, engine=engine)
 
 

@@ -316,7 +316,7 @@ def test_the_mean_of_the_heads_is_no_head(demo, tmp_path):
 def test_heads_of_a_sound(folder, wav):
     result = asked("heads", folder, wav, "--generate", "4", "--format", "csv")
     assert sorted({row["stack"] for row in result.ok().rows}) == [CROSS, DECODER, ENCODER]
-    assert "0.60 s of sound at 16000 Hz: 30 of 50 frames; from 0.60s on silence pads it" in result.err
+    assert "0.60 s of sound at 16000 Hz: 30 of 50 frames; padded with silence from 0.60s on" in result.err
     assert "target, generated greedily" in result.err
 
 

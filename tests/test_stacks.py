@@ -250,7 +250,7 @@ def test_the_seam_says_of_which_stack_a_call_is(bart):
     [
         ({"target": " "}, InputError, "the target is empty"),
         ({"target": TARGET, "generate": 3}, UsageError, "either generated or given"),
-        ({"answer": "yes"}, UsageError, "an answer is what a causal model puts behind"),
+        ({"answer": "yes"}, UsageError, "only a causal model has an answer after"),
         ({"keep": Request(query="zebra")}, InputError, "is not in the text"),
         ({"target": "the " * 2000}, InputError, "the decoder reads at most"),
         ({"select": "vision.1"}, UsageError, "names vision layers"),

@@ -17,6 +17,7 @@ from attnscope.attention.questions import (
     Distance,
     Entropy,
     Features,
+    GroupMass,
     Holding,
     MaxWeight,
     RowSum,
@@ -150,7 +151,8 @@ def test_answers_equal_the_matrix(case: str, kind: type[TiledAttention]) -> None
     assert_same_keys(asked.topk(5), dense.topk(5), dense)  # and alone
     groups_BT = (torch.arange(dense.queries) // 7 - 1).expand(dense.batch, -1)  # the first seven are in none
     keys_BT = torch.randint(-1, 4, (dense.batch, dense.queries), generator=torch.Generator().manual_seed(2))
-    assert_close(asked.group_mass(groups_BT, keys_BT), dense.group_mass(groups_BT, keys_BT), atol=1e-5, rtol=1e-5)
+    masses = GroupMass(groups_BT, keys_BT)
+    assert_close(asked.ask(masses), dense.ask(masses), atol=1e-5, rtol=1e-5)
     share_BQ = torch.rand(dense.batch, dense.queries, generator=torch.Generator().manual_seed(3))
     for share in (None, share_BQ):
         assert_close(asked.received(share), dense.received(share), atol=1e-5, rtol=1e-5)
@@ -165,7 +167,7 @@ def test_answers_equal_the_matrix(case: str, kind: type[TiledAttention]) -> None
 def test_the_squares_of_every_row(case: str, kind: type[TiledAttention]) -> None:
     """Of rows that see nothing too, which no metric counts: 0."""
     dense, asked, _ = operators(**CASES[case], kind=kind)
-    assert_close(asked.sum_of_squares(), dense.sum_of_squares(), atol=1e-5, rtol=1e-5)
+    assert_close(asked.ask(SumOfSquares()), dense.ask(SumOfSquares()), atol=1e-5, rtol=1e-5)
 
 
 NAN_CASES = ["plain", "window", "looks ahead", "sink logits", "boolean mask", "additive mask", "infinite mask"]
@@ -198,7 +200,7 @@ def test_keys_of_each_text_and_how_many_hold_a_row(case: str, kind: type[TiledAt
     for texts in {1, dense.batch}:
         key_BQ = torch.randint(-1, dense.keys, (texts, dense.queries), generator=generator)
         assert_close(asked.at(key_BQ), dense.at(key_BQ), atol=1e-5, rtol=1e-5)
-    difference = (asked.holding(95) - dense.holding(95)).abs()
+    difference = (asked.ask(Holding(95)) - dense.ask(Holding(95))).abs()
     assert difference.max() <= 1
     assert difference.mean() < 1e-3
 

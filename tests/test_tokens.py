@@ -192,7 +192,7 @@ PARTS = [
 
 @pytest.mark.parametrize(("text", "expression", "positions", "part"), PARTS)
 def test_parts_of_words_are_taken_where_there_is_no_whole_one_and_that_is_said(text, expression, positions, part):
-    note = f"{part} stands in no whole word: parts of words were taken"
+    note = f"{part} is not a whole word of the text: parts of words were taken"
     assert find(prompt(text), expression) == Found(expression, positions, (note,))
 
 
@@ -222,7 +222,7 @@ WRONG = [
     ("^", UsageError, f"'^' names no text; {QUOTED}"),
     ('"bank', UsageError, "'\"bank' is not closed; end it with \", or write it in quotes"),
     ("/bank", UsageError, "'/bank' is not closed; end it with /, or write it in quotes"),
-    ("/(/", UsageError, "/(/ is no regular expression: missing ) at position 1; write a text in quotes"),
+    ("/(/", UsageError, "/(/ is not a regular expression: missing ) at position 1; write a text in quotes"),
     ("bank,^:", InputError, f"nothing is left of 'bank,^:'; {LISTED}"),
     ("^*", InputError, f"nothing is left of '^*'; {LISTED}"),
     ("none", InputError, f"nothing is left of the group 'none'; {LISTED}"),
@@ -258,7 +258,7 @@ def test_what_this_text_does_not_have(text, expression, message):
 def test_a_text_that_was_cut_off_is_not_said_to_be_missing():
     cut = from_text(llama(), "river the bank", max_tokens=3, truncate="left")
     assert cut.tokens == ("<s>", " the", " bank")
-    with pytest.raises(InputError, match="'river' stands only in what was cut off; the tokens are 0 <s>, 1 ·the, "):
+    with pytest.raises(InputError, match="'river' occurs only in what was cut off; the tokens are 0 <s>, 1 ·the, "):
         find(cut, "river")
 
 
@@ -324,7 +324,7 @@ def test_groups_are_read_from_name_and_meaning():
         (["a="], f"a part of '' is empty; {QUOTED}"),
         (["a=b", "b=c,a", "c=1"], "the group 'a' is made of itself: a -> b -> a; define it by other words"),
         (["a=a"], "the group 'a' is made of itself: a -> a; define it by other words"),
-        (["a=/(/"], "/(/ is no regular expression: missing ) at position 1; write a text in quotes"),
+        (["a=/(/"], "/(/ is not a regular expression: missing ) at position 1; write a text in quotes"),
     ],
 )
 def test_groups_that_cannot_be_meant(pairs, message):

@@ -5,7 +5,19 @@ import torch
 from torch.testing import assert_close
 
 from attnscope.attention.operator import DenseAttention
-from attnscope.attention.questions import At, Back, Entropy, Holding, Key
+from attnscope.attention.questions import (
+    At,
+    Back,
+    Distance,
+    Entropy,
+    EqualLabels,
+    Holding,
+    Key,
+    MaxWeight,
+    RowSum,
+    SumOfSquares,
+    Window,
+)
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.measure.metrics import LENGTHS, METRICS, Texts, measure
@@ -29,15 +41,14 @@ def test_it_answers_like_its_matrix(case: str) -> None:
     generator = torch.Generator().manual_seed(0)
     query_BQ, key_BK = (torch.randint(0, 5, (2, n), generator=generator) for n in (visible.queries, visible.keys))
     for gap in (0, 1, 2):
-        expected = dense.mass_where_equal(query_BQ, key_BK, gap)
-        assert_close(uniform.mass_where_equal(query_BQ, key_BK, gap), expected)
+        equal = EqualLabels(query_BQ, key_BK, gap)
+        assert_close(uniform.ask(equal), dense.ask(equal))
     for width in (1, 5, 32, 100):
-        assert_close(uniform.window_mass(width), dense.window_mass(width))
+        assert_close(uniform.ask(Window(width)), dense.ask(Window(width)))
     for features in (torch.randn(visible.keys, 3, generator=generator), torch.rand(1, visible.keys, 2)):
         assert_close(uniform @ features, dense @ features)
-    for name in ("row_sum", "entropy", "sum_of_squares", "max_weight", "distance"):
-        found, expected = (getattr(P, name)() for P in (uniform, dense))
-        assert_close(found, expected, atol=1e-4, rtol=1e-5)
+    for question in (RowSum(), Entropy(), SumOfSquares(), MaxWeight(), Distance()):
+        assert_close(uniform.ask(question), dense.ask(question), atol=1e-4, rtol=1e-5)
     share_BQ = torch.rand(2, visible.queries, generator=generator)
     for share in (None, share_BQ):
         assert_close(uniform.received(share).expand(2, -1, -1), dense.received(share).expand(2, -1, -1))

@@ -15,22 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.attention.questions import (
-    At,
-    Distance,
-    Entropy,
-    EqualLabels,
-    Features,
-    GroupMass,
-    Holding,
-    MaxWeight,
-    Question,
-    Received,
-    RowSum,
-    SumOfSquares,
-    TopK,
-    Window,
-)
+from attnscope.attention.questions import At, Entropy, Features, Question, Received, RowSum, TopK
 from attnscope.attention.rows import Block, read_blocks
 from attnscope.attention.spec import AttentionSpec
 from attnscope.attention.visibility import Visibility, row_blocks
@@ -95,34 +80,6 @@ class AttentionOperator(ABC):
     def entropy(self, skip_key0: bool = False) -> Tensor:
         """(B, H, Q) nats: see `questions.Entropy`."""
         return self.ask(Entropy(skip_key0))
-
-    def sum_of_squares(self) -> Tensor:
-        """(B, H, Q): see `questions.SumOfSquares`."""
-        return self.ask(SumOfSquares())
-
-    def max_weight(self) -> Tensor:
-        """(B, H, Q): the largest weight of each row."""
-        return self.ask(MaxWeight())
-
-    def holding(self, percent: int) -> Tensor:
-        """(B, H, Q): how many keys hold so much of a row, see `questions.Holding`."""
-        return self.ask(Holding(percent))
-
-    def distance(self) -> Tensor:
-        """(B, H, Q) tokens: see `questions.Distance`."""
-        return self.ask(Distance())
-
-    def mass_where_equal(self, query_label_BQ: Tensor, key_label_BK: Tensor, gap: int) -> Tensor:
-        """(B, H, Q): the mass on the keys j <= i - gap whose label equals the query's."""
-        return self.ask(EqualLabels(query_label_BQ, key_label_BK, gap))
-
-    def window_mass(self, width: int) -> Tensor:
-        """(B, H, Q): the mass on the last `width` keys, the query's own included."""
-        return self.ask(Window(width))
-
-    def group_mass(self, query_group_BQ: Tensor, key_group_BK: Tensor) -> Tensor:
-        """(B, H, query groups, key groups): see `questions.GroupMass`."""
-        return self.ask(GroupMass(query_group_BQ, key_group_BK))
 
     def received(self, query_share_BQ: Tensor | None = None) -> Tensor:
         """(B, H, K): what each key receives, on average over all queries unless said; see `questions.Received`."""

@@ -117,7 +117,7 @@ def _said(item: Item, field: str) -> str:
     """The text of a field of the item's record."""
     value = item.says(field)
     if not isinstance(value, str):
-        raise InputError(f"field {field!r} is no text but {type(value).__name__}")
+        raise InputError(f"field {field!r}: expected text, got {type(value).__name__}")
     return value
 
 
@@ -125,7 +125,7 @@ def _expression(item: Item, field: str) -> str:
     """What a field of the item's record says of its tokens. Raises InputError where it says nothing."""
     value = item.says(field)
     if type(value) not in (str, int):
-        raise InputError(f"field {field!r} names no tokens but is {type(value).__name__}")
+        raise InputError(f"field {field!r}: expected an expression for tokens, got {type(value).__name__}")
     return str(value)
 
 
@@ -150,7 +150,7 @@ def _files(item: Item, field: str) -> list[str]:
             given = json.loads(given)
     named = given if isinstance(given, list) else [given]
     if not named or not all(isinstance(one, str) and one for one in named):
-        raise InputError(f"field {field!r} names no file but is {brief(given)}")
+        raise InputError(f"field {field!r}: expected the name of a file, got {brief(given)}")
     files = [os.path.join(os.path.dirname(item.file) or os.curdir, one) for one in named]
     missing = next((one for one in files if not os.path.isfile(one)), None)
     if missing is not None:  # nor a pipe, which would be waited for

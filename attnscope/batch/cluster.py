@@ -122,7 +122,7 @@ def run_on_ray(run: Run, cluster: Cluster) -> Tally:
         except ray.exceptions.RayError as error:  # more died at once than Ray itself replaces: what is left, once more
             if len(run.journal.records) == before:
                 why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-                hint = "see that its nodes are well; the same command goes on"
+                hint = "check its nodes; the same command resumes the run"
                 raise AttnscopeError(f"the Ray cluster fails: {why}", hint) from error
 
 

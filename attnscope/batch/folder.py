@@ -22,7 +22,7 @@ SCHEMA = 5  # of the folder; goes up when a file or a column is renamed, or mean
 @contextmanager
 def opened(folder: Path, options: Mapping[str, Any]) -> Iterator[Journal]:
     """The folder's journal, with the folder locked, its options checked, and what is not committed removed."""
-    with writable(folder, "make room or name another folder; the same command again goes on from what is whole"):
+    with writable(folder, "free disk space or name another folder; the same command resumes the run"):
         folder.mkdir(parents=True, exist_ok=True)
         check_ours(folder)
         with locked(folder):
@@ -47,8 +47,8 @@ def check_options(folder: Path, options: Mapping[str, Any], about: Mapping[str, 
         save_json({"schema": SCHEMA, "options": wanted, **about}, folder / OPTIONS)
     elif changed := changes(before, wanted):
         raise UsageError(
-            f"{folder} was begun with other options: {'; '.join(changed)}",
-            "give the same options to go on, or name another folder with --out",
+            f"{folder} was started with other options: {'; '.join(changed)}",
+            "give the same options to resume, or name another folder with --out",
         )
 
 
@@ -75,7 +75,7 @@ def check_ours(folder: Path) -> None:
     others = [path for path in there if not path.name.startswith(".") and path.name != "lost+found"]
     if _options(folder / OPTIONS) is None and others:
         raise UsageError(
-            f"{folder} holds {others[0].name}, which is not of a dataset of attnscope batch",
+            f"{folder} holds {others[0].name}, which is not part of a dataset of attnscope batch",
             "name a new or an empty folder with --out",
         )
 
@@ -85,7 +85,7 @@ def _options(path: Path) -> dict[str, Any] | None:
 
     Raises UsageError where it is another program's, damaged, or of another version.
     """
-    said = document(path, "not of attnscope batch, or damaged", "name another folder with --out", _is_ours)
+    said = document(path, "not written by attnscope batch, or is damaged", "name another folder with --out", _is_ours)
     if said is None:
         return None
     hint = "resume it with the version of attnscope that wrote it, or name another folder with --out"

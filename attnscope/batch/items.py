@@ -162,7 +162,7 @@ class _Record:
             return f"field {name!r} is null"
         if isinstance(value, str) or (self.corpus.chat and isinstance(value, list)):
             return None
-        return f"field {name!r} is not text but {type(value).__name__}"
+        return f"field {name!r}: expected text, got {type(value).__name__}"
 
 
 def _read(file: CorpusFile, whole: bool, read: BytesRead) -> Iterator[Raw]:

@@ -34,12 +34,12 @@ def run_folder(
     stop: Callable[[], bool] = lambda: False,
     note: Callable[[Tally], None] = lambda tally: None,
 ) -> tuple[Journal, Tally]:
-    """Measure every text of a corpus into a folder; the same call again goes on where the last one ended.
+    """Measure every text of a corpus into a folder; the same call again resumes where the last one ended.
 
     options: with which the folder must be run again. cluster: run on Ray. workers: processes that draw figures.
-    loaded: the job's model, where it is at hand. stop: asked after every batch. note: told after every window.
+    loaded: the job's model, if it is loaded already. stop: asked after every batch. note: called after every window.
     Returns the journal and what this run did. Raises UsageError for a folder that another run writes to, that was
-    begun with other options, or that cannot be written; InputError where the corpus is no longer the one that was read.
+    started with other options, or that cannot be written; InputError where the corpus is not the one that was read.
 
         >>> journal, tally = run_folder(Job(), Corpus(("corpus.jsonl",)), Path("runs/corpus"), {"model": "demo"})
     """

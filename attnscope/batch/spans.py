@@ -30,10 +30,10 @@ def given_spans(item: Item, prompt: Prompt, names: Sequence[str], chat: bool = F
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise InputError(f'field {FIELD!r} is not like {{"subject": [[5, 9]]}} but {brief(given)}')
+        raise InputError(f'field {FIELD!r}: expected {{"subject": [[5, 9]]}}, got {brief(given)}')
     ranges = {name: given[name] for name in names if given.get(name) is not None}
     if prompt.medium.sha256 and ranges:
-        raise InputError(f"field {FIELD!r} counts characters of a text that is read alone: name tokens in their stead")
+        raise InputError(f"field {FIELD!r} counts characters of a text that is read alone: name tokens instead")
     if chat and ranges:
         raise InputError(f"field {FIELD!r} counts characters of a text, and under --chat the template writes another")
     return {name: _found(prompt, name, one) for name, one in ranges.items()}
@@ -41,10 +41,12 @@ def given_spans(item: Item, prompt: Prompt, names: Sequence[str], chat: bool = F
 
 def _found(prompt: Prompt, name: str, ranges: Any) -> Found | None:
     if not (isinstance(ranges, list) and all(map(_is_pair, ranges))):
-        raise InputError(f"span {name!r} is no list of ranges like [[5, 9]] but {brief(ranges)}")
+        raise InputError(f"span {name!r}: expected ranges like [[5, 9]], got {brief(ranges)}")
     for start, stop in ranges:
         if not 0 <= start < stop <= len(prompt.text):
-            raise InputError(f"span {name!r}: {[start, stop]} is no range of the text's {len(prompt.text)} characters")
+            raise InputError(
+                f"span {name!r}: {[start, stop]} is not a range of the text's {len(prompt.text)} characters"
+            )
     positions = {at for place in touched(prompt.characters, ranges) for at in place}
     return Found(name, tuple(sorted(positions))) if positions else None
 

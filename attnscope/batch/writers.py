@@ -242,7 +242,7 @@ def _pool_in_words() -> Iterator[None]:
     except BrokenProcessPool as error:
         raise AttnscopeError(
             "a process that draws pictures was killed",
-            "see that the machine has memory to spare; the same command goes on from what is whole",
+            "free memory on this machine; the same command resumes the run",
         ) from error
 
 

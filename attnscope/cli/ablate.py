@@ -39,7 +39,7 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     """What is lost without some heads, alone and together.
 
     A head's output is replaced before the output projection while the model predicts, and the loss compared with that
-    of the intact rows beside it, in nats per token. Heads back each other up: alone each may cost nothing, and all
+    of the same pass's intact rows, in nats per token. Heads back each other up: alone each may cost nothing, and all
     together everything. Sets are the roles of an atlas, those of a file, or a selection and each of its heads; without
     any, probes are run first to find the roles.
     """

@@ -98,6 +98,4 @@ class On(Sequences, Seed, Top):
 class Measured(Format, Exporting):
     """A table to stdout, table and facts to --out."""
 
-    out: Annotated[
-        Path | None, Option(help="Write table and facts here; a run that was stopped goes on.", metavar="DIR")
-    ] = None
+    out: Annotated[Path | None, Option(help="Write table and facts here; a stopped run resumes.", metavar="DIR")] = None

@@ -36,10 +36,10 @@ class Otherwise:
     panel = "Question"
 
     pairs: Annotated[bool, Option(help="Instead: what any two of the heads cost beyond what both cost alone.")] = False
-    prune: Annotated[bool, Option(help="Instead: heads go one by one, the least missed first.")] = False
+    prune: Annotated[bool, Option(help="Instead: remove heads one by one, the least costly first.")] = False
     method: Annotated[
         Literal["replace", "gradient"],
-        Option(help="gradient: screen all heads to first order, and say how well that orders them."),
+        Option(help="gradient: screen all heads to first order, and print how well that orders them."),
     ] = "replace"
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ def notes(found: Ablation) -> list[str]:
     if facts["direct"] is not None:
         told.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
     if facts["replacement"] == "resample":
-        told.append("resample tells the model what is true of another sequence: it costs more than nothing at all does")
+        told.append("resample misinforms the model with another sequence's output: it costs more than zero does")
     if facts["unshared"]:
         told.append(f"the passes were unshared: {facts['unshared']}")
     if facts["spread"] is not None:
@@ -43,7 +43,7 @@ def notes(found: Ablation) -> list[str]:
         told.append(DRAWN[facts["controls"]])
     few = [f"{name} {count}" for name, count in facts["random_sets"].items() if count < facts["random_asked"]]
     if few:
-        told.append(f"fewer random sets than {facts['random_asked']}, for want of other heads: {', '.join(few)}")
+        told.append(f"fewer random sets than {facts['random_asked']}, for lack of other heads: {', '.join(few)}")
     return told
 
 

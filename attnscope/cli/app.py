@@ -20,7 +20,7 @@ TEXT, CORPUS, STUDY, LOOK_UP = "Read one text", "Read a corpus", "Study a model"
 COMMANDS: dict[str, tuple[str, str]] = {
     "heads": (TEXT, "What every head does with a text, as a ranked table."),
     "relations": (TEXT, "Which token looks at which: the strongest keys of every query."),
-    "keys": (TEXT, "What every token receives as a key, and which heads rest on it."),
+    "keys": (TEXT, "What every token receives as a key, and which heads look at it most."),
     "text": (TEXT, "The text itself, coloured by where chosen tokens look."),
     "heatmap": (TEXT, "The attention of a text, drawn: overview, layers, heads."),
     "view": (TEXT, "A text's attention as a page to hover over, in one HTML file."),
@@ -109,7 +109,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def attnscope(
     version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """See, measure and verify what every attention head of a pretrained transformer attends to."""

@@ -32,7 +32,7 @@ COMMAND = BatchCommand
 def batch(asked: BatchRun) -> int:
     """Heads and relations of every text of a corpus, as a dataset.
 
-    The same command again goes on where a run ended, however it ended. What cannot be read or measured goes to
+    The same command resumes a run where it ended, however it ended. What cannot be read or measured goes to
     failures.jsonl, and the exit code is 1.
     """
     from attnscope.cli import batch_report

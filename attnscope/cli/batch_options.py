@@ -52,12 +52,14 @@ class Sources(Tokens):
     ] = None
     audio_field: Annotated[
         str | None,
-        Option(help="Field that names a sound's file, in the text's stead; from the corpus's folder.", metavar="NAME"),
+        Option(
+            help="Field that names a sound's file, read instead of a text; from the corpus's folder.", metavar="NAME"
+        ),
         HELD,
     ] = None
     picture_field: Annotated[
         str | None,
-        Option(help="Field that names a picture's file, or a list of them, beside the text.", metavar="NAME"),
+        Option(help="Field that names a picture's file, or a list of them, read with the text.", metavar="NAME"),
         HELD,
     ] = None
     id_field: Annotated[str | None, Option(help="Field of the id (default: id).", metavar="NAME"), HELD] = None
@@ -73,7 +75,7 @@ class Sources(Tokens):
 
     def __post_init__(self) -> None:
         of_text = ("picture-field", "text-field", "chat", "max-tokens")
-        self._refuse("audio-field", *of_text, why="a sound is read in the text's stead")
+        self._refuse("audio-field", *of_text, why="a sound is read instead of the text")
         self._refuse("picture-field", "truncate", "max-tokens", why="a text with pictures is not cut")
 
     def _refuse(self, option: str, *others: str, why: str) -> None:
@@ -209,7 +211,10 @@ class Ray:
     panel = "Ray"
     ray: Annotated[
         str | None,
-        Option(help="Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; alone, as Ray finds.", metavar="[ADDRESS]"),
+        Option(
+            help="Run on Ray: auto, local, HOST:PORT, ray://HOST:PORT; without a value, what Ray finds.",
+            metavar="[ADDRESS]",
+        ),
     ] = None
     num_actors: Annotated[int, Option(min=1, help="With --ray: models side by side.", metavar="N")] = 1
     num_gpus_per_actor: Annotated[float, Option(min=0, help="With --ray: GPUs of each.", metavar="N")] = 0

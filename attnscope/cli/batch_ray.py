@@ -54,5 +54,5 @@ def address(given: str | None) -> str | None:
     if given in ("", "true"):
         return ""
     if not ADDRESS.fullmatch(given):
-        raise UsageError(f"--ray takes auto, local, ray://HOST:PORT or HOST:PORT; {given!r} came", "see --help")
+        raise UsageError(f"--ray: expected auto, local, ray://HOST:PORT or HOST:PORT, got {given!r}", "see --help")
     return given

@@ -29,7 +29,7 @@ STDIN = "-"
 
 def graceful_stop() -> GracefulStop:
     """A stop after the batch at hand, which is announced on stderr."""
-    return GracefulStop(lambda: output.talk("stopping after the batch at hand; once more stops at once", False))
+    return GracefulStop(lambda: output.talk("stopping after this batch; interrupt again to stop at once", False))
 
 
 class RunProgress:
@@ -129,7 +129,7 @@ def ending(outcome: Outcome, corpus: Corpus, stop: GracefulStop, writing: Writin
         for reason in reasons:
             output.talk(f"failed: {reason}", False)
     if tally.stopped:
-        output.talk("stopped; the same command goes on from here", writing.quiet)
+        output.talk("stopped; the same command resumes from here", writing.quiet)
         return stop.code
     return 1 if outcome.failed else 0
 

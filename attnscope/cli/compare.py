@@ -61,13 +61,13 @@ class Sides(ModelTexts, OtherSide, ManyTexts):
             raise UsageError("nothing to compare with", "give --compare-text TEXT or --compare-model NAME")
         self.check_other_side()
         if self.texts is not None and (self.has_text or self.compare_text is not None):
-            raise UsageError("--texts is for two models, in the place of a text", "give it with --compare-model alone")
+            raise UsageError("--texts is for two models, instead of a text", "give it with --compare-model alone")
         if self.texts is not None and self.target is not None:
             raise UsageError("--target is of one text", "leave it out: a target is generated of each text")
         if self.audio is not None and self.compare_text is not None:
-            raise UsageError("--audio stands in the text's stead", "give --compare-model beside it")
+            raise UsageError("--audio replaces the text, and --compare-text needs one", "give --compare-model")
         if self.picture:
-            raise UsageError("--picture is of one text, which stands beside none", "draw it with attnscope heatmap")
+            raise UsageError("compare reads no pictures", "draw it with attnscope heatmap")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def compare(asked: Sides, room: Room, selected: Selected, top: Top, printing: Di
     """Two texts, or two models on the same texts, head by head.
 
     Tokens are aligned by characters. Per head: the Jensen-Shannon divergence in bits over the keys that both have,
-    averaged over the shared queries, beside the mass that is lost to the others, and every metric's difference. Over
+    averaged over the shared queries, the mass that is lost to the others, and every metric's difference. Over
     at least 32 texts with intervals. Of an encoder-decoder each stack has its own tokens. In a pipe all heads are
     printed as csv.
     """

@@ -78,8 +78,8 @@ class Telling(Image, Format, Writing):
 def explain(asked: ModelText, steps: Steps, telling: Telling) -> int:
     """One head, one sentence, every step with its numbers.
 
-    From the hidden states to the output projection, a query token followed, each step held against the model's own.
-    --out draws what the scaling does. Leaves with 1 where a step differs from the model's own value.
+    Follows a query token from the hidden states to the output projection. Each step is compared with the model's own.
+    --out draws what the scaling does. Exits with 1 if a step differs from the model's own value.
     """
     steps.check(asked)
     if steps.scaling:
@@ -214,7 +214,9 @@ def read_query(text: str) -> int:
     if text == "last":
         return -1
     if not re.fullmatch(r"[0-9]{1,12}", text):
-        raise UsageError(f"--query takes a position from 0, or last; {text!r} came", "write --query 5, or --query last")
+        raise UsageError(
+            f"--query: expected a position from 0, or last, got {text!r}", "write --query 5, or --query last"
+        )
     return int(text)
 
 

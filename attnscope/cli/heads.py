@@ -111,9 +111,9 @@ def heads(
     """What every head does with a text, as a ranked table.
 
     On a terminal the heads are ranked by --sort; in a pipe all heads are printed as csv. A head's strongest relation is
-    its largest weight less uniform attention's (1 / keys that the query sees), key 0 left out. With --out, relations,
+    its largest weight minus uniform attention's (1 / keys that the query sees), key 0 ignored. With --out, relations,
     heatmaps and a manifest are written too. With --show heads are drawn below the table; in a pipe, on stderr. With
-    --key, each head's mass on those tokens; with --query, everything is of those tokens' rows alone.
+    --key, each head's mass on those tokens. With --query, every number is over those tokens only.
     """
     entries.check(relations.group, drawing.scale)
     ranking.check(asked, entries.metrics)

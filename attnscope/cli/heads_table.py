@@ -87,8 +87,8 @@ def legend(shown: Sequence[Head], atlas: bool = False) -> list[str]:
     none = "mass -: no query sees one of the keys; " * (bool(masses) and all(map(math.isnan, masses)))
     marked = "unif ≈: nearly uniform; " * any(head.near_uniform for head in shown)
     role = "roles: of the atlas; looks like" if atlas else "role"
-    words = f"{none or mass}uniform: attention spread uniformly; {marked}{role} -: not shown by this text"
-    return [words, "strongest relation: the largest weight less 1 / keys that the query sees, without key 0"]
+    words = f"{none or mass}uniform: attention spread uniformly; {marked}{role} -: this text cannot show it"
+    return [words, "strongest relation: largest weight minus 1 / keys that the query sees; ignores key 0"]
 
 
 def without_attention(seen: Observation) -> list[str]:
@@ -96,7 +96,7 @@ def without_attention(seen: Observation) -> list[str]:
     places: dict[tuple[str, str], list[int]] = {}
     for stack, one in seen.stacks.items():
         said = [(layer, f"have no attention: {what}") for layer, what in one.others.items()]
-        said += [(layer, f"have {what} beside their attention") for layer, what in one.partners.items()]
+        said += [(layer, f"have {what} in parallel with their attention") for layer, what in one.partners.items()]
         for layer, what in said:
             places.setdefault((f"{stack} " * (stack in seen.other_stacks), what), []).append(layer)
     return [f"{stack}layers {spelled(layers)} {what}" for (stack, what), layers in places.items()]
@@ -108,15 +108,14 @@ def missing_support(seen: Observation) -> list[str]:
         return []  # roles are of one text
     asked = seen.chosen.query
     if asked and len(asked.positions) < NEEDED_ROWS:
-        return [f"no roles: they take the rows of at least {NEEDED_ROWS} queries; named: {len(asked.positions)}"]
+        return [f"no roles: they need at least {NEEDED_ROWS} queries, got {len(asked.positions)}"]
     where: dict[str, list[tuple[int, str]]] = {}
     for key, support in seen.support.items():
         has = "this text has" if asked is None else "these queries have"
         for line in unsupported(support, has, key.stack):
             where.setdefault(line, []).append((key.layer, seen.visible[key]))
     return [
-        f"no role without support{_in_layers(places) * (len(places) < len(seen.support))}: {line}"
-        for line, places in where.items()
+        f"not judged{_in_layers(places) * (len(places) < len(seen.support))}: {line}" for line, places in where.items()
     ]
 
 

@@ -50,7 +50,7 @@ def heatmap(
 
     The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select. With --query
     and --key the pictures are of those tokens. With --picture, where they look in it is drawn over it. With --show
-    heads are drawn in the terminal, and --out may be left out; beside --out in a pipe they go to stderr.
+    heads are drawn in the terminal, and --out may be left out; together with --out, in a pipe, they go to stderr.
     """
     if pictures.out is None and not showing.show:
         raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")

@@ -62,7 +62,7 @@ class Costs(Facts):
         parts = [part.strip().replace("_", "") for part in self.tokens.split(",")]
         if not all(re.fullmatch(r"0*[1-9][0-9]{0,11}", part) for part in parts):
             raise UsageError(
-                f"--tokens takes numbers from 1, joined by commas; {self.tokens!r} came", "write --tokens 128,2048"
+                f"--tokens: expected numbers from 1, joined by commas, got {self.tokens!r}", "write --tokens 128,2048"
             )
         return [int(part) for part in parts]
 

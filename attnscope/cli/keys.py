@@ -30,11 +30,11 @@ class Listing(Results):
 
 @takes(TextRun, Heads, Top, Listing, file=GROUPS)
 def keys(asked: TextRun, chosen: Heads, top: Top, printing: Listing) -> int:
-    """What every token receives as a key, and which heads rest on it.
+    """What every token receives as a key, and which heads look at it most.
 
-    The mean mass over queries and heads, all heads or those of --select, and the heads whose largest key it is, with a
-    mean mass above 0.3. On a terminal the --top tokens that receive most are shown; in a pipe all of them are printed
-    as csv, in order. With --out, keys.csv and manifest.json are written too.
+    The mean mass over queries and heads, all heads or those of --select. A head is listed at its top key if the mean
+    mass on that is above 0.3. On a terminal the --top tokens that receive most are shown; in a pipe all of them are
+    printed as csv, in order. With --out, keys.csv and manifest.json are written too.
     """
     format = output.wanted_format(printing.format)
 

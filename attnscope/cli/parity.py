@@ -49,7 +49,7 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         if not self.atol >= 0:
-            raise UsageError(f"--atol takes a size from 0; {self.atol} came", "leave it out for 1e-5")
+            raise UsageError(f"--atol: expected a size from 0, got {self.atol}", "leave it out for 1e-5")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def parity(asked: ModelTexts, selected: Selected, tolerance: Tolerance, printing
     Computed from the layer's own weights; without a text, on a built-in sentence. Levels: full (from hidden states and
     raw weights), scores (from the captured q, k and v), none. Of an encoder-decoder: encoder, decoder and the attention
     from one to the other. The hidden states are taken on trust (order of layers, norms, MLPs, embeddings); --whole
-    checks them. Leaves with 1 where a layer or the whole does not hold, or a layer cannot be checked.
+    checks them. Exits with 1 where a layer or the whole does not hold, or a layer cannot be checked.
     """
     format = output.wanted_format(printing.format)
 

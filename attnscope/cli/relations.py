@@ -81,7 +81,7 @@ def relations(asked: TextRun, entries: Entries, question: Question, top: Top, pr
     """Which token looks at which: the strongest keys of every query.
 
     Of every head, or of those of --select; of every token, or of those of --query and --key. On a terminal the --top
-    strongest of all heads are shown, without key 0 and what a token gives itself, as --over heads gives them anywhere;
+    strongest of all heads are shown, without key 0 and each token's own key, as --over heads gives them anywhere;
     in a pipe all rows are printed as csv, head by head.
     """
     entries.check(listed.group)
@@ -108,7 +108,7 @@ def relations(asked: TextRun, entries: Entries, question: Question, top: Top, pr
     say_rest(table, format, top.top, printing.quiet)
     if how["other_keys"]:
         left_out = len(seen.relation_numbers(listed.min_weight)["weight"]) - len(table)
-        said = f"{left_out} rows of key 0 and of what a token gives itself are left out; --all-keys lists them"
+        said = f"{left_out} rows hidden (key 0, and each token's own key); --all-keys shows them"
         output.talk(said, printing.quiet or not left_out)
     return report_checks(seen, printing.quiet)
 

@@ -34,7 +34,7 @@ def named_run(context: typer.Context) -> dict[str, Any]:
             raise UsageError(f"two runs were named, {given} and {path}", "name one of them")
         if not named["from_"].exists():
             raise UsageError(
-                f"TEXT is the name of a folder, {given}, in which no {NAME} lies",
+                f"TEXT is the name of a folder without {NAME}: {given}",
                 f"name the folder of a run, or --text {given} reads the name",
             )
     elif path is not None and path.is_dir():
@@ -63,8 +63,8 @@ def repeated(context: typer.Context, groups: tuple[type, ...]) -> dict[str, Any]
     beside_it = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
     texts = ["TEXT" if name == "given" else f"--{name}" for name in beside_it]
     changes = [f"--{found[name].spelled}" for name in given if context.params[name] != values[name]]
-    beside = f"; given beside it: {', '.join([*texts, *changes])}"
-    output.talk(f"repeats {path}{beside if texts or changes else ''}", context.params["quiet"])
+    beside = f"; changed here: {', '.join([*texts, *changes])}"
+    output.talk(f"settings from {path}{beside if texts or changes else ''}", context.params["quiet"])
     return {name: value for name, value in values.items() if name not in given}
 
 
@@ -72,7 +72,7 @@ def _options(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The options of a manifest, and the model itself, of which the hub may have moved on."""
     model, options = said.get("model"), said.get("options")
     if not isinstance(model, Mapping) or not isinstance(options, Mapping):
-        raise UsageError(f"{path} does not say what was asked for", "name another manifest")
+        raise UsageError(f"{path} lacks the model or the options of a run", "name another manifest")
     commit = {"revision": model["revision"]} if model.get("revision") else {}
     return {"model": model.get("name"), **options, **commit}
 

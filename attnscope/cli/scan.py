@@ -81,7 +81,7 @@ class Kept(Format, Exporting):
 
     out: Annotated[
         Path | None,
-        Option(help="Write table, picture and roles here; a scan that was stopped goes on."),
+        Option(help="Write table, picture and roles here; a stopped scan resumes."),
     ] = None
 
 
@@ -90,9 +90,9 @@ def scan(scanned: Scanned, probing: Probing, kept: Kept) -> int:
     """What each head does on probes, against a null, with intervals.
 
     Sequences of the model's own tokens isolate one behaviour each: repetition, the place of a key, the sink. Every
-    score stands beside what the head scores where the behaviour cannot show, with an interval of the difference that
-    holds for all heads at once; a role is named by its lower bound alone. In a pipe every probe of every head is
-    printed as csv.
+    score is compared with what the head scores where the behaviour cannot show, with an interval of the difference
+    that holds for all heads at once; a role is named by its lower bound alone. In a pipe every probe of every head
+    is printed as csv.
     """
     format = output.wanted_format(kept.format)
     if probing.texts is not None and kept.out is None and not probing.dry_run:

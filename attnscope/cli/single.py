@@ -91,7 +91,7 @@ def read_run(asked: TextRun, writing: Writing) -> Text:
     if asked.from_ is None or asked.has_text:
         return read_given(asked, writing)
     if asked.picture:
-        raise UsageError("a picture stands beside a text, and a run gives tokens", "add --text TEXT")
+        raise UsageError("a picture needs a text, and a run gives tokens", "add --text TEXT")
     from attnscope.cli.repeat import tokens_of
 
     output.complain_through_talk(writing.quiet)
@@ -187,7 +187,7 @@ def tell_chosen(queries: Prompt, keys: Prompt, chosen: Chosen, quiet: bool, stac
     from attnscope.text.tokens import described
 
     if chosen.nothing:
-        output.talk(f"{stack}not asked, what is named is not in its texts", quiet)
+        output.talk(f"{stack}not measured: its texts do not have what is named", quiet)
         return
     named = {"query": (queries, chosen.query), "key": (keys, chosen.key)}
     said = [f"{name} {found.expression}: {described(text, found)}" for name, (text, found) in named.items() if found]
@@ -223,7 +223,7 @@ def tell_sound(run: Run, quiet: bool) -> None:
     if prompt.medium.step is None:
         return
     own = len(prompt) - sum(prompt.special)
-    padded = f"; from {prompt.labels[own]} on silence pads it" if own < len(prompt) else ""
+    padded = f"; padded with silence from {prompt.labels[own]} on" if own < len(prompt) else ""
     output.talk(f"{prompt.text.partition(':')[0]}: {own} of {len(prompt)} frames{padded}", quiet)
 
 

@@ -63,7 +63,7 @@ def text(
 ) -> int:
     """The text itself, coloured by where chosen tokens look.
 
-    By the weight that each token gets from the --query tokens, on average over them (all tokens unless said); with
+    By the weight that each token gets from the --query tokens, on average over them (default: all tokens); with
     --key alone, by the mass that each token gives to those keys. On a terminal the text is printed, once per head of
     --select; in a pipe its numbers as csv, a row per token.
     """

@@ -52,11 +52,11 @@ class Pages(Config, OtherSide, Writing):
         if self.out is None:
             raise UsageError("nowhere to write the page", "name a file with --out FILE, or - for stdout")
         if self.out == STDOUT and sys.stdout.isatty():
-            raise UsageError("a page is not for a terminal to print", "redirect it to a file: > page.html")
+            raise UsageError("a page cannot be printed on a terminal", "redirect it to a file: > page.html")
         if self.out != STDOUT and (self.out.is_dir() or not self.out.suffix):
-            raise UsageError(f"{self.out} is no name of a file", f"name one: {self.out / 'page.html'}")
+            raise UsageError(f"{self.out} is not the name of a file", f"name one: {self.out / 'page.html'}")
         if self.precision not in (8, 16):
-            raise UsageError(f"--precision takes 8 or 16 bits; {self.precision} came", "leave it out, or write 16")
+            raise UsageError(f"--precision: expected 8 or 16 bits, got {self.precision}", "leave it out, or write 16")
         self.check_other_side()
         if self.out != STDOUT:
             check_folder(self.out.parent)
@@ -68,7 +68,7 @@ def view(asked: TextRun, selected: Selected, question: Question, pages: Pages) -
 
     It needs no network. Every head as a map, as lines between tokens, as colours in the text, in a sortable table. The
     folder of a run in place of TEXT reads that run's tokens again, with the model that its manifest names. Of an
-    encoder-decoder all stacks are on one page, or those of --select: the text, and behind it the target. With --picture
+    encoder-decoder all stacks are on one page, or those of --select: the text, and after it the target. With --picture
     so are decoder and vision tower, and where a token looks in the picture.
     """
     command = command_line("view", asked, selected, question, pages)
@@ -102,11 +102,11 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
         return prepare_answered(loaded, ask, pages.quiet)
 
     if asked.picture and (pages.compare_text or pages.compare_model):
-        raise UsageError("a page with a picture has no room for another text or model", "make a page of each")
+        raise UsageError("a page with a picture cannot show another text or model", "make a page of each")
     text, loaded = read_run(asked, pages), load_model(asked, pages)
     of_two = loaded.geometry.task == SEQ2SEQ
     if of_two and (pages.compare_text or pages.compare_model):
-        raise UsageError("an encoder-decoder reads two texts, and its page has no room for more", "make a page of each")
+        raise UsageError("a page of an encoder-decoder cannot show another text or model", "make a page of each")
     ask = asked.ask(text, selected, Request(**question.asks()))
     if not (of_two or (asked.picture and not ask.keep.asks)):  # of several stacks those are shown that are named
         ask = replace(ask, select=None)
@@ -116,7 +116,7 @@ def runs_of(asked: TextRun, selected: Selected, question: Question, pages: Pages
         runs.append(ready(loaded, replace(other_side, text=pages.compare_text)))
     if pages.compare_model is not None:
         other = load_model(replace(asked, model=pages.compare_model, revision=None, base=None), pages)
-        other.check_task("a page beside another", "decoder", "encoder")
+        other.check_task("the other side of a page", "decoder", "encoder")
         written = isinstance(text, str)
         of_tokens = not (written or isinstance(text, Sound))  # of one model: the other reads what they say
         again = runs[0].prompt.text if of_tokens else text
@@ -161,7 +161,10 @@ def without_tower(run: Run, plan: Plan, quiet: bool) -> Run:
     geometry = run.loaded.geometry
     if VISION not in geometry.stacks or run.request.stacks is not None or kept_of(run, plan)["weights"] is True:
         return run
-    output.talk("the page has no room for the vision tower: name heads, as in --select vision.3.2,last", quiet)
+    output.talk(
+        "the page shows the decoder only, the vision tower does not fit; choose heads, as in --select vision.3.2,last",
+        quiet,
+    )
     others = {stack: layers for stack, layers in geometry.other_stacks.items() if not is_vision(stack)}
     loaded = replace(run.loaded, geometry=replace(geometry, other_stacks=others))
     medium = replace(run.prompt.medium, tower=())

@@ -192,7 +192,7 @@ def _bias(attention: Attention, head: int, bias: Tensor) -> Step:
     )
 
 
-SEES_BEFORE = "A token may look at itself and at what came before it, never ahead"
+SEES_BEFORE = "A token may look at itself and at earlier tokens, never ahead"
 
 
 def _mask(attention: Attention, head: int, query: int, observed: Observed) -> Step:

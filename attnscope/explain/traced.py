@@ -98,7 +98,7 @@ def run_layer(loaded: LoadedModel, ids: Sequence[int], layer: int) -> LayerRun:
             windows=loaded.geometry.windows,
         )
     if not found:
-        raise ModelError(f"no attention call came from layer {layer}", "choose another layer")
+        raise ModelError(f"layer {layer} made no attention call", "choose another layer")
     return found[0]
 
 

@@ -283,8 +283,8 @@ def _named(maps: Maps, head: int) -> str:
 def _strip_note(maps: Maps) -> str:
     what = "each head's own sink (key 0 where none is named)" if maps.sinks else "key 0"
     if maps.quantity in OPEN:
-        return f"{what} taken out: grey strips, its mean {maps.quantity} beside each title"
-    return f"{what} taken out: grey strips from 0 to 1, its mean mass beside each title"
+        return f"{what} taken out: grey strips, its mean {maps.quantity} next to each title"
+    return f"{what} taken out: grey strips from 0 to 1, its mean mass next to each title"
 
 
 def _token_ticks(ax: Axes, mosaic: Mosaic, maps: Maps, grid: tuple[int, int], cell: int) -> None:

@@ -186,7 +186,7 @@ def _note(panels: Sequence[Panel], shown: Sequence[Panel]) -> str:
 
 def _foot(shown: Sequence[Panel], style: Style) -> list[str]:
     signs = [
-        ("▸ beside a colour bar: uniform attention", any(panel.uniform for panel in shown)),
+        ("▸ next to a colour bar: uniform attention", any(panel.uniform for panel in shown)),
         ("hatched colours: too few rows for a role", any(any(panel.few_L) for panel in shown)),
         ("hatched grey: no value", any(np.isnan(panel.values_LH[_with_heads(panel)]).any() for panel in shown)),
         ("grey rows: layers without attention", any(any(panel.without_L) for panel in shown)),

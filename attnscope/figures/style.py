@@ -42,7 +42,7 @@ LEAST_WIDTH, MOST_WIDTH = 1.0, 60.0
 
 @dataclass(frozen=True)
 class About:
-    """What a figure is of, for its foot and for the file's metadata; empty where nobody says.
+    """What a figure is of, for its foot and for the file's metadata; empty if not given.
 
     line: `demo, “the financial bank …”, 9 tokens`. The text is in the metadata by its hash alone. What steers a reader
     or has no place in XML is written out, as in `Style.title`.
@@ -65,8 +65,8 @@ class Style:
     `sink="mask"` takes a head's sink (`Maps.sinks`, else key 0) out of its map, draws it as its own grey strip at the
     side and prints its mean.
     Without `per_head_scale` one colour scale holds across a call's figures of weights. `scale="sqrt"` lies between
-    linear and log; `floor` is where a log scale begins. `cmap`: viridis without, for logits a map that diverges around
-    0. `annotate=None` writes numbers into the cells when there are at most 12 tokens. `title` stands before each
+    linear and log; `floor` is where a log scale begins. `cmap`: default viridis, for logits a map that diverges around
+    0. `annotate=None` writes numbers into the cells when there are at most 12 tokens. `title` is put before each
     figure's own. `width`: inches, or `column` or `page` of a paper; `dpi`: pixels per inch.
 
     Raises UsageError for a choice that does not exist.
@@ -123,7 +123,7 @@ class Style:
         return tokens <= MOST_ANNOTATED if self.annotate is None else self.annotate
 
     def headed(self, name: str) -> str:
-        """A figure's own title behind the one that was asked for."""
+        """A figure's own title after the one that was asked for."""
         return f"{self.title}: {name}" if self.title else name
 
 
@@ -308,8 +308,8 @@ def head_title(maps: Maps, index: int) -> str:
 
 
 def parallel_note(maps: Maps) -> str:
-    """`beside the attention: ssm`, where the layer computes more than it."""
-    return f"beside the attention: {maps.parallel}" * bool(maps.parallel)
+    """`parallel to the attention: ssm`, where the layer computes more than it."""
+    return f"parallel to the attention: {maps.parallel}" * bool(maps.parallel)
 
 
 def layer_name(layer: int, parallel: str = "") -> str:

@@ -71,7 +71,7 @@ def _of_any_version(path: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or not str(found.get("schema")).startswith("run/"):
-        raise UsageError(f"{path} is no manifest of attnscope, or damaged", "name another")
+        raise UsageError(f"{path} is not a manifest of attnscope, or is damaged", "name another")
     return found
 
 

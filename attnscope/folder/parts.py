@@ -98,7 +98,7 @@ def _left(path: Path, expected: Mapping[str, Column], fits: Callable[[Columns], 
     except UsageError:  # of the deadline's variable: the part may be whole
         raise
     except Exception as error:  # of zip, zlib and numpy, over any bytes
-        logger.warning("%s is damaged and read anew: %s", path, first_line(error))
+        logger.warning("%s is damaged and made again: %s", path, first_line(error))
         return None
 
 

@@ -64,14 +64,14 @@ class PictureInput:
 
     @contextmanager
     def reading(self, loaded: LoadedModel, where: Where, most: int | None) -> Iterator[Read]:
-        loaded.check_bare("a text beside pictures")
+        loaded.check_bare("a text with pictures")
         with reading_with_pictures(loaded) as with_pictures:
 
             def read(ask: Ask) -> Prompt:
                 pictures, answer = all_opened(ask.picture), ask.answer
                 if not isinstance(ask.text, str):
                     raise UsageError(
-                        "a picture stands beside a text, and these are tokens", "give {text}, or leave out {picture}"
+                        "a picture needs a text, and these are tokens", "give {text}, or leave out {picture}"
                     )
                 if ask.truncate is not None:
                     raise UsageError("a text with pictures is not cut: they would lose patches", "leave out {truncate}")

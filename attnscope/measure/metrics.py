@@ -154,7 +154,7 @@ METRICS: Mapping[str, Metric] = {
             unit="share of a row",
             range="0 to 1",
             source="Olsson et al. 2022, arXiv 2209.11895",
-            reading="near 1: the head looks at what followed where this token came up before; keys i and i-1 are left "
+            reading="near 1: the head looks at what followed an earlier copy of this token; keys i and i-1 are left "
             "out, since a head that looks there does so without a repetition",
             rows="repeats_apart",
             stacks=CAUSAL,
@@ -349,7 +349,7 @@ LOOKBACKS: Mapping[str, Metric] = {  # measured where a prompt has an answer
             short="lookb -0",
             title="lookback ratio without key 0",
             formula="the same, key 0 left out of a",
-            reading="the same for what is no sink: where key 0 takes most, the plain ratio says little else",
+            reading="the same without the sink: where key 0 takes most, the plain ratio shows little else",
             rows="answer_beyond_0",
             **_lookback(1),
         ),

@@ -141,8 +141,8 @@ def unsupported(support: Mapping[str, int], who_has: str = "this text has", stac
     """One sentence per role that these rows cannot show, for the person who wonders."""
     kinds = {
         "two_keys": "tokens that see at least two",
-        "repeats": "tokens that came up before",
-        "repeats_apart": "tokens that came up at least 3 tokens earlier",
+        "repeats": "repeated tokens",
+        "repeats_apart": "tokens that occurred at least 3 tokens earlier",
         "all": "tokens",
         "beyond_32": "tokens that see more than 32",
     }
@@ -151,6 +151,6 @@ def unsupported(support: Mapping[str, int], who_has: str = "this text has", stac
         if support[role.rows] < role.needed:
             short.setdefault((role.rows, role.needed), []).append(role.name)
     return [
-        f"{', '.join(names)}: {needed} {kinds[rows]} needed, {who_has} {support[rows]}"
+        f"{', '.join(names)}: expected at least {needed} {kinds[rows]}, {who_has} {support[rows]}"
         for (rows, needed), names in short.items()
     ]

@@ -56,7 +56,7 @@ def open_picture(given: PictureSource) -> Picture:
 def _bytes(path: Path) -> bytes:
     try:
         if not path.is_file():
-            what = "is a folder" if path.is_dir() else "is no file" if path.exists() else "does not exist"
+            what = "is a folder" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
             raise InputError(f"{path} {what}", "name the file of a picture with {picture=FILE}")
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path} has more than {MOST_BYTES // 2**20} MiB", "make the picture smaller")
@@ -77,7 +77,7 @@ def _decoded(data: bytes, name: str) -> Image:
                 image.load()
                 return _shown(image, name)
     except UnidentifiedImageError:
-        raise InputError(f"{name} is no picture that Pillow reads", "give a PNG or JPEG file") from None
+        raise InputError(f"{name} is not a picture that Pillow reads", "give a PNG or JPEG file") from None
     except bombs:
         most = f"{(Image.MAX_IMAGE_PIXELS or 0) / 1e6:.0f} million"
         raise InputError(f"{name} has more than {most} pixels", "make the picture smaller") from None

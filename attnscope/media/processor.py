@@ -87,8 +87,8 @@ def with_places(processor: Any, text: str, pictures: int) -> str:
     there = text.count(token)
     if there not in (0, pictures):
         raise InputError(
-            f"the text has {there} of {token}, and {pictures} picture{'s' * (pictures > 1)} came with it",
-            "write one for each, or none: they are put before the text",
+            f"expected {pictures} of {token} in the text, one per picture, got {there}",
+            "write one for each picture, or none: pictures are then put before the text",
         )
     return text if there else _place(processor, token) * pictures + text
 

@@ -60,7 +60,7 @@ class Sound:
         if not len(self.samples):
             raise InputError("the sound is empty", "give a recording with at least one sample")
         if not np.isfinite(self.samples).all():
-            raise InputError("the sound has samples that are no numbers (NaN or infinite)", "export it again")
+            raise InputError("the sound has samples that are not numbers (NaN or infinite)", "export it again")
         if not np.ptp(self.samples):
             raise InputError("the sound is silent: all its samples are equal", "check the recording's level")
 
@@ -130,7 +130,7 @@ def _numbers(data: bytes, width: int) -> np.ndarray:
 def _other(stream: BinaryIO, name: str) -> Sound:
     """What libsndfile reads: flac, ogg, mp3, and WAV that is no plain PCM."""
     if find_spec("soundfile") is None:
-        raise UsageError(f"{name} is no PCM WAV, and other files of sound need soundfile", EXTRA)
+        raise UsageError(f"{name} is not PCM WAV, and other files of sound need soundfile", EXTRA)
     import soundfile
 
     try:
@@ -138,7 +138,7 @@ def _other(stream: BinaryIO, name: str) -> Sound:
             samples = said.read(MOST_SECONDS * said.samplerate, dtype="float32", always_2d=True)
             return Sound(_mono(samples), said.samplerate, said.frames if said.frames > len(samples) else 0)
     except (soundfile.SoundFileError, TypeError, ValueError) as error:
-        raise InputError(f"{name} is no file of sound that can be read", "give wav, flac, ogg or mp3") from error
+        raise InputError(f"{name} is not a file of sound that can be read", "give wav, flac, ogg or mp3") from error
 
 
 def _mono(samples: np.ndarray) -> np.ndarray:

@@ -212,7 +212,8 @@ def _with_weights(model: PreTrainedModel, config: Any, folder: Path) -> Any:
     left = sorted([*found.missing_keys, *found.unexpected_keys])
     if left:
         raise ModelError(
-            f"the adapter in {folder} does not fit its base: {len(left)} of its weights are apart (first: {left[0]})",
+            f"the adapter in {folder} does not fit its base: {len(left)} of its weights are "
+            f"missing or unexpected (first: {left[0]})",
             "name the model that it was trained on: {base=FOLDER}",
         )
     return adapted

@@ -175,7 +175,7 @@ def check_weight_file(path: Path, allow_pickle: bool = False) -> None:
     if path.suffix == ".safetensors":  # by this transformers decides how it reads a file
         check_safetensors(path)
     elif not allow_pickle:
-        raise ModelError(f"{path} is no safetensors file, and others can run any code when they are read", CONVERT)
+        raise ModelError(f"{path} is not a safetensors file, and others can run any code when they are read", CONVERT)
 
 
 def _listed(index: Path) -> list[str]:
@@ -185,7 +185,7 @@ def _listed(index: Path) -> list[str]:
         raise ModelError(f"{index} has no weight_map", "download the file again")
     for name in shards.values():
         if not isinstance(name, str) or not name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
-            raise ModelError(f"{index} names {brief(name)}, expected files beside it", "download the file again")
+            raise ModelError(f"{index} names {brief(name)}, expected files in its folder", "download the file again")
     return sorted(set(shards.values()))
 
 

@@ -143,9 +143,7 @@ FAMILIES: Mapping[str, Family] = {
     "nystromformer": Family(unread="goes through landmarks, and has no weight for a query and a key"),
     "perceiver": Family(unread="is of latents, not of tokens"),
     "yoso": Family(unread="counts collisions of hashes, and has no softmax"),
-    **dict.fromkeys(
-        ("bros", "lxmert", "tvp", "udop", "vilt"), Family(unread="needs boxes or pictures beside the text")
-    ),
+    **dict.fromkeys(("bros", "lxmert", "tvp", "udop", "vilt"), Family(unread="needs boxes or pictures with the text")),
     # Encoders that can be configured as decoders.
     **dict.fromkeys(
         (

@@ -346,7 +346,7 @@ def _in_words(layers: tuple[LayerGeometry, ...]) -> str:
     types = Counter(layer.type for layer in layers if not layer.attention)
     without = "".join(f", {count} {name}" for name, count in types.items())
     both = Counter(layer.parallel for layer in there if layer.parallel)
-    without += "".join(f", {name} beside {count}" for name, count in both.items())
+    without += "".join(f", {name} parallel to {count}" for name, count in both.items())
     heads, kv_heads = (_range([getattr(layer, name) for layer in there]) for name in ("heads", "kv_heads"))
     return f"{len(there)} layers x {heads} heads ({kv_heads} kv){without}"
 

@@ -73,7 +73,7 @@ def _check_names(name: str, revision: str | None) -> None:
     except HFValidationError:
         good = False
     if not good:
-        raise ModelError(f"{name!r} is neither a folder nor a Hub id", "a Hub id reads owner/name")
+        raise ModelError(f"{name!r} is neither a folder nor a Hub id", "a Hub id has the form owner/name")
     if revision is not None and (not REVISION.fullmatch(revision) or ".." in revision):
         raise ModelError(f"{name} has no revision {revision!r}", "pass a branch, a tag or a commit of the model")
 

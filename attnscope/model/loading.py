@@ -327,7 +327,7 @@ def _check_options(options: LoadOptions) -> None:
     if options.device_map and options.device != "auto":
         raise UsageError("a device map places the model itself", f"leave out {{device={options.device}}}")
     if options.adapter not in (None, "merged", "beside"):
-        raise UsageError(f"expected an adapter merged or beside, got {options.adapter!r}", "use {adapter=merged}")
+        raise UsageError(f"expected an adapter `merged` or `beside`, got {options.adapter!r}", "use {adapter=merged}")
     if options.quantize not in (None, "8bit", "4bit"):
         raise UsageError(
             f"expected to quantize to 8bit or 4bit, got {options.quantize!r}", "use {quantize=8bit} or {quantize=4bit}"

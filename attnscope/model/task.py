@@ -125,7 +125,7 @@ def model_class(config: Any, task: str, name: str) -> Any:
     beside = not sees and (hasattr(config, "vision_config") or hasattr(config, "audio_config"))
     if found is None or not _readable(found) or beside:
         kind = config.model_type
-        raise ModelError(f"{name} ({kind}) is no model of text that attnscope reads", "choose a model of text")
+        raise ModelError(f"{name} ({kind}) is not a model of text that attnscope reads", "choose a model of text")
     return found
 
 

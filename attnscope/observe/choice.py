@@ -116,7 +116,7 @@ class Case(NamedTuple):
             return "differences of heads are taken of matrices"
         if self.device != "cpu":
             return f"fused was not timed on {self.device.partition(':')[0]}"
-        return "" if self.dtype == "float32" else f"fused rounds otherwise in {self.dtype}"
+        return "" if self.dtype == "float32" else f"fused rounds differently in {self.dtype}"
 
 
 def automatic(case: Case, tokens: int, request: Request | None, *, fits: bool) -> Choice:

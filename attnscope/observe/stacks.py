@@ -53,7 +53,7 @@ class Stacks:
             reading = self.readings[self.stacks[0]]
             raise InputError(
                 f"no layer of {reading.model_type} attends to the tokens of this text themselves: from some length on "
-                f"its keys stand for several tokens, and this text has {len(reading.prompts[0])}",
+                f"a key represents several tokens, and this text has {len(reading.prompts[0])}",
                 "take a shorter text",
             )
         return found

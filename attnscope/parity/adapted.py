@@ -37,6 +37,6 @@ def _change(path: str, layer: Any, name: str, inside: dict[str, Tensor]) -> Tens
         return 0.0
     A, B = f"{path}.lora_A.{name}.weight", f"{path}.lora_B.{name}.weight"
     if own != {A, B} or name in layer.lora_variant:
-        raise UnreadableError(f"{path} has an adapter that is no plain LoRA")
+        raise UnreadableError(f"{path} has an adapter that is not a plain LoRA")
     change_OI = layer.scaling[name] * (inside[B] @ inside[A])
     return change_OI.T if layer.fan_in_fan_out else change_OI

@@ -170,7 +170,7 @@ def _run(folder: Path, model: str) -> None:
     )
     if not done.returncode:
         return
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
     if done.returncode == -signal.SIGKILL or "MemoryError" in said or is_out_of_memory(RuntimeError(said)):
         raise _no_room("memory ran out while it was loaded or run")
     raise ModelError(f"no second instance of {model} could be run: {said[:200]}", "leave out {whole}")

@@ -183,7 +183,7 @@ UNREAD: Mapping[str, str] = {
     "zaya": "convolutions over the projected queries and keys",
 }
 UNREAD_ENCODERS: Mapping[str, str] = {
-    "convbert": "convolutions beside and within its heads",
+    "convbert": "convolutions next to and within its heads",
     **dict.fromkeys(["deberta", "deberta-v2"], "its scores add products of contents with relative positions"),
     "mobilebert": "its queries and keys are made of another tensor than its values",
     "mpnet": "a bias of relative positions that its encoder makes, for all layers",

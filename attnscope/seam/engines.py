@@ -78,8 +78,7 @@ class Engine:
         changed = self.change(place, output)
         if changed.shape != output.shape:
             raise ModelError(
-                f"layer {place.layer}: an output of shape {tuple(output.shape)} was expected back, "
-                f"{tuple(changed.shape)} came",
+                f"layer {place.layer}: expected an output of shape {tuple(output.shape)}, got {tuple(changed.shape)}",
                 "return a tensor of the shape that was given",
             )
         check.altered |= changed is not output

@@ -65,11 +65,11 @@ def listen(
     ids_BT: (texts, tokens) integer ids; texts of different length are padded on the right, without a mask. engine: who
     computes the layers' attention, under the implementation that it asks for, put back after the pass; without one the
     model runs as it is. expected_layers: layers that must call, with their stack where they have several; ModelError
-    names those that did not. windows: of layers whose family builds its mask where nobody sees it. patches: of each
+    names those that did not. windows: of layers whose family builds its mask out of sight. patches: of each
     window of a picture, in the order in which a vision tower reads them: its calls are handed on as one per layer.
     logits_at: positions whose logits are wanted, from the end where negative; the whole model runs then, and makes no
-    others where its family can leave them out. gradients: keep what a backward pass needs. calls_alone: nobody wants
-    the output; the pass ends with the last call, once a whole pass of the model has shown which that is. inputs:
+    others where its family can leave them out. gradients: keep what a backward pass needs. calls_alone: the output is
+    not needed; the pass ends with the last call, once a whole pass of the model has shown which that is. inputs:
     further arguments of the model's forward: of an encoder-decoder, whose encoder reads the ids, `decoder_input_ids`.
     Returns the report, with the backbone's output; no logits are computed unless asked for.
     Raises UsageError for a model in training mode (its weights would be after dropout), and for positions that are not
@@ -108,7 +108,7 @@ def listen(
     if missing:
         names = [f"{one[1]} {one[0]}" if isinstance(one, tuple) else str(one) for one in missing]
         raise ModelError(
-            f"no attention call came from layer{'s' * (len(missing) > 1)} {', '.join(names)}",
+            f"no attention call in layer{'s' * (len(missing) > 1)} {', '.join(names)}",
             "this model computes its attention where attnscope cannot listen",
         )
     return report
@@ -364,7 +364,7 @@ class _Listener:
             )
         if any(one.shape[1] > 1 and one.stride(1) == 0 for one in found if known.layout is None):
             raise ModelError(
-                "this family returns the mean of its heads in the place of each: none can be told from another",
+                "this family returns the mean of its heads, which does not show the single heads",
                 "choose another model",
             )
         parts = zip((DECODER, CROSS), found, strict=True) if len(found) > 1 else [(None, found[0])]

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PICTURE = "ablation.png"
 STANDS_IN = {
-    "mean": "a head's mean over other sequences in its place",
-    "zero": "zero in a head's place",
-    "resample": "another sequence's output in a head's place",
+    "mean": "mean ablation (over other sequences)",
+    "zero": "zero ablation",
+    "resample": "resample ablation (another sequence's output)",
 }
 SMALL = 0.1  # of what heads add: what they take away is drawn as 0 is
 
@@ -59,7 +59,7 @@ def shown_of(found: Ablation, atlas: Atlas | None = None) -> list[Shown]:
     unit = found.facts["measure"]["unit"]
     panels = [*_scores(found, atlas), Shown("direct", "logits of the right token", found.direct or {}, "direct")]
     panels.append(Shown("alone", f"{unit} without it", alone, "effect"))
-    panels.append(Shown("together", f"{unit} without its dearest set", together, "effect"))
+    panels.append(Shown("together", f"{unit} without its costliest set", together, "effect"))
     return [one for one in panels if one.values]
 
 

@@ -37,7 +37,7 @@ def save_probes(atlas: Atlas, folder: Path, name: str) -> Path:
     names = sorted(first, key=lambda name: kinds.index(_kind(name)))
     panels = [probe_panel(atlas, first[name], layers) for name in names]
     title = style.headed(f"Probes of {len(atlas.heads)} heads in {len(layers)} layers")
-    note = f"effect: score minus null; behind grey: a lower bound for all heads at once below {LEAST}"
+    note = f"effect: score minus null; greyed out: a lower bound for all heads at once below {LEAST}"
     return save_metrics(folder / PROBES, panels, style, layer_labels=layers, title=title, note=note)
 
 

@@ -14,7 +14,7 @@ def check_answer(generate: int | None, answer: str | Sequence[int] | None, trunc
     if generate is not None and answer is not None:
         raise UsageError("an answer is either generated or given", "leave out {generate} or {answer}")
     if generate is not None and not (isinstance(generate, int) and generate >= 1):
-        raise UsageError(f"a number of new tokens from 1 was expected, {generate!r} came", "use {generate=8}")
+        raise UsageError(f"expected a number of new tokens from 1, got {generate!r}", "use {generate=8}")
     if answer is not None and not (answer.strip() if isinstance(answer, str) else len(answer)):
         raise InputError("the answer is empty", "give an answer with at least one word, or use {generate=8}")
     if truncate and (generate, answer) != (None, None):

@@ -16,7 +16,7 @@ GRAMMAR = (
     ("3:7   :3   -2:", "positions 3 to 6, as Python slices; open ends"),
     ("3-7", "positions 3 to 7, as in --select"),
     ("first   last   special", "the first token, the last, all special ones"),
-    ("bank", "where this text stands, as whole words if it does"),
+    ("bank", "where this text occurs, as whole words if it does"),
     ("bank*   *ing   *", "words that begin so, or end so; every token"),
     ("/b.nk/", "a regular expression's matches, parts of words too"),
     ("bank#2   bank#-1", "the second place of these, the last"),
@@ -150,12 +150,12 @@ def compiled(pattern: str) -> Any:
     if len(pattern) > LONGEST or repeats > MOST_REPEATS:
         raise UsageError(
             f"/{pattern}/ is too long or repeats too often",
-            f"write at most {LONGEST} characters, and counts whose product is at most {MOST_REPEATS}",
+            f"write at most {LONGEST} characters, and counts with a product of at most {MOST_REPEATS}",
         )
     try:
         return regex.compile(pattern)
     except (regex.error, RecursionError, MemoryError, OverflowError, ValueError) as error:
-        raise UsageError(f"/{pattern}/ is no regular expression: {error}", "write a text in quotes") from None
+        raise UsageError(f"/{pattern}/ is not a regular expression: {error}", "write a text in quotes") from None
 
 
 def _part(found: re.Match[str], expression: str) -> Part:

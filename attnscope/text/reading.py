@@ -72,7 +72,7 @@ def read_ids(file: str) -> list[int]:
     parts = re.split(r"\s*,\s*|\s+", (inside[1] if inside else text).strip())
     wrong = next((part for part in parts if not ID.fullmatch(part)), None)
     if wrong is not None:
-        what = f"{wrong[:20]!r} in {source} is no token id" if any(parts) else f"{source} holds no token ids"
+        what = f"{wrong[:20]!r} in {source} is not a token id" if any(parts) else f"{source} holds no token ids"
         raise InputError(what, "give whole numbers, between spaces or commas or as a JSON list")
     return [int(part) for part in parts]
 
@@ -85,7 +85,7 @@ def parsed_line(line: str, where: str, hint: str) -> Any:
     except UnicodeEncodeError as error:
         raise InputError(f"{where} holds half of a surrogate pair", "write the character itself") from error
     except (ValueError, RecursionError) as error:  # the latter of 100,000 brackets
-        raise InputError(f"{where} is no JSON", hint) from error
+        raise InputError(f"{where} is not JSON", hint) from error
     return value
 
 

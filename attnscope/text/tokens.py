@@ -249,7 +249,7 @@ class _Search:
             spans.append((at, at + len(text)))
             at = self.said.find(text, at + 1)
         if not (places := self._touched(spans, self._whole)) and (places := self._touched(spans)):
-            self.notes.append(f"{shown.brief(text)} stands in no whole word: parts of words were taken")
+            self.notes.append(f"{shown.brief(text)} is not a whole word of the text: parts of words were taken")
         return sorted(places + self._unwritten(text))
 
     def _unwritten(self, name: str) -> list[TokenPlace]:
@@ -305,7 +305,7 @@ class _Search:
         if part.kind == "name" and roles and part.value in ROLES:
             return self.nothing(f"the chat has turns of {', '.join(roles)}, and none of {part.value}")
         if part.kind != "pattern" and self.prompt.removed and part.value in self.said:
-            return self.nothing(f"{shown.brief(part.value)} stands only in what was cut off")
+            return self.nothing(f"{shown.brief(part.value)} occurs only in what was cut off")
         wanted = f"/{part.value}/" if part.kind == "pattern" else shown.brief(part.value)
         return self.nothing(f"{wanted} is not in the text", _near(self.prompt, part.value))
 

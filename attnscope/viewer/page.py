@@ -193,7 +193,7 @@ def sentences(side: Mapping[str, Any]) -> Iterator[str]:
     if heads > len(held):
         yield f"{name}: there are no maps of {heads - len(held)} {of}, {strongest}"
     if not side["steps"]:
-        yield f"{name}: there are no q, k and v for the steps, which short texts have"
+        yield f"{name}: no view of steps, which is for short texts"
 
 
 def _title(sides: Sequence[Mapping[str, Any]]) -> str:

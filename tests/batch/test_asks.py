@@ -43,9 +43,9 @@ def test_a_record_says_what_is_its_own(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "fields", "says"),
     [
-        (Job(target_field="t"), {"t": 3}, "field 't' is no text but int"),
+        (Job(target_field="t"), {"t": 3}, "field 't': expected text, got int"),
         (Job(target_field="t"), {"a": ""}, "no field 't'; there are 'a'"),
-        (Job(query_field="q"), {"q": ["last"]}, "field 'q' names no tokens but is list"),
+        (Job(query_field="q"), {"q": ["last"]}, "field 'q': expected an expression for tokens, got list"),
         (Job(audio_field="s"), {"s": ["cat.png", "cat.png"]}, "field 's' names 2 files, and one sound is read"),
         (Job(picture_field="p"), {"p": "dog.png"}, "there is no file"),
     ],

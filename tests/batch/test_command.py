@@ -177,8 +177,12 @@ WRONG = [
     ("empty --out o", 2, "empty holds no file that ends in .txt, .jsonl, .csv, .parquet; name another"),
     ("corpus.jsonl", 2, "expected one place to write to; give --out DIR"),
     ("corpus.jsonl --out afile", 2, "cannot write to afile: afile is no folder; name another folder"),
-    ("corpus.jsonl --out other", 2, "other holds heads, which is not of a dataset of attnscope batch; name a new"),
-    ("corpus.jsonl --out another", 2, "another/run.json is not of attnscope batch, or damaged; name another"),
+    ("corpus.jsonl --out other", 2, "other holds heads, which is not part of a dataset of attnscope batch; name a new"),
+    (
+        "corpus.jsonl --out another",
+        2,
+        "another/run.json is not written by attnscope batch, or is damaged; name another",
+    ),
     ("corpus.jsonl --out o --batch-tokens 0", 2, "'--batch-tokens': Input should be greater than or equal to 1"),
     ("corpus.jsonl --out o --ray --num-actors 0", 2, "'--num-actors': Input should be greater than or equal to 1"),
     ("corpus.jsonl --out o --top-k 0", 2, "--top-k takes a number from 1, or all"),
@@ -186,7 +190,7 @@ WRONG = [
     ("corpus.jsonl --out o --figures all", 2, "--figures knows overview, layers, heads, metrics; 'all' came"),
     ("corpus.jsonl --out o --select 99", 2, "'99' names layer 99, but this model has layers 0 to 3"),
     ("corpus.jsonl --out o --config c.yaml", 2, "c.yaml cannot be read: No such file or directory"),
-    ("corpus.jsonl --out o --ray=here", 2, "--ray takes auto, local, ray://HOST:PORT or HOST:PORT; 'here' came"),
+    ("corpus.jsonl --out o --ray=here", 2, "--ray: expected auto, local, ray://HOST:PORT or HOST:PORT, got 'here'"),
     ("corpus.jsonl --to-stdout jsonl --ray", 2, "--to-stdout prints rows alone"),
     ("corpus.jsonl --out o --spreadsheet", 2, "--spreadsheet is about csv; add --format csv"),
     ("corpus.odd --out o", 2, "corpus.odd: its suffix does not say what it is; give --input-format"),
@@ -201,8 +205,12 @@ WRONG = [
     ),
     ("broken.txt.gz --out o -q", 1, "1 item failed, the first broken.txt.gz: the file can't be read: Not a gzipped"),
     ("cut.txt.gz --out o -q", 1, "the file can't be read: Compressed file ended before the end-of-stream"),
-    ("corpus.jsonl --out o -q --text-field n", 1, "line 1: field 'n' is not text but int; all in o/failures.jsonl"),
-    ("corpus.jsonl --out o --strict --id-field x", 4, "corpus.jsonl, line 1: no field 'x'; mend it, or leave --strict"),
+    ("corpus.jsonl --out o -q --text-field n", 1, "line 1: field 'n': expected text, got int; all in o/failures.jsonl"),
+    (
+        "corpus.jsonl --out o --strict --id-field x",
+        4,
+        "corpus.jsonl, line 1: no field 'x'; correct it, or leave out --strict",
+    ),
 ]
 
 
@@ -328,7 +336,7 @@ def test_a_checkpoint_that_changed_under_its_name_is_refused(
         (model / name).write_text((model / name).read_text() + "\n")
     assert run(arguments) == 2
     said = capfd.readouterr().err
-    assert f"out was begun with other options: model was '{model} (files " in said
+    assert f"out was started with other options: model was '{model} (files " in said
     assert said.count("was '") == said.count("\n") == 1
 
 

@@ -77,12 +77,12 @@ def test_a_signal_finishes_the_batch_and_the_same_command_goes_on(
             time.sleep(0.02)
         run.send_signal(number)
         assert run.stderr is not None
-        assert any(line.startswith(b"stopping after the batch") for line in run.stderr)
+        assert any(line.startswith(b"stopping after this batch") for line in run.stderr)
         with suppress(BrokenPipeError):  # it may have read enough
             pipe.write(corpus[cut:])
     _, talk = run.communicate(HANGS)
     assert run.returncode == code, talk
-    assert b"the same command goes on" in talk
+    assert b"the same command resumes" in talk
     before = rows(tmp_path / "out", "texts")
     assert 0 < len(before) < 900
     assert [row["item"] for row in before] == list(range(len(before)))
@@ -192,7 +192,7 @@ def test_a_killed_painter_is_said_in_one_line(tmp_path: Path, tiny) -> None:
             writer.add(measured)
             writer.commit()
 
-        with pytest.raises(AttnscopeError, match=r"a process that draws pictures was killed; .* goes on from"):
+        with pytest.raises(AttnscopeError, match=r"a process that draws pictures was killed; .* resumes the run"):
             written()
 
 

@@ -107,7 +107,7 @@ def test_a_folder_that_is_still_written_to_is_swept_all_the_same(tmp_path: Path)
 def test_changed_options_are_named(tmp_path: Path) -> None:
     check_options(tmp_path, {"model": "a", "top-k": 5, "by": None}, {})
     check_options(tmp_path, {"model": "a", "top-k": 5, "by": None}, {})
-    with pytest.raises(UsageError, match="begun with other options: model was 'a', now 'b'; top-k was 5, now 6;"):
+    with pytest.raises(UsageError, match="started with other options: model was 'a', now 'b'; top-k was 5, now 6;"):
         check_options(tmp_path, {"model": "b", "top-k": 6, "by": None}, {})
 
 
@@ -132,12 +132,12 @@ def test_a_folder_of_another_version_is_refused_in_one_line(tmp_path: Path, sche
 
 def test_a_folder_that_says_no_version_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"options": OPTIONS, "about": "x"}))
-    with pytest.raises(UsageError, match=r"run.json is not of attnscope batch, or damaged"):
+    with pytest.raises(UsageError, match=r"run.json is not written by attnscope batch, or is damaged"):
         check_ours(tmp_path)
 
 
 @pytest.mark.parametrize("schema", ["2", None, True, 2.0])
 def test_a_version_that_is_no_number_is_damage(tmp_path: Path, schema: object) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"schema": schema, "options": OPTIONS}))
-    with pytest.raises(UsageError, match=r"run.json is not of attnscope batch, or damaged"):
+    with pytest.raises(UsageError, match=r"run.json is not written by attnscope batch, or is damaged"):
         check_ours(tmp_path)

@@ -104,7 +104,7 @@ def test_every_sound_is_read_as_alone(place: Path, whisper: LoadedModel, tmp_pat
     assert list(said) == ["broken", "missing", "number", "stdin"]
     assert "no file of sound" in said["broken"]
     assert said["missing"] == f"there is no file {place}/sounds/none.wav"
-    assert said["number"] == "field 'sound' names no file but is 3"
+    assert said["number"] == "field 'sound': expected the name of a file, got 3"
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (about["options"]["audio-field"], about["targets"]) == ("sound", {"given": 2})
 
@@ -127,8 +127,8 @@ def test_every_picture_is_read_beside_its_text_as_alone(place: Path, llava: Load
         seen = attnscope.capture(llava, record["text"], picture=[place / str(name) for name in named])
         check(tmp_path / "out", str(record["id"]), seen, (DECODER, VISION))
     assert failures(tmp_path / "out") == {
-        "broken": f"{place}/broken.png is no picture that Pillow reads",
-        "none": "field 'seen' names no file but is []",
+        "broken": f"{place}/broken.png is not a picture that Pillow reads",
+        "none": "field 'seen': expected the name of a file, got []",
     }
 
 

@@ -25,8 +25,8 @@ FIELDS = ("--query-field", "asks", "--key-field", "of")
 FAILURES = {
     "c": "'bank' is not in the text",
     "e": "no field 'of'; there are 'asks'",
-    "f": "field 'of' names no tokens but is list",
-    "g": "/(/ is no regular expression",
+    "f": "field 'of': expected an expression for tokens, got list",
+    "g": "/(/ is not a regular expression",
 }
 
 
@@ -90,7 +90,7 @@ def test_the_same_words_for_all_texts_and_what_was_found_in_another_way_is_noted
     assert "query" not in first
     batch(corpus, tiny_folder, tmp_path / "part", "--query", "ank")
     assert {row["note"] for row in rows(tmp_path / "part", "texts")} == {
-        "'ank' stands in no whole word: parts of words were taken"
+        "'ank' is not a whole word of the text: parts of words were taken"
     }
     assert "mass" not in rows(tmp_path / "part", "heads")[0]
 
@@ -137,7 +137,7 @@ def test_a_stream_says_them_too(tiny_folder: Path, corpus: Path) -> None:
     [
         (("--query", "last", "--query-field", "asks"), "--query and --query-field were both given"),
         (("--key", "bank", "--key-field", "of"), "--key and --key-field were both given"),
-        (("--key", "/(/"), "is no regular expression"),
+        (("--key", "/(/"), "is not a regular expression"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_at_once(

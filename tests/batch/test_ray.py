@@ -214,7 +214,7 @@ def test_what_ray_cannot_mend_is_begun_again_and_given_up_without_progress(
     monkeypatch.setattr(cluster, "started", lambda where: ray)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     journal = Journal(tmp_path)
-    with pytest.raises(AttnscopeError, match=r"the Ray cluster fails: .*; see that its nodes are well"):
+    with pytest.raises(AttnscopeError, match=r"the Ray cluster fails: .*; check its nodes"):
         cluster.run_on_ray(Run(Job(), Corpus(()), [], tmp_path, journal), Cluster())
     assert list(journal.records) == [0, 1]  # once each
     assert len(runs) == 2  # the third attempt was the first without progress
@@ -323,8 +323,8 @@ def test_sigterm_ends_a_run_on_ray_and_the_same_command_goes_on(tmp_path: Path, 
     run.terminate()
     said = run.communicate(timeout=HANGS)[1].splitlines()
     assert run.returncode == 143, said
-    assert said[0] == "stopping after the batch at hand; once more stops at once"
-    assert said[-1] == "stopped; the same command goes on from here"
+    assert said[0] == "stopping after this batch; interrupt again to stop at once"
+    assert said[-1] == "stopped; the same command resumes from here"
     assert len(said) == 3  # nothing of Ray's own
     assert not (out / ".partial").exists()
     assert 0 < len(rows(out, "texts")) < 3000

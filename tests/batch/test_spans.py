@@ -135,17 +135,17 @@ def test_texts_without_a_span_are_counted(tmp_path: Path, tiny_folder: Path, cor
 @pytest.mark.parametrize(
     ("spans", "reason"),
     [
-        ([[0, 4]], "field 'spans' is not like {\"subject\": [[5, 9]]} but [[0, 4]]"),
-        ("subject", "field 'spans' is not like {\"subject\": [[5, 9]]} but 'subject'"),
-        ({"subject": [0, 4]}, "span 'subject' is no list of ranges like [[5, 9]] but [0, 4]"),
-        ({"subject": "Mary"}, "span 'subject' is no list of ranges like [[5, 9]] but 'Mary'"),
-        ({"subject": [[0, 4.0]]}, "span 'subject' is no list of ranges like [[5, 9]] but [[0, 4.0]]"),
-        ({"subject": [[False, True]]}, "span 'subject' is no list of ranges like [[5, 9]] but [[False, True]]"),
-        ({"subject": [[0, 1, 2]]}, "span 'subject' is no list of ranges like [[5, 9]] but [[0, 1, 2]]"),
-        ({"subject": 0}, "span 'subject' is no list of ranges like [[5, 9]] but 0"),
-        ({"subject": [[4, 9]]}, "span 'subject': [4, 9] is no range of the text's 8 characters"),
-        ({"subject": [[-2, 1]]}, "span 'subject': [-2, 1] is no range of the text's 8 characters"),
-        ({"subject": [[0, 2], [3, 3]]}, "span 'subject': [3, 3] is no range of the text's 8 characters"),
+        ([[0, 4]], "field 'spans': expected {\"subject\": [[5, 9]]}, got [[0, 4]]"),
+        ("subject", "field 'spans': expected {\"subject\": [[5, 9]]}, got 'subject'"),
+        ({"subject": [0, 4]}, "span 'subject': expected ranges like [[5, 9]], got [0, 4]"),
+        ({"subject": "Mary"}, "span 'subject': expected ranges like [[5, 9]], got 'Mary'"),
+        ({"subject": [[0, 4.0]]}, "span 'subject': expected ranges like [[5, 9]], got [[0, 4.0]]"),
+        ({"subject": [[False, True]]}, "span 'subject': expected ranges like [[5, 9]], got [[False, True]]"),
+        ({"subject": [[0, 1, 2]]}, "span 'subject': expected ranges like [[5, 9]], got [[0, 1, 2]]"),
+        ({"subject": 0}, "span 'subject': expected ranges like [[5, 9]], got 0"),
+        ({"subject": [[4, 9]]}, "span 'subject': [4, 9] is not a range of the text's 8 characters"),
+        ({"subject": [[-2, 1]]}, "span 'subject': [-2, 1] is not a range of the text's 8 characters"),
+        ({"subject": [[0, 2], [3, 3]]}, "span 'subject': [3, 3] is not a range of the text's 8 characters"),
     ],
 )
 def test_a_record_whose_spans_are_none_is_refused(tiny: Any, spans: Any, reason: str) -> None:
@@ -167,7 +167,7 @@ def test_bad_spans_are_failures_and_the_rest_goes_on(tmp_path: Path, tiny_folder
     records = [{"text": "the bank", "spans": {"subject": [[0, 99]], "other": "x"}}, {"text": "the bank"}]
     assert batch(written(corpus, records), tiny_folder, tmp_path / "out", "--spans", "subject").code == 1
     [failure] = json_lines((tmp_path / "out" / "failures.jsonl").read_bytes())
-    assert failure["reason"] == "span 'subject': [0, 99] is no range of the text's 8 characters"
+    assert failure["reason"] == "span 'subject': [0, 99] is not a range of the text's 8 characters"
     assert [row["item"] for row in rows(tmp_path / "out", "texts")] == [1]
 
 
@@ -216,7 +216,7 @@ def test_every_text_is_cut(
         (("--spans", "river bank"), "a span is a name, or a name and what it means, got 'river bank'"),
         (("--spans", "=Mary"), "a span is a name, or a name and what it means, got ''"),
         (("--spans", ""), "a span is a name, or a name and what it means, got ''"),
-        (("--spans", "bad=/(/"), "is no regular expression"),
+        (("--spans", "bad=/(/"), "is not a regular expression"),
         (("--spans", "a=Mary", "--define", "a=John"), "the group 'a' is defined twice"),
         (("--max-tokens", "0"), "Invalid value for '--max-tokens'"),
         (("--max-tokens", "513"), "texts of 513 tokens are too long: the model reads at most 512"),

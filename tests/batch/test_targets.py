@@ -31,7 +31,11 @@ RECORDS = [
     {"id": "f", "text": "the new bank", "said": ["bank"]},
     {"id": "g", "text": "the new bank", "said": " "},
 ]
-FAILURES = {"e": "no field 'said'; there are none", "f": "field 'said' is no text but list", "g": "the target is empty"}
+FAILURES = {
+    "e": "no field 'said'; there are none",
+    "f": "field 'said': expected text, got list",
+    "g": "the target is empty",
+}
 START = {"t5": 0, "bart": 2}
 KINDS = (ENCODER, DECODER, CROSS)
 

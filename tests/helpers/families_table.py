@@ -28,9 +28,9 @@ CPU, float32, tiny models with every parameter drawn at random, {tokens} tokens,
 
 *full*: the oracle gets the hidden states that enter the attention module, the positions, its raw weights and the
 config, and gives its weights and its output. *scores*: it gets the captured q, k, v and extras. The columns are the
-largest difference of a weight, and of a token's output relative to the typical output's norm, over all layers; both are
-held to {atol:.0e}, for every type alike, or to what float32's rounding does to weights of logits so large that it is
-more. A type's level is that of its weakest layer.
+largest difference of a weight, and of a token's output relative to the typical output's norm, over all layers. Both
+must be within {atol:.0e}, for every type alike, or within float32's rounding of weights, where logits are so large that
+it is more. A type's level is that of its weakest layer.
 """
 
 
@@ -41,9 +41,9 @@ STACKS_HEAD = (
 
 From the measurements of `tests/test_stacks_families.py`: {types} types of text, every one whose masked or
 sequence-to-sequence language model transformers has, and encoders that it loads as AutoModel alone. Of each a tiny
-model with every parameter drawn at random reads two texts of 16 tokens, its decoder 11. What is heard is held to the
-family's own `attentions`, `encoder_attentions`, `decoder_attentions`, `cross_attentions` to 1e-6, every row to a sum of
-1, and the geometry to the layers and heads that call.
+model with every parameter drawn at random reads two texts of 16 tokens, its decoder 11. What is heard must equal the
+family's own `attentions`, `encoder_attentions`, `decoder_attentions`, `cross_attentions` to 1e-6, every row must sum to
+1, and the geometry must have the layers and heads that call.
 
 *interface*: the family asks transformers' attention interface; q, k, v and P V are checked, and every engine reads it.
 *hook*: it does not; its weights are read from what its attention modules return, under eager alone. {unread} types are
@@ -67,7 +67,7 @@ def stacks_table(of_type: Callable[[str], Stacked] = measure_stacks) -> str:
 REMARKS = {
     **dict.fromkeys(("big_bird", "bigbird_pegasus"), "read with full attention, whatever its config says"),
     **dict.fromkeys(("led", "longformer"), "windows of the encoder brought to true key positions; no global tokens"),
-    "funnel": "layers in the order of their calls; keys are pooled behind the first block",
+    "funnel": "layers in the order of their calls; keys are pooled after the first block",
     "longt5": "local blocks brought to true key positions; a transient-global encoder's layers are not read",
     "pegasus_x": "its encoder's keys are blocks and learned summaries: not read",
     **dict.fromkeys(("prophetnet", "squeezebert"), "returns logits; their softmax, which gives its output, is read"),

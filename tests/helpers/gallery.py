@@ -41,7 +41,7 @@ FILES = (
     Entry(
         "overview",
         "All heads",
-        "Every head of every layer as a thumbnail, framed by its role, on a passage that comes twice.",
+        "Every head of every layer as a thumbnail, framed by its role, on a passage that occurs twice.",
         f"attnscope heatmap {STORY} --out runs/story",
         "runs/story/overview.png",
     ),
@@ -104,7 +104,7 @@ FILES = (
     Entry(
         "explain",
         "One head, step by step",
-        "q and k, their products, scale, mask, softmax, the values, the output: each held against the model's own.",
+        "q and k, their products, scale, mask, softmax, the values, the output: each compared with the model's own.",
         f"attnscope explain {BANK} --head L1H4 --query last --out runs/explain.png",
         "runs/explain.png",
     ),

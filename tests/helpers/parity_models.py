@@ -48,7 +48,7 @@ DECODERS = {"musicgen": "musicgen_decoder", "musicgen_melody": "musicgen_melody_
 NOT_MADE = {
     "gemma3n": "its vision tower needs the timm package",
     "gemma4_assistant": "transformers refuses every config of it",
-    "gemma4_unified_assistant": "it runs only beside the model that it assists",
+    "gemma4_unified_assistant": "it runs only together with the model that it assists",
 }
 CODEBOOKS = 4  # musicgen reads as many rows of ids for one text
 TYPES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(NOT_MADE) - set(WITHOUT_ATTENTION))

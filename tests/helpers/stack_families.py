@@ -51,7 +51,7 @@ NOT_OF_TEXT = {
         ),
         "a causal decoder that is given audio, and no encoder-decoder",
     ),
-    **dict.fromkeys(("modernvbert", "ultravbert"), "it reads pictures beside text"),
+    **dict.fromkeys(("modernvbert", "ultravbert"), "it reads pictures with text"),
 }
 NOT_MADE = {"layoutlmv2": "its model needs the detectron2 package"}
 UNREAD = {name: known.unread for name, known in FAMILIES.items() if known.unread}

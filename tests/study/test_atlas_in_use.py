@@ -111,14 +111,14 @@ def test_an_atlas_fits_the_weights_it_was_made_of(folder, own, other, demo, capl
     assert atlas_of(demo) is None
     assert atlas_of(attnscope.load(str(own))).by_role()["induction"] == {3: (0, 1)}
     assert caplog.text == ""
-    with pytest.raises(UsageError, match=r"is of demo, whose weights are not those of .*model; scan this model"):
+    with pytest.raises(UsageError, match=r"is of demo, which has other weights than .*model; scan this model"):
         atlas_of(attnscope.load(str(other)), folder)
 
 
 def test_weights_nobody_knows_are_said_and_not_refused(folder, demo, caplog):
     in_memory = wrap(demo.model, demo.tokenizer, "mine")
     assert atlas_of(in_memory, folder).named("induction") == {3: (0, 1)}
-    assert "nothing tells whether the atlas, of demo, is of the weights of mine" in caplog.text
+    assert "cannot tell whether the atlas of demo was made with the weights of mine" in caplog.text
 
 
 def test_the_same_commit_needs_no_hash(folder, demo):
@@ -136,7 +136,7 @@ def test_another_models_atlas_in_the_folder_is_left_aside(own, other, caplog):
     shutil.rmtree(own / "atlas")
     made_atlas(other, ROLES).save(own / "atlas")
     assert atlas_of(attnscope.load(str(own))) is None
-    assert "is left aside: it is not of these weights" in caplog.text
+    assert "is ignored: it was not made with these weights" in caplog.text
     for damage in ("{}", '{"schema": "atlas/2"}', "["):
         caplog.clear()
         (own / "atlas" / "atlas.json").write_text(damage)
@@ -227,7 +227,7 @@ def test_pages_pictures_keys_and_certificates_take_roles_too(folder, tmp_path):
         (["--select", "@inducton", "--atlas", "{atlas}"], 2, "there is no role 'inducton'; the roles are induction"),
         (["--select", "@self", "--atlas", "{atlas}"], 4, "the atlas names no self head; it names @induction"),
         (["--atlas", "{nowhere}"], 4, "holds no whole atlas; make one"),
-        (["--atlas", "{atlas}", "--model", "{other}"], 2, "is of demo, whose weights are not those of"),
+        (["--atlas", "{atlas}", "--model", "{other}"], 2, "is of demo, which has other weights than"),
     ],
 )
 @pytest.mark.parametrize("command", ["heads", "batch"])

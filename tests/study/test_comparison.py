@@ -372,7 +372,7 @@ def small(tmp_path_factory):
             "are free for it; shorten the text",
         ),
         (("--text", "the bank", "--compare-text", "a", "--select", "9"), 2, "names layer 9"),
-        (("--text", "the bank", "--compare-text", "a", "--memory", "much"), 2, "a size of memory was expected"),
+        (("--text", "the bank", "--compare-text", "a", "--memory", "much"), 2, "expected a size of memory"),
         (("--text", "a", "--compare-text", "b", "--format", "json5"), 2, "'json5' is not one of"),
     ],
 )

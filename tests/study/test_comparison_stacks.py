@@ -259,8 +259,8 @@ def test_two_models_of_sound_on_one_recording(tmp_path):
         (("--compare-text", "b", "--text", "a", "--select", "@induction"), 2, "no atlas says which heads"),
         (("--compare-text", "b", "--text", "a", "--target", ""), 4, "the target is empty"),
         (("--compare-model", "{t5}", "--texts", "x", "--target", "a"), 2, "--target is of one text"),
-        (("--compare-text", "b", "--audio", "x.wav"), 2, "--audio stands in the text's stead"),
-        (("--compare-text", "b", "--text", "a", "--picture", "x.png"), 2, "--picture is of one text"),
+        (("--compare-text", "b", "--audio", "x.wav"), 2, "--audio replaces the text"),
+        (("--compare-text", "b", "--text", "a", "--picture", "x.png"), 2, "compare reads no pictures"),
     ],
 )
 def test_what_is_refused_in_one_line(folders, flags, code, message):

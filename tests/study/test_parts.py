@@ -64,7 +64,7 @@ def test_a_damaged_part_is_read_anew_and_kept(tmp_path: Path, damage: str, caplo
         found = Parts(tmp_path).kept("part", EXPECTED, lambda: GOOD, skipped=lambda: skipped.append(1))
     assert found is GOOD
     assert not skipped
-    assert f"{path} is damaged and read anew" in caplog.text
+    assert f"{path} is damaged and made again" in caplog.text
 
     def unread() -> dict[str, np.ndarray]:
         raise AssertionError("read again")

@@ -29,11 +29,11 @@ def test_sets_are_read_as_they_are_written(demo, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("L3H0", "line 2 is no JSON"),
-        ("[" * 100_000, "line 2 is no JSON"),
+        ("L3H0", "line 2 is not JSON"),
+        ("[" * 100_000, "line 2 is not JSON"),
         (r'{"set": "\ud800", "heads": ["L3H0"]}', "line 2 holds half of a surrogate pair"),
-        ('["L3H0"]', "line 2 is no set of heads"),
-        ('{"set": "a"}', "line 2 is no set of heads"),
+        ('["L3H0"]', "line 2 is not a set of heads"),
+        ('{"set": "a"}', "line 2 is not a set of heads"),
         ('{"set": "a", "heads": []}', "line 2: the set 'a' has no heads"),
         ('{"set": "a", "heads": ["L9H0"]}', "line 2: 'L9H0' names layer 9"),
         ('{"set": "one", "heads": ["L0H0"]}', "has two sets called 'one'"),
@@ -118,13 +118,13 @@ def test_targets_are_characters(demo, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("Mary", "line 1 is no JSON"),
-        ("[" * 100_000, "line 1 is no JSON"),
-        ('{"text": "Mary"}', "line 1 is no text with targets"),
-        ('{"text": "Mary", "targets": []}', "line 1 is no text with targets"),
-        ('{"text": "Mary", "targets": [[0, 9]]}', "[0, 9] is no range of its 4 characters"),
-        ('{"text": "Mary", "targets": [3, 4]}', "3 is no range"),
-        ('{"text": "Mary", "targets": [[true, 2]]}', "is no range"),
+        ("Mary", "line 1 is not JSON"),
+        ("[" * 100_000, "line 1 is not JSON"),
+        ('{"text": "Mary"}', "line 1 is not a text with targets"),
+        ('{"text": "Mary", "targets": []}', "line 1 is not a text with targets"),
+        ('{"text": "Mary", "targets": [[0, 9]]}', "[0, 9] is not a range of its 4 characters"),
+        ('{"text": "Mary", "targets": [3, 4]}', "3 is not a range"),
+        ('{"text": "Mary", "targets": [[true, 2]]}', "is not a range"),
     ],
 )
 def test_a_line_that_is_no_task_is_named(demo, tmp_path, line, said):

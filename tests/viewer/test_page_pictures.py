@@ -162,7 +162,7 @@ def test_what_has_no_room_is_said(llava: str, field: str, tmp_path: Path, monkey
     assert len(heads) == 2
     monkeypatch.setattr("attnscope.viewer.plan.DEFLATED", 50.0)
     small = viewed(llava, field, tmp_path / "small.html", "--max-mb", "0.1").ok()
-    assert "no room for the vision tower: name heads, as in --select vision.3.2" in small.err
+    assert "the vision tower does not fit; choose heads, as in --select vision.3.2" in small.err
     side = read(tmp_path / "small.html").said["sides"][0]
     assert {layer["kind"] for layer in side["layers"]} == {DECODER}
     assert len(side["patches"]) == 16
@@ -175,7 +175,7 @@ def test_a_question_is_of_the_text(llava: str, field: str, tmp_path: Path) -> No
     assert {layer["kind"] for layer in said["sides"][0]["layers"]} == {DECODER}
     refused = viewed(llava, field, tmp_path / "no.html", "--compare-text", "a river")
     assert refused.code == 2
-    assert "no room for another text" in refused.err
+    assert "cannot show another text" in refused.err
 
 
 def test_a_click_on_the_picture_asks_about_a_patch(browser: Any, page: Path, llava: str, field: str) -> None:

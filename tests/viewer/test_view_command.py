@@ -124,7 +124,7 @@ def test_a_runs_folder_is_read_again_with_its_model(tmp_path, run):
     again, _ = viewed(tmp_path, "--from", str(run / "manifest.json"))
     assert page.said["sides"] == again.said["sides"]
     assert len(page.maps()) == 24
-    assert talk.startswith(f"repeats {run / 'manifest.json'}\n")
+    assert talk.startswith(f"settings from {run / 'manifest.json'}\n")
     beside, talk = viewed(tmp_path, str(run), "--precision", "16", "--compare-text", SWAPPED)
     assert len(beside.said["sides"]) == 2
     assert "TEXT" not in talk.splitlines()[0]
@@ -177,10 +177,10 @@ def test_what_is_left_out_is_said_on_stderr_and_in_the_page(tmp_path):
     ("arguments", "says"),
     [
         ((SENTENCE,), "nowhere to write the page; name a file with --out FILE, or - for stdout"),
-        ((SENTENCE, "-o", "{folder}"), "is no name of a file; name one: "),
-        ((SENTENCE, "-o", "{folder}/page"), "is no name of a file; name one: "),
+        ((SENTENCE, "-o", "{folder}"), "is not the name of a file; name one: "),
+        ((SENTENCE, "-o", "{folder}/page"), "is not the name of a file; name one: "),
         ((SENTENCE, "-o", "/dev/null/page.html"), "cannot write to /dev/null"),
-        ((SENTENCE, "-o", "x.html", "--precision", "12"), "--precision takes 8 or 16 bits; 12 came"),
+        ((SENTENCE, "-o", "x.html", "--precision", "12"), "--precision: expected 8 or 16 bits, got 12"),
         ((SENTENCE, "-o", "x.html", "--max-mb", "0"), "'--max-mb'"),
         ((SENTENCE, "-o", "x.html", "--max-mb", "nan"), "--max-mb"),
         ((SENTENCE, "-o", "x.html", "--select", "9"), "'9' names layer 9"),
@@ -221,7 +221,7 @@ def test_damaged_tables_are_refused_in_one_line(tmp_path, run, name, old, new):
     assert old in text
     (folder / name).write_text(text.replace(old, new, 1))
     result = call("view", str(folder), "--from-tables", "-o", str(tmp_path / "x.html"))
-    assert (result.code, result.out, result.err.count("\n")) == (2, b"", 2)  # "repeats ...", and the error
+    assert (result.code, result.out, result.err.count("\n")) == (2, b"", 2)  # "settings from ...", and the error
     assert f"{folder / name} is damaged, or of another kind; leave out --from-tables" in result.err
     assert not (tmp_path / "x.html").exists()
 

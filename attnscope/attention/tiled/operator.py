@@ -84,8 +84,8 @@ class TiledAttention(AttentionOperator):
             if tile_bytes < LEAST_TILE:
                 device = str(self.device)
                 raise MemoryLimitError(
-                    f"memory ran out over {self.keys} tokens: one layer takes {human_bytes(self._bytes)} beside the "
-                    f"model, and {device} has {human_bytes(free_memory(device))} left",
+                    f"memory ran out over {self.keys} tokens: one layer takes {human_bytes(self._bytes)} on top of "
+                    f"the model, and {device} has {human_bytes(free_memory(device))} left",
                     "shorten the text, ask for fewer keys or heads, or free memory on the device",
                 )
             if self.device.type == "cuda":

@@ -47,7 +47,7 @@ def _read_set(line: str, where: str, geometry: Geometry) -> HeadSet:
     record = parsed_line(line, where, 'write {"set": "name", "heads": ["L3H0"]}')
     name, heads = (record.get("set"), record.get("heads")) if isinstance(record, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(heads, list) or not all(isinstance(one, str) for one in heads):
-        raise InputError(f"{where} is no set of heads", 'write "set", a name, and "heads", a list such as ["L3H0"]')
+        raise InputError(f"{where} is not a set of heads", 'write "set", a name, and "heads", a list such as ["L3H0"]')
     if not heads:
         raise InputError(f"{where}: the set {name!r} has no heads", "name some, such as L3H0")
     try:

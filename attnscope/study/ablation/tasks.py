@@ -81,11 +81,11 @@ def _record(line: str, where: str) -> tuple[str, list[tuple[int, int]]]:
     record = parsed_line(line, where, RECORD)
     text, ranges = (record.get("text"), record.get("targets")) if isinstance(record, dict) else (None, None)
     if not isinstance(text, str) or not text.strip() or not isinstance(ranges, list) or not ranges:
-        raise InputError(f"{where} is no text with targets", RECORD)
+        raise InputError(f"{where} is not a text with targets", RECORD)
     for one in ranges:
         whole = isinstance(one, list) and len(one) == 2 and all(type(end) is int for end in one)
         if not whole or not 0 <= one[0] < one[1] <= len(text):
-            raise InputError(f"{where}: {one!r} is no range of its {len(text)} characters", RECORD)
+            raise InputError(f"{where}: {one!r} is not a range of its {len(text)} characters", RECORD)
     return text, [(start, stop) for start, stop in ranges]
 
 

@@ -158,7 +158,7 @@ def _read(facts: dict[str, Any], columns: Mapping[str, list[Any]]) -> Atlas:
 def _names(roles: Any) -> tuple[str, ...]:
     """The roles of a head. Raises ValueError for what is no list of names."""
     if not isinstance(roles, list) or not all(isinstance(one, str) for one in roles):
-        raise ValueError(f"{roles!r} are no roles")
+        raise ValueError(f"{roles!r} are not roles")
     return tuple(roles)
 
 
@@ -174,11 +174,11 @@ def atlas_of(model: Weights, asked: Atlas | Path | str | None = None) -> Atlas |
     fits, of = found.fits(model), found.facts["model"]["name"]
     if fits is False:
         raise UsageError(
-            f"the atlas is of {of}, whose weights are not those of {model.name}",
+            f"the atlas is of {of}, which has other weights than {model.name}",
             f"scan this model: attnscope scan {model.name} --out DIR",
         )
     if fits is None:
-        logger.warning("nothing tells whether the atlas, of %s, is of the weights of %s", of, model.name)
+        logger.warning("cannot tell whether the atlas of %s was made with the weights of %s", of, model.name)
     return found
 
 
@@ -193,7 +193,7 @@ def _beside(model: Weights) -> Atlas | None:
         return None
     if found.fits(model):
         return found
-    logger.warning("%s is left aside: it is not of these weights", folder)
+    logger.warning("%s is ignored: it was not made with these weights", folder)
     return None
 
 

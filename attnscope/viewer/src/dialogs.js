@@ -16,7 +16,7 @@ const KEYS = [
   [["Esc"], "let go: the pinned query, the key, further heads"],
   [["t"], "light or dark"],
   [["?"], "this list"],
-  [["click"], "on a head opens it; with Shift or Ctrl it is shown beside the others"],
+  [["click"], "on a head opens it; with Shift or Ctrl it is added to the others"],
 ];
 const MOST = 200; // places listed
 const CONTEXT = 60; // characters beside a place

@@ -9,7 +9,7 @@ import { roleChip, showRole } from "./roles.js";
  */
 
 const SWITCHES = /** @type {const} */ ([
-  ["sink", "sink", "Show what each head rests on: its top key, else the first token"],
+  ["sink", "sink", "Show each head's sink: its top key, else the first token"],
   ["special", "special", "Show special tokens"],
   ["words", "words", "Words instead of pieces: sum over keys, mean over queries"],
   ["log", "log", "Logarithmic colours and lines"],

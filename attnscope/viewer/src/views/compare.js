@@ -171,7 +171,7 @@ class CompareView {
     const [a, b] = this.page.sides;
     if (this.grids.slice(0, 2).some((grid) => !grid)) return "This page holds no map of this head on both sides.";
     if (!this.pairs.length)
-      return "These maps are binned, or no token stands at the same characters: there is no difference to draw.";
+      return "These maps are binned, or no token has the same characters: there is no difference to draw.";
     const pairs = this.page.data.aligned ?? [];
     const alone = [a, b].map((side, which) => side.count - new Set(pairs.map((pair) => pair[which])).size);
     if (!alone[0] && !alone[1]) return "Every token has a partner at the same characters.";

@@ -180,7 +180,7 @@ class Explained {
     const seen = steps.visible.reduce((count, one) => count + one, 0);
     const what = seen === side.count ? "sees all of them" : `sees ${seen}, ${side.count - seen} hidden`;
     const ahead = steps.visible.some((one, key) => one && key > steps.query);
-    const looks = ahead ? "to both sides" : "at itself and at what came before it, never ahead";
+    const looks = ahead ? "to both sides" : "at itself and at earlier tokens, never ahead";
     const windowed = steps.visible[0] ? "." : "; this layer hides some of that too (a window, a chunk, a choice).";
     return {
       name: "mask",
