@@ -21,7 +21,7 @@ from results import measured_here
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from attnscope.intervene.branches import unheard
-from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import CPU_TOKENS, prepared
 from attnscope.intervene.task import Task
 from attnscope.model.loading import LoadedModel, load, wrap

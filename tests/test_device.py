@@ -20,7 +20,7 @@ from attnscope.batch.job import Job
 from attnscope.batch.shards import Shard
 from attnscope.batch.worker import Worker
 from attnscope.explain import explain_head
-from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import prepared
 from attnscope.keep import heads, keys
 from attnscope.keep.view import View

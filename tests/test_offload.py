@@ -15,7 +15,7 @@ from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
 from attnscope.explain import explain_head
-from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import prepared
 from attnscope.keep.view import View
 from attnscope.model.loading import LoadedModel, wrap

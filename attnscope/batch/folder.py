@@ -12,8 +12,7 @@ from typing import Any
 from attnscope.batch.journal import FAILURES, JOURNAL, PARTIAL, Journal, Record
 from attnscope.errors import UsageError
 from attnscope.files import check_schema, read_json, refuse_links, save_json
-from attnscope.folder.claim import changes, document, writable
-from attnscope.folder.lock import LOCK, locked
+from attnscope.folder.claim import LOCK, changes, document, locked, writable
 from attnscope.seam.call import joined_ways
 
 OPTIONS = "run.json"

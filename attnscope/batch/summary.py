@@ -19,7 +19,7 @@ from attnscope.batch.journal import Journal, Record
 from attnscope.batch.rows import SCHEMAS, TOKEN, schema_of
 from attnscope.batch.table_files import TableFile
 from attnscope.files import write_whole
-from attnscope.folder.lock import locked
+from attnscope.folder.claim import locked
 from attnscope.measure.metrics import KNOWN, MASS, METRICS
 from attnscope.stacks import STACKS
 from attnscope.study.statistics import means

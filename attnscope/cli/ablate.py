@@ -18,7 +18,7 @@ from attnscope.signals import unwinding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from attnscope.intervene.heads import HeadSet
+    from attnscope.intervene.intervention import HeadSet
     from attnscope.intervene.task import Task
     from attnscope.model.loading import LoadedModel
     from attnscope.study.atlas.atlas import Atlas

@@ -108,7 +108,7 @@ def answered(
 ) -> int:
     """Ask, print and write; heads: all of the model where none were named."""
     from attnscope.folder.parts import Parts, claim, with_weights
-    from attnscope.intervene.heads import HeadSet
+    from attnscope.intervene.intervention import HeadSet
     from attnscope.intervene.passes import Passes, prepared
     from attnscope.selection import everything
     from attnscope.selection import pairs as in_order

@@ -6,17 +6,21 @@ check(folder, "comparison", before, now, force=False)            # UsageError wh
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attnscope.errors import UsageError
-from attnscope.files import read_json
+from attnscope.files import open_regular, read_json
 from attnscope.shown import brief
 
 OVER = "name another folder, or write over it with {force=True}"
+LOCK = ".lock"
 PLAIN = re.compile(r"[\w-]{1,40}")  # a name that a message shows as it is
 
 
@@ -78,3 +82,23 @@ def writable(folder: Path, hint: str = "name another folder") -> Iterator[None]:
         if error.strerror is None:
             raise
         raise UsageError(f"cannot write to {folder}: {error.strerror}", hint) from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second run out of the folder while this one writes. Raises UsageError that says who holds it."""
+    import fcntl  # which Windows lacks
+
+    with open_regular(folder / LOCK, "a+", follow=False) as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.seek(0)
+            raise UsageError(
+                f"another run is writing to {folder}: {stream.read().strip() or 'it does not say which'}",
+                "wait for it, or name another folder with --out",
+            ) from error
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        stream.flush()
+        yield

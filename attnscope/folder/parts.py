@@ -81,11 +81,6 @@ class Parts:
             np.savez_compressed(stream, **columns)  # type: ignore[arg-type]  # no column is called allow_pickle
         return columns
 
-    def remove(self) -> None:
-        """All that are in the folder."""
-        for path in sorted(self.folder.glob("*.npz")) if self.folder else ():
-            path.unlink()
-
 
 def _left(path: Path, expected: Mapping[str, Column], fits: Callable[[Columns], bool]) -> Columns | None:
     """What lies there; None where nothing does, or what does is damaged."""
@@ -116,12 +111,12 @@ def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], for
     refuse_links([path.parent])
     before = document(path, "damaged", OVER, force=force)
     check(folder, study, before, facts, force)
-    parts = Parts(path.parent)
     if before != facts:
-        parts.remove()
+        for left in sorted(path.parent.glob("*.npz")):
+            left.unlink()
     with writable(folder):
         save_json(facts, path)
-    return parts
+    return Parts(path.parent)
 
 
 def with_weights(facts: Mapping[str, Any], loaded: LoadedModel) -> dict[str, Any]:

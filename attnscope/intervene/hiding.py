@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.attention.spec import AttentionSpec
-from attnscope.intervene.heads import HeadSet
-from attnscope.intervene.intervention import Intervention
+from attnscope.intervene.intervention import HeadSet, Intervention
 from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine
 

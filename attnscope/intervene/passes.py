@@ -22,8 +22,7 @@ from torch import Tensor
 
 from attnscope.errors import ForwardError, ModelError, first_line
 from attnscope.intervene.branches import BranchError, DecoderLayers, branching, decoder_layers, unheard
-from attnscope.intervene.heads import HeadSet
-from attnscope.intervene.intervention import Heard, Intervention
+from attnscope.intervene.intervention import HeadSet, Heard, Intervention
 from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.replacement import Replacement, Replacing
 from attnscope.intervene.task import Task
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 CPU_TOKENS, TOKENS = 4096, 32768  # of one pass, all rows together
 LOGITS = 1 << 27  # numbers that the logits of one pass may have
-# What shared and unshared passes may differ by, in the measure's unit.
-AGREES = {"float64": 1e-9, "float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}
+AGREES = {"float64": 1e-9, "float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}  # nats, shared against unshared
 Advance = Callable[[int], object]
 
 
@@ -174,15 +172,16 @@ class Passes:
             advance(self.cost(batch, []))
 
     def sharing(self, sets: Sequence[HeadSet]) -> Passes:
-        """The passes that share layers below the sets, if the first text comes out the same either way."""
-        first = self.batches(len(sets))[0]
+        """The passes that share layers below the sets, if the first text has the same loss either way."""
+        unshared = replace(self, measure=LOSS)
+        first = unshared.batches(len(sets))[0]
         try:
             layers = decoder_layers(self.loaded, self.task.ids[first[0]][:2])
-            shared = replace(self, layers=layers)
+            shared = replace(unshared, layers=layers)
             tried = list({shared.start(one): one for one in sets}.values())
             batch = shared.batches(len(tried))[0]
             alone = batch[: self._fewest]
-            apart = np.abs(shared.run(batch, tried)[0] - self.run(alone, tried)[0]).max()
+            apart = np.abs(shared.run(batch, tried)[0] - unshared.run(alone, tried)[0]).max()
         except BranchError as error:
             return replace(self, why_not=str(error))
         except (ForwardError, RuntimeError, IndexError, ValueError) as error:  # any family's forward
@@ -190,9 +189,8 @@ class Passes:
                 self, why_not=f"this family's layers take no further rows: {first_line(error.__cause__ or error)}"
             )
         if not apart <= AGREES[self.loaded.dtype]:
-            unit = self.measure.unit.partition(" per ")[0]
-            return replace(self, why_not=f"shared and unshared differ by {apart:.1g} {unit} on the first text")
-        return shared
+            return replace(self, why_not=f"shared and unshared differ by {apart:.1g} nats on the first text")
+        return replace(self, layers=layers)
 
     @classmethod
     def planned(cls, loaded: LoadedModel, task: Task, replacement: Replacement | Intervention) -> Passes:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
-from attnscope.intervene.heads import HeadSet
-from attnscope.intervene.intervention import Heard, Intervention
+from attnscope.intervene.intervention import HeadSet, Heard, Intervention
 from attnscope.intervene.task import Task
 from attnscope.seam.call import CallPlace
 from attnscope.seam.engines import Engine

@@ -27,7 +27,7 @@ from attnscope.cli.batch_report import graceful_stop
 from attnscope.drawing import Pictures
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.figures.pool import drawing_pool
-from attnscope.folder.lock import locked
+from attnscope.folder.claim import locked
 from attnscope.model.options import LoadOptions
 from helpers.command_line import HANGS
 from helpers.corpora import content, jsonl, rows, some_texts

@@ -16,7 +16,7 @@ from attnscope.batch.rows import SCHEMAS
 from attnscope.batch.run import run_folder
 from attnscope.batch.summary import write_summary
 from attnscope.errors import UsageError
-from attnscope.folder.lock import locked
+from attnscope.folder.claim import locked
 from attnscope.measure.metrics import METRICS
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request

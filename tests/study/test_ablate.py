@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import Passes, measured
 from attnscope.model.loading import DEMO_FOLDER
 from attnscope.study.ablation.effects import HeadSets, ablate, ablation_cost

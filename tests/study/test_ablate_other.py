@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import measured, prepared
 from attnscope.show.ablation import shown_of
 from attnscope.study.ablation.direct import Direct, direct_means

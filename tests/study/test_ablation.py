@@ -10,7 +10,7 @@ import torch
 
 from attnscope.cli.ablate_tables import notes
 from attnscope.errors import InputError, ModelError
-from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.replacement import replacing
 from attnscope.intervene.task import Task

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from attnscope.errors import UsageError
-from attnscope.intervene.heads import HeadSet
 from attnscope.intervene.hiding import Hiding
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import measured, prepared
 from attnscope.seam.engines import ENGINES, UNCHECKED
 from attnscope.seam.listen import listen

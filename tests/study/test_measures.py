@@ -9,8 +9,8 @@ import torch
 from attnscope.errors import InputError, UsageError
 from attnscope.folder.parts import Parts, claim
 from attnscope.intervene.gradient import first_order
-from attnscope.intervene.heads import HeadSet
 from attnscope.intervene.hiding import Hiding
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.measure import LogitDifference
 from attnscope.intervene.passes import measured, prepared
 from attnscope.study.ablation.effects import HeadSets, ablate, task_facts
@@ -69,6 +69,12 @@ def test_the_logit_difference_is_that_of_passes_by_hand(demo, task, difference):
         expected = by_hand(demo, task, difference, one.heads)
         assert found[:, column] == pytest.approx(expected, abs=1e-4)
         assert found[:, 0] != pytest.approx(expected, abs=1e-2)
+
+
+def test_shared_and_unshared_passes_measure_the_same(demo, task, difference):
+    shared, unshared = (prepared(demo, task, [BOTH, ONE], shared=one, measure=difference) for one in (True, False))
+    assert shared.layers is not None
+    assert shared.measured([BOTH, ONE]) == pytest.approx(unshared.measured([BOTH, ONE]), abs=1e-4)
 
 
 def test_an_effect_is_what_is_lost(demo, task, difference):

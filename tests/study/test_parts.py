@@ -9,7 +9,7 @@ import pytest
 
 from attnscope.errors import UsageError
 from attnscope.folder.parts import Column, Parts, claim
-from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.measure import LOSS
 from attnscope.study.ablation.prune import pruned
 from attnscope.study.atlas import scan as scan_room

@@ -8,7 +8,7 @@ import torch
 
 from attnscope.folder.parts import Parts
 from attnscope.intervene.gradient import first_order
-from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import measured, prepared
 from attnscope.intervene.task import Task
 from attnscope.seam.engines import ENGINES

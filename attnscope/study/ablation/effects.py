@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from attnscope.files import save_json
 from attnscope.folder.parts import Column, Parts, claim, with_weights
-from attnscope.intervene.heads import HeadSet
-from attnscope.intervene.intervention import Intervention
+from attnscope.intervene.intervention import HeadSet, Intervention
 from attnscope.intervene.measure import LOSS, Measure
 from attnscope.intervene.passes import Advance, Passes, of, prepared
 from attnscope.intervene.replacement import Replacement

@@ -17,7 +17,7 @@ import numpy as np
 
 from attnscope.cells import head_name
 from attnscope.folder.parts import Column, Parts
-from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.measure import LOSS, Measure
 from attnscope.tables import as_table
 

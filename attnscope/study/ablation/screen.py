@@ -15,7 +15,7 @@ import numpy as np
 
 from attnscope.cells import head_name
 from attnscope.intervene.gradient import FirstOrder, first_order
-from attnscope.intervene.heads import HeadSet
+from attnscope.intervene.intervention import HeadSet
 from attnscope.tables import as_table
 
 if TYPE_CHECKING:
