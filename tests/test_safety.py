@@ -83,7 +83,7 @@ def test_a_pickle_that_an_index_of_safetensors_names_is_not_read(folder: Path, t
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "weights.bin")
     index(folder, dict.fromkeys(weights, "weights.bin"))
-    assert "no safetensors file, and others can run any code" in refused("--model", str(folder))
+    assert "not a safetensors file, and others can run any code" in refused("--model", str(folder))
     (folder / "weights.bin").write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
     assert "--allow-pickle" in refused("--model", str(folder))
     (folder / "weights.safetensors").write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))

@@ -118,8 +118,8 @@ def test_sounds_from_python(wav):
     [
         (np.zeros(0), "empty"),
         (np.zeros(100), "silent"),
-        (np.array([0.0, np.nan]), "no numbers"),
-        (np.array([0.0, np.inf]), "no numbers"),
+        (np.array([0.0, np.nan]), "not numbers"),
+        (np.array([0.0, np.inf]), "not numbers"),
     ],
 )
 def test_what_is_no_sound(given, says):
@@ -391,11 +391,11 @@ def test_what_is_of_one_text_reads_the_encoder_alone(command, folder, wav, tmp_p
     [
         (("--audio", "absent.wav"), 4, "there is no file absent.wav"),
         (("--audio", "."), 4, "is a folder"),
-        (("--audio", "{text}"), 4, "no file of sound that can be read"),
-        (("--audio", "-"), 4, "no file of sound that can be read"),
+        (("--audio", "{text}"), 4, "not a file of sound that can be read"),
+        (("--audio", "-"), 4, "not a file of sound that can be read"),
         (("--audio", "{empty}"), 4, "the sound is empty"),
         (("--audio", "{silent}"), 4, "the sound is silent"),
-        (("--audio", "{nan}"), 4, "no numbers"),
+        (("--audio", "{nan}"), 4, "not numbers"),
         (("--audio", "{long}"), 4, "the model reads at most 1"),
         (("--audio", "{wav}", "--text", "a"), 2, "--text and --audio were both given"),
         (("--audio", "{wav}", "--chat"), 2, "--chat is about a text"),

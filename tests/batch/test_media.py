@@ -102,7 +102,7 @@ def test_every_sound_is_read_as_alone(place: Path, whisper: LoadedModel, tmp_pat
         check(tmp_path / "out", str(record["id"]), seen, (ENCODER, DECODER, CROSS))
     said = failures(tmp_path / "out")
     assert list(said) == ["broken", "missing", "number", "stdin"]
-    assert "no file of sound" in said["broken"]
+    assert "not a file of sound" in said["broken"]
     assert said["missing"] == f"there is no file {place}/sounds/none.wav"
     assert said["number"] == "field 'sound': expected the name of a file, got 3"
     about = json.loads((tmp_path / "out" / "run.json").read_text())
