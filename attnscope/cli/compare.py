@@ -11,20 +11,11 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.groups import recorded, spelled
+from attnscope.cli.figure_options import Look
+from attnscope.cli.groups import FIRST, UNRECORDED, recorded, spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import (
-    FIRST,
-    UNRECORDED,
-    Beside,
-    Look,
-    ManyTexts,
-    Memory,
-    ModelTexts,
-    Results,
-    Selected,
-    Top,
-)
+from attnscope.cli.load_options import Memory
+from attnscope.cli.options import Beside, ManyTexts, ModelTexts, Results, Selected, Top
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError

@@ -7,14 +7,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import recorded, spelled
-from attnscope.cli.heads import GROUPS, Measured, Ranking, over_picture
-from attnscope.cli.options import FIGURES, Config, Drawing, Exporting, Question, TextRun
+from attnscope.cli.figure_options import FIGURES, Drawing
+from attnscope.cli.groups import OPTION, SETTING, recorded, spelled
+from attnscope.cli.heads import GROUPS as OF_HEADS
+from attnscope.cli.heads import Measured, Ranking, over_picture
+from attnscope.cli.options import Config, Exporting, Question, TextRun
 from attnscope.cli.show import Show, draw, first_heads, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -36,14 +38,35 @@ class Pictures(Config, Exporting):
     out: Annotated[Path | None, Option(help="Draw into this folder.")] = None
 
 
-@takes(TextRun, Measured, Question, Ranking, Pictures, Drawing, Show, file=GROUPS)
+@dataclass(frozen=True, kw_only=True)
+class Drawn(Measured):
+    """What is drawn of the heads."""
+
+    metrics: Annotated[str | None, SETTING] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks(Drawing):
+    """How pictures look, by options."""
+
+    title: Annotated[str | None, OPTION] = None
+    dpi: Annotated[int | None, OPTION] = None
+    cmap: Annotated[str | None, OPTION] = None
+    scale: Annotated[Literal["linear", "sqrt", "log"], OPTION] = "linear"
+    sink: Annotated[Literal["keep", "mask"] | None, OPTION] = None
+
+
+GROUPS = (TextRun, Drawn, Question, Ranking, Pictures, Looks, Show)
+
+
+@takes(*GROUPS, file=OF_HEADS)
 def heatmap(
     asked: TextRun,
-    entries: Measured,
+    entries: Drawn,
     question: Question,
     ranking: Ranking,
     pictures: Pictures,
-    drawing: Drawing,
+    drawing: Looks,
     showing: Show,
 ) -> int:
     """The attention of a text, drawn: overview, layers, heads.

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import recorded, spelled
+from attnscope.cli.figure_options import Map
+from attnscope.cli.groups import FIRST, recorded, spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, Map, Relations, Results, Selected, TextRun, Top
+from attnscope.cli.options import Relations, Results, Selected, TextRun, Top
 from attnscope.cli.relations import rendered, say_rest
 from attnscope.cli.takes import takes
 

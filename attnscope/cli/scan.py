@@ -12,8 +12,10 @@ from typer import Option
 
 from attnscope import cells
 from attnscope.cli import output, scan_texts
+from attnscope.cli.groups import FIRST
 from attnscope.cli.info import Named
-from attnscope.cli.options import FIRST, Exporting, Format, Loading, Seed, Sequences, Top
+from attnscope.cli.load_options import Loading
+from attnscope.cli.options import Exporting, Format, Seed, Sequences, Top
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError

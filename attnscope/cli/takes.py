@@ -8,8 +8,9 @@ from typing import Any
 
 import typer
 
-from attnscope.cli.config import configured, keys_of
+from attnscope.cli.config import configured, keys_of, typed_settings
 from attnscope.cli.groups import build, for_typer
+from attnscope.cli.settings import Settings, settings_of, signed
 
 CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
@@ -22,24 +23,24 @@ def takes(*groups: type, file: tuple[type, ...] = ()) -> Callable[[Callable[...,
         @takes(Loading, Top)
         def command(loading: Loading, top: Top) -> int: ...
     """
-    options, keys = for_typer(*groups), keys_of(*file, *groups)
+    options = for_typer(*groups, *[Settings] * bool(settings_of(groups)))
+    keys = keys_of(*file, *groups)
 
     def give(run: Callable[..., int]) -> Callable[..., int]:
         def command(context: typer.Context, **given: Any) -> int:
+            settings = typed_settings(context, groups, given.pop("set", None))
             if "from_" in given:
                 from attnscope.cli.repeat import named_run, repeated
 
                 given |= named_run(context)
-                given |= repeated(context, groups) if given["from_"] is not None else {}
+                given |= repeated(context, groups, settings) if given["from_"] is not None else {}
             if given.get("config") is not None:
                 given |= configured(context, groups, keys)
+            given |= settings
             return run(*(build(group, given) for group in groups))
 
-        asked = [CONTEXT, *options]
-        command.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in asked}
         command.__name__, command.__doc__ = run.__name__, run.__doc__
         command.groups = groups  # type: ignore[attr-defined]
-        return command
+        return signed(command, [CONTEXT, *options])  # type: ignore[no-any-return]
 
     return give

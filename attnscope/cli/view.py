@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import spelled
+from attnscope.cli.groups import FIRST, spelled
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, Beside, Config, Question, Selected, TextRun, Writing, check_folder
+from attnscope.cli.options import Beside, Config, Question, Selected, TextRun, Writing, check_folder
 from attnscope.cli.signals import unwinding
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
