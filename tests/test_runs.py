@@ -244,22 +244,23 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
             "heads",
             "--text",
             "日本 🎉 \u00e9 {~}",
-            "--scale",
-            "log",
-            "--sink",
-            "mask",
-            "--annotate",
+            "--set",
+            "scale=log",
+            "--set",
+            "sink=mask",
+            "--set",
+            "annotate=true",
             "--top",
             "all",
             "-s",
             "3.0-1",
         ),
-        ("heads", "--text", STORY * 60, "--truncate", "left", "--bin", "max", "--top", "1", "-s", "1.2"),
+        ("heads", "--text", STORY * 60, "--truncate", "left", "--set", "bin=max", "--top", "1", "-s", "1.2"),
         ("heads", "--text", STORY, "--chat", "--top", "1", "-s", "last"),
         ("relations", "--text", STORY, "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
         ("rollout", "--text", STORY, "--group", "words"),
         ("heatmap", "--text", STORY, "--image", "svg", "--select", "1.0"),
-        ("heads", "--ids", "{ids}", "--engine", "fused", "--top", "1", "--spreadsheet", "-s", "0"),
+        ("heads", "--ids", "{ids}", "--engine", "fused", "--top", "1", "--set", "spreadsheet=true", "-s", "0"),
         ("heads", "--text", CAT, "--query", "-1", "--key", "beast,first", "--define", "beast=cat", "--top", "1"),
     ],
     ids=lambda arguments: " ".join(arguments)[:40],
@@ -497,7 +498,7 @@ def test_no_cell_of_a_table_for_spreadsheets_is_a_formula(tmp_path):
         out = tmp_path / f"{command}-{format}"
         plain = call(command, "--text", text, "--format", format, "-q")
         files = ("-o", str(out), "--top", "1")
-        safe = call(command, "--text", text, "--format", format, "--spreadsheet", *files, "-q").ok()
+        safe = call(command, "--text", text, "--format", format, "--set", "spreadsheet=true", *files, "-q").ok()
         written = [path.read_text(encoding="utf-8") for path in out.glob("*.csv")]
         for table in [safe.out.decode(), *written]:
             rows = list(
@@ -508,9 +509,9 @@ def test_no_cell_of_a_table_for_spreadsheets_is_a_formula(tmp_path):
             texts = [cell for row in rows[1:] for cell in row if not _is_number(cell)]
             assert not [cell for cell in texts if cell.lstrip(" \n").startswith(FORMULA_STARTS) and cell != "-"]
         assert safe.out.replace(b"'", b"") == plain.out.replace(b"'", b"")
-    assert b"'=" in call("relations", "--text", text, "--spreadsheet", "-q").out
-    result = call("relations", "--text", text, "--spreadsheet", "--format", "jsonl")
-    assert (result.code, "--spreadsheet is about csv and tsv" in result.err) == (2, True)
+    assert b"'=" in call("relations", "--text", text, "--set", "spreadsheet=true", "-q").out
+    result = call("relations", "--text", text, "--set", "spreadsheet=true", "--format", "jsonl")
+    assert (result.code, "spreadsheet is about csv and tsv" in result.err) == (2, True)
 
 
 def _is_number(cell: str) -> bool:

@@ -87,6 +87,15 @@ def _settings(arguments: Sequence[str]) -> Collection[str]:
     return settings_of(getattr(module_of(name), name).groups) if name in COMMANDS else ()
 
 
+def _options_again(name: str) -> Collection[str]:
+    """The fields, settings of other commands, that are options of one."""
+    from attnscope.cli.app import module_of
+    from attnscope.cli.groups import OPTION, parameters
+
+    found = parameters(*getattr(module_of(name), name).groups)
+    return {field for field, one in found.items() if OPTION in one.extra}
+
+
 def _refuse(error: typer.TyperException, arguments: Sequence[str]) -> int:
     """What typer itself refuses, in one line; no command at all gets the help, on stderr and with the same code."""
     if type(error).__name__ == "NoArgsIsHelpError":  # typer shows the class to nobody
@@ -99,10 +108,11 @@ def _refuse(error: typer.TyperException, arguments: Sequence[str]) -> int:
 
     context = getattr(error, "ctx", None)
     message = plainly(error.format_message())
-    if context is not None and hasattr(error, "possibilities"):  # an option that does not exist
-        if setting := instead(context, error.option_name, arguments):
+    unknown, near = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
+    if context is not None and near is not None:  # an option that does not exist
+        if setting := instead(context, unknown, arguments, _options_again("heatmap")):
             return _say(setting, error.exit_code)
-        message = f"{error.message}. Did you mean {error.possibilities[0]}?" if error.possibilities else message
+        message = f"{error.message}. Did you mean {near[0]}?" if near else message
     if context is None:
         return _say(f"{message}; `attnscope --help` lists what there is", error.exit_code)
     takes_text = any(one.name == "given" for one in context.command.params)

@@ -63,7 +63,7 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
         name: None if said[name] is None else typed(context, groups, f"{path}: {name}", name, said[name])
         for name in found
     }
-    now = context.params | settings
+    now = {**context.params, **settings}
     given = [name for name in found if flagged(context, name) or name in settings]
     beside_it = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
     texts = ["TEXT" if name == "given" else f"--{name}" for name in beside_it]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     'attnscope rollout --text "the cat sat on the mat" --top-k 3 --out runs/rolled',
-    "attnscope rollout --file README.md --truncate right --group sentences --sink mask --out runs/sentences",
+    "attnscope rollout --file README.md --truncate right --group sentences --set sink=mask --out runs/sentences",
 )
 SUM_TOLERANCE = 1e-4
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attnscope.cli.groups import OPTION, Parameter, for_typer, parameters
+from attnscope.cli.groups import Parameter, for_typer, parameters
 
 
 def offered(ctx: typer.Context) -> list[tuple[str, str]]:
@@ -61,10 +61,12 @@ def records(groups: tuple[type, ...], context: typer.Context) -> list[tuple[str,
     ]
 
 
-def instead(context: typer.Context, option: str, arguments: Sequence[str]) -> str | None:
+def instead(context: typer.Context, option: str, arguments: Sequence[str], drawing: Collection[str]) -> str | None:
     """What to type for an option that is a setting of the command, or nearly its name; None for what is neither.
 
-    >>> instead(context, "--dpi", ["heads", "--dpi", "200"])
+    drawing: the settings, by field, that are options of heatmap.
+
+    >>> instead(context, "--dpi", ["heads", "--dpi", "200"], {"dpi"})
     '--dpi is a setting here: --set dpi=200, or give it to attnscope heatmap'
     """
     found = {one.spelled: one for one in settings_of(getattr(context.command, "groups", ())).values()}
@@ -74,7 +76,7 @@ def instead(context: typer.Context, option: str, arguments: Sequence[str]) -> st
         near = get_close_matches(name, found, n=1)
         return f"No such option: {option}. Did you mean {found[near[0]].typed}?" if near else None
     value = _value(one, option, arguments)
-    elsewhere = ", or give it to attnscope heatmap" * (OPTION in _of_heatmap(one.name))
+    elsewhere = ", or give it to attnscope heatmap" * (one.name in drawing)
     return f"{option} is a setting here: {shlex.join(['--set', f'{one.key}={value}'])}{elsewhere}"
 
 
@@ -88,10 +90,3 @@ def _value(one: Parameter, option: str, arguments: Sequence[str]) -> str:
         if argument == option and place + 1 < len(arguments):
             return arguments[place + 1]
     return one.metavar
-
-
-def _of_heatmap(name: str) -> tuple[Any, ...]:
-    from attnscope.cli.heatmap import GROUPS
-
-    found = parameters(*GROUPS).get(name)
-    return found.extra if found else ()
