@@ -52,6 +52,7 @@ MAY_IMPORT = {
     "viewer": "_version cells errors files keep manifest measure memory observation selection shown stacks text",
     "face": "drawing errors export looks measure observation selection viewer",
     "ask": "errors keep media study text typed",
+    "redraw": "drawing errors keep manifest measure observation seam viewer",
     "run": "apart ask errors media memory model observation observe parity seam selection study text stacks",
     "api": "ask errors face keep media model observe run",
     "batch": "_version apart drawing errors figures files keep measure media memory model observation observe seam"

@@ -402,9 +402,9 @@ def test_what_is_given_beside_a_folder_wins(tmp_path):
 def test_the_pictures_of_a_run_that_drew_none(tmp_path):
     run, drawn = tmp_path / "a", tmp_path / "b"
     call("relations", STORY, "-s", "1.0", "-o", str(run), "-q").ok()
-    call("heatmap", str(run), "-o", str(drawn), "-q").ok()
+    call("heatmap", "--from", str(run), "-o", str(drawn), "-q").ok()
     assert "heads/L01H00.png" in listed(drawn)
-    assert call("heatmap", str(run), "-o", str(run), "-q").code == 2  # two runs, one folder
+    assert call("heatmap", "--from", str(run), "-o", str(run), "-q").code == 2  # two runs, one folder
 
 
 def test_folders_that_are_no_run(tmp_path, monkeypatch):

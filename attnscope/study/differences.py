@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from attnscope.errors import UsageError
-from attnscope.files import jsonable, read_json, refuse_links
+from attnscope.errors import InputError, UsageError
+from attnscope.files import jsonable, read_json, read_small, refuse_links
 from attnscope.measure.metrics import METRICS
 from attnscope.stacks import KINDS, SOFTMAX
 from attnscope.tables import as_table, numbers, words
@@ -97,6 +97,35 @@ def about(models: Sequence[LoadedModel], texts: Sequence[str], options: Mapping[
     digest = hashlib.sha256("\0".join(texts).encode(errors="backslashreplace")).hexdigest()
     found: dict[str, Any] = jsonable({"models": said, "texts_sha256": digest, "options": options})
     return found
+
+
+def kept_comparison(folder: Path) -> tuple[Comparison, str]:
+    """The divergences and differences of a finished comparison as if of one text, and what was compared, in words.
+
+    Raises InputError for a folder whose tables are not whole.
+    """
+    from pyarrow import csv
+
+    from attnscope.study.comparison import Comparison
+
+    try:
+        said = read_json(folder / NAME)
+        columns = csv.read_csv(pa.BufferReader(read_small(folder / "heads.csv"))).to_pydict()
+        rows = sorted(range(len(columns["kind"])), key=lambda at: (KINDS.index(columns["kind"][at]), at))
+        kinds = tuple(str(columns["kind"][at]) for at in rows)
+        heads = tuple((columns["layer"][at], columns["head"][at]) for at in rows)
+
+        def of_heads(name: str) -> np.ndarray:
+            return np.array([columns[name][at] for at in rows], np.float64)[None]
+
+        js_1N = of_heads("js")
+        none_1N = np.zeros_like(js_1N)
+        metrics = {name: (none_1N, of_heads(f"{name}_difference")) for name in METRICS}
+        names = [str(one["name"]) for one in said["asked"]["models"]]
+        line = f"{' beside '.join(dict.fromkeys(names))}, {int(said['texts'])} texts"
+        return Comparison(heads, kinds, js_1N, none_1N, none_1N, none_1N, metrics, ()), line
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:  # anybody may have written it
+        raise InputError(f"{folder} holds no whole comparison", "compare again: attnscope compare --out DIR") from error
 
 
 def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:
