@@ -4,7 +4,7 @@ The library raises these; the command line prints each as one line and leaves wi
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from attnscope.shown import in_a_line
 
@@ -33,11 +33,15 @@ class AttnscopeError(Exception):
     def __str__(self) -> str:
         return self._line(lambda name, value: name if value is None else f"{name}={_python(value)}")
 
-    def for_shell(self) -> str:
-        """The same line in the words of the command line."""
-        return self._line(
-            lambda name, value: f"--{name.replace('_', '-')}" + ("" if value in (None, "True") else f" {value}")
-        )
+    def for_shell(self, settings: Collection[str] = ()) -> str:
+        """The same line in the words of the command line; settings: what it takes by --set."""
+
+        def spell(name: str, value: str | None) -> str:
+            if name in settings:
+                return f"--set {name}" + ("" if value is None else f"={'true' if value == 'True' else value}")
+            return f"--{name.replace('_', '-')}" + ("" if value in (None, "True") else f" {value}")
+
+        return self._line(spell)
 
     def _line(self, spell: Callable[[str, str | None], str]) -> str:
         hint = _OPTION.sub(lambda option: spell(option[1], option[2]), self.hint)

@@ -154,7 +154,7 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
             ("\ndef fastest(", ENGINE),
             ('        Engine("fused", ', '        Engine("recomputed", recomputed, bytes=eager_bytes),\n'),
         ),
-        "cli/options.py": (('"fused", "tiles", "numba", "triton"],', '"recomputed", '),),
+        "cli/load_options.py": (('"fused", "tiles", "numba", "triton"],', '"recomputed", '),),
     },
     "a command": {
         "cli/sentences.py": (("", COMMAND),),

@@ -329,5 +329,5 @@ def test_the_command_line(folder: Path) -> None:
     done = call("parity", "--model", str(folder), "--adapter", "beside", "--format", "jsonl").ok()
     rows = done.records
     assert {row["level"] for row in rows} == {"full"}
-    call("info", str(folder), "--base", "demo").ok()
-    assert call("heads", TEXT, "--model", str(folder), "--base", "/no/such/folder").code == 3
+    call("info", str(folder), "--set", "base=demo").ok()
+    assert call("heads", TEXT, "--model", str(folder), "--set", "base=/no/such/folder").code == 3

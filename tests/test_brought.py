@@ -181,6 +181,7 @@ def test_the_page_names_options_that_there_are() -> None:
     page = (Path(__file__).parents[1] / "docs/models.md").read_text("utf-8")
     commands = ("compare", "heads", "parity")
     there = "".join(call(command, "--help", "all", COLUMNS="200").out.decode() for command in commands)
-    named = set(re.findall(r"--[a-z][a-z-]+", page))
-    assert {"--base", "--adapter", "--quantize"} <= named
+    named, settings = set(re.findall(r"--[a-z][a-z-]+", page)), set(re.findall(r"--set (\w+)", page))
+    assert {"--adapter", "--quantize"} <= named
     assert named <= set(re.findall(r"--[a-z-]+", there))
+    assert {"base", "task"} <= settings <= set(re.findall(r"(?m)^ +(\w+)=", there))

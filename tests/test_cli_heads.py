@@ -126,7 +126,7 @@ def test_a_metric_sorts_and_is_the_mean_of_its_group_by_kv():
         assert float(row["entropy"]) == pytest.approx(sum(groups[row["layer"], row["kv_head"]]) / 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("other_way", [("--sort", "-entropy"), ("--sort", "entropy", "--ascending")])
+@pytest.mark.parametrize("other_way", [("--sort", "-entropy"), ("--sort", "entropy", "--set", "ascending=true")])
 def test_the_smallest_come_first_where_that_is_asked(other_way):
     down = ran("heads", "--text", SENTENCE, "--sort", "entropy").rows
     up = ran("heads", "--text", SENTENCE, *other_way).rows

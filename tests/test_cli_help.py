@@ -31,9 +31,13 @@ def test_help_stands_in_panels_at_the_width_of_the_terminal(command, columns):
     assert call(command, "-h", "all", COLUMNS=columns).out.decode() == shown
     assert call("help", command, "all", COLUMNS=columns).out.decode() == shown
     found = sections(shown.partition("  Examples:\n")[0])
-    options = [one for one in parameters(*COMMANDS[command][0].groups).values() if one.is_option]
+    declared = [one for one in parameters(*COMMANDS[command][0].groups).values() if not one.is_argument]
+    options = [one for one in declared if not one.is_setting]
     listed = [name for names in found.values() for name in names]
-    assert sorted(listed) == sorted([*(f"--{one.spelled}" for one in options), "--help"])
+    own = ["--help", *["--set"] * (len(options) < len(declared))]
+    assert sorted(listed) == sorted([*(f"--{one.spelled}" for one in options), *own])
+    below = shown.partition("\nSettings:\n")[2].partition("  Examples:\n")[0]
+    assert re.findall(r"(?m)^      (\w+)=", below) == [one.key for one in declared if one.is_setting]
     assert [name for name in PANELS if name in found] == list(found)
     assert len(found["Options"]) <= MOST + len(["--help"])
     assert "more options" not in shown

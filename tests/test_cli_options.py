@@ -15,7 +15,8 @@ import attnscope.cli
 from attnscope.cli.app import made
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.groups import fill, held, parameters, recorded
-from attnscope.cli.options import PANELS, EngineName, Printing, Relations, TextRun
+from attnscope.cli.load_options import EngineName
+from attnscope.cli.options import PANELS, Printing, Relations, TextRun
 from attnscope.cli.parity import Certified
 from attnscope.cli.scan import Scanned
 from attnscope.cli.takes import takes
@@ -49,7 +50,7 @@ def homes(groups):
     for group in groups:
         for name, option in parameters(group).items():
             first = [cls for cls in group.__mro__ if name in vars(cls).get("__annotations__", {})][-1]
-            if option.is_option:
+            if not option.is_argument:
                 found[option.spelled].add((first.__name__, name))
     return found
 
@@ -78,7 +79,9 @@ def test_no_name_is_spelled_twice():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_has_the_options_of_its_groups_and_no_other(command):
     found = made(command).params
-    assert [one.name for one in found] == list(parameters(*SHARED[command]))
+    options = {name: one for name, one in parameters(*SHARED[command]).items() if not one.is_setting}
+    settings = len(parameters(*SHARED[command])) > len(options)
+    assert [one.name for one in found] == [*options, *["set"] * settings]
     assert {panel for one in found if (panel := getattr(one, "rich_help_panel", None))} <= set(PANELS)
 
 

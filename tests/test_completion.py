@@ -52,7 +52,7 @@ def test_options():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_that_help_does_not_show_are_offered_too(command):
     found = parameters(*commands.COMMANDS[command][0].groups).values()
-    spelled = {f"--{one.spelled}" for one in found if one.is_option}
+    spelled = {f"--{one.spelled}" for one in found if not (one.is_argument or one.is_setting)}
     assert spelled <= set(offered("attnscope", command, "--"))
 
 
@@ -64,6 +64,7 @@ def test_values():
     assert offered("attnscope", "heads", "--format", "j") == ["jsonl"]
     assert offered("attnscope", "heads", "--device", "cu") == ["cuda"]
     assert offered("attnscope", "batch", "--group", "") == ["words", "sentences"]
+    assert offered("attnscope", "heads", "--set", "sc") == ["scale="]
 
 
 def test_models_of_the_cache(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 
 from attnscope.cli.app import made
 from attnscope.cli.config import configured, keys_of, read_config
+from attnscope.cli.groups import parameters
 from attnscope.cli.heads import GROUPS
 from attnscope.errors import UsageError
 
@@ -97,6 +98,35 @@ def test_a_value_is_what_the_option_takes(tmp_path, text, says):
     assert str(refusal.value) == f"{tmp_path / 'run.yaml'}: {says}; correct the value"
 
 
+def test_a_section_says_how_pictures_look(tmp_path):
+    text = "model: demo\nfigures: {dpi: 200, cmap: magma, annotate: no, image: svg, kinds: overview}\n"
+    expected = {"dpi": 200, "cmap": "magma", "annotate": False, "image": "svg", "figures": "overview"}
+    assert of_file(written(tmp_path, text)) == {"model": "demo"} | expected
+    assert of_file(written(tmp_path, "figures: overview,heads\ndpi: 200")) == {"figures": "overview,heads", "dpi": 200}
+    assert of_file(written(tmp_path, "figures: {dpi: null}\nsink: mask")) == {"sink": "mask"}
+    assert of_file(written(tmp_path, "figures: {}")) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("figures: {dpy: 3}", "figures: unknown key 'dpy'; did you mean 'dpi'?"),
+        ("figures: {model: demo}", "figures: unknown key 'model'"),
+        ("figures: {7: 1}", "figures: unknown key '7'"),
+        ("dpi: 3\nfigures: {dpi: 4}", "'dpi' stands twice, in figures too; leave out one of them"),
+        ("figures: {dpi: 3, dpi: 4}", "'dpi' stands twice in line 1"),
+        ("figures: {dpi: wide}", "dpi: Input should be a valid integer"),
+        ("figures: [dpi]", "figures: expected text, got ['dpi']"),
+    ],
+)
+def test_what_a_section_cannot_say(tmp_path, text, says):
+    with pytest.raises(UsageError) as refusal:
+        of_file(written(tmp_path, text))
+    assert str(refusal.value).startswith(f"{tmp_path / 'run.yaml'}")
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         read_config(tmp_path / "absent.yaml", KEYS)
@@ -118,8 +148,4 @@ def test_three_files_are_shipped():
 
 
 def test_the_keys_are_the_options_of_heads():
-    import inspect
-
-    from attnscope.cli.heads import heads
-
-    assert set(KEYS) == set(inspect.signature(heads).parameters) - {"context", "config", "from_", "given"}
+    assert set(KEYS) == set(parameters(*GROUPS)) - {"config", "from_", "given"}

@@ -29,7 +29,7 @@ def test_none_is_begun_where_pytorch_is_loaded() -> None:
 def test_heads_loads_no_matplotlib_where_another_process_draws(tmp_path: Path) -> None:
     code = (
         "import sys, attnscope.cli as cli; "
-        "code = cli.run(['heads', 'the bank', '--out', sys.argv[1], '--cmap', sys.argv[2], '--quiet']); "
+        "code = cli.run(['heads', 'the bank', '--out', sys.argv[1], '--set', 'cmap=' + sys.argv[2], '--quiet']); "
         "print('matplotlib.figure' in sys.modules, file=sys.stderr); sys.exit(code)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]

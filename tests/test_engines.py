@@ -135,7 +135,7 @@ def long_ids(tmp_path: Path) -> tuple[str, ...]:
     """A text as long as auto reads without matrices, for the demo."""
     ids = tmp_path / "ids.txt"
     ids.write_text(" ".join(str(5 + place * place % 900) for place in range(FASTER_TOKENS)))
-    return "--ids", str(ids), "--positions", "1024", "--device", "cpu"
+    return "--ids", str(ids), "--set", "positions=1024", "--device", "cpu"
 
 
 def test_a_long_text_under_auto_has_the_numbers_of_eager_and_says_who_read_it(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_long_text_is_read_in_tiles(tmp_path: Path) -> None:
     file = tmp_path / "long.txt"
     file.write_text("".join(f"On day {day} the river rose and the boats went by. " for day in range(120)))
     done = call(
-        "heads", "--file", str(file), "--positions", "4096", "--engine", "fused", "--out", str(tmp_path / "out")
+        "heads", "--file", str(file), "--set", "positions=4096", "--engine", "fused", "--out", str(tmp_path / "out")
     ).ok()
     assert "engine fused (output attnscope" in done.err
     assert "positions 512 stretched to 4096 by linear rope scaling" in done.err
@@ -215,7 +215,7 @@ def test_a_long_text_is_read_in_tiles(tmp_path: Path) -> None:
 
 
 def test_listening_keeps_the_model_s_own_call(tmp_path: Path) -> None:
-    call("heads", "--text", TEXT, "--engine", "fused", "--listen", "--out", str(tmp_path)).ok()
+    call("heads", "--text", TEXT, "--engine", "fused", "--set", "listen=true", "--out", str(tmp_path)).ok()
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["output"] == "model"
     assert {one["route"] for one in manifest["calls"]} == {"interface"}
@@ -311,7 +311,7 @@ def test_masks_that_a_model_builds_are_named() -> None:
         assert [check.mask for check in listen(model, ids_BT, lambda call: None, engine=engine).calls] == ["none"] * 4
 
 
-@pytest.mark.parametrize("listening", [[], ["--listen"]], ids=["answering", "listening"])
+@pytest.mark.parametrize("listening", [[], ["--set", "listen=true"]], ids=["answering", "listening"])
 @pytest.mark.parametrize(
     ("family", "masks"),
     [("llama", ["none"] * 4), ("mistral", ["boolean"] * 4), ("gemma3_text", ["boolean"] * 3 + ["none"])],

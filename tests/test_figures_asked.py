@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 import attnscope
-from attnscope.cli.options import FIGURES as OFFERED
+from attnscope.cli.figure_options import FIGURES as OFFERED
 from attnscope.drawing import ASKED_FOR, FIGURES, Drawing, head_sheet, layer_maps
 from attnscope.errors import UsageError
 from attnscope.figures import Maps, Panel, Style, save_metrics, save_overview

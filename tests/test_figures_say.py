@@ -174,7 +174,10 @@ def test_wrong_looks_are_named(wrong: dict, says: str) -> None:
 
 
 def test_wrong_looks_are_refused_before_a_model_is_loaded() -> None:
-    for arguments, says in ((("--cmap", "virids"), "did you mean viridis?"), (("--width", "wide"), "column or page")):
+    for arguments, says in (
+        (("--cmap", "virids"), "did you mean viridis?"),
+        (("--set", "width=wide"), "column or page"),
+    ):
         done = call("heatmap", "--model", "./none", "--text", "a", "--out", "never", *arguments)
         assert done.code == 2
         assert says in done.err

@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "viewer": "_version cells errors files keep folder measure memory observation selection shown stacks text",
     "face": "drawing export looks measure observation selection typed viewer",
     "ask": "errors keep media study text typed",
+    "redraw": "drawing errors folder keep measure observation seam viewer",
     "inputs": "apart ask errors media model seam text",
     "run": "ask errors folder inputs media memory model observation observe parity seam selection stacks study text",
     "api": "ask errors face keep media model observe run typed",

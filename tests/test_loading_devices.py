@@ -122,8 +122,13 @@ def allocator_has_none(*args: Any, **named: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "where", "takes", "hint"),
     [
-        ("--device cuda:0 --dtype float32", "cuda:0", 4, "--device-map auto or --quantize 4bit or --dtype bfloat16"),
-        ("--device-map auto --dtype bfloat16", "cuda", 2, "--quantize 4bit"),
+        (
+            "--device cuda:0 --dtype float32",
+            "cuda:0",
+            4,
+            "--set device_map=auto or --quantize 4bit or --dtype bfloat16",
+        ),
+        ("--set device_map=auto --dtype bfloat16", "cuda", 2, "--quantize 4bit"),
     ],
 )
 def test_weights_that_do_not_fit_are_told_with_what_they_take(

@@ -191,7 +191,7 @@ def test_colours_read_back_are_the_weights(demo, matrices):
 
 @pytest.mark.parametrize("scale", ["linear", "sqrt", "log"])
 def test_bars_read_back_are_the_weights(matrices, scale):
-    printed = printed_by("--key", "bank", "--select", "1.4,3.3", "--format", "table", "--scale", scale)
+    printed = printed_by("--key", "bank", "--select", "1.4,3.3", "--format", "table", "--set", f"scale={scale}")
     assert ESCAPE not in printed
     for (layer, head), (title, body, bars, legend) in zip([(1, 4), (3, 3)], texts(printed), strict=True):
         assert title == f"L{layer}H{head}"
@@ -220,7 +220,8 @@ def test_bars_read_back_are_the_weights(matrices, scale):
 
 def test_a_sink_can_be_left_out(matrices):
     kept, masked = (
-        printed_by("--query", "last", "--select", "3.0", "--format", "table", *how) for how in ((), ("--sink", "mask"))
+        printed_by("--query", "last", "--select", "3.0", "--format", "table", *how)
+        for how in ((), ("--set", "sink=mask"))
     )
     row = matrices[3, 0, 8]
     assert row.argmax() == 0
@@ -230,7 +231,7 @@ def test_a_sink_can_be_left_out(matrices):
     assert texts(kept)[0][2].startswith("███")
     assert texts(masked)[0][2].startswith("   ")
     assert BARS[-1] in masked
-    refused = call("text", "--text", SENTENCE, "--key", "first", "--sink", "mask")
+    refused = call("text", "--text", SENTENCE, "--key", "first", "--set", "sink=mask")
     assert refused.code == 2
     assert "--key alone colours queries" in refused.err
 

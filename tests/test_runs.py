@@ -257,22 +257,23 @@ def test_the_heads_drawn_by_default_are_those_of_the_command(seen, tmp_path):
             "heads",
             "--text",
             "日本 🎉 \u00e9 {~}",
-            "--scale",
-            "log",
-            "--sink",
-            "mask",
-            "--annotate",
+            "--set",
+            "scale=log",
+            "--set",
+            "sink=mask",
+            "--set",
+            "annotate=true",
             "--top",
             "all",
             "-s",
             "3.0-1",
         ),
-        ("heads", "--text", STORY * 60, "--truncate", "left", "--bin", "max", "--top", "1", "-s", "1.2"),
+        ("heads", "--text", STORY * 60, "--truncate", "left", "--set", "bin=max", "--top", "1", "-s", "1.2"),
         ("heads", "--text", STORY, "--chat", "--top", "1", "-s", "last"),
         ("relations", "--text", STORY, "--top-k", "all", "--min-weight", "0.2", "--weights", "scores"),
         ("rollout", "--text", STORY, "--group", "words"),
         ("heatmap", "--text", STORY, "--image", "svg", "--select", "1.0"),
-        ("heads", "--ids", "{ids}", "--engine", "fused", "--top", "1", "--spreadsheet", "-s", "0"),
+        ("heads", "--ids", "{ids}", "--engine", "fused", "--top", "1", "--set", "spreadsheet=true", "-s", "0"),
         ("heads", "--text", CAT, "--query", "-1", "--key", "beast,first", "--define", "beast=cat", "--top", "1"),
     ],
     ids=lambda arguments: " ".join(arguments)[:40],
@@ -454,9 +455,9 @@ def test_what_is_given_beside_a_folder_wins(tmp_path):
 def test_the_pictures_of_a_run_that_drew_none(tmp_path):
     run, drawn = tmp_path / "a", tmp_path / "b"
     call("relations", STORY, "-s", "1.0", "-o", str(run), "-q").ok()
-    call("heatmap", str(run), "-o", str(drawn), "-q").ok()
+    call("heatmap", "--from", str(run), "-o", str(drawn), "-q").ok()
     assert "heads/L01H00.png" in listed(drawn)
-    assert call("heatmap", str(run), "-o", str(run), "-q").code == 2  # two runs, one folder
+    assert call("heatmap", "--from", str(run), "-o", str(run), "-q").code == 2  # two runs, one folder
 
 
 def test_folders_that_are_no_run(tmp_path, monkeypatch):
@@ -550,7 +551,7 @@ def test_no_cell_of_a_table_for_spreadsheets_is_a_formula(tmp_path):
         out = tmp_path / f"{command}-{format}"
         plain = call(command, "--text", text, "--format", format, "-q")
         files = ("-o", str(out), "--top", "1")
-        safe = call(command, "--text", text, "--format", format, "--spreadsheet", *files, "-q").ok()
+        safe = call(command, "--text", text, "--format", format, "--set", "spreadsheet=true", *files, "-q").ok()
         written = [path.read_text(encoding="utf-8") for path in out.glob("*.csv")]
         for table in [safe.out.decode(), *written]:
             rows = list(
@@ -561,9 +562,9 @@ def test_no_cell_of_a_table_for_spreadsheets_is_a_formula(tmp_path):
             texts = [cell for row in rows[1:] for cell in row if not _is_number(cell)]
             assert not [cell for cell in texts if cell.lstrip(" \n").startswith(FORMULA_STARTS) and cell != "-"]
         assert safe.out.replace(b"'", b"") == plain.out.replace(b"'", b"")
-    assert b"'=" in call("relations", "--text", text, "--spreadsheet", "-q").out
-    result = call("relations", "--text", text, "--spreadsheet", "--format", "jsonl")
-    assert (result.code, "--spreadsheet is about csv and tsv" in result.err) == (2, True)
+    assert b"'=" in call("relations", "--text", text, "--set", "spreadsheet=true", "-q").out
+    result = call("relations", "--text", text, "--set", "spreadsheet=true", "--format", "jsonl")
+    assert (result.code, "spreadsheet is about csv and tsv" in result.err) == (2, True)
 
 
 def _is_number(cell: str) -> bool:

@@ -85,7 +85,7 @@ def test_a_pickle_that_an_index_of_safetensors_names_is_not_read(folder: Path, t
     index(folder, dict.fromkeys(weights, "weights.bin"))
     assert "not a safetensors file, and others can run any code" in refused("--model", str(folder))
     (folder / "weights.bin").write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
-    assert "--allow-pickle" in refused("--model", str(folder))
+    assert "--set allow_pickle=true" in refused("--model", str(folder))
     (folder / "weights.safetensors").write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
     index(folder, dict.fromkeys(weights, "weights.safetensors"))
     assert "damaged" in refused("--model", str(folder))
@@ -255,7 +255,7 @@ def test_pictures_of_a_hostile_text_and_model_can_be_opened(folder: Path, tmp_pa
     model = folder.rename(tmp_path / "m\x1b[2J\x01\u202e\ufffe")
     (tmp_path / "text").write_text(f"the bank {STEERING} by {STEERING}the \uffff \ufffe river")
     asked = ("-q", "--model", str(model), "--file", str(tmp_path / "text"), "--image", image)
-    titled = ("--title", f"\u56f3\u3000{STEERING.replace(chr(0), '')}\ufffe\uffff")
+    titled = ("--set", f"title=\u56f3\u3000{STEERING.replace(chr(0), '')}\ufffe\uffff")
     call("explain", "--head", "1.0", *asked, "--out", str(tmp_path / "o")).ok()
     heads = ("heads", "--figures", "overview,metrics,layers", "--select", "1")
     for command in (("heatmap", "--select", "1.0"), ("rollout",), heads):
@@ -325,10 +325,10 @@ HUGE = "1" + "0" * 400
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("heads", *TEXT, "--memory", "1e999GB"), 2, "expected a size of memory, got '1e999GB'"),
-        (("heads", *TEXT, "--memory", "9" * 5000), 2, "expected a size of memory"),
-        (("heads", *TEXT, "--positions", HUGE), 2, "expected positions from 1 to"),
-        (("heads", *TEXT, "--positions", "0"), 2, "expected positions from 1 to"),
+        (("heads", *TEXT, "--set", "memory=1e999GB"), 2, "expected a size of memory, got '1e999GB'"),
+        (("heads", *TEXT, "--set", "memory=" + "9" * 5000), 2, "expected a size of memory"),
+        (("heads", *TEXT, "--set", f"positions={HUGE}"), 2, "expected positions from 1 to"),
+        (("heads", *TEXT, "--set", "positions=0"), 2, "expected positions from 1 to"),
         (("heads", *TEXT, "--device", "cuda:" + "9" * 5000), 2, "expected a device"),
         (("heads", *TEXT, "--device", "cuda:²"), 2, "expected a device"),
         (("heads", *TEXT, "--model", "a/b..c"), 3, "is neither a folder nor a Hub id"),

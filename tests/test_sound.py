@@ -381,7 +381,7 @@ def test_standard_input_and_a_file_of_options(folder, wav, tmp_path):
 @pytest.mark.parametrize("command", ["rollout", "text", "view"])
 def test_what_is_of_one_text_reads_the_encoder_alone(command, folder, wav, tmp_path):
     how = {"view": ("--out", str(tmp_path / "page.html")), "text": ("--query", "last"), "rollout": ()}[command]
-    result = asked(command, folder, wav, "--task", "encoder", *how).ok()
+    result = asked(command, folder, wav, "--set", "task=encoder", *how).ok()
     assert "not measured" not in result.err
     assert b"0.60-0.62s" in (result.out or (tmp_path / "page.html").read_bytes()) or command == "view"
 

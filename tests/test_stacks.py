@@ -332,7 +332,7 @@ def test_an_encoder_is_explained_with_every_step_held_to_the_models(folders):
 
 
 def test_an_encoder_read_alone(folders):
-    done = call("heads", "--model", str(folders / "bart"), "--task", "encoder", "--text", SOURCE).ok()
+    done = call("heads", "--model", str(folders / "bart"), "--set", "task=encoder", "--text", SOURCE).ok()
     rows = done.out.decode().splitlines()
     assert len(rows) == 1 + 2 * 4
     assert all(row.endswith(",encoder") for row in rows[1:])

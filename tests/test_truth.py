@@ -228,7 +228,7 @@ def test_a_batch_of_deepseek_v4_gives_each_text_the_rows_it_has_alone(deepseek_v
     lengths = (3, 20, 150)
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(text(tokens) for tokens in lengths))
-    done = call("batch", str(texts), "--model", deepseek_v4, "--to-stdout", "jsonl", "--batch-tokens", "4000")
+    done = call("batch", str(texts), "--model", deepseek_v4, "--to-stdout", "jsonl", "--set", "batch_tokens=4000")
     objects = done.records
     together = {one["tokens"]: len(one["heads"]) for one in objects if "heads" in one}
     for line, tokens in enumerate(lengths, start=1):
@@ -339,7 +339,7 @@ def dynamic(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder_of(model, tmp_path_factory.mktemp("dynamic"))
 
 
-@pytest.mark.parametrize("more", [(), ("--positions", "200"), ("--engine", "fused"), ("--verify",)])
+@pytest.mark.parametrize("more", [(), ("--set", "positions=200"), ("--engine", "fused"), ("--verify",)])
 def test_dynamic_positions_are_read_as_far_as_the_text_goes(dynamic: str, more: tuple[str, ...]) -> None:
     done = call("heads", "--model", dynamic, "--text", text(120), "--format", "csv", *more)
     assert len(done.rows) == 16
@@ -364,7 +364,7 @@ def test_a_batch_of_dynamic_positions_gives_each_text_what_it_has_alone(dynamic:
 def test_the_sink_that_is_kept_by_default_is_the_one_that_is_asked_for() -> None:
     found = [
         call("heads", "--text", "the cat sat on the mat", "--format", "table", *more).out
-        for more in ((), ("--sink", "keep"))
+        for more in ((), ("--set", "sink=keep"))
     ]
     assert found[0] == found[1]
 

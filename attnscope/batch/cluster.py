@@ -134,7 +134,7 @@ def check_room(cluster: Cluster, there: Mapping[str, float]) -> None:
             raise UsageError(
                 f"{cluster.actors} actors take {cluster.actors * each:g} {what}s, and the cluster has "
                 f"{there.get(what, 0.0):g}",
-                f"give --num-actors {most}" if most else "give fewer GPUs per actor, or another cluster",
+                f"give {{num_actors={most}}}" if most else "give fewer GPUs per actor, or another cluster",
             )
 
 

@@ -204,4 +204,4 @@ def _short_turns() -> Iterator[None]:
 
 def _refused(failure: Failure) -> InputError:
     where = failure.file if failure.line is None else f"{failure.file}, line {failure.line}"
-    return InputError(f"{where}: {failure.reason}", "correct it, or leave out --strict and read failures.jsonl")
+    return InputError(f"{where}: {failure.reason}", "correct it, or leave {strict} out and read failures.jsonl")

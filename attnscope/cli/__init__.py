@@ -6,7 +6,7 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     except AttnscopeError as error:
         if error.__cause__ is not None:  # of a library: where it failed helps who wrote the model
             _trace(error, arguments)
-        return _say(error.for_shell(), error.exit_code)
+        return _say(error.for_shell(_settings(arguments)), error.exit_code)
     except BrokenPipeError:
         _forget_streams()
         return 0
@@ -75,10 +75,28 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as left:  # completion
         return int(left.code or 0)
     except typer.TyperException as error:
-        return _refuse(error)
+        return _refuse(error, arguments)
 
 
-def _refuse(error: typer.TyperException) -> int:
+def _settings(arguments: Sequence[str]) -> Collection[str]:
+    """What the command that was called takes by --set."""
+    from attnscope.cli.app import COMMANDS, module_of
+    from attnscope.cli.settings import settings_of
+
+    name = arguments[0] if arguments else ""
+    return settings_of(getattr(module_of(name), name).groups) if name in COMMANDS else ()
+
+
+def _options_again(name: str) -> Collection[str]:
+    """The fields, settings of other commands, that are options of one."""
+    from attnscope.cli.app import module_of
+    from attnscope.cli.groups import OPTION, parameters
+
+    found = parameters(*getattr(module_of(name), name).groups)
+    return {field for field, one in found.items() if OPTION in one.extra}
+
+
+def _refuse(error: typer.TyperException, arguments: Sequence[str]) -> int:
     """What typer itself refuses, in one line; no command at all gets the help, on stderr and with the same code."""
     if type(error).__name__ == "NoArgsIsHelpError":  # typer shows the class to nobody
         with suppress(OSError):
@@ -86,11 +104,15 @@ def _refuse(error: typer.TyperException) -> int:
         return error.exit_code
     from attnscope.cli.config import plainly
     from attnscope.cli.help import whole_help
+    from attnscope.cli.settings import instead
 
     context = getattr(error, "ctx", None)
     message = plainly(error.format_message())
-    if near := getattr(error, "possibilities", None):  # an option that does not exist
-        message = f"{error.message}. Did you mean {near[0]}?"
+    unknown, near = getattr(error, "option_name", ""), getattr(error, "possibilities", None)
+    if context is not None and near is not None:  # an option that does not exist
+        if setting := instead(context, unknown, arguments, _options_again("heatmap")):
+            return _say(setting, error.exit_code)
+        message = f"{error.message}. Did you mean {near[0]}?" if near else message
     if context is None:
         return _say(f"{message}; `attnscope --help` lists what there is", error.exit_code)
     takes_text = any(one.name == "given" for one in context.command.params)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from attnscope.cli.options import FIRST, Exporting, Format, Heads, Seed, Sequences, Top
+from attnscope.cli.groups import FIRST
+from attnscope.cli.options import Exporting, Format, Heads, Seed, Sequences, Top
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:

@@ -86,8 +86,11 @@ def made(name: str) -> Any:
     alone = typer.Typer(add_completion=False, **PLAIN)
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES)
     epilog += getattr(module, "MORE_HELP", "")
-    alone.command(name, cls=getattr(module, "COMMAND", PanelCommand), epilog=epilog)(getattr(module, name))
-    return get_command(alone)
+    run = getattr(module, name)
+    alone.command(name, cls=getattr(module, "COMMAND", PanelCommand), epilog=epilog)(run)
+    command: Any = get_command(alone)
+    command.groups = run.groups
+    return command
 
 
 app = typer.Typer(

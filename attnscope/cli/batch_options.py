@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from attnscope.cli.batch_ray import address
-from attnscope.cli.groups import fill, held
-from attnscope.cli.options import (
-    FIGURES,
-    FIRST,
-    HELD,
-    EngineName,
-    Heads,
-    Image,
-    Kinds,
-    Loading,
-    Printing,
-    Question,
-    Rehearsal,
-    Relations,
-    Spreadsheet,
-    Tokens,
-    names,
-)
+from attnscope.cli.figure_options import FIGURES, Image, Kinds, names
+from attnscope.cli.groups import FIRST, HELD, SETTING, fill, held
+from attnscope.cli.load_options import EngineName, Loading
+from attnscope.cli.options import Heads, Printing, Question, Rehearsal, Relations, Spreadsheet, Tokens
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -143,6 +130,7 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
         FIRST,
         HELD,
     ] = "heads,relations"
+    atlas: Annotated[Path | None, SETTING] = None
     figures: Annotated[
         str | None, Option(help="overview, layers, heads, metrics; joined by commas.", metavar="KINDS"), FIRST, HELD
     ] = None
@@ -150,13 +138,13 @@ class Dataset(Kinds, Image, Heads, Relations, Spreadsheet, Printing):
     to_stdout: Annotated[Literal["jsonl"] | None, Option(help="Print one JSON object per text instead."), FIRST] = None
     matrices: Annotated[bool, Option(help="Whole matrices too, float16 safetensors."), HELD] = False
     summary: Annotated[bool, Option(help="The corpus's own table too: means over the texts, with intervals.")] = False
-    shard_size: Annotated[int, Option(min=1, help="MiB per shard, about.", metavar="MIB"), HELD] = 64
+    shard_size: Annotated[int, Option(min=1, help="MiB per shard, about.", metavar="MIB"), HELD, SETTING] = 64
 
     def __post_init__(self) -> None:
         Relations.__post_init__(self)
         Printing.__post_init__(self)
         if self.spreadsheet and self.format != "csv":
-            raise UsageError("--spreadsheet is about csv", "add --format csv")
+            raise UsageError("spreadsheet is about csv", "add --format csv")
         if self.summary and self.to_stdout:
             raise UsageError("--summary is of a whole corpus, and --to-stdout prints text by text", "give --out DIR")
         _ = self.table_names, self.figure_kinds
@@ -200,8 +188,9 @@ class Work(Rehearsal):
     batch_tokens: Annotated[
         int | None,
         Option(min=1, help="Tokens per batch (default: by memory).", metavar="N"),
+        SETTING,
     ] = None
-    strict: Annotated[bool, Option(help="Stop at the first item that fails.")] = False
+    strict: Annotated[bool, Option(help="Stop at the first item that fails."), SETTING] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +205,8 @@ class Ray:
             metavar="[ADDRESS]",
         ),
     ] = None
-    num_actors: Annotated[int, Option(min=1, help="With --ray: models side by side.", metavar="N")] = 1
-    num_gpus_per_actor: Annotated[float, Option(min=0, help="With --ray: GPUs of each.", metavar="N")] = 0
+    num_actors: Annotated[int, Option(min=1, help="With --ray: models side by side.", metavar="N"), SETTING] = 1
+    num_gpus_per_actor: Annotated[float, Option(min=0, help="With --ray: GPUs of each.", metavar="N"), SETTING] = 0
 
     def cluster(self) -> Cluster | None:
         """Where the run goes when --ray was given."""

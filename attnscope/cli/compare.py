@@ -11,20 +11,11 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.groups import command_line, recorded
+from attnscope.cli.figure_options import Look
+from attnscope.cli.groups import FIRST, UNRECORDED, command_line, recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import (
-    FIRST,
-    UNRECORDED,
-    Look,
-    ManyTexts,
-    Memory,
-    ModelTexts,
-    OtherSide,
-    Results,
-    Selected,
-    Top,
-)
+from attnscope.cli.load_options import Memory
+from attnscope.cli.options import ManyTexts, ModelTexts, OtherSide, Results, Selected, Top
 from attnscope.cli.takes import takes
 from attnscope.errors import InputError, UsageError
 from attnscope.signals import unwinding

@@ -1,17 +1,20 @@
-"""A YAML file of options, named as on the command line with underscores for hyphens.
+"""A YAML file of options and settings, named as on the command line with underscores for hyphens; and --set.
 
-A value is read as if it had been typed there: the option itself says what it takes.
+A value is read as if it had been typed there: the option itself says what it takes. How pictures look may stand in a
+section of its own, `figures: {dpi: 200, cmap: magma}`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope.cli.figure_options import Drawing
 from attnscope.cli.groups import parameters
+from attnscope.cli.settings import converters
 from attnscope.errors import UsageError
 from attnscope.shown import brief
 
@@ -20,13 +23,14 @@ if TYPE_CHECKING:
 
 TEXTS = ("text", "file", "ids", "given", "audio")  # a flag of one leaves out the others of the file
 OWN = ("config", "from_")  # which name files themselves
+FIGURES, KINDS = "figures", "kinds"  # a section, and what --figures is called in it
 MOST_BYTES = 1 << 20
 
 
 def keys_of(*groups: type) -> dict[str, str]:
     """What a configuration file may hold for these groups, and the field of each: every option but the file itself."""
-    found = [one for one in parameters(*groups).values() if one.is_option and one.name not in OWN]
-    return {one.spelled.replace("-", "_"): one.name for one in found}
+    found = [one for one in parameters(*groups).values() if not one.is_argument and one.name not in OWN]
+    return {one.key: one.name for one in found}
 
 
 def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[str, str]) -> dict[str, Any]:
@@ -36,19 +40,43 @@ def configured(context: typer.Context, groups: tuple[type, ...], keys: Mapping[s
     """
     path, fields = context.params["config"], parameters(*groups)
     content = {keys[key]: value for key, value in read_config(path, keys).items()}
-    values = {name: typed(context, path, name, value) for name, value in content.items() if name in fields}
+    known = {name: value for name, value in content.items() if name in fields}
+    values = {name: typed(context, groups, f"{path}: {name}", name, value) for name, value in known.items()}
     texts = TEXTS if any(flagged(context, name) for name in TEXTS) else ()
     return {name: value for name, value in values.items() if not (flagged(context, name) or name in texts)}
 
 
-def typed(context: typer.Context, path: Path, name: str, value: Any) -> Any:
+def typed_settings(context: typer.Context, groups: tuple[type, ...], given: Sequence[str] | None) -> dict[str, Any]:
+    """The values of --set, by field, that no option gives: NAME=VALUE each, of what a file may hold for the command.
+
+    The last of a name counts, and of one that takes several all. Raises UsageError for a name that is none.
+    """
+    keys, found = keys_of(*groups), dict[str, list[str]]()
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        key = name.strip().replace("-", "_")
+        if key not in keys:
+            hint = _nearest(key, keys) or f"`{context.command_path} --help all` lists them"
+            raise UsageError(f"--set: there is no setting {brief(name)}", hint)
+        if not equals:
+            raise UsageError(f"--set {key}: expected NAME=VALUE, got {brief(one)}", f"write --set {key}=VALUE")
+        found.setdefault(keys[key], []).append(value)
+    asked = {name: values for name, values in found.items() if not flagged(context, name)}
+    several = {name: _option(context, groups, name).multiple for name in asked}
+    return {
+        name: typed(context, groups, f"--set {name}", name, values if several[name] else values[-1])
+        for name, values in asked.items()
+    }
+
+
+def typed(context: typer.Context, groups: tuple[type, ...], where: str, name: str, value: Any) -> Any:
     """What the option of a field would be, had a person typed this value; a list is an option that is repeated.
 
-    path: the file that gives it. Raises UsageError, of the file, where the option does not take it.
+    where: what gives it, as messages say it. Raises UsageError where the option does not take it.
     """
     from typer import BadParameter
 
-    option = next(one for one in context.command.params if one.name == name)
+    option = _option(context, groups, name)
     text = str(value) if isinstance(value, bool | int | float) else value
     parts = text if option.multiple else [text]
     try:
@@ -58,7 +86,12 @@ def typed(context: typer.Context, path: Path, name: str, value: Any) -> Any:
     except BadParameter as error:
         message = plainly(error.message)
         got = "" if ", got " in message or brief(text) in message else f", got {brief(text)}"
-        raise UsageError(f"{path}: {name}: {message}{got}", "correct the value") from None
+        raise UsageError(f"{where}: {message}{got}", "correct the value") from None
+
+
+def _option(context: typer.Context, groups: tuple[type, ...], name: str) -> Any:
+    """The option or setting of a field, which converts its values."""
+    return {**{one.name: one for one in context.command.params}, **converters(groups)}[name]
 
 
 def plainly(message: str) -> str:
@@ -96,7 +129,21 @@ def read_config(path: Path | str, keys: Mapping[str, str]) -> dict[str, Any]:
         raise UsageError(f"{path} holds a {type(content).__name__}, expected options", "write them as key: value")
     for name in content:
         _check_key(path, name, keys)
-    return {name: value for name, value in content.items() if value is not None}
+    return {name: value for name, value in _flat(path, content, keys).items() if value is not None}
+
+
+def _flat(path: Path | str, content: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of a file, those of its section `figures` among them."""
+    section = content.get(FIGURES)
+    if not isinstance(section, dict):
+        return content
+    inner = {KINDS if key == FIGURES else key: key for key in keys_of(Drawing) if key in keys}
+    others = {name: value for name, value in content.items() if name != FIGURES}
+    for name in section:
+        _check_key(f"{path}: {FIGURES}", name, inner)
+        if inner[name] in others:
+            raise UsageError(f"{path}: {name!r} stands twice, in {FIGURES} too", "leave out one of them")
+    return others | {inner[name]: value for name, value in section.items()}
 
 
 def _parse(path: Path) -> Any:
@@ -165,6 +212,10 @@ def _strict() -> type:
 
 def _check_key(path: Path | str, name: object, keys: Mapping[str, str]) -> None:
     if name not in keys:
-        close = get_close_matches(brief(name).strip("'").replace("-", "_"), keys, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}?" if close else f"the keys are {', '.join(keys)}"
+        hint = _nearest(name, keys) or f"the keys are {', '.join(keys)}"
         raise UsageError(f"{path}: unknown key {brief(name)}", hint)
+
+
+def _nearest(name: object, keys: Mapping[str, str]) -> str:
+    close = get_close_matches(brief(name).strip("'").replace("-", "_"), keys, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else ""

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.options import FIRST, Format, Image, ModelText, Query, Seed, Writing
+from attnscope.cli.figure_options import Image
+from attnscope.cli.groups import FIRST
+from attnscope.cli.options import Format, ModelText, Query, Seed, Writing
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.shown import visible

@@ -39,6 +39,11 @@ class Mark(Enum):
     FIRST = "one of the most used: in the first panel, the only one of a plain --help, whatever the panel of its group"
     HELD = "whoever goes on in an output folder of batch must give the same value"
     UNRECORDED = "left out of manifests: it changes no number, or it is the text, which manifests only hash"
+    SETTING = "few people change it: it has no option of its own, --set NAME=VALUE or a key in --config gives it"
+    OPTION = "an option of this group, where the group that it varies has a setting"
+
+
+FIRST, HELD, UNRECORDED, SETTING, OPTION = Mark.FIRST, Mark.HELD, Mark.UNRECORDED, Mark.SETTING, Mark.OPTION
 
 
 @dataclass(frozen=True)
@@ -58,15 +63,42 @@ class Parameter:
     extra: tuple[Any, ...]
 
     @property
-    def is_option(self) -> bool:
-        """Whether it is an option, not an argument."""
-        return isinstance(self.info, OptionInfo)
+    def is_argument(self) -> bool:
+        """Whether it is an argument of the command line."""
+        return isinstance(self.info, ArgumentInfo)
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether --set gives it, and no option of its own."""
+        return SETTING in self.extra
 
     @property
     def spelled(self) -> str:
         """`top-k` of --top-k; of an argument its name."""
         names = self.info.param_decls or (self.name,)
         return max(names, key=len).partition("/")[0].lstrip("-")
+
+    @property
+    def metavar(self) -> str:
+        """What stands for a value: `N`, `png|svg|pdf`; empty of an option that takes none."""
+        flag = self.hint in (bool, bool | None)
+        return self.info.metavar or "|".join(self.listed) or "true|false" * (flag and self.is_setting)
+
+    @property
+    def key(self) -> str:
+        """Its name in --config and --set: `top_k` of --top-k."""
+        return self.spelled.replace("-", "_")
+
+    @property
+    def typed(self) -> str:
+        """How a command line names it: `--top-k`, `--set dpi`."""
+        return f"--set {self.key}" if self.is_setting else f"--{self.spelled}"
+
+    def words(self, value: Any) -> list[str]:
+        """The words of a command line that give it a value: `--top 3`, `--force`, `--set dpi=200`."""
+        if self.is_setting:
+            return ["--set", f"{self.key}={str(value).lower() if isinstance(value, bool) else value}"]
+        return [f"--{self.spelled}"] if value is True else [f"--{self.spelled}", str(value)]
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -84,7 +116,7 @@ class Parameter:
         """The parameter of a function as typer reads it; MISSING is no default."""
         info = copy(self.info)
         info.default = ... if default is MISSING else default
-        info.metavar = info.metavar or "|".join(self.listed) or None
+        info.metavar = self.metavar or None
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=self.hint)
 
 
@@ -105,15 +137,16 @@ def _parameters(group: type) -> dict[str, Parameter]:
     return {field.name: declared[field.name] for field in fields(group)}
 
 
-def for_typer(*groups: type) -> list[inspect.Parameter]:
-    """Every option of the groups as the parameter of a function that typer reads."""
+def for_typer(*groups: type, settings: bool = False) -> list[inspect.Parameter]:
+    """The options of the groups, or their settings, as the parameters of a function that typer reads."""
     defaults = {field.name: field.default for group in groups for field in fields(group)}
-    return [one.for_typer(defaults[name]) for name, one in parameters(*groups).items()]
+    found = {name: one for name, one in parameters(*groups).items() if one.is_setting == settings}
+    return [one.for_typer(defaults[name]) for name, one in found.items()]
 
 
 def build(group: type[T], values: dict[str, Any]) -> T:
-    """The group with its fields' values."""
-    return group(**{name: values[name] for name in parameters(group)})
+    """The group with its fields' values; a setting that is not among them keeps its default."""
+    return group(**{name: values[name] for name in parameters(group) if name in values})
 
 
 def fill(target: type[T], source: Any, **more: Any) -> T:
@@ -146,7 +179,7 @@ def command_line(command: str, *groups: Any) -> str:
             told = Mark.UNRECORDED not in one.extra and name not in AROUND
             if told and value != default_of(type(group), name):
                 for part in value if isinstance(value, list) else [value]:
-                    words += [f"--{one.spelled}"] if part is True else [f"--{one.spelled}", str(part)]
+                    words += one.words(part)
     return visible(shlex.join(words))
 
 

@@ -9,8 +9,9 @@ from typer import Option
 
 from attnscope.cli import output
 from attnscope.cli.completion import metrics as metric_names
-from attnscope.cli.groups import command_line, recorded
-from attnscope.cli.options import FIGURES, Drawing, Entries, Question, Relations, Results, TextRun, Top
+from attnscope.cli.figure_options import FIGURES, Drawing
+from attnscope.cli.groups import SETTING, command_line, recorded
+from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -60,7 +61,7 @@ class Ranking(Top):
             autocompletion=metric_names,
         ),
     ] = None
-    ascending: Annotated[bool, Option(help="Smallest first.", rich_help_panel="Attention")] = False
+    ascending: Annotated[bool, Option(help="Smallest first, as --sort=-METRIC says it."), SETTING] = False
     top: Annotated[int | None, Option(help="Heads printed on a terminal, and drawn: a number, or all.")] = 20
 
     def check(self, asked: TextRun, metrics: str | None) -> None:

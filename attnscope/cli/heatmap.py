@@ -7,14 +7,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from typer import Option
+from typer import Argument, Context, Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import command_line, recorded
-from attnscope.cli.heads import GROUPS, MeasuredEntries, Ranking, over_picture
-from attnscope.cli.options import FIGURES, Config, Drawing, Exporting, Question, TextRun
+from attnscope.cli.figure_options import FIGURES, Drawing
+from attnscope.cli.groups import OPTION, SETTING, build, command_line, recorded
+from attnscope.cli.heads import GROUPS as OF_HEADS
+from attnscope.cli.heads import MeasuredEntries, Ranking, over_picture
+from attnscope.cli.options import Config, Exporting, Question, TextRun
 from attnscope.cli.show import Show, draw, first_heads, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
@@ -26,6 +28,8 @@ EXAMPLES = (
     'attnscope heatmap --text "the cat sat on the mat" --select 3.0,3.1 --weights value --show',
     'attnscope heatmap --text "Mary saw John, and John gave Mary a book" --query last --key Mary '
     "--figures overview,mass,top --out runs/mary",
+    "attnscope scan demo --sequences 32 --out runs/atlas && "
+    "attnscope heatmap runs/atlas --cmap magma --dpi 200 --out pictures",
 )
 
 
@@ -36,14 +40,53 @@ class Pictures(Config, Exporting):
     out: Annotated[Path | None, Option(help="Draw into this folder.")] = None
 
 
-@takes(TextRun, MeasuredEntries, Question, Ranking, Pictures, Drawing, Show, file=GROUPS)
+@dataclass(frozen=True, kw_only=True)
+class Drawn(MeasuredEntries):
+    """What is drawn of the heads."""
+
+    metrics: Annotated[str | None, SETTING] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks(Drawing):
+    """How pictures look, by options."""
+
+    title: Annotated[str | None, OPTION] = None
+    dpi: Annotated[int | None, OPTION] = None
+    cmap: Annotated[str | None, OPTION] = None
+    scale: Annotated[Literal["linear", "sqrt", "log"], OPTION] = "linear"
+    sink: Annotated[Literal["keep", "mask"] | None, OPTION] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawable(TextRun):
+    """One text through one model, or what is drawn again."""
+
+    given: Annotated[
+        str | None, Argument(help="The text, in quotes, or the folder of what is drawn again; - reads stdin.")
+    ] = None
+
+
+GROUPS = (Drawable, Drawn, Question, Ranking, Pictures, Looks, Show)
+
+
+def again(context: Context, folder: Path, given: dict[str, Any]) -> int:
+    """Draw the pictures of a finished run, scan, ablation or comparison from its tables, without a model."""
+    from attnscope.cli.redraw import redraw
+
+    pictures, looks = build(Pictures, given), build(Looks, given)
+    _print(redraw(context, folder, pictures, looks, given["select"]))
+    return 0
+
+
+@takes(*GROUPS, file=OF_HEADS, of_folder=again)
 def heatmap(
-    asked: TextRun,
-    entries: MeasuredEntries,
+    asked: Drawable,
+    entries: Drawn,
     question: Question,
     ranking: Ranking,
     pictures: Pictures,
-    drawing: Drawing,
+    drawing: Looks,
     showing: Show,
 ) -> int:
     """The attention of a text, drawn: overview, layers, heads.
@@ -51,6 +94,9 @@ def heatmap(
     The path of every picture is printed on stdout, one per line. Heads are drawn one by one with --select. With --query
     and --key the pictures are of those tokens. With --picture, where they look in it is drawn over it. With --show
     heads are drawn in the terminal, and --out may be left out; together with --out, in a pipe, they go to stderr.
+
+    The folder of a finished run, scan, ablation or comparison in place of TEXT draws its pictures again from its
+    tables, with other looks and without the model; --from FOLDER reads the run's tokens again.
     """
     if pictures.out is None and not showing.show:
         raise UsageError("nowhere to draw", "name a folder with --out DIR, or draw in the terminal with --show")

@@ -10,17 +10,20 @@ from typer.core import TyperCommand
 
 from attnscope.cli.completion import as_typed
 from attnscope.cli.options import PANELS
+from attnscope.cli.settings import records
 
 NARROW, WIDE = 29, 60  # columns of the names, at most: where a help text is to stand beside them
 SHORT = "    "  # the room of `-t, `
 UNBROKEN = "\xa0"  # a space where no line ends; printed as a plain one
-ARGUMENTS, MOST_USED = "Arguments", PANELS[0]
+ARGUMENTS, MOST_USED, SETTINGS = "Arguments", PANELS[0], PANELS[-1]
 MOST = 14  # options of a plain --help; it shows all of a command that has no more
 ALL = "attnscope.help.all"  # in a context: whether `all` follows --help
 
 
 class PanelCommand(TyperCommand):
-    """A command whose options are listed by panel, the most used ones first."""
+    """A command whose options are listed by panel, the most used ones first, and its settings last."""
+
+    groups: tuple[type, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[ALL] = any(one in ctx.help_option_names and after == "all" for one, after in pairwise(args))
@@ -36,6 +39,8 @@ class PanelCommand(TyperCommand):
         found = self.get_params(ctx)
         listed = found if ctx.meta.get(ALL) else most_used(found)
         shown = [(panel_of(one), record) for one in listed if (record := record_of(one, ctx))]
+        if len(listed) == len(found):
+            shown += [(SETTINGS, (SHORT + names, unbroken(text))) for names, text in records(self.groups, ctx)]
         most = WIDE if formatter.width > 120 else NARROW
         width = max((len(names) for _, (names, _) in shown if len(names) <= most), default=0)
         for panel, rows in by_panel(shown):
@@ -72,12 +77,17 @@ def record_of(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     record = parameter.get_help_record(ctx)
     if record is None:
         return None
-    text, mark, default = record[1].partition("  [")
-    text += mark + default.replace(" ", UNBROKEN)
+    text = unbroken(record[1])
     if parameter.param_type_name == "argument":
         return record[0].partition(" <")[0], text
     names = record[0].replace(" / ", "/")
     return (SHORT + names if names.startswith("--") else names), text
+
+
+def unbroken(text: str) -> str:
+    """A help text whose default no line end tears apart."""
+    said, mark, default = text.partition("  [")
+    return said + mark + default.replace(" ", UNBROKEN)
 
 
 def by_panel(shown: list[tuple[str, tuple[str, str]]]) -> Iterator[tuple[str, list[tuple[str, str]]]]:

@@ -14,7 +14,8 @@ from typer import Argument, Option
 from attnscope import cells
 from attnscope.cli import output
 from attnscope.cli.completion import models
-from attnscope.cli.options import Checkpoint, Facts, Noise
+from attnscope.cli.load_options import Checkpoint
+from attnscope.cli.options import Facts, Noise
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.selection import spelled

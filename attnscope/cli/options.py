@@ -1,7 +1,9 @@
 """The options that commands share, each declared once, in the groups that commands take.
 
-A group's panel is the section of `--help all` that lists its options. Those that most people type are marked FIRST: the
-first section lists them, with the options of groups that have no panel, and a plain `--help` shows that section alone.
+Here are the text, what is asked about it, and where tables go; `load_options.py` has the model and its engine,
+`figure_options.py` pictures. A group's panel is the section of `--help all` that lists its options. Those that most
+people type are marked FIRST: the first section lists them, with the options of groups that have no panel, and a plain
+`--help` shows that section alone. Those that few people change are marked SETTING: `--set NAME=VALUE` gives them.
 """
 
 from __future__ import annotations
@@ -16,91 +18,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from attnscope.cli.completion import models, offer
-from attnscope.cli.groups import Mark, Unlisted, fill
+from attnscope.cli.completion import models
+from attnscope.cli.groups import FIRST, HELD, SETTING, UNRECORDED
+from attnscope.cli.load_options import EngineChoice, Loading
 from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.ask import Ask, How, Text
-    from attnscope.figures import Style
-    from attnscope.keep.request import MapFields, Request, TokenFields
+    from attnscope.keep.request import Request, TokenFields
     from attnscope.keep.view import View
-    from attnscope.model.options import LoadOptions
 
 # The sections of --help in their order; a group without a panel is of the first.
 PANELS = (
     *("Options", "Corpus", "Text", "Question", "Page", "Attention", "Relations", "Dataset", "Files"),
-    *("Figures", "Engine", "Model", "Ray", "Messages"),
+    *("Figures", "Engine", "Model", "Ray", "Messages", "Settings"),
 )
-FIGURES = ("overview", "layers", "heads", "metrics")  # of every run with --out
 FEW = 2  # sequences of a rehearsal: as many as a mean over others takes
-FIRST, HELD, UNRECORDED = Mark.FIRST, Mark.HELD, Mark.UNRECORDED
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """Which model, and how it is read."""
-
-    panel = "Model"
-    model: Annotated[
-        str,
-        Option("-m", help="demo, a folder, a GGUF file, or a hub id.", metavar="NAME", autocompletion=models),
-        FIRST,
-        HELD,
-    ] = "demo"
-    device: Annotated[
-        str,
-        Option(
-            help="auto, cpu, cuda, cuda:N or mps.",
-            metavar="DEVICE",
-            autocompletion=offer("auto", "cpu", "cuda", "mps"),
-        ),
-        FIRST,
-        HELD,
-    ] = "auto"
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        Option(help="auto: the checkpoint's on an accelerator, float32 on CPU."),
-        HELD,
-    ] = "auto"
-    revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.", metavar="REVISION"), HELD] = None
-    offline: Annotated[bool, Option(help="Never ask the network.")] = False
-    trust_remote_code: Annotated[bool, Option(help="Run code that the model brings.")] = False
-    base: Annotated[
-        str | None,
-        Option(help="The model that an adapter changes (default: what its config names).", metavar="NAME"),
-        HELD,
-    ] = None
-    task: Annotated[
-        Literal["auto", "decoder", "encoder", "seq2seq"] | None,
-        Option(help="What the model is read as (default: auto, as its config says)."),
-        HELD,
-    ] = None
-
-    def load_options(self) -> LoadOptions:
-        """What `load` takes."""
-        from attnscope.model.options import LoadOptions
-
-        return fill(LoadOptions, self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loading(Checkpoint):
-    """Where its weights go."""
-
-    device_map: Annotated[
-        str | None, Option(help="`auto` spreads the model over several devices.", metavar="MAP"), HELD
-    ] = None
-    quantize: Annotated[Literal["8bit", "4bit"] | None, Option(help="Load with bitsandbytes."), HELD] = None
-    adapter: Annotated[
-        Literal["merged", "beside"] | None,
-        Option(
-            help="merged: added to its base's weights (default, but for quantized ones); beside: kept beside them.",
-            metavar="WHERE",
-        ),
-        HELD,
-    ] = None
-    allow_pickle: Annotated[bool, Option(help="Read weights that are not safetensors.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,45 +131,6 @@ class ModelTexts(ModelText):
     @property
     def how(self) -> How:
         return {**super().how, "target": self.target, "picture": self.picture or None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineName:
-    """Who computes the attention."""
-
-    panel = "Engine"
-    engine: Annotated[
-        Literal["auto", "eager", "fused", "tiles", "numba", "triton"],
-        Option(
-            help="eager: the model's own matrices, bit for bit; fused: none is made; auto: the faster one that gives "
-            "what is asked and fits the memory."
-        ),
-        Unlisted(("tiles", "numba", "triton")),  # fused, computed in that one way
-        FIRST,
-        HELD,
-    ] = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory(EngineName):
-    """Who computes the attention, and in how much memory."""
-
-    panel = "Engine"
-    memory: Annotated[
-        str | None,
-        Option(help="What a layer's matrices may take, e.g. 4GB (default: half of what is free).", metavar="SIZE"),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineChoice(Memory):
-    """Who computes the attention, and whether it is checked."""
-
-    listen: Annotated[bool, Option(help="Fused: keep the model's own attention call, too.")] = False
-    positions: Annotated[
-        int | None, Option(help="Extend the model to so many positions, by linear rope scaling.", metavar="N")
-    ] = None
-    verify: Annotated[bool, Option(help="Check every layer against the oracle, as `parity` does.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,7 +275,7 @@ class Entries(Heads):
             raise UsageError(f"{what} of several keys cannot be summed into one", "use --weights softmax with --group")
         if scale != "linear" and self.weights == "scores":
             raise UsageError(
-                f"logits can be negative and have no {scale} scale", "use --scale linear with --weights scores"
+                f"logits can be negative and have no {scale} scale", "use {scale=linear} with --weights scores"
             )
 
 
@@ -498,115 +392,6 @@ class Relations:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
-    """What kind of file a figure is."""
-
-    panel = "Figures"
-    image: Annotated[Literal["png", "svg", "pdf"], Option(help="File format of figures."), HELD] = "png"
-
-    def style(self, command: str = "") -> Style:
-        """How figures are drawn; command: what the files say made them."""
-        from attnscope.figures import About, Style
-
-        return fill(Style, self, about=About(command=command))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Look(Image):
-    """How every figure looks."""
-
-    title: Annotated[str | None, Option(help="Stands before each figure's own title.", metavar="TITLE")] = None
-    width: Annotated[
-        str | None,
-        Option(help="No wider than a paper's column (3.25 in), its page (6.75), or inches.", metavar="WIDTH"),
-    ] = None
-    dpi: Annotated[int | None, Option(help="Pixels per inch (default: 120).", metavar="N")] = None
-    cmap: Annotated[
-        str | None,
-        Option(help="A colour map of matplotlib (default: viridis; of scores: berlin).", metavar="NAME"),
-    ] = None
-
-    def __post_init__(self) -> None:
-        _ = self.style()  # refused before a model is loaded
-        if self.cmap:
-            from attnscope.figures.colours import find_cmap
-
-            find_cmap(self.cmap)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scale:
-    """How weights become colours."""
-
-    panel = "Figures"
-    scale: Annotated[Literal["linear", "sqrt", "log"], Option(help="Colour scale.")] = "linear"
-    floor: Annotated[
-        float | None, Option(help="Where --scale log begins, e.g. 0.001 (default: the least weight).", metavar="WEIGHT")
-    ] = None
-    sink: Annotated[
-        Literal["keep", "mask"] | None,
-        Option(help="A head's sink (its top key, else key 0): keep it, or draw it as a strip (default: keep)."),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Map(Scale, Look):
-    """How a heatmap is drawn."""
-
-    annotate: Annotated[
-        bool | None, Option("--annotate/--no-annotate", help="Numbers in the cells (default: up to 12 tokens).")
-    ] = None
-
-
-def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, ...]:
-    """The parts of a comma-joined option, each known, in the order of `known`."""
-    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
-    for part in parts:
-        if part not in known:
-            raise UsageError(f"{option} knows {', '.join(known)}; {part!r} came", "see --help")
-    return tuple(name for name in known if name in parts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kinds:
-    """Which figures are drawn."""
-
-    panel = "Figures"
-    figures: Annotated[
-        str | None,
-        Option(
-            help="overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads), picture "
-            "(weights over a --picture); by commas.",
-            metavar="KINDS",
-        ),
-        FIRST,
-    ] = None
-
-    def kinds(self, question: Question) -> tuple[str, ...] | None:
-        """The kinds that were named, None where none were. Raises UsageError for one that cannot be drawn."""
-        if self.figures is None:
-            return None
-        found = names(self.figures, (*FIGURES, "mass", "top", "picture"), "--figures")
-        if not found:
-            raise UsageError("--figures names no figure", "write --figures overview")
-        if "mass" in found and question.key is None:
-            raise UsageError("--figures mass shows the mass on named keys", "name them with --key")
-        return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawing(Kinds, Map):
-    """How many heatmaps are drawn."""
-
-    per_head_scale: Annotated[bool, Option(help="One colour scale per head, not per figure.")] = False
-    bin: Annotated[Literal["sum", "max"], Option(help="How texts over 200 tokens are binned.")] = "sum"
-
-    def maps(self) -> MapFields:
-        """The fields of `Request` that say how maps are kept."""
-        return {"bin_rule": self.bin, "split_sink": self.sink == "mask"}
-
-
-@dataclass(frozen=True, kw_only=True)
 class Quiet:
     """Whether we talk."""
 
@@ -672,7 +457,7 @@ class Config:
 
     panel = "Files"
     config: Annotated[
-        Path | None, Option(help="A YAML file of options; flags win over it.", metavar="FILE"), UNRECORDED
+        Path | None, Option(help="A YAML file of options and settings; flags win over it.", metavar="FILE"), UNRECORDED
     ] = None
 
 
@@ -686,7 +471,7 @@ class Spreadsheet:
     """Who reads the tables."""
 
     panel = "Files"
-    spreadsheet: Annotated[bool, Option(help="Cells of csv and tsv that no spreadsheet runs."), HELD] = False
+    spreadsheet: Annotated[bool, Option(help="Cells of csv and tsv that no spreadsheet runs."), HELD, SETTING] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -696,7 +481,7 @@ class Results(Spreadsheet, Printing, Exporting):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.spreadsheet and self.format not in (None, "table", "csv", "tsv"):
-            raise UsageError("--spreadsheet is about csv and tsv", "add --format csv")
+            raise UsageError("spreadsheet is about csv and tsv", "add --format csv")
 
 
 def check_folder(folder: Path) -> None:

@@ -10,9 +10,9 @@ from typer import Option
 
 from attnscope import cells
 from attnscope.cli import output
-from attnscope.cli.groups import recorded
+from attnscope.cli.groups import FIRST, HELD, recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, HELD, Entries, Question, Relations, Results, TextRun, Top
+from attnscope.cli.options import Entries, Question, Relations, Results, TextRun, Top
 from attnscope.cli.takes import takes
 
 if TYPE_CHECKING:

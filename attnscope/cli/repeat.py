@@ -43,9 +43,10 @@ def named_run(context: typer.Context) -> dict[str, Any]:
     return named
 
 
-def repeated(context: typer.Context, groups: tuple[type, ...]) -> dict[str, Any]:
+def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The options, by field, that the manifest of --from gives and no flag does; what flags change is said.
 
+    settings: the values of --set, by field.
     Where the run came from and went to, and what it was allowed to do, is not repeated. Raises UsageError for a value
     that the option does not take.
     """
@@ -58,11 +59,15 @@ def repeated(context: typer.Context, groups: tuple[type, ...]) -> dict[str, Any]
         for name, option in parameters(*groups).items()
         if name in said and name not in AROUND and Mark.UNRECORDED not in option.extra
     }
-    values = {name: None if said[name] is None else typed(context, path, name, said[name]) for name in found}
-    given = [name for name in found if flagged(context, name)]
+    values = {
+        name: None if said[name] is None else typed(context, groups, f"{path}: {name}", name, said[name])
+        for name in found
+    }
+    now = {**context.params, **settings}
+    given = [name for name in found if flagged(context, name) or name in settings]
     beside_it = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
     texts = ["TEXT" if name == "given" else f"--{name}" for name in beside_it]
-    changes = [f"--{found[name].spelled}" for name in given if context.params[name] != values[name]]
+    changes = [found[name].typed for name in given if now[name] != values[name]]
     beside = f"; changed here: {', '.join([*texts, *changes])}"
     output.talk(f"settings from {path}{beside if texts or changes else ''}", context.params["quiet"])
     return {name: value for name, value in values.items() if name not in given}

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import command_line, recorded
+from attnscope.cli.figure_options import Map
+from attnscope.cli.groups import FIRST, command_line, recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, Map, Relations, Results, Selected, TextRun, Top
+from attnscope.cli.options import Relations, Results, Selected, TextRun, Top
 from attnscope.cli.relations import relations_sheet, say_rest
 from attnscope.cli.takes import takes
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     'attnscope rollout --text "the cat sat on the mat" --top-k 3 --out runs/rolled',
-    "attnscope rollout --file README.md --truncate right --group sentences --sink mask --out runs/sentences",
+    "attnscope rollout --file README.md --truncate right --group sentences --set sink=mask --out runs/sentences",
 )
 SUM_TOLERANCE = 1e-4
 

@@ -12,8 +12,10 @@ from typer import Option
 
 from attnscope import cells
 from attnscope.cli import output, scan_texts
+from attnscope.cli.groups import FIRST
 from attnscope.cli.info import Named
-from attnscope.cli.options import FIRST, Exporting, Format, Loading, Seed, Sequences, Top
+from attnscope.cli.load_options import Loading
+from attnscope.cli.options import Exporting, Format, Seed, Sequences, Top
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
@@ -167,14 +169,14 @@ def scan_one(
 
 def scan_each(scanned: Scanned, given: ScanFiles, probing: Probing, kept: Kept) -> int:
     """One scan per revision, each model gone before the next is loaded; then all of them side by side."""
-    from attnscope.cli.scan_revisions import effects_at, folder_of
-    from attnscope.show.checkpoints import save_checkpoints, stacked
+    from attnscope.cli.scan_revisions import effects_at
+    from attnscope.show.checkpoints import folder_of, save_checkpoints, stacked
 
     atlases: dict[str, Atlas] = {}
     for number, revision in enumerate(scanned.revisions, start=1):
         output.talk(f"revision {revision}, {number} of {len(scanned.revisions)}", kept.quiet)
         options = replace(scanned.load_options(), revision=revision)
-        found = scan_one(options, given, probing, replace(kept, out=folder_of(kept.out, revision)))
+        found = scan_one(options, given, probing, replace(kept, out=kept.out and folder_of(kept.out, revision)))
         if found is None:
             return 0  # what one costs, the others cost
         atlases[revision] = found[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope import cells
@@ -13,11 +12,6 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from attnscope.study.atlas.atlas import Atlas
-
-
-def folder_of(out: Path | None, revision: str) -> Path | None:
-    """Where a revision's scan goes: refs/pr/1 is one folder, not three."""
-    return None if out is None else out / revision.replace("/", "_")
 
 
 def effects_at(atlases: Mapping[str, Atlas], probe: str, top: int | None) -> RichTable:

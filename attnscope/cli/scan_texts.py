@@ -34,7 +34,7 @@ def read_texts(loaded: LoadedModel, atlas: Atlas, prompts: Sequence[Prompt], kep
     assert kept.out is not None
     with unwinding(), output.progress("texts", len(prompts), kept.quiet) as advance:
         found = on_texts(loaded, prompts, kept.out, force=kept.force, advance=advance)
-        save_head_js(found, atlas, kept.out / HEAD_JS, Style(about=About(line=loaded.name, model=loaded.name)))
+        save_head_js(found, atlas, kept.out / f"{HEAD_JS}.png", Style(about=About(line=loaded.name, model=loaded.name)))
     return found
 
 

@@ -8,17 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from attnscope.cli import output
-from attnscope.cli.options import (
-    Config,
-    Exporting,
-    ModelText,
-    ModelTexts,
-    Noise,
-    OneText,
-    Selected,
-    TextRun,
-    Writing,
-)
+from attnscope.cli.options import Config, Exporting, ModelText, ModelTexts, Noise, OneText, Selected, TextRun, Writing
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding
 

@@ -3,43 +3,55 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from attnscope.cli.config import configured, keys_of
+from attnscope.cli.config import configured, keys_of, typed_settings
 from attnscope.cli.groups import build, for_typer
+from attnscope.cli.settings import Settings, settings_of, signed
 
 CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 
 
-def takes(*groups: type, file: tuple[type, ...] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def takes(
+    *groups: type, file: tuple[type, ...] = (), of_folder: Callable[..., int] | None = None
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command the options of these groups; it is called with one object of each, in this order.
 
-    file: groups whose options may stand in the file of --config too, where this command ignores them.
+    file: groups whose options may stand in the file of --config too, where this command ignores them. of_folder: what
+    is done with a folder as TEXT, called with the context, the folder, and the options by field; without it the run in
+    the folder is repeated.
 
         @takes(Loading, Top)
         def command(loading: Loading, top: Top) -> int: ...
     """
-    options, keys = for_typer(*groups), keys_of(*file, *groups)
+    options = for_typer(*groups, *[Settings] * bool(settings_of(groups)))
+    keys = keys_of(*file, *groups)
 
     def give(run: Callable[..., int]) -> Callable[..., int]:
         def command(context: typer.Context, **given: Any) -> int:
-            if "from_" in given:
+            settings = typed_settings(context, groups, given.pop("set", None))
+            folder = given.get("given") if of_folder else None
+            folder = Path(folder) if folder and os.path.isdir(folder) else None
+            if "from_" in given and folder is None:
                 from attnscope.cli.repeat import named_run, repeated
 
                 given |= named_run(context)
-                given |= repeated(context, groups) if given["from_"] is not None else {}
+                given |= repeated(context, groups, settings) if given["from_"] is not None else {}
             if given.get("config") is not None:
                 given |= configured(context, groups, keys)
+            given |= settings
+            if of_folder and folder:
+                return of_folder(context, folder, given | {"given": None})
             return run(*(build(group, given) for group in groups))
 
-        asked = [CONTEXT, *options]
-        command.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in asked}
         command.__name__, command.__doc__ = run.__name__, run.__doc__
         command.groups = groups  # type: ignore[attr-defined]
-        return command
+        made: Callable[..., int] = signed(command, [CONTEXT, *options])
+        return made
 
     return give

@@ -10,9 +10,10 @@ import numpy as np
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import fill, recorded
+from attnscope.cli.figure_options import Scale
+from attnscope.cli.groups import FIRST, fill, recorded
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, Heads, Question, Results, Scale, TextRun
+from attnscope.cli.options import Heads, Question, Results, TextRun
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 
@@ -68,7 +69,7 @@ def text(
     --select; in a pipe its numbers as csv, a row per token.
     """
     if colours.sink == "mask" and question.key is not None and question.query is None:
-        raise UsageError("--sink is about keys, and --key alone colours queries", "leave out --sink, or add --query")
+        raise UsageError("sink is about keys, and --key alone colours queries", "leave out {sink}, or add --query")
     format = output.wanted_format(printing.format)
 
     from attnscope.cli.options import Entries

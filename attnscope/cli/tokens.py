@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attnscope.cli import output
-from attnscope.cli.options import Checkpoint, Format, Noise, OneText, Question
+from attnscope.cli.load_options import Checkpoint
+from attnscope.cli.options import Format, Noise, OneText, Question
 from attnscope.cli.relations import relations_sheet
 from attnscope.cli.takes import takes
 from attnscope.text.expressions import GRAMMAR, PRECEDENCE

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from attnscope.cli import output
-from attnscope.cli.groups import command_line
+from attnscope.cli.groups import FIRST, command_line
 from attnscope.cli.heads import GROUPS
-from attnscope.cli.options import FIRST, Config, OtherSide, Question, Selected, TextRun, Writing, check_folder
+from attnscope.cli.options import Config, OtherSide, Question, Selected, TextRun, Writing, check_folder
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
 from attnscope.signals import unwinding

@@ -39,7 +39,7 @@ def save_courses(
     path: Path, courses: Sequence[Course], style: Style, *, heads: Sequence[str], revisions: Sequence[str], note: str
 ) -> Path:
     """Write a panel per probe; a head that is named in any keeps its colour in all, the others are grey."""
-    title = f"{len(heads)} heads over {len(revisions)} checkpoints"
+    title = style.headed(f"{len(heads)} heads over {len(revisions)} checkpoints")
     with drawing(fonts_for([style.title, style.about.line, *revisions])):
         shown = list(map(shown_label, revisions))
         figure = layout.fitted(

@@ -104,6 +104,10 @@ class Style:
         _ = self.inches
         object.__setattr__(self, "title", visible(self.title, BLANKS))
 
+    def of(self, about: About) -> Style:
+        """The same of another figure."""
+        return replace(self, about=about)
+
     @property
     def inches(self) -> float | None:
         """The width that was asked for; None where the figure takes what it needs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attnscope.study.ablation.effects import Ablation
     from attnscope.study.atlas.atlas import Atlas
 
-PICTURE = "ablation.png"
+PICTURE = "ablation"  # without the suffix of its kind of file
 STANDS_IN = {
     "mean": "mean ablation (over other sequences)",
     "zero": "zero ablation",
@@ -36,14 +36,17 @@ class Shown:
     scale: str
 
 
-def save_ablation(found: Ablation, folder: Path, heads: Sequence[HeadIndex], atlas: Atlas | None = None) -> Path:
+def save_ablation(
+    found: Ablation, folder: Path, heads: Sequence[HeadIndex], atlas: Atlas | None = None, style: Style = Style()
+) -> Path:
     """ablation.png of a study; heads: all of the model. The score is that of the atlas' induction probe."""
     facts = found.facts
     task, stands_in = facts["task"], STANDS_IN[facts["replacement"]]
     unit = facts["measure"]["unit"].partition(" per ")[0]
     note = f"task {task['name']}, {task['sequences']} sequences; intact {facts['intact']:.2f} {unit}; {stands_in}"
-    style = Style(about=About(line=facts["model"]["name"], model=facts["model"]["name"]))
-    return save_effects(folder / PICTURE, heads, shown_of(found, atlas), style, note)
+    name = facts["model"]["name"]
+    style = replace(style, about=About(line=name, model=name, command=style.about.command))
+    return save_effects(folder / f"{PICTURE}.{style.image}", heads, shown_of(found, atlas), style, note)
 
 
 def shown_of(found: Ablation, atlas: Atlas | None = None) -> list[Shown]:

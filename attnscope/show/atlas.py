@@ -5,6 +5,7 @@ L layer, H head, N head of all layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
 MORE_COLOURS = {"prefix-matching": "#7fb8da", "offset-2": "#8c6d31", "long-range-copying": "#7a0177"}
 OTHER_ROLE = "#000000"
-PROBES, HEAD_JS = "probes.png", "head_js.png"
+PROBES, HEAD_JS = "probes", "head_js"  # pictures, without the suffix of their kind of file
 
 
-def save_probes(atlas: Atlas, folder: Path, name: str) -> Path:
-    """Draw an atlas into its folder; heads whose lower bound names nothing are behind grey. name: of the model."""
-    style = Style(about=About(line=name, model=name))
+def save_probes(atlas: Atlas, folder: Path, name: str, style: Style = Style()) -> Path:
+    """Draw an atlas into a folder; heads whose lower bound names nothing are behind grey. name: of the model."""
+    style = replace(style, about=About(line=name, model=name, command=style.about.command))
     layers = sorted({layer for layer, _ in atlas.heads})
     first: dict[str, Finding] = {}
     for one in atlas.findings:
@@ -38,7 +39,8 @@ def save_probes(atlas: Atlas, folder: Path, name: str) -> Path:
     panels = [probe_panel(atlas, first[name], layers) for name in names]
     title = style.headed(f"Probes of {len(atlas.heads)} heads in {len(layers)} layers")
     note = f"effect: score minus null; greyed out: a lower bound for all heads at once below {LEAST}"
-    return save_metrics(folder / PROBES, panels, style, layer_labels=layers, title=title, note=note)
+    path = folder / f"{PROBES}.{style.image}"
+    return save_metrics(path, panels, style, layer_labels=layers, title=title, note=note)
 
 
 def _kind(probe: str) -> str:
@@ -75,10 +77,9 @@ def save_head_js(found: OnTexts, atlas: Atlas, path: Path, style: Style = Style(
         colours=[[legend[role] for role in names] for names in roles],
         legend=legend,
     )
-    note = (
-        f"Jensen-Shannon divergence, mean over the rows of {count(len(found.looks_SN), 'text')}; tree: average linkage"
-    )
-    return save_pairs(path, pairs, style, title=f"How far apart {len(roles)} heads are", note=note, unit="JS, bits")
+    note = f"Jensen-Shannon divergence, mean over the rows of {count(found.texts, 'text')}; tree: average linkage"
+    title = style.headed(f"How far apart {len(roles)} heads are")
+    return save_pairs(path, pairs, style, title=title, note=note, unit="JS, bits")
 
 
 def role_colour(role: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,12 @@ from attnscope.study.atlas.atlas import Atlas
 from attnscope.study.atlas.roles import LEAST
 from attnscope.tables import save, words
 
-TABLE, PICTURE = "checkpoints.parquet", "checkpoints.png"
+TABLE, PICTURE = "checkpoints.parquet", "checkpoints"  # the picture without the suffix of its kind of file
+
+
+def folder_of(out: Path, revision: str) -> Path:
+    """Where a revision's scan goes: refs/pr/1 is one folder, not three."""
+    return out / revision.replace("/", "_")
 
 
 def stacked(atlases: Mapping[str, Atlas]) -> pa.Table:
@@ -29,11 +35,16 @@ def stacked(atlases: Mapping[str, Atlas]) -> pa.Table:
 def save_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str) -> None:
     """Write the table of all atlases and the picture of every probe over them; name: of the model."""
     save(stacked(atlases), folder / TABLE)
+    draw_checkpoints(atlases, folder, name)
+
+
+def draw_checkpoints(atlases: Mapping[str, Atlas], folder: Path, name: str, style: Style = Style()) -> Path:
+    """Draw every probe over the checkpoints; name: of the model."""
     heads = list(dict.fromkeys(head for atlas in atlases.values() for head in atlas.heads))
-    save_courses(
-        folder / PICTURE,
+    return save_courses(
+        folder / f"{PICTURE}.{style.image}",
         courses(atlases, heads),
-        Style(about=About(line=name, model=name)),
+        replace(style, about=About(line=name, model=name, command=style.about.command)),
         heads=[head_name(*head) for head in heads],
         revisions=list(atlases),
         note=f"effect: score minus null; coloured: a lower bound for all heads at once of {LEAST} at some checkpoint",

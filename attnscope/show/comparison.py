@@ -49,7 +49,7 @@ def save(
     tables |= {"tokens": tokens_table(found.pair)} if found.pair else {}
     with writable(folder):
         written = [save_table(one, folder / f"{name}.csv", spreadsheet=spreadsheet) for name, one in tables.items()]
-    for path in _pictures(found, folder, style):
+    for path in save_differences(found, folder, style.of(replace(style.about, line=_line(found)))):
         written.append(path)
         advance(1)
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in written}
@@ -112,9 +112,9 @@ def signed_maps(pair: Pair, stack: str | None = None, prefix: str = "") -> list[
     ]
 
 
-def _pictures(found: Comparison, folder: Path, style: Style) -> Iterator[Path]:
-    """Those of every stack, in a folder of its own where there are several."""
-    style, several = replace(style, about=replace(style.about, line=_line(found))), len(found.stacks) > 1
+def save_differences(found: Comparison, folder: Path, style: Style) -> Iterator[Path]:
+    """The pictures of every stack, in a folder of its own where there are several; style: what they are of, too."""
+    several = len(found.stacks) > 1
     for stack, places in found.stacks.items():
         into, (layers, drawn) = folder / (stack if several else ""), panels(found, stack)
         title = style.headed(f"Differences of {len(places)} {f'{stack} ' * several}heads in {len(layers)} layers")

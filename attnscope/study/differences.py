@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from attnscope.files import check_schema, jsonable, refuse_links
+from attnscope.errors import InputError
+from attnscope.files import check_schema, jsonable, read_json, read_small, refuse_links
 from attnscope.folder.claim import OVER, another, check, document
 from attnscope.folder.manifest import NAME as MANIFEST
 from attnscope.measure.metrics import METRICS
@@ -98,6 +99,36 @@ def comparison_facts(models: Sequence[LoadedModel], texts: Sequence[str], option
     digest = hashlib.sha256("\0".join(texts).encode(errors="backslashreplace")).hexdigest()
     found: dict[str, Any] = jsonable({"models": said, "texts_sha256": digest, "options": options})
     return found
+
+
+def kept_comparison(folder: Path) -> tuple[Comparison, str]:
+    """The divergences and differences of a finished comparison as if of one text, and what was compared, in words.
+
+    Raises InputError for a folder whose tables are not whole.
+    """
+    from pyarrow import csv
+
+    from attnscope.study.comparison import Comparison
+
+    try:
+        said = read_json(folder / NAME)
+        check_schema(said, SCHEMA, folder, "compare again", InputError)
+        columns = csv.read_csv(pa.BufferReader(read_small(folder / "heads.csv"))).to_pydict()
+        rows = sorted(range(len(columns["stack"])), key=lambda at: (STACKS.index(columns["stack"][at]), at))
+        stacks = tuple(str(columns["stack"][at]) for at in rows)
+        heads = tuple((columns["layer"][at], columns["head"][at]) for at in rows)
+
+        def of_heads(name: str) -> np.ndarray:
+            return np.array([columns[name][at] for at in rows], np.float64)[None]
+
+        js_1N = of_heads("js")
+        none_1N = np.zeros_like(js_1N)
+        metrics = {name: (none_1N, of_heads(f"{name}_difference")) for name in METRICS}
+        names = [str(one["name"]) for one in said["asked"]["models"]]
+        line = f"{' beside '.join(dict.fromkeys(names))}, {int(said['texts'])} texts"
+        return Comparison(heads, stacks, js_1N, none_1N, none_1N, none_1N, metrics, ()), line
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:  # anybody may have written it
+        raise InputError(f"{folder} holds no whole comparison", "compare again: attnscope compare --out DIR") from error
 
 
 def check_folder(folder: Path, asked: Mapping[str, Any], force: bool) -> None:

@@ -35,21 +35,24 @@ LISTED_BYTES = 32  # of a weight and its key, while they are packed
 
 
 class KeptSide:
-    """The folder of a run on its way into the page. Raises UsageError for what a page cannot show, or is damaged."""
+    """The folder of a run on its way into the page. Raises UsageError for what a page cannot show, or is damaged.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    otherwise: what to do then.
+    """
+
+    def __init__(self, folder: Path, otherwise: str = "leave out --from-tables") -> None:
+        self.folder, self.otherwise = folder, otherwise
         self.manifest = read_manifest(folder / NAME)
         self.prompt = self.source = prompt_of(self.manifest, folder / NAME)
         if TARGET in self.manifest:
             self.prompt = behind(with_target(self.source, prompt_of(self.manifest, folder / NAME, TARGET)))
-        if self._said("options").get("by"):
-            raise UsageError(f"{folder} is of means over kv heads", "leave out --from-tables")
+        if self.of_run("options").get("by"):
+            raise UsageError(f"{folder} is of means over kv heads", self.otherwise)
         self.heads, self.relations = self._table("heads.csv"), self._table("relations.csv")
-        if not self._places:
-            raise UsageError(f"{folder} has no table of heads or relations", "leave out --from-tables")
-        if TARGET not in self.manifest and (self._said("target") or any(is_cross(stack) for stack, _ in self._layers)):
-            raise UsageError(f"{folder} does not say which tokens its target has", "leave out --from-tables")
+        if not self.places:
+            raise UsageError(f"{folder} has no table of heads or relations", self.otherwise)
+        if TARGET not in self.manifest and (self.of_run("target") or any(is_cross(stack) for stack, _ in self._layers)):
+            raise UsageError(f"{folder} does not say which tokens its target has", self.otherwise)
 
     @property
     def plain(self) -> Sequence[str]:
@@ -59,7 +62,7 @@ class KeptSide:
     @cached_property
     def said(self) -> Mapping[str, Any]:
         """What is said in words and numbers."""
-        model, places, layers = self._said("model"), self._places, self._layers
+        model, places, layers = self.of_run("model"), self.places, self._layers
         ids = [name for name in KNOWN if self.heads is not None and name in self.heads.column_names]
         heads = [self._head(place, layers.index(place[0]), ids) for place in places]
         return {
@@ -77,8 +80,8 @@ class KeptSide:
     @property
     def open(self) -> str:
         """The state of the page at first: the head with the largest focus, among the metrics where there are any."""
-        crossed = [place for place in self._places if is_cross(place[0][0])] or self._places
-        best = max(crossed, key=lambda place: self._rows.get(place, {}).get("focus") or 0.0)
+        crossed = [place for place in self.places if is_cross(place[0][0])] or self.places
+        best = max(crossed, key=lambda place: self.rows.get(place, {}).get("focus") or 0.0)
         view = "metrics" if self.said["metrics"] else "head"
         return f"view={view}&at={self._layers.index(best[0])}&head={best[1]}"
 
@@ -86,12 +89,12 @@ class KeptSide:
         """The side as the page's JSON has it. Raises UsageError for tables without anything that a view shows."""
         side = self._packed(blobs, wanted)
         if not (side["metrics"] or side["maps"] or side["relations"]):
-            raise UsageError(f"{self.folder} has neither metrics nor weights of tokens", "leave out --from-tables")
+            raise UsageError(f"{self.folder} has neither metrics nor weights of tokens", self.otherwise)
         return side
 
     def _packed(self, blobs: Blobs, wanted: Wanted) -> dict[str, Any]:
         """Whole maps where every visible key was listed, else the listed ones."""
-        found, ends = self._listed(), [self._ends(stack) for stack, _ in self._layers]
+        found, ends = self.listed(), [self._ends(stack) for stack, _ in self._layers]
         first, end = ([None if one is None else blobs.add(one)[0] for one in of] for of in zip(*ends, strict=True))
         said = {**self.said, "first": first, "end": end}
         if found is None:
@@ -100,7 +103,7 @@ class KeptSide:
         weight_NTk, key_NTk = found
         if wanted.rows is not None:  # too much for the page: fewer keys
             weight_NTk, key_NTk = weight_NTk[..., : wanted.top_k], key_NTk[..., : wanted.top_k]
-        if np.count_nonzero(~np.isnan(weight_NTk)) == sum(self._visible(layer[0]) for layer, _ in self._places):
+        if self.lists_all(weight_NTk):
             maps_NTT = np.zeros((len(heads), len(self.prompt), len(self.prompt)), np.float32)
             head, query, nth = np.nonzero(~np.isnan(weight_NTk))
             maps_NTT[head, query, key_NTk[head, query, nth]] = weight_NTk[head, query, nth]
@@ -115,14 +118,14 @@ class KeptSide:
         related = {"k": weight_NTk.shape[-1], "heads": heads, "scale": scale, "bits": 16, **place}
         return {**said, "maps": [], "relations": related}
 
-    def _listed(self) -> tuple[np.ndarray, np.ndarray] | None:
+    def listed(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Weights, NaN for none, and keys of every query, as listed, (N, T, k); None where no tokens were listed.
 
         Raises MemoryLimitError where there is no room for all: few rows may name heads and tokens that are far apart.
         """
-        if self.relations is None or "weight" not in self.relations.column_names or self._said("export").get("group"):
+        if self.relations is None or "weight" not in self.relations.column_names or self.of_run("export").get("group"):
             return None
-        count, number = len(self.prompt), {place: at for at, place in enumerate(self._places)}
+        count, number = len(self.prompt), {place: at for at, place in enumerate(self.places)}
         places = _places_of(self.relations)
         heads = [number[place] for place in places]
         axes = [self._axes(stack) for (stack, _), _ in places]
@@ -149,6 +152,12 @@ class KeptSide:
         weights[row, nth], keys[row, nth] = np.where(np.isfinite(weight) & (weight >= 0), weight, np.nan), key[order]
         return weights.reshape(len(number), count, -1), keys.reshape(len(number), count, -1)
 
+    def lists_all(self, weight_NTk: np.ndarray) -> bool:
+        """Whether these weights are all that heads have: of every query one of each key that it sees."""
+        return np.count_nonzero(~np.isnan(weight_NTk)) == sum(
+            self.visible_pairs(stack) for (stack, _), _ in self.places
+        )
+
     def _on_axis(self, place_N: np.ndarray, axes: Sequence[range]) -> np.ndarray:
         """Where the tokens of a table stand on the page's axis. Raises UsageError for those that are not there."""
         start_N, stop_N = (np.array([getattr(one, end) for one in axes], np.int64) for end in ("start", "stop"))
@@ -165,7 +174,7 @@ class KeptSide:
         query, key = (range(start, count if start else source) for start in starts(source)[stack])
         return query, key
 
-    def _visible(self, stack: str) -> int:
+    def visible_pairs(self, stack: str) -> int:
         """The pairs of a query and a key that it sees, of one head."""
         queries, keys = map(len, self._axes(stack))
         return queries * (queries + 1) // 2 if is_causal(stack) else queries * keys
@@ -181,21 +190,23 @@ class KeptSide:
     @cached_property
     def _layers(self) -> list[StackLayer]:
         """The layers of the tables, in the model's order."""
-        return list(dict.fromkeys(layer for layer, _ in self._places))
+        return list(dict.fromkeys(layer for layer, _ in self.places))
 
     @cached_property
-    def _places(self) -> list[StackHead]:
+    def places(self) -> list[StackHead]:
         """The heads of the tables, in the model's order."""
         tables = [table for table in (self.heads, self.relations) if table is not None]
         places = {place for table in tables for place in _places_of(table)}
         return sorted(places, key=lambda place: (STACKS.index(place[0][0]), place))
 
     @cached_property
-    def _rows(self) -> Mapping[StackHead, Mapping[str, Any]]:
+    def rows(self) -> Mapping[StackHead, Mapping[str, Any]]:
+        """The row of heads.csv of every head that has one."""
         return {} if self.heads is None else dict(zip(_places_of(self.heads), self.heads.to_pylist(), strict=True))
 
     @cached_property
-    def _kv_heads(self) -> Mapping[StackHead, int]:
+    def kv_heads(self) -> Mapping[StackHead, int]:
+        """The kv head that each head reads."""
         tables = [table for table in (self.heads, self.relations) if table is not None]
         return {
             place: kv_head
@@ -204,7 +215,7 @@ class KeptSide:
         }
 
     def _head(self, place: StackHead, at: int, ids: Sequence[str]) -> dict[str, Any]:
-        row = self._rows.get(place, {})
+        row = self.rows.get(place, {})
         top_key = row.get("top_key")
         keys = self._axes(place[0][0])[1]
         if top_key is not None and not 0 <= top_key < len(keys):
@@ -213,8 +224,8 @@ class KeptSide:
         return {
             "at": at,
             "head": place[1],
-            "kv_head": self._kv_heads[place],
-            "role": str(row.get("role") or "-").removeprefix("'"),  # of --spreadsheet
+            "kv_head": self.kv_heads[place],
+            "role": str(row.get("role") or "-").removeprefix("'"),  # of a table for spreadsheets
             "near_uniform": row.get("near_uniform"),
             "top_key": top_key if top_key is None else top_key + keys.start,
             "top_key_mass": mass,
@@ -223,7 +234,8 @@ class KeptSide:
             **({"atlas": str(row["atlas_roles"] or "").split()} if "atlas_roles" in row else {}),
         }
 
-    def _said(self, name: str) -> Mapping[str, Any]:
+    def of_run(self, name: str) -> Mapping[str, Any]:
+        """A part of the manifest; empty where it is none."""
         found = self.manifest.get(name)
         return found if isinstance(found, Mapping) else {}
 
@@ -258,7 +270,7 @@ class KeptSide:
         return found
 
     def _damaged(self, name: str) -> UsageError:
-        return UsageError(f"{self.folder / name} is damaged, or of another kind", "leave out --from-tables")
+        return UsageError(f"{self.folder / name} is damaged, or of another kind", self.otherwise)
 
 
 def _said_of(layer: StackLayer, heads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from fuzzing.trying import Ended, Try, heads, kind
 from fuzzing.words import NASTY, NUMBERS, REGEXES, TEXT, word
 
 NUMBERED = (
-    "--memory", "--positions", "--top", "--top-k", "--min-weight", "--device", "--select", "--query", "--seed",
-    "--tokens", "--atol", "--shard-size", "--batch-tokens", "--num-actors", "--num-gpus-per-actor",
+    "memory=", "positions=", "--top", "--top-k", "--min-weight", "--device", "--select", "--query", "--seed",
+    "--tokens", "--atol", "shard_size=", "batch_tokens=", "num_actors=", "num_gpus_per_actor=",
     "--generate",
 )  # fmt: skip
 
 NAMED = (
     "--model", "--revision", "--file", "--config", "--out", "--sort", "--select", "--device", "--dtype", "--group",
-    "--device-map", "--memory", "--top-k", "--text", "command", "metric", "info", "corpus", "parity", "explain",
+    "device_map=", "memory=", "--top-k", "--set", "--text", "command", "metric", "info", "corpus", "parity", "explain",
     "--answer",
 )  # fmt: skip
 
@@ -33,6 +33,7 @@ YAML = (
     "{key}: \"\\0\\x1b[2J\\u202e\"", "{key}: 2020-13-45", "{key}: 2020-01-01", "{key}: 2001-12-14t21:59:43.10-99:99",
     "---\na: 1\n---\nb: 1", "\t{key}: 1", "{key}: '{value}", "{key}: !!null {value}", "{key}: 1:2:3:4", "{key}: 0b12",
     "{key}: ~", "{key}: \"\\uD800\"", "text: \"\\uD800\"", "{key}: .inf", "{key}: -.nan", "\"{key}\": 1\n{key}: 2",
+    "figures: {{key}: {value}}",
 )  # fmt: skip
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(12)
@@ -53,11 +54,16 @@ def numbers(rng: random.Random, folder: Path) -> Try:
         return Try(["info", "demo", "--tokens", value])
     if option == "--atol":
         return Try(["parity", "-q", "--atol", value, "--select", "0"])
-    if option in ("--shard-size", "--batch-tokens", "--num-actors", "--num-gpus-per-actor"):
-        return Try(["batch", "-", "--to-stdout", "jsonl", "-q", option, value], TEXT.encode())
+    if option in ("shard_size=", "batch_tokens=", "num_actors=", "num_gpus_per_actor="):
+        return Try(["batch", "-", "--to-stdout", "jsonl", "-q", "--set", option + value], TEXT.encode())
     if option == "--top" and rng.random() < 0.5:
         return Try(["relations", "-q", "--text", TEXT, "--top", value], terminal=True)
-    return heads(option, value, terminal=rng.random() < 0.3)
+    return heads(*_given(option, value), terminal=rng.random() < 0.3)
+
+
+def _given(option: str, value: str) -> tuple[str, str]:
+    """The words that give an option, or a setting `memory=`, a value."""
+    return ("--set", option + value) if option.endswith("=") else (option, value)
 
 
 @kind
@@ -82,11 +88,12 @@ def names(rng: random.Random, folder: Path) -> Try:
         return Try(["parity", "-q", "--select", "0", "--out", str(folder / "x") + said[:200].replace("/", "|")])
     if option == "explain":
         return Try(["explain", "-q", "--text", TEXT, "--head", said])
-    return heads(option, said, terminal=True)
+    return heads(*_given(option, said), terminal=True)
 
 
 KEYS = (
     "model", "text", "top", "top_k", "min_weight", "config", "out", "scale", "select", "positions", "memory", "file",
+    "figures", "dpi",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def _words(rng: random.Random, count: int) -> str:
 def pictures(rng: random.Random, folder: Path) -> Try:
     image = rng.choice(("pdf", "svg", "svg", "png"))
     (folder / "text.txt").write_text(f"a {_words(rng, 2)}", encoding="utf-8")
-    title = rng.choice(([], ["--title", _words(rng, 1)]))
+    title = rng.choice(([], ["--set", f"title={_words(rng, 1)}"]))
     more = ["--file", str(folder / "text.txt"), "--image", image, "--out", str(folder / "runs"), *title]
     command = rng.choice((["heatmap", "-q", "--select", "0.0"], ["rollout", "-q"], ["explain", "-q", "--head", "0.0"]))
     if command[0] == "explain":

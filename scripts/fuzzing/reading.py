@@ -142,7 +142,7 @@ def corpora(rng: random.Random, folder: Path) -> Try:
     more = rng.choice(
         (
             [],
-            ["--strict"],
+            ["--set", "strict=true"],
             ["--id-field", rng.choice(NASTY[:4]).replace("\x00", "")],
             ["--chat"],
             ["--text-field", "id"],

@@ -189,7 +189,7 @@ def _run(one: Try, folder: Path, streams: list[int]) -> None:
         _limit()
         for number, stream in enumerate(streams):
             os.dup2(stream, (0, 1, 2, HEARD)[number])
-        sys.addaudithook(_listening(allowed="--allow-pickle" in one.arguments))
+        sys.addaudithook(_listening(allowed="allow_pickle=true" in one.arguments))
         _environment(one, folder)
         stdin = io.TextIOWrapper(io.BufferedReader(_Folder() if _is_folder(0) else io.FileIO(0, closefd=False)))
         sys.stdin = sys.__stdin__ = None if one.stdin is None else stdin  # so Python has it where it was closed

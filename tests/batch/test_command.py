@@ -24,6 +24,7 @@ from attnscope.cli.app import app, made
 from attnscope.cli.batch_options import BatchRun
 from attnscope.cli.batch_ray import with_value
 from attnscope.cli.config import keys_of, read_config
+from attnscope.cli.groups import parameters
 from attnscope.errors import UsageError
 from attnscope.model.checkpoint import _samples, digest
 from helpers.command_line import HANGS
@@ -44,7 +45,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("c.jsonl --ray", "c.jsonl --ray="),
         ("--ray c.jsonl --out x", "--ray= c.jsonl --out x"),
-        ("--ray --num-actors 2 c.jsonl", "--ray= --num-actors 2 c.jsonl"),
+        ("--ray --set num_actors=2 c.jsonl", "--ray= --set num_actors=2 c.jsonl"),
         ("--ray auto c.jsonl", "--ray=auto c.jsonl"),
         ("--ray local", "--ray=local"),
         ("--ray head:6379 c.jsonl", "--ray=head:6379 c.jsonl"),
@@ -66,8 +67,8 @@ def test_an_address_follows_ray_or_the_next_argument_is_a_source(typed: str, rea
     ("typed", "expected"),
     [
         (["corpus.jsonl", "--ray"], Cluster("", 1, 0)),
-        (["--ray", "corpus.jsonl", "--num-actors", "3"], Cluster("", 3, 0)),
-        (["--ray", "auto", "corpus.jsonl", "--num-gpus-per-actor", "0.5"], Cluster("auto", 1, 0.5)),
+        (["--ray", "corpus.jsonl", "--set", "num_actors=3"], Cluster("", 3, 0)),
+        (["--ray", "auto", "corpus.jsonl", "--set", "num_gpus_per_actor=0.5"], Cluster("auto", 1, 0.5)),
         (["corpus.jsonl", "--ray=head:6379"], Cluster("head:6379", 1, 0)),
         (["corpus.jsonl", "--config", "ray.yaml"], Cluster("", 2, 0)),
         (["corpus.jsonl", "--config", "ray.yaml", "--ray", "local"], Cluster("local", 2, 0)),
@@ -103,7 +104,8 @@ def test_help_shows_that_the_address_may_be_left_out() -> None:
 
 def test_the_keys_of_a_batch_file_are_the_options_of_batch() -> None:
     options = {max(one.opts, key=len).lstrip("-").replace("-", "_") for one in made("batch").params}
-    assert set(keys_of(BatchRun)) == options - {"sources", "config", "help"}
+    settings = {one.key for one in parameters(BatchRun).values() if one.is_setting}
+    assert set(keys_of(BatchRun)) == (options | settings) - {"sources", "config", "set", "help"}
 
 
 def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder: Path) -> None:
@@ -126,8 +128,8 @@ def test_a_file_sets_the_options_of_batch_and_flags_win(place: Path, tiny_folder
         "relations",
         "--format",
         "csv",
-        "--shard-size",
-        "3",
+        "--set",
+        "shard_size=3",
         "--matrices",
     ]
     spelled += ["--figures", "overview", "--image", "svg", "--top-k", "2", "-q"]
@@ -183,8 +185,12 @@ WRONG = [
         2,
         "another/run.json is not written by attnscope batch, or is damaged; name another",
     ),
-    ("corpus.jsonl --out o --batch-tokens 0", 2, "'--batch-tokens': Input should be greater than or equal to 1"),
-    ("corpus.jsonl --out o --ray --num-actors 0", 2, "'--num-actors': Input should be greater than or equal to 1"),
+    ("corpus.jsonl --out o --set batch_tokens=0", 2, "--set batch_tokens: Input should be greater than or equal to 1"),
+    (
+        "corpus.jsonl --out o --ray --set num_actors=0",
+        2,
+        "--set num_actors: Input should be greater than or equal to 1",
+    ),
     ("corpus.jsonl --out o --top-k 0", 2, "--top-k takes a number from 1, or all"),
     ("corpus.jsonl --out o --tables head", 2, "--tables knows heads, relations; 'head' came"),
     ("corpus.jsonl --out o --figures all", 2, "--figures knows overview, layers, heads, metrics; 'all' came"),
@@ -192,7 +198,7 @@ WRONG = [
     ("corpus.jsonl --out o --config c.yaml", 2, "c.yaml cannot be read: No such file or directory"),
     ("corpus.jsonl --out o --ray=here", 2, "--ray: expected auto, local, ray://HOST:PORT or HOST:PORT, got 'here'"),
     ("corpus.jsonl --to-stdout jsonl --ray", 2, "--to-stdout prints rows alone"),
-    ("corpus.jsonl --out o --spreadsheet", 2, "--spreadsheet is about csv; add --format csv"),
+    ("corpus.jsonl --out o --set spreadsheet=true", 2, "spreadsheet is about csv; add --format csv"),
     ("corpus.odd --out o", 2, "corpus.odd: its suffix does not say what it is; give --input-format"),
     ("corpus.jsonl --out o --model ./no", 3, "there is no folder ./no; check the path"),
     ("void.txt --out o", 4, "there is no text in void.txt; give a corpus"),
@@ -206,11 +212,7 @@ WRONG = [
     ("broken.txt.gz --out o -q", 1, "1 item failed, the first broken.txt.gz: the file can't be read: Not a gzipped"),
     ("cut.txt.gz --out o -q", 1, "the file can't be read: Compressed file ended before the end-of-stream"),
     ("corpus.jsonl --out o -q --text-field n", 1, "line 1: field 'n': expected text, got int; all in o/failures.jsonl"),
-    (
-        "corpus.jsonl --out o --strict --id-field x",
-        4,
-        "corpus.jsonl, line 1: no field 'x'; correct it, or leave out --strict",
-    ),
+    ("corpus.jsonl --out o --set strict=true --id-field x", 4, "no field 'x'; correct it, or leave --set strict out"),
 ]
 
 

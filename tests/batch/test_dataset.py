@@ -88,7 +88,7 @@ def test_groups_of_words_are_the_same_rows_too(tmp_path: Path, tiny_folder: Path
 
 def test_results_are_in_input_order_and_equal_one_by_one(tmp_path: Path, tiny_folder: Path, tiny: Any) -> None:
     texts = some_texts(60, seed=1, longest=60)
-    out = batch(tmp_path, tiny_folder, texts, "--batch-tokens", "300")
+    out = batch(tmp_path, tiny_folder, texts, "--set", "batch_tokens=300")
     found = {name: rows(out, name) for name in ("texts", "heads", "relations")}
     assert [row["id"] for row in found["texts"]] == [f"t{i}" for i in range(60)]
     assert [json.loads(row["fields"]) for row in found["texts"]] == [{"n": i} for i in range(60)]
@@ -113,7 +113,7 @@ def test_results_are_in_input_order_and_equal_one_by_one(tmp_path: Path, tiny_fo
 
 def test_pandas_polars_and_duckdb_open_the_dataset_as_one(tmp_path: Path, tiny_folder: Path) -> None:
     texts = some_texts(200, seed=2, longest=60)
-    out = batch(tmp_path, tiny_folder, texts, "--shard-size", "1")
+    out = batch(tmp_path, tiny_folder, texts, "--set", "shard_size=1")
     parts = sorted((out / "relations").iterdir())
     assert len(parts) > 1
     expected = sum(pq.read_metadata(part).num_rows for part in parts)

@@ -66,7 +66,7 @@ def test_a_signal_finishes_the_batch_and_the_same_command_goes_on(
     """The end of the corpus comes only when the signal has been heard."""
     corpus = jsonl(tmp_path / "corpus.jsonl", some_texts(900)).read_bytes()
     cut = corpus.index(b"\n", len(corpus) * 3 // 4)  # behind the first shard, which has 495 texts
-    arguments = ("batch", "-", "--input-format", "jsonl", "--model", tiny_folder, "--shard-size", 1)
+    arguments = ("batch", "-", "--input-format", "jsonl", "--model", tiny_folder, "--set", "shard_size=1")
     arguments += ("--tables", "heads", "--out", tmp_path / "out")
     reading, writing = os.pipe()
     run = Forked(arguments, stdin=reading, stderr=subprocess.PIPE)

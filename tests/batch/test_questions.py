@@ -47,7 +47,7 @@ def alone(model: Path, record: dict[str, Any], *flags: str) -> list[dict[str, An
     return sorted(found, key=lambda row: (row["layer"], row["kv_head"], row["head"] or 0))
 
 
-@pytest.mark.parametrize("flags", [(), ("--by", "kv"), ("--engine", "fused"), ("--batch-tokens", "1")])
+@pytest.mark.parametrize("flags", [(), ("--by", "kv"), ("--engine", "fused"), ("--set", "batch_tokens=1")])
 def test_a_text_has_the_mass_that_it_has_alone_and_what_means_nothing_fails_alone(
     tmp_path: Path, tiny_folder: Path, corpus: Path, flags: tuple[str, ...]
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_text_has_the_mass_that_it_has_alone_and_what_means_nothing_fails_alon
         if record["id"] in FAILURES:
             assert mine == []
             continue
-        expected = alone(tiny_folder, record, *(flag for flag in flags if flag not in ("--batch-tokens", "1")))
+        expected = alone(tiny_folder, record, *(flag for flag in flags if flag not in ("--set", "batch_tokens=1")))
         assert len(mine) == len(expected) > 0
         for row, one in zip(mine, expected, strict=True):
             assert [row[name] for name in ("layer", "head", "role")] == [

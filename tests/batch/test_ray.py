@@ -92,7 +92,7 @@ def test_every_core_may_have_an_actor_and_no_more(tmp_path: Path, tiny_folder: P
     journal, tally = run_folder(job, reading, tmp_path / "ray", {}, cluster=Cluster(actors=2))
     assert (tally.texts, len(journal.records) > 2) == (30, True)
     assert same(tmp_path / "here", tmp_path / "ray")
-    with pytest.raises(UsageError, match="3 actors take 3 CPUs, and the cluster has 2; give --num-actors 2"):
+    with pytest.raises(UsageError, match="3 actors take 3 CPUs, and the cluster has 2; give num_actors=2"):
         run_folder(job, reading, tmp_path / "more", {}, cluster=Cluster(actors=3))
 
 
@@ -100,7 +100,7 @@ def test_every_core_may_have_an_actor_and_no_more(tmp_path: Path, tiny_folder: P
     ("cluster", "there", "says"),
     [
         (Cluster(actors=4), {"CPU": 4.0}, None),
-        (Cluster(actors=5), {"CPU": 4.0}, "5 actors take 5 CPUs, and the cluster has 4; give --num-actors 4"),
+        (Cluster(actors=5), {"CPU": 4.0}, "5 actors take 5 CPUs, and the cluster has 4; give num_actors=4"),
         (Cluster(actors=4, gpus_per_actor=0.5), {"CPU": 1.0, "GPU": 2.0}, None),
         (Cluster(actors=3, gpus_per_actor=1), {"CPU": 8.0, "GPU": 2.0}, "3 GPUs, and the cluster has 2"),
         (Cluster(actors=1, gpus_per_actor=1), {"CPU": 8.0}, "1 actors take 1 GPUs, and the cluster has 0; give fewer"),
@@ -315,7 +315,7 @@ def test_a_worker_and_then_a_node_are_killed_and_nothing_is_lost_or_doubled(
 def test_sigterm_ends_a_run_on_ray_and_the_same_command_goes_on(tmp_path: Path, tiny_folder: Path) -> None:
     corpus, out = jsonl(tmp_path / "c.jsonl", some_texts(3000, longest=60)), tmp_path / "out"
     command = [sys.executable, "-m", "attnscope", "batch", str(corpus), "--model", str(tiny_folder), "--out", str(out)]
-    command += ["--ray", "local", "--shard-size", "1", "--device", "cpu"]
+    command += ["--ray", "local", "--set", "shard_size=1", "--device", "cpu"]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | ONE_THREAD["env_vars"])
     while not (out / "journal.jsonl").exists() or (out / "journal.jsonl").stat().st_size == 0:
         assert run.poll() is None

@@ -80,7 +80,7 @@ def mean_masses(rows_QK: list[list[float]], query: list[int], key: list[int], wi
 
 
 @pytest.mark.parametrize(("model", "window"), [("tiny_folder", 10**6), ("windowed_folder", 4)])
-@pytest.mark.parametrize("flags", [("--engine", "eager"), ("--engine", "fused", "--batch-tokens", "1")])
+@pytest.mark.parametrize("flags", [("--engine", "eager"), ("--engine", "fused", "--set", "batch_tokens=1")])
 def test_every_span_has_its_mass_on_every_span(
     tmp_path: Path, corpus: Path, model: str, window: int, flags: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:

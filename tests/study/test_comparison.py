@@ -367,12 +367,12 @@ def small(tmp_path_factory):
         (("--text", "a", "--compare-text", ""), 4, "the text is empty"),
         (("--text", "the bank", "--compare-model", "{small}"), 2, "have no counterparts; compare models with the same"),
         (
-            ("--text", "the bank", "--compare-text", "the bank", "--memory", "1k"),
+            ("--text", "the bank", "--compare-text", "the bank", "--set", "memory=1k"),
             5,
             "are free for it; shorten the text",
         ),
         (("--text", "the bank", "--compare-text", "a", "--select", "9"), 2, "names layer 9"),
-        (("--text", "the bank", "--compare-text", "a", "--memory", "much"), 2, "expected a size of memory"),
+        (("--text", "the bank", "--compare-text", "a", "--set", "memory=much"), 2, "expected a size of memory"),
         (("--text", "a", "--compare-text", "b", "--format", "json5"), 2, "'json5' is not one of"),
     ],
 )

@@ -201,7 +201,7 @@ def test_two_texts_under_one_encoder_decoder(folders, tmp_path):
     assert drawn == overview | {"cross/layers/L01.png", "decoder/layers/L00.png"}
     said = json.loads((out / "compare.json").read_text())
     assert said["asked"]["options"]["target"] == TARGETS[0]
-    alone = ("-m", folders["t5"], "--text", FIRST, "--compare-text", OTHER, "--task", "encoder", "--select", "0.1")
+    alone = ("-m", folders["t5"], "--text", FIRST, "--compare-text", OTHER, "--set", "task=encoder", "--select", "0.1")
     assert {row["stack"] for row in call("compare", *alone, "--out", str(out), "--force", "-q").ok().rows} == {ENCODER}
     assert {path.relative_to(out).as_posix() for path in out.rglob("*.png")} == {"differences.png", "layers/L00.png"}
 
@@ -235,7 +235,7 @@ def test_an_encoder_in_every_option(folders, tmp_path):
     texts = ("--text", FIRST, "--compare-text", OTHER)
     for flags in (
         ("--texts", str(tmp_path / "texts.txt"), "--compare-model", folders["bert"], "--engine", "fused"),
-        (*texts, "--memory", "1MB", "--select", "enc.1,0.2"),
+        (*texts, "--set", "memory=1MB", "--select", "enc.1,0.2"),
     ):
         found = call(*bert, *flags).ok().rows
         assert {row["stack"] for row in found} == {ENCODER}

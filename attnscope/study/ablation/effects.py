@@ -10,6 +10,7 @@ Shapes: S sequence, K set.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from attnscope.files import save_json
+from attnscope.errors import InputError
+from attnscope.files import check_schema, read_json, save_json
 from attnscope.folder.parts import Column, Parts, claim, with_weights
 from attnscope.intervene.intervention import HeadSet, Intervention
 from attnscope.intervene.measure import LOSS, Measure
@@ -28,6 +30,7 @@ from attnscope.intervene.task import Task
 from attnscope.model.geometry import Geometry
 from attnscope.model.libraries import versions
 from attnscope.study.ablation.sets import CONTROLS, DrawnFrom, controls_of, parts, whole_groups
+from attnscope.study.atlas.atlas import columns_of
 from attnscope.study.statistics import paired
 from attnscope.tables import as_table, numbers, save, words
 
@@ -186,6 +189,41 @@ def ablate(
     if folder is not None:
         found.save(folder)
     return found
+
+
+def kept_ablation(folder: Path) -> Ablation:
+    """What the tables of a finished ablation say of its sets, one number for all sequences.
+
+    Raises InputError for a folder whose tables are not whole.
+    """
+    try:
+        facts = read_json(folder / NAME)
+        check_schema(facts, SCHEMA, folder, "ablate again", InputError)
+        columns = columns_of(folder / TABLE)
+        rows = list(zip(*(columns[name] for name in ("set", "condition", "heads", "effect")), strict=True))
+        heads = [_heads_of(spelled) for _, _, spelled, _ in rows]
+        effects = {of: np.array([effect], np.float64) for of, (*_, effect) in zip(heads, rows, strict=True)}
+        together = [
+            (of, name) for of, (name, condition, *_) in zip(heads, rows, strict=True) if condition == "together"
+        ]
+        named = [HeadSet(name, of) for of, name in together]
+        direct = zip(heads, columns.get("direct") or [None] * len(rows), strict=True)
+        alone = {of[0]: float(value) for of, value in direct if len(of) == 1 and value is not None}
+        task = {"name": str(facts["task"]["name"]), "sequences": int(facts["task"]["sequences"])}
+        said: dict[str, Any] = {"intact": float(facts["intact"]), "replacement": str(facts["replacement"])}
+        said |= {"task": task, "measure": {"unit": str(facts["measure"]["unit"])}}
+        model = {"name": str(facts["model"]["name"])}
+        return Ablation(HeadSets(tuple(named), {}, {}), np.empty(0), effects, {**said, "model": model}, alone or None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # it is a file that anybody may write
+        raise InputError(f"{folder} holds no whole ablation", "make one: attnscope ablate MODEL --out DIR") from error
+
+
+def _heads_of(spelled: str) -> tuple[HeadIndex, ...]:
+    """`L3H0 L3H1` as heads. Raises ValueError for what is none."""
+    found = [re.fullmatch(r"L(\d{1,6})H(\d{1,6})", one, re.ASCII) for one in spelled.split()]
+    if not found or None in found:
+        raise ValueError(f"{spelled!r} are no heads")
+    return tuple((int(one[1]), int(one[2])) for one in found if one)
 
 
 HALF = ("bfloat16", "float16")

@@ -123,13 +123,13 @@ def kept(folder: Path) -> Atlas:
     try:
         facts = read_json(folder / NAME)
         check_schema(facts, SCHEMA, folder, "scan the model again", InputError)
-        return _read(facts, _columns(folder / TABLE))
+        return _read(facts, columns_of(folder / TABLE))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # it is a file that anybody may write
         raise InputError(f"{folder} holds no whole atlas", "make one: attnscope scan MODEL --out DIR") from error
 
 
-def _columns(path: Path) -> Mapping[str, list[Any]]:
-    """The columns of an atlas's table. Raises ValueError for more rows than any has: few bytes decompress to many."""
+def columns_of(path: Path) -> Mapping[str, list[Any]]:
+    """The columns of a study's table. Raises ValueError for more rows than any has: few bytes decompress to many."""
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(pa.BufferReader(read_small(path)))

@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import InputError
+from attnscope.files import read_json
 from attnscope.folder.parts import Column, Parts, claim, of_heads
 from attnscope.observe import Request, observe
+from attnscope.study.atlas.atlas import columns_of
 from attnscope.tables import as_table, save, words
 from attnscope.text.prompt import Prompt, place, reading
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 LONGEST = 128  # tokens: rows of every head are held at once, and compared pair by pair
 AT_ONCE = 16  # texts whose readings share a file
 DIVERGENCES, LOOKS, READINGS = "head_js.parquet", "looks_like.csv", "texts"
+CORPUS = "corpus"  # what says in the folder of the readings which texts they are of
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,11 @@ class OnTexts:
     heads: tuple[tuple[int, int], ...]
     js_NN: np.ndarray
     looks_SN: np.ndarray
+
+    @property
+    def texts(self) -> int:
+        """How many there are."""
+        return len(self.looks_SN)
 
     @cached_property
     def shares(self) -> Mapping[tuple[int, int], Mapping[str, float]]:
@@ -70,6 +78,26 @@ class OnTexts:
         layer, head = (np.array(part, np.int32) for part in zip(*self.heads, strict=True))
         columns = {"layer": layer[one], "head": head[one], "other_layer": layer[two], "other_head": head[two]}
         return as_table({**columns, "js": self.js_NN[one, two]})
+
+
+def kept_texts(folder: Path) -> OnTexts | None:
+    """How far apart heads are by the tables of a scan's folder; None where it read no texts.
+
+    What each head looks like on each text is not in the tables. Raises InputError for a table that is not whole.
+    """
+    if not (folder / DIVERGENCES).exists():
+        return None
+    try:
+        columns, said = columns_of(folder / DIVERGENCES), read_json(folder / READINGS / f"{CORPUS}.json")
+        ends = [list(zip(columns[f"{side}layer"], columns[f"{side}head"], strict=True)) for side in ("", "other_")]
+        heads = tuple(dict.fromkeys([*ends[0], *ends[1]]))
+        place = {head: at for at, head in enumerate(heads)}
+        js_NN = np.zeros((len(heads), len(heads)))
+        one, two = ([place[head] for head in of_side] for of_side in ends)
+        js_NN[one, two] = js_NN[two, one] = np.array(columns["js"], np.float64)
+        return OnTexts(heads, js_NN, np.empty((said["texts"], 0), "U1"))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:  # it is a file that anybody may write
+        raise InputError(f"{folder} holds no whole scan of texts", "scan the model again with --texts") from error
 
 
 class _Part(NamedTuple):
@@ -111,7 +139,7 @@ def on_texts(
     if folder is not None:
         ids = hashlib.sha256(b"".join(np.array([len(one), *one.ids], np.int64).tobytes() for one in prompts))
         facts = {"texts": len(prompts), "longest": LONGEST, "ids_sha256": ids.hexdigest()}
-        kept = claim(folder, READINGS, "corpus", facts, force)
+        kept = claim(folder, READINGS, CORPUS, facts, force)
     starts = range(0, len(prompts), AT_ONCE)
     parts = [_part(loaded, prompts[start : start + AT_ONCE], kept, start, advance) for start in starts]
     heads = tuple((int(layer), int(head)) for layer, head in parts[0].heads)

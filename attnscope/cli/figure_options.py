@@ -1,0 +1,134 @@
+"""Options of pictures: which are drawn, of what kind of file, and how they look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from attnscope.cli.groups import FIRST, HELD, SETTING, fill
+from attnscope.cli.options import Question
+from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnscope.figures import Style
+    from attnscope.keep.request import MapFields
+
+FIGURES = ("overview", "layers", "heads", "metrics")  # of every run with --out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """What kind of file a figure is."""
+
+    panel = "Figures"
+    image: Annotated[Literal["png", "svg", "pdf"], Option(help="File format of figures."), HELD] = "png"
+
+    def style(self, command: str = "") -> Style:
+        """How figures are drawn; command: what the files say made them."""
+        from attnscope.figures import About, Style
+
+        return fill(Style, self, about=About(command=command))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look(Image):
+    """How every figure looks."""
+
+    title: Annotated[str | None, Option(help="Stands before each figure's own title.", metavar="TITLE"), SETTING] = None
+    width: Annotated[
+        str | None,
+        Option(help="No wider than a paper's column (3.25 in), its page (6.75), or inches.", metavar="WIDTH"),
+        SETTING,
+    ] = None
+    dpi: Annotated[int | None, Option(help="Pixels per inch (default: 120).", metavar="N"), SETTING] = None
+    cmap: Annotated[
+        str | None,
+        Option(help="A colour map of matplotlib (default: viridis; of scores: berlin).", metavar="NAME"),
+        SETTING,
+    ] = None
+
+    def __post_init__(self) -> None:
+        _ = self.style()  # refused before a model is loaded
+        if self.cmap:
+            from attnscope.figures.colours import find_cmap
+
+            find_cmap(self.cmap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How weights become colours."""
+
+    panel = "Figures"
+    scale: Annotated[Literal["linear", "sqrt", "log"], Option(help="Colour scale."), SETTING] = "linear"
+    floor: Annotated[
+        float | None,
+        Option(help="Where a log scale begins, e.g. 0.001 (default: the least weight).", metavar="WEIGHT"),
+        SETTING,
+    ] = None
+    sink: Annotated[
+        Literal["keep", "mask"] | None,
+        Option(help="A head's sink (its top key, else key 0): keep it, or draw it as a strip (default: keep)."),
+        SETTING,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map(Scale, Look):
+    """How a heatmap is drawn."""
+
+    annotate: Annotated[
+        bool | None,
+        Option("--annotate/--no-annotate", help="Numbers in the cells (default: up to 12 tokens)."),
+        SETTING,
+    ] = None
+
+
+def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, ...]:
+    """The parts of a comma-joined option, each known, in the order of `known`."""
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for part in parts:
+        if part not in known:
+            raise UsageError(f"{option} knows {', '.join(known)}; {part!r} came", "see --help")
+    return tuple(name for name in known if name in parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """Which figures are drawn."""
+
+    panel = "Figures"
+    figures: Annotated[
+        str | None,
+        Option(
+            help="overview, layers, heads, metrics, mass (on named keys), top (a sheet of the first heads), picture "
+            "(weights over a --picture); by commas.",
+            metavar="KINDS",
+        ),
+        FIRST,
+    ] = None
+
+    def kinds(self, question: Question) -> tuple[str, ...] | None:
+        """The kinds that were named, None where none were. Raises UsageError for one that cannot be drawn."""
+        if self.figures is None:
+            return None
+        found = names(self.figures, (*FIGURES, "mass", "top", "picture"), "--figures")
+        if not found:
+            raise UsageError("--figures names no figure", "write --figures overview")
+        if "mass" in found and question.key is None:
+            raise UsageError("--figures mass shows the mass on named keys", "name them with --key")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Kinds, Map):
+    """How many heatmaps are drawn."""
+
+    per_head_scale: Annotated[bool, Option(help="One colour scale per head, not per figure."), SETTING] = False
+    bin: Annotated[Literal["sum", "max"], Option(help="How texts over 200 tokens are binned."), SETTING] = "sum"
+
+    def maps(self) -> MapFields:
+        """The fields of `Request` that say how maps are kept."""
+        return {"bin_rule": self.bin, "split_sink": self.sink == "mask"}

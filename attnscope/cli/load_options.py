@@ -1,0 +1,122 @@
+"""Options of the model: which, where its weights go, and who computes its attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from attnscope.cli.completion import models, offer
+from attnscope.cli.groups import FIRST, HELD, SETTING, Unlisted, fill
+
+if TYPE_CHECKING:
+    from attnscope.model.options import LoadOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Which model, and how it is read."""
+
+    panel = "Model"
+    model: Annotated[
+        str,
+        Option("-m", help="demo, a folder, a GGUF file, or a hub id.", metavar="NAME", autocompletion=models),
+        FIRST,
+        HELD,
+    ] = "demo"
+    device: Annotated[
+        str,
+        Option(
+            help="auto, cpu, cuda, cuda:N or mps.",
+            metavar="DEVICE",
+            autocompletion=offer("auto", "cpu", "cuda", "mps"),
+        ),
+        FIRST,
+        HELD,
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Option(help="auto: the checkpoint's on an accelerator, float32 on CPU."),
+        HELD,
+    ] = "auto"
+    revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.", metavar="REVISION"), HELD] = None
+    offline: Annotated[bool, Option(help="Never ask the network.")] = False
+    trust_remote_code: Annotated[bool, Option(help="Run code that the model brings.")] = False
+    base: Annotated[
+        str | None,
+        Option(help="The model that an adapter changes (default: what its config names).", metavar="NAME"),
+        HELD,
+        SETTING,
+    ] = None
+    task: Annotated[
+        Literal["auto", "decoder", "encoder", "seq2seq"] | None,
+        Option(help="What the model is read as (default: auto, as its config says)."),
+        HELD,
+        SETTING,
+    ] = None
+
+    def load_options(self) -> LoadOptions:
+        """What `load` takes."""
+        from attnscope.model.options import LoadOptions
+
+        return fill(LoadOptions, self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading(Checkpoint):
+    """Where its weights go."""
+
+    device_map: Annotated[
+        str | None, Option(help="`auto` spreads the model over several devices.", metavar="MAP"), HELD, SETTING
+    ] = None
+    quantize: Annotated[Literal["8bit", "4bit"] | None, Option(help="Load with bitsandbytes."), HELD] = None
+    adapter: Annotated[
+        Literal["merged", "beside"] | None,
+        Option(
+            help="merged: added to its base's weights (default, but for quantized ones); beside: kept beside them.",
+            metavar="WHERE",
+        ),
+        HELD,
+    ] = None
+    allow_pickle: Annotated[bool, Option(help="Read weights that are not safetensors."), SETTING] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineName:
+    """Who computes the attention."""
+
+    panel = "Engine"
+    engine: Annotated[
+        Literal["auto", "eager", "fused", "tiles", "numba", "triton"],
+        Option(
+            help="eager: the model's own matrices, bit for bit; fused: none is made; auto: the faster one that gives "
+            "what is asked and fits the memory."
+        ),
+        Unlisted(("tiles", "numba", "triton")),  # fused, computed in that one way
+        FIRST,
+        HELD,
+    ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(EngineName):
+    """Who computes the attention, and in how much memory."""
+
+    panel = "Engine"
+    memory: Annotated[
+        str | None,
+        Option(help="What a layer's matrices may take, e.g. 4GB (default: half of what is free).", metavar="SIZE"),
+        SETTING,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice(Memory):
+    """Who computes the attention, and whether it is checked."""
+
+    listen: Annotated[bool, Option(help="Fused: keep the model's own attention call, too."), SETTING] = False
+    positions: Annotated[
+        int | None, Option(help="Extend the model to so many positions, by linear rope scaling.", metavar="N"), SETTING
+    ] = None
+    verify: Annotated[bool, Option(help="Check every layer against the oracle, as `parity` does.")] = False

@@ -1,0 +1,108 @@
+"""A finished scan, ablation or comparison drawn again from its folder, with other looks.
+
+    redraw_study(Path("runs/atlas"), Path("pictures"), Style(cmap="magma"))   # probes.png, head_js.png
+
+Folders are what somebody wrote: a table or a fact that is none is refused. No model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attnscope.errors import InputError
+from attnscope.figures import About, Style
+from attnscope.shown import visible
+from attnscope.study.ablation import effects
+from attnscope.study.atlas import atlas
+from attnscope.study.differences import NAME as COMPARISON
+
+MOST = 1 << 12  # layers of a model, and heads of a layer: a number beyond is no place
+LONGEST_NAME = 80
+
+
+class Redrawn(NamedTuple):
+    """The pictures that were drawn, and in words which of a folder's could not be."""
+
+    paths: list[Path]
+    notes: tuple[str, ...] = ()
+
+
+def redraw_study(folder: Path, into: Path, style: Style = Style()) -> Redrawn | None:
+    """Draw the pictures of a study from its folder into another; None for a folder that holds none.
+
+    Raises InputError for a folder whose tables are not whole.
+    """
+    draw = next((draw for name, draw in STUDIES.items() if (folder / name).exists()), None)
+    return None if draw is None else draw(folder, into, style)
+
+
+def _scan(folder: Path, into: Path, style: Style) -> Redrawn:
+    from attnscope.show.atlas import HEAD_JS, save_head_js, save_probes
+    from attnscope.study.atlas.texts import kept_texts
+
+    found = atlas.kept(folder)
+    name = _name(found.facts)
+    _check(folder, found.heads)
+    paths = [save_probes(found, into, name, style)]
+    read = kept_texts(folder)
+    if read is not None:
+        _check(folder, read.heads)
+        about = About(line=name, model=name, command=style.about.command)
+        paths.append(save_head_js(read, found, into / f"{HEAD_JS}.{style.image}", style.of(about)))
+    return Redrawn(paths)
+
+
+def _checkpoints(folder: Path, into: Path, style: Style) -> Redrawn:
+    from attnscope.show.checkpoints import TABLE, draw_checkpoints, folder_of
+
+    try:
+        revisions = list(dict.fromkeys(map(str, atlas.columns_of(folder / TABLE)["revision"])))
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{folder} holds no whole scans", "make them: attnscope scan MODEL --out DIR") from error
+    atlases = {visible(one): atlas.kept(folder_of(folder, one)) for one in revisions}
+    for one in atlases.values():
+        _check(folder, one.heads)
+    return Redrawn([draw_checkpoints(atlases, into, _name(next(iter(atlases.values())).facts), style)])
+
+
+def _ablation(folder: Path, into: Path, style: Style) -> Redrawn:
+    from attnscope.show.ablation import save_ablation
+
+    found = effects.kept_ablation(folder)
+    heads = sorted({head for heads in found.effects for head in heads})
+    _check(folder, heads)
+    path = save_ablation(found, into, heads, style=style)
+    return Redrawn(
+        [path], ("heads in no set, and scores of an atlas, are not drawn: they are not in the tables; ablate again",)
+    )
+
+
+def _comparison(folder: Path, into: Path, style: Style) -> Redrawn:
+    from attnscope.show.comparison import save_differences
+    from attnscope.study.differences import kept_comparison
+
+    found, texts = kept_comparison(folder)
+    _check(folder, found.heads)
+    paths = list(save_differences(found, into, style.of(About(line=visible(texts), command=style.about.command))))
+    return Redrawn(paths, ("layers/ is not drawn: no table holds the weights of both sides; compare again",))
+
+
+STUDIES: Mapping[str, Callable[[Path, Path, Style], Redrawn]] = {
+    atlas.NAME: _scan,
+    "checkpoints.parquet": _checkpoints,
+    effects.NAME: _ablation,
+    COMPARISON: _comparison,
+}
+
+
+def _name(facts: Mapping[str, Any]) -> str:
+    """The model's name as a picture says it."""
+    return visible(str(facts["model"]["name"]))[:LONGEST_NAME]
+
+
+def _check(folder: Path, heads: Iterable[tuple[int, int]]) -> None:
+    """Raise InputError for heads that no model has: pictures have a row per layer, and a column per head."""
+    if not all(type(place) is int and 0 <= place < MOST for head in heads for place in head):
+        raise InputError(f"{folder} names heads that no model has", "name the folder of a finished study")

@@ -1,0 +1,133 @@
+"""Settings: what `--set NAME=VALUE` takes, and what is said to whoever types one as an option."""
+
+import pytest
+
+from attnscope.cli.app import made
+from attnscope.cli.groups import Mark, parameters
+from attnscope.cli.heads import Ranking
+from attnscope.errors import UsageError
+from helpers.command_line import SENTENCE, call
+from helpers.commands import COMMANDS
+
+USAGE = 2
+MOST = 45  # options of a command
+LOOKS = {"title", "width", "dpi", "cmap", "scale", "floor", "sink", "annotate", "per_head_scale", "bin"}
+
+
+def settings(command):
+    return {name for name, one in parameters(*COMMANDS[command][0].groups).items() if one.is_setting}
+
+
+def refused(*arguments):
+    result = call(*arguments)
+    assert (result.code, result.out) == (USAGE, b"")
+    assert result.err.count("\n") == 1
+    return result.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_few_options(command):
+    typed = [one for one in made(command).params if one.param_type_name == "option"]
+    assert len(["--help", *typed]) <= MOST
+    assert len(made(command).params) <= MOST
+
+
+def test_how_pictures_look_is_said_to_heatmap():
+    drawing = [command for command in COMMANDS if "dpi" in parameters(*COMMANDS[command][0].groups)]
+    assert {"heads", "heatmap", "rollout", "compare"} <= set(drawing)
+    for command in drawing:
+        declared = LOOKS & set(parameters(*COMMANDS[command][0].groups))
+        assert declared - settings(command) == (LOOKS - settings("heatmap") if command == "heatmap" else set())
+    assert {"title", "dpi", "cmap", "scale", "sink"} <= LOOKS - settings("heatmap")
+
+
+def test_a_group_that_varies_a_setting_may_make_an_option_of_it():
+    of_heads, of_heatmap = (parameters(*COMMANDS[command][0].groups)["dpi"] for command in ("heads", "heatmap"))
+    assert (of_heads.is_setting, of_heatmap.is_setting) == (True, False)
+    assert of_heads.info.help == of_heatmap.info.help
+    assert Mark.OPTION in of_heatmap.extra
+
+
+def test_a_setting_is_what_it_was_as_an_option(tmp_path):
+    heads = ("heads", SENTENCE, "-q", "--sort")
+    assert call(*heads, "entropy", "--set", "ascending=true").ok().out == call(*heads, "-entropy").ok().out
+    assert call(*heads, "entropy", "--set", "ascending=false").ok().out == call(*heads, "entropy").ok().out
+    (tmp_path / "run.yaml").write_text("ascending: true\nsort: entropy\n")
+    of_file = ("heads", SENTENCE, "-q", "--config", str(tmp_path / "run.yaml"))
+    assert call(*of_file).ok().out == call(*heads, "-entropy").ok().out
+    assert call(*of_file, "--set", "ascending=no").ok().out == call(*heads, "entropy").ok().out
+
+
+def test_the_last_of_a_name_counts_and_of_what_is_repeated_all():
+    tokens = ("tokens", "the river bank", "-q", "--key", "it")
+    defined = call(*tokens, "--set", "define=place=bank", "--set", "define=it=place,river").ok()
+    assert [row["token"].strip() for row in defined.rows] == ["river", "bank"]
+    heads = ("heads", SENTENCE, "-q", "--sort", "entropy")
+    both = call(*heads, "--set", "ascending=true", "--set", "ascending=false").ok()
+    assert both.out == call(*heads).ok().out
+
+
+def test_what_is_typed_as_an_option_wins():
+    assert call("heads", SENTENCE, "-q", "--model", "demo", "--set", "model=/no/such").ok()
+    assert call("heads", SENTENCE, "-q", "--set", "model=/no/such").code == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("heads", "--dpi", "200", "a"), "--dpi is a setting here: --set dpi=200, or give it to attnscope heatmap"),
+        (("heads", "--dpi=200", "a"), "--dpi is a setting here: --set dpi=200, or give it to attnscope heatmap"),
+        (("rollout", "--title", "a b"), "--set 'title=a b', or give it to attnscope heatmap"),
+        (("heads", "a", "--title"), "--set title=TITLE, or give it to attnscope heatmap"),
+        (("heads", "a", "--no-annotate"), "--no-annotate is a setting here: --set annotate=false\n"),
+        (("heads", "a", "--listen"), "--listen is a setting here: --set listen=true\n"),
+        (("batch", "c.jsonl", "--num-actors", "3"), "--num-actors is a setting here: --set num_actors=3\n"),
+        (("scan", "demo", "--base", "gpt2"), "--base is a setting here: --set base=gpt2\n"),
+        (("heads", "--dpy", "200"), "No such option: --dpy. Did you mean --set dpi?"),
+        (("heads", "--tpo", "3"), "No such option: --tpo. Did you mean --top?"),
+        (("heads", "--zzzz"), "No such option: --zzzz; `attnscope heads --help all` lists what there is"),
+    ],
+)
+def test_an_option_that_is_a_setting_says_how_it_is_given(arguments, says):
+    assert says in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("dpy=200", "--set: there is no setting 'dpy'; did you mean 'dpi'?"),
+        ("config=x", "--set: there is no setting 'config'"),
+        ("given=x", "--set: there is no setting 'given'"),
+        ("=3", "--set: there is no setting ''; `attnscope heads --help all` lists them"),
+        ("dpi", "--set dpi: expected NAME=VALUE, got 'dpi'; write --set dpi=VALUE"),
+        ("dpi=wide", "--set dpi: Input should be a valid integer, unable to parse string as an integer, got 'wide'"),
+        ("scale=cubic", "--set scale: 'cubic' is not one of 'linear', 'sqrt', 'log'; correct the value"),
+        ("top=many", "--set top: expected a number or all, got 'many'; correct the value"),
+        ("listen=maybe", "--set listen: Input should be a valid boolean"),
+    ],
+)
+def test_what_set_does_not_take(given, says):
+    assert says in refused("heads", SENTENCE, "--set", given)
+
+
+def test_hyphens_are_taken_for_underscores():
+    assert "per_head_scale: Input should be" in refused("heads", SENTENCE, "--set", "per-head-scale=maybe")
+
+
+def test_a_range_holds_for_a_setting():
+    refusal = refused("batch", "c.jsonl", "--out", "o", "--set", "num_actors=0")
+    assert "--set num_actors: Input should be greater than or equal to 1, got '0'" in refusal
+
+
+def test_errors_name_a_setting_as_the_command_takes_it(tmp_path):
+    heads = ("heads", SENTENCE, "--weights", "scores", "--set", "scale=log")
+    assert "use --set scale=linear with --weights scores" in refused(*heads)
+    heatmap = ("heatmap", SENTENCE, "--weights", "scores", "--scale", "log", "--out", str(tmp_path / "x"))
+    assert "use --scale linear with --weights scores" in refused(*heatmap)
+    error = UsageError("no", "say {base=FOLDER} or {allow_pickle=True}, leave out {base}, {top=3}")
+    expected = "no; say --set base=FOLDER or --set allow_pickle=true, leave out --set base, --top 3"
+    assert error.for_shell({"base", "allow_pickle"}) == expected
+
+
+def test_a_group_is_made_without_its_settings():
+    assert Ranking(top=3).ascending is False

@@ -1,0 +1,128 @@
+"""`attnscope heatmap FOLDER`: pictures drawn again from tables, without a model, and what is refused."""
+
+import shutil
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from attnscope.model import loading
+from helpers.command_line import SENTENCE, call
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A folder with a run whose tables hold its maps, one whose tables do not, a scan, an ablation, a comparison."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "texts.txt").write_text("the river bank is wide\nthe old mill stands by the river\n")
+    for name, arguments in {
+        "whole": ("heads", SENTENCE, "--top-k", "all", "--select", "1"),
+        "few": ("heads", SENTENCE, "--figures", "overview"),
+        "scan": ("scan", "demo", "--sequences", "4", "--texts", str(folder / "texts.txt")),
+        "ablation": ("ablate", "demo", "--select", "3.0-1", "--sequences", "4", "--random", "2"),
+        "comparison": ("compare", "the bank", "--compare-text", "the river bank"),
+    }.items():
+        call(*arguments, "--out", str(folder / name), "-q").ok()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_model(monkeypatch, finished):
+    def refuse(*_):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(loading, "load", refuse)
+
+
+def drawn(result) -> list[Path]:
+    return [Path(line) for line in result.ok().out.decode().splitlines()]
+
+
+def pixels(path: Path) -> np.ndarray:
+    return matplotlib.image.imread(path)
+
+
+def test_maps_are_those_that_the_run_drew(finished, tmp_path):
+    paths = drawn(call("heatmap", str(finished / "whole"), "--select", "1", "--out", str(tmp_path), "-q"))
+    names = {path.relative_to(tmp_path).as_posix() for path in paths}
+    assert {"overview.png", "layers/L01.png", "heads/L01H04.png", "metrics.png"} <= names
+    for name in sorted(names - {"metrics.png", "overview.png"}):
+        np.testing.assert_array_equal(pixels(tmp_path / name), pixels(finished / "whole" / name), err_msg=name)
+    magma = ("--cmap", "magma", "--figures", "layers", "--out", str(tmp_path / "magma"))
+    drawn(call("heatmap", str(finished / "whole"), *magma, "-q"))
+    layer = "layers/L01.png"
+    assert not np.array_equal(pixels(tmp_path / "magma" / layer), pixels(finished / "whole" / layer))
+
+
+def test_what_the_tables_do_not_hold_is_said(finished, tmp_path):
+    result = call("heatmap", str(finished / "few"), "--out", str(tmp_path))
+    assert drawn(result) == [tmp_path / "metrics.png"]
+    assert (
+        f"overview, layers: not in the tables; read the text again: attnscope heatmap --from {finished}" in result.err
+    )
+    assert "metrics.png does not mark what the text is too short to show" in result.err
+    result = call("heatmap", str(finished / "few"), "--figures", "overview", "--out", str(tmp_path / "x"))
+    assert (result.code, "hold no picture that was asked for" in result.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("study", "names"),
+    [("scan", ["probes", "head_js"]), ("ablation", ["ablation"]), ("comparison", ["differences"])],
+)
+def test_a_study_is_drawn_again_with_other_looks(finished, tmp_path, study, names):
+    paths = drawn(call("heatmap", str(finished / study), "--out", str(tmp_path / "same"), "-q"))
+    assert paths == [tmp_path / "same" / f"{name}.png" for name in names]
+    looks = ("--image", "svg", "--title", "Again", "--cmap", "magma", "--out", str(tmp_path / "other"))
+    for path in drawn(call("heatmap", str(finished / study), *looks, "-q")):
+        assert "Again" in path.read_text(encoding="utf-8")
+    for path in paths if study == "scan" else ():  # tables of the others lack heads, or texts
+        np.testing.assert_array_equal(pixels(path), pixels(finished / study / path.name), err_msg=path.name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ("whole", "--model", "demo", "--out", "x"),
+            "--model has no part in drawing whole again; leave it out, or read",
+        ),
+        (("whole", "--show"), "--show has no part in drawing whole again"),
+        (("whole",), "nowhere to draw; name a folder with --out DIR"),
+        (("whole", "--out", "scan"), "scan holds a finished run; name another folder for the pictures of whole"),
+        (("scan", "--figures", "overview", "--out", "x"), "scan is no run of a text; leave out --figures and --select"),
+        (("whole", "--select", "9", "--out", "x"), "'9' names layer 9"),
+        ((".", "--out", "x"), "in which no run lies, and no scan, ablation or comparison"),
+    ],
+)
+def test_what_is_not_drawn_again(finished, monkeypatch, arguments, says):
+    monkeypatch.chdir(finished)
+    result = call("heatmap", *arguments)
+    assert (result.code, result.out, result.err.count("\n")) == (2, b"", 1)
+    assert says in result.err
+    assert not (finished / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("scan/atlas.json", b"{}"),
+        ("scan/atlas.parquet", b"PAR1"),
+        ("scan/head_js.parquet", b"\x00"),
+        ("scan/texts/corpus.json", b'{"texts": 1e999}'),
+        ("ablation/ablation.json", b"[]"),
+        ("ablation/ablation.parquet", b"x"),
+        ("comparison/compare.json", b'{"asked": 3}'),
+        ("comparison/heads.csv", b"layer,head,kind\n0,0,decoder\n"),
+        ("comparison/heads.csv", b"\xff\xfe"),
+        ("whole/heads.csv", b"layer,head,kv_head,kind\n0,99999999,0,decoder\n"),
+        ("whole/manifest.json", b"{}"),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_one_line(finished, tmp_path, name, content):
+    study = name.partition("/")[0]
+    shutil.copytree(finished / study, tmp_path / study)
+    (tmp_path / name).write_bytes(content)
+    result = call("heatmap", str(tmp_path / study), "--out", str(tmp_path / "x"), "-q")
+    assert (result.code in (2, 4), result.out, result.err.count("\n")) == (True, b"", 1), result.err
+    assert "internal error" not in result.err
