@@ -1,6 +1,6 @@
 """An item -> what is asked of it: of its text, of the sound that its record names, or of the pictures with its text.
 
-ask = ask_of(job, item)
+ask = ask_for(job, item)
 with prompts(job, loaded) as read:
     read(ask).tokens
 """
@@ -47,7 +47,7 @@ def check_fields(job: Job, loaded: LoadedModel) -> None:
             )
 
 
-def ask_of(job: Job, item: Item) -> Ask:
+def ask_for(job: Job, item: Item) -> Ask:
     """What is asked of one text: the job's options, and what its record says.
 
     Raises InputError where there is no text, or where a field of the record does not say what it should.

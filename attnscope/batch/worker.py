@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from attnscope.ask import Ask
-from attnscope.batch.asks import ask_of, check_fields, prompts, targets
+from attnscope.batch.asks import ask_for, check_fields, prompts, targets
 from attnscope.batch.batches import WINDOW_BYTES, WINDOW_TEXTS, batch_limit, batches, kept_bytes
 from attnscope.batch.items import Item
 from attnscope.batch.job import Job
@@ -151,7 +151,7 @@ class Worker:
         window.items += 1
         window.read, window.last = item.read, item is window.shard.items[-1]
         try:
-            ask = ask_of(self.job, item)
+            ask = ask_for(self.job, item)
             text = Text(item, ask.keep, read(ask))
             if ask.target is not None:
                 text = text._replace(target=target(ask))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnscope.model.loading import LoadedModel
     from attnscope.seam.engines import Engine
 
-Advance = Callable[[int], object]
+_Advance = Callable[[int], object]
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def reading_targets(loaded: LoadedModel, where: Where) -> Iterator[Callable[[Ask
         yield read
 
 
-def target(loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advance: Advance) -> tuple[Prompt, Any]:
+def target(loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advance: _Advance) -> tuple[Prompt, Any]:
     """What the decoder reads, and what the manifest says of it. Raises as `text.target`, UsageError for both ways."""
     if ask.target is None:
         with within_memory(loaded, len(source)):
@@ -50,7 +50,7 @@ def target(loaded: LoadedModel, source: Prompt, ask: Ask, engine: Engine, advanc
     return prompt, {"target": {"ids": list(prompt.ids), "generated": ask.target is None}}
 
 
-def generated(loaded: LoadedModel, prompt: Prompt, most: int, engine: Engine, advance: Advance) -> tuple[Prompt, Any]:
+def generated(loaded: LoadedModel, prompt: Prompt, most: int, engine: Engine, advance: _Advance) -> tuple[Prompt, Any]:
     """The prompt with what the model puts behind it, and what the manifest says of that."""
     with within_memory(loaded, len(prompt) + most):
         extras = given_of(loaded, prompt)[1]

@@ -77,7 +77,7 @@ class Medium:
         """The same of a prompt of so many tokens that an answer of so many follows."""
         return self
 
-    def beside(self, tokens: int, other: "Medium") -> "Medium":
+    def joined(self, tokens: int, other: "Medium") -> "Medium":
         """The same of a prompt of so many tokens that another prompt follows."""
         patches = {tokens + at: patch for at, patch in other.patches.items()}
         return replace(self, patches={**self.patches, **patches})

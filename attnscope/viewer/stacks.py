@@ -165,7 +165,7 @@ def behind(axis: PageAxis) -> Prompt:
         plain=(*source.plain, *plain),
         turns=(Span(0, count, axis.names[0]), Span(count, count + len(target), axis.names[1])),
         characters=source.characters + tuple((start + moved, stop + moved) for start, stop in target.characters),
-        medium=source.medium.beside(count, target.medium),
+        medium=source.medium.joined(count, target.medium),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from attnscope import Request
 from attnscope.ask import Ask
-from attnscope.batch.asks import ask_of
+from attnscope.batch.asks import ask_for
 from attnscope.batch.items import EMPTY, Item
 from attnscope.batch.job import Job
 from attnscope.errors import InputError
@@ -28,13 +28,13 @@ def folder(tmp_path: Path) -> Path:
 def test_an_ask_has_the_options_of_its_job(folder: Path) -> None:
     job = Job(request=KEEP, select="1.*", engine="fused", chat=True, truncate="left")
     expected = Ask("the bank", KEEP, engine="fused", select="1.*", chat=True, truncate="left")
-    assert ask_of(job, item(folder)) == expected
-    assert ask_of(replace(job, truncate=None, max_tokens=8), item(folder)).truncate == "right"
+    assert ask_for(job, item(folder)) == expected
+    assert ask_for(replace(job, truncate=None, max_tokens=8), item(folder)).truncate == "right"
 
 
 def test_a_record_says_what_is_its_own(folder: Path) -> None:
     job = Job(request=KEEP, query_field="q", key_field="k", target_field="t", picture_field="p")
-    asked = ask_of(job, item(folder, q="first", k=3, t="die Bank", p="cat.png"))
+    asked = ask_for(job, item(folder, q="first", k=3, t="die Bank", p="cat.png"))
     assert asked.keep == Request(relations=True, query="first", key="3")
     assert (asked.target, asked.picture) == ("die Bank", [f"{folder}/cat.png"])
     assert Ask.of_json(asked.as_json()) == replace(asked, picture=(f"{folder}/cat.png",))
@@ -52,9 +52,9 @@ def test_a_record_says_what_is_its_own(folder: Path) -> None:
 )
 def test_a_field_that_says_something_else_fails_its_text(folder: Path, job: Job, fields: dict, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        ask_of(job, item(folder, **fields))
+        ask_for(job, item(folder, **fields))
 
 
 def test_a_text_with_a_problem_is_not_asked(folder: Path) -> None:
     with pytest.raises(InputError, match=EMPTY):
-        ask_of(Job(), replace(item(folder), problem=EMPTY))
+        ask_for(Job(), replace(item(folder), problem=EMPTY))
