@@ -427,7 +427,7 @@ def test_heads_draws_over_a_picture_where_it_is_asked_to(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("heads", "--ids", "-"), 2, "--picture stands beside a text"),
+        (("heads", "--ids", "-"), 2, "--picture needs a text"),
         (("heads", "--chat", "--text", "hi", "--picture", "no.png"), 4, "no.png does not exist"),
         (("heatmap", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),
         (("heads", "--text", "hi", "--figures", "picture", "--out", "x"), 2, "no --picture was given"),

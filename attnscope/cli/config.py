@@ -142,7 +142,7 @@ def _flat(path: Path | str, content: dict[str, Any], keys: Mapping[str, str]) ->
     for name in section:
         _check_key(f"{path}: {FIGURES}", name, inner)
         if inner[name] in others:
-            raise UsageError(f"{path}: {name!r} stands twice, in {FIGURES} too", "leave out one of them")
+            raise UsageError(f"{path}: {name!r} is given twice, in {FIGURES} too", "leave out one of them")
     return others | {inner[name]: value for name, value in section.items()}
 
 
@@ -202,7 +202,9 @@ def _strict() -> type:
             if not isinstance(key, yaml.ScalarNode):
                 continue  # a list or a mapping as key: refused by PyYAML itself
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{brief(key.value)} stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{brief(key.value)} is given twice", key.start_mark
+                )
             seen.add(key.value)
         return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 

@@ -36,7 +36,7 @@ class Image:
 class Look(Image):
     """How every figure looks."""
 
-    title: Annotated[str | None, Option(help="Stands before each figure's own title.", metavar="TITLE"), SETTING] = None
+    title: Annotated[str | None, Option(help="Placed before each figure's own title.", metavar="TITLE"), SETTING] = None
     width: Annotated[
         str | None,
         Option(help="No wider than a paper's column (3.25 in), its page (6.75), or inches.", metavar="WIDTH"),
@@ -91,7 +91,7 @@ def names(text: str | None, known: tuple[str, ...], option: str) -> tuple[str, .
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
     for part in parts:
         if part not in known:
-            raise UsageError(f"{option} knows {', '.join(known)}; {part!r} came", "see --help")
+            raise UsageError(f"{option}: expected one of {', '.join(known)}, got {part!r}", "see --help")
     return tuple(name for name in known if name in parts)
 
 

@@ -37,7 +37,7 @@ class Mark(Enum):
     """What a field's annotation may say of its option beside typer's description."""
 
     FIRST = "one of the most used: in the first panel, the only one of a plain --help, whatever the panel of its group"
-    HELD = "whoever goes on in an output folder of batch must give the same value"
+    HELD = "a run that resumes an output folder of batch must give the same value"
     UNRECORDED = "left out of manifests: it changes no number, or it is the text, which manifests only hash"
     SETTING = "few people change it: it has no option of its own, --set NAME=VALUE or a key in --config gives it"
     OPTION = "an option of this group, where the group that it varies has a setting"

@@ -41,8 +41,8 @@ class Checkpoint:
         HELD,
     ] = "auto"
     revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.", metavar="REVISION"), HELD] = None
-    offline: Annotated[bool, Option(help="Never ask the network.")] = False
-    trust_remote_code: Annotated[bool, Option(help="Run code that the model brings.")] = False
+    offline: Annotated[bool, Option(help="Never use the network.")] = False
+    trust_remote_code: Annotated[bool, Option(help="Run code from the model's files.")] = False
     base: Annotated[
         str | None,
         Option(help="The model that an adapter changes (default: what its config names).", metavar="NAME"),
@@ -74,7 +74,7 @@ class Loading(Checkpoint):
     adapter: Annotated[
         Literal["merged", "beside"] | None,
         Option(
-            help="merged: added to its base's weights (default, but for quantized ones); beside: kept beside them.",
+            help="`merged`: added to its base's weights (default, but for quantized ones); `beside`: kept separate.",
             metavar="WHERE",
         ),
         HELD,
@@ -90,8 +90,8 @@ class EngineName:
     engine: Annotated[
         Literal["auto", "eager", "fused", "tiles", "numba", "triton"],
         Option(
-            help="eager: the model's own matrices, bit for bit; fused: none is made; auto: the faster one that gives "
-            "what is asked and fits the memory."
+            help="eager: the model's own matrices, bit for bit; fused: no matrix is stored; auto: the faster one that "
+            "gives what is asked and fits the memory."
         ),
         Unlisted(("tiles", "numba", "triton")),  # fused, computed in that one way
         FIRST,

@@ -120,7 +120,7 @@ class ModelTexts(ModelText):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.picture and (self.ids is not None or self.audio is not None):
-            raise UsageError("--picture stands beside a text, and another thing was given", "leave out one of them")
+            raise UsageError("--picture needs a text, and another source was given", "leave out one of them")
         if self.audio is not None and self.chat:
             raise UsageError("--chat is about a text, and --audio gives a sound", "leave out one of them")
 
@@ -139,12 +139,12 @@ class Answer:
 
     panel = "Text"
     generate: Annotated[
-        int | None, Option(help="Let the model go on for up to N tokens, greedily, and read them too.", metavar="N")
+        int | None, Option(help="Let the model continue for up to N tokens, greedily, and read them too.", metavar="N")
     ] = None
     answer: Annotated[
         str | None,
         Option(
-            help="Read this behind the text, as its answer; begin it with a space where one belongs.", metavar="TEXT"
+            help="Read this after the text, as its answer; begin it with a space where one belongs.", metavar="TEXT"
         ),
         UNRECORDED,
     ] = None
@@ -158,7 +158,7 @@ class TextRun(EngineChoice, Answer, ModelTexts):
     given: Annotated[str | None, Argument(help="The text, in quotes, or a run's folder; - reads stdin.")] = None
     from_: Annotated[
         Path | None,
-        Option("--from", help="Repeat a run: its manifest.json or folder; options given beside it win.", metavar="RUN"),
+        Option("--from", help="Repeat a run: its manifest.json or folder; options given with it win.", metavar="RUN"),
         UNRECORDED,
     ] = None
 
@@ -199,7 +199,7 @@ class Selected:
     atlas: Annotated[
         Path | None,
         Option(
-            help="What `scan` wrote: it says which heads @ROLE means (default: atlas/ in the model's folder).",
+            help="What `scan` wrote: the heads that @ROLE means (default: atlas/ in the model's folder).",
             metavar="DIR",
         ),
     ] = None
@@ -299,7 +299,7 @@ class Top:
 
     def __post_init__(self) -> None:
         if self.top is not None and self.top < 1:
-            raise UsageError(f"--top takes a number from 1; {self.top} came", "write --top 20, or --top all")
+            raise UsageError(f"--top: expected a number from 1, got {self.top}", "write --top 20, or --top all")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,9 +313,9 @@ class Seed:
 class OtherSide:
     """What a text or a model stands beside."""
 
-    compare_text: Annotated[str | None, Option(help="Another text beside it.", metavar="TEXT")] = None
+    compare_text: Annotated[str | None, Option(help="Another text to compare with.", metavar="TEXT")] = None
     compare_model: Annotated[
-        str | None, Option(help="Another model beside it.", metavar="NAME", autocompletion=models)
+        str | None, Option(help="Another model to compare with.", metavar="NAME", autocompletion=models)
     ] = None
 
     def check_other_side(self) -> None:
@@ -344,7 +344,7 @@ class Sampled(ManyTexts):
 class Rehearsal:
     """Whether anything is done."""
 
-    dry_run: Annotated[bool, Option(help="Say what would be done, and its cost."), FIRST] = False
+    dry_run: Annotated[bool, Option(help="Print what would be done, and its cost."), FIRST] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +377,7 @@ class Relations:
     def __post_init__(self) -> None:
         _ = self.keys_per_query
         if self.min_weight is not None and math.isnan(self.min_weight):
-            raise UsageError("--min-weight takes a number; nan came", "write --min-weight 0.1")
+            raise UsageError("--min-weight: expected a number, got nan", "write --min-weight 0.1")
 
     @property
     def keys_per_query(self) -> int | None:
@@ -386,7 +386,7 @@ class Relations:
             return None
         if not re.fullmatch(r"0*[1-9][0-9]{0,8}", self.top_k):
             raise UsageError(
-                f"--top-k takes a number from 1, or all; {self.top_k!r} came", "write --top-k 5, or --top-k all"
+                f"--top-k: expected a number from 1, or all, got {self.top_k!r}", "write --top-k 5, or --top-k all"
             )
         return int(self.top_k)
 
@@ -396,7 +396,7 @@ class Quiet:
     """Whether we talk."""
 
     panel = "Messages"
-    quiet: Annotated[bool, Option("-q", help="No talk on stderr."), UNRECORDED] = False
+    quiet: Annotated[bool, Option("-q", help="Print no messages on stderr."), UNRECORDED] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +404,7 @@ class Verbose:
     """Whether the libraries underneath talk."""
 
     panel = "Messages"
-    verbose: Annotated[bool, Option(help="The libraries' noise, and tracebacks."), UNRECORDED] = False
+    verbose: Annotated[bool, Option(help="Show library warnings and tracebacks."), UNRECORDED] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -471,7 +471,9 @@ class Spreadsheet:
     """Who reads the tables."""
 
     panel = "Files"
-    spreadsheet: Annotated[bool, Option(help="Cells of csv and tsv that no spreadsheet runs."), HELD, SETTING] = False
+    spreadsheet: Annotated[
+        bool, Option(help="Escape cells of csv and tsv that a spreadsheet would run as formulas."), HELD, SETTING
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

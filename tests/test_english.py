@@ -1,0 +1,115 @@
+"""Messages, help, docs and the page are in plain words: a list of others is looked for in all of them.
+
+Names of options and code stand in backticks, hints as `{engine=eager}`, commands in blocks: these are left out.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PLAIN = {  # what is not written, as a pattern of whole words, and what to write
+    "came": "got, given, occurred",
+    "beside": "next to, with, as well as, compared with",
+    "stands?|stood|standing": "is, is placed, occurs, represents",
+    "stead": "instead of",
+    "nobody": "no one",
+    "mend(s|ed|ing)?": "correct, repair",
+    "(go|goes|going|gone|went) on": "resume, continue",
+    "said|told": "reported, printed, named",
+    "dearest": "costliest",
+    "talk": "messages",
+    "begun": "started",
+    "anew": "again",
+    "left aside": "ignored",
+    "behind": "after",
+    "rests? on|resting": "gives most to, depends on",
+    "held against": "compared with",
+    "foretells?": "predicts",
+    r"whose \w+ (is|are|was|were)": "the subject first: the X of Y is",
+}
+OTHERS = {re.compile(rf"\b({words})\b".replace(" ", r"\s+"), re.IGNORECASE): plain for words, plain in PLAIN.items()}
+CODE = re.compile(r"`[^`]*`|\{\w+(=[^{}]*)?\}")
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+MODULES = sorted((ROOT / "attnscope").rglob("*.py"))
+SCRIPTS = sorted((ROOT / "attnscope" / "viewer" / "src").rglob("*.js"))
+
+
+def found_in(text: str) -> list[str]:
+    """What is not plain in a text: `came: write got, given, occurred`."""
+    words = CODE.sub("", text)
+    return [f"{found[0]}: write {plain}" for pattern, plain in OTHERS.items() for found in pattern.finditer(words)]
+
+
+def messages(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of what a module shows: strings of several words, and a command's docstring, which is its help."""
+    tree = ast.parse(source)
+    parts = {id(part) for one in ast.walk(tree) if isinstance(one, ast.JoinedStr) for part in one.values}
+    unseen = parts | {id(one.body[0].value) for one in ast.walk(tree) if has_docstring(one) and not is_command(one)}
+    for one in ast.walk(tree):
+        if isinstance(one, ast.JoinedStr):
+            yield one.lineno, "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in one.values)
+        elif isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in unseen:
+            yield one.lineno, one.value if " " in one.value.strip() else ""
+
+
+def has_docstring(node: ast.AST) -> bool:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return isinstance(node, kinds) and ast.get_docstring(node) is not None
+
+
+def is_command(node: ast.AST) -> bool:
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    return any(ast.unparse(one).startswith("takes(") for one in decorators)
+
+
+def prose(page: str) -> str:
+    """A page without its blocks of code, the addresses of its links and its tags; line by line as it was."""
+    without = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), page, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^ {4}.*$|\]\([^)]*\)|<\w+ src=\S+", "", without, flags=re.MULTILINE)
+
+
+def visible(script: str) -> Iterator[str]:
+    """The strings of several words in a script, without those of its comments."""
+    code = re.sub(r"/\*.*?\*/|(?<!\S)//[^\n]*", "", script, flags=re.DOTALL)
+    for one in re.findall(r'"(?:\\.|[^"\\\n])*"|`(?:\\.|[^`\\])*`', code):
+        yield re.sub(r"\$\{[^{}]*\}", "…", one[1:-1] if " " in one else "")
+
+
+def test_messages_and_help_are_plain() -> None:
+    assert not [
+        f"{path.relative_to(ROOT)}:{line}: {one}"
+        for path in MODULES
+        for line, text in messages(path.read_text("utf-8"))
+        for one in found_in(text)
+    ]
+
+
+def test_docs_are_plain() -> None:
+    assert not [f"{path.name}: {one}" for path in PAGES for one in found_in(prose(path.read_text("utf-8")))]
+
+
+def test_the_page_is_plain() -> None:
+    shown = [(path.name, text) for path in SCRIPTS for text in visible(path.read_text("utf-8"))]
+    assert not [f"{name}: {one}" for name, text in shown for one in found_in(text)]
+
+
+def test_a_word_is_found_where_it_is_shown() -> None:
+    source = '''
+def check(self):
+    """Not shown: said."""
+    raise UsageError(f"expected a number, {self.top} came", "use {adapter=beside}")
+
+@takes(Text)
+def heads(asked):
+    """Help: a run goes
+    on."""
+    return Option(help="`beside`: what `said` means, in the text's stead")
+'''
+    found = [one.partition(":")[0] for _, text in messages(source) for one in found_in(text)]
+    assert sorted(" ".join(one.split()) for one in found) == ["came", "goes on", "stead"]
+    page = "A page stands\n\n    said told\n\n```\nbeside\n```\n[told](stead.md) `nobody`\n"
+    assert [one.partition(":")[0] for one in found_in(prose(page))] == ["stands", "told"]
+    script = 'const said = "told"; // "what he said"\nreturn `a ${said} b beside ${c}`; /* "came of" */'
+    assert [one.partition(":")[0] for text in visible(script) for one in found_in(text)] == ["beside"]
