@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from attnscope.cells import shortened
 from attnscope.errors import UsageError
-from attnscope.keep.columns import Head, HeadColumns, Relation
+from attnscope.keep.columns import Head, HeadColumns, Relation, with_others
 from attnscope.keep.layers import LayerKey, PerLayer, codes
-from attnscope.measure.metrics import COLUMNS, MASS, order_of
+from attnscope.measure.metrics import MASS
 from attnscope.measure.roles import NEEDED_ROWS, NONE, RESTS
 from attnscope.stacks import DECODER, ENCODER, STACKS, has_decoder_heads, is_bidirectional
-from attnscope.tables import as_table, flags, numbers, texts_at, words
+from attnscope.tables import texts_at
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Observation:
 
         `mass` puts those first that are furthest above uniform attention.
         """
-        return [self.heads[place] for place in self._order(sort)]
+        return [self.heads[place] for place in self.every.order(sort)]
 
     @property
     def ranked_by(self) -> str | None:
@@ -210,43 +210,11 @@ class Observation:
         in a last column, type, and so is what a layer computes beside attention: at its place in the model's order,
         else behind the heads.
         """
-        columns, order = self.every, self._order(sort)
-        head, mass, stacks = columns.head[order], columns.scores.get(MASS.id), codes(columns.stack[order])
-        top_key, unasked = self.place("keys", stacks, columns.top_key[order]), np.isnan(columns.top_key_mass[order])
-        listed = as_table(
-            {
-                "layer": columns.layer[order],
-                "head": numbers(head, head < 0),
-                "kv_head": columns.kv_head[order],
-                "role": words(columns.role[order].tolist()),
-                "near_uniform": flags(columns.near_uniform[order].tolist()),
-                "top_key": numbers(columns.top_key[order], unasked),
-                "top_key_token": texts_at(self.names(), top_key, unasked),
-                "top_key_mass": columns.top_key_mass[order],
-                **{name: score.value[order].astype(np.float32) for name, score in columns.scores.items()},
-                **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
-                **({"atlas_roles": words([self._atlas_roles(place) for place in order])} if self.atlas else {}),
-                "stack": texts_at(STACKS, stacks),
-            }
-        )
-        return self._with_others(listed, sort)
-
-    def _with_others(self, listed: pa.Table, sort: str | None) -> pa.Table:
-        """A table of heads with a row of nulls for each layer without attention, and for what is computed beside it."""
-        found = [(stack, *row) for stack, one in self.stacks.items() for row in {**one.others, **one.partners}.items()]
-        if not found:
-            return listed
-        stacks, layers, types = zip(*found, strict=True)
-        place = np.arange(len(listed) + len(types), dtype=np.int32)
-        layer = np.concatenate([listed["layer"].to_numpy(), np.array(layers, np.int32)])
-        stack = [*listed["stack"].to_pylist(), *stacks]
-        whole = listed.take(numbers(place, place >= len(listed)))
-        whole = whole.set_column(whole.column_names.index("layer"), "layer", numbers(layer))
-        whole = whole.set_column(whole.num_columns - 1, "stack", words(stack).dictionary_encode())
-        whole = whole.append_column("type", words([*[None] * len(listed), *types]).dictionary_encode())
-        if sort is not None and order_of(sort)[0] != "layer":
-            return whole
-        return whole.take(numbers(np.lexsort((layer, codes(stack)) if sort is None else (layer,))))
+        columns, order = self.every, self.every.order(sort)
+        top_key = self.place("keys", codes(columns.stack), columns.top_key)
+        roles = [self._atlas_roles(place) for place in range(len(columns.layer))] if self.atlas else None
+        others = [(stack, *row) for stack, one in self.stacks.items() for row in {**one.others, **one.partners}.items()]
+        return with_others(columns.table(order, self.names(), top_key, roles), others, sort)
 
     @property
     def others(self) -> Mapping[int, str]:
@@ -432,22 +400,6 @@ class Observation:
     def _atlas_roles(self, place: int) -> str | None:
         layer, head, stack = (part[place] for part in (self.every.layer, self.every.head, self.every.stack))
         return " ".join(self.named_by_atlas(int(layer), int(head), str(stack))) if self.atlas and head >= 0 else None
-
-    def _order(self, sort: str | None) -> np.ndarray:
-        """Places of the kept heads, in model order or by score; nulls last, ties in the model's order."""
-        columns = self.every
-        kept = np.flatnonzero(columns.kept)
-        if sort is None:
-            return kept
-        name, ascending = order_of(sort)
-        if name in COLUMNS:
-            score = getattr(columns, name)[kept]
-        elif name in columns.scores:
-            found = columns.scores[name]
-            score = (found.value - found.null if name == MASS.id else found.value)[kept]
-        else:
-            raise UsageError(f"this observation did not measure {name}", f"it has {', '.join(columns.scores)}")
-        return kept[np.lexsort((np.nan_to_num(score) * (1 if ascending else -1), np.isnan(score)))]
 
     def _relation_parts(self, min_weight: float | None) -> Iterator[dict[str, np.ndarray]]:
         if self.kept_keys is None:

@@ -9,8 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+import pyarrow as pa
 
 from attnscope.cells import head_name
+from attnscope.errors import UsageError
+from attnscope.keep.layers import codes
+from attnscope.measure.metrics import COLUMNS, MASS, order_of
+from attnscope.stacks import STACKS
+from attnscope.tables import as_table, flags, numbers, texts_at, words
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,67 @@ class HeadColumns:
         }
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in of_heads}
         return cls(**joined, scores=scores)
+
+    def order(self, sort: str | None) -> np.ndarray:
+        """Places of the kept heads, in model order or by score; nulls last, ties in the model's order.
+
+        Raises UsageError for a metric that was not measured.
+        """
+        kept = np.flatnonzero(self.kept)
+        if sort is None:
+            return kept
+        name, ascending = order_of(sort)
+        if name in COLUMNS:
+            score = getattr(self, name)[kept]
+        elif name in self.scores:
+            found = self.scores[name]
+            score = (found.value - found.null if name == MASS.id else found.value)[kept]
+        else:
+            raise UsageError(f"this observation did not measure {name}", f"it has {', '.join(self.scores)}")
+        return kept[np.lexsort((np.nan_to_num(score) * (1 if ascending else -1), np.isnan(score)))]
+
+    def table(
+        self, order: np.ndarray, tokens: Sequence[str], top_key: np.ndarray, atlas_roles: Sequence[str | None] | None
+    ) -> pa.Table:
+        """The heads of some places as rows: which, role, top key, then a column per metric, and the stack.
+
+        tokens: of all stacks; top_key: where among them the top key of each head is. atlas_roles: of each head, None
+        without an atlas.
+        """
+        head, mass, unasked = self.head[order], self.scores.get(MASS.id), np.isnan(self.top_key_mass[order])
+        return as_table(
+            {
+                "layer": self.layer[order],
+                "head": numbers(head, head < 0),
+                "kv_head": self.kv_head[order],
+                "role": words(self.role[order].tolist()),
+                "near_uniform": flags(self.near_uniform[order].tolist()),
+                "top_key": numbers(self.top_key[order], unasked),
+                "top_key_token": texts_at(tokens, top_key[order], unasked),
+                "top_key_mass": self.top_key_mass[order],
+                **{name: score.value[order].astype(np.float32) for name, score in self.scores.items()},
+                **({"uniform": mass.null[order].astype(np.float32)} if mass else {}),
+                **({"atlas_roles": words([atlas_roles[place] for place in order])} if atlas_roles else {}),
+                "stack": texts_at(STACKS, codes(self.stack[order])),
+            }
+        )
+
+
+def with_others(listed: pa.Table, others: Sequence[tuple[str, int, str]], sort: str | None) -> pa.Table:
+    """A table of heads with a row of nulls for each (stack, layer, type) that is no softmax attention."""
+    if not others:
+        return listed
+    stacks, layers, types = zip(*others, strict=True)
+    place = np.arange(len(listed) + len(types), dtype=np.int32)
+    layer = np.concatenate([listed["layer"].to_numpy(), np.array(layers, np.int32)])
+    stack = [*listed["stack"].to_pylist(), *stacks]
+    whole = listed.take(numbers(place, place >= len(listed)))
+    whole = whole.set_column(whole.column_names.index("layer"), "layer", numbers(layer))
+    whole = whole.set_column(whole.num_columns - 1, "stack", words(stack).dictionary_encode())
+    whole = whole.append_column("type", words([*[None] * len(listed), *types]).dictionary_encode())
+    if sort is not None and order_of(sort)[0] != "layer":
+        return whole
+    return whole.take(numbers(np.lexsort((layer, codes(stack)) if sort is None else (layer,))))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class LayerKey(NamedTuple):
     stack: str = DECODER
 
 
-def codes(stacks: Sequence[str]) -> np.ndarray:
+def codes(stacks: Sequence[str] | np.ndarray) -> np.ndarray:
     """The place of each stack in STACKS, (N,) int8.
 
     >>> codes(["cross", "encoder"])
