@@ -154,7 +154,6 @@ EXTENSIONS: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
             ("\ndef fastest(", ENGINE),
             ('        Engine("fused", ', '        Engine("recomputed", recomputed, bytes=eager_bytes),\n'),
         ),
-        "cli/load_options.py": (('"fused", "tiles", "numba", "triton"],', '"recomputed", '),),
     },
     "a command": {
         "cli/sentences.py": (("", COMMAND),),

@@ -47,13 +47,6 @@ FIRST, HELD, UNRECORDED, SETTING, OPTION = Mark.FIRST, Mark.HELD, Mark.UNRECORDE
 
 
 @dataclass(frozen=True)
-class Unlisted:
-    """In a field's annotation: words that are taken, and that --help does not list among the choices."""
-
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Parameter:
     """An option or argument, as the fields of a group declare it; info is typer's description, complete."""
 
@@ -82,7 +75,7 @@ class Parameter:
     def metavar(self) -> str:
         """What stands for a value: `N`, `png|svg|pdf`; empty of an option that takes none."""
         flag = self.hint in (bool, bool | None)
-        return self.info.metavar or "|".join(self.listed) or "true|false" * (flag and self.is_setting)
+        return self.info.metavar or "|".join(self.choices) or "true|false" * (flag and self.is_setting)
 
     @property
     def key(self) -> str:
@@ -105,12 +98,6 @@ class Parameter:
         """The words that may be given; empty where others may be, too."""
         words = [one for one in (self.hint, *get_args(self.hint)) if get_origin(one) is Literal]
         return get_args(words[0]) if words else ()
-
-    @property
-    def listed(self) -> tuple[str, ...]:
-        """The choices that --help lists."""
-        unlisted = {word for one in self.extra if isinstance(one, Unlisted) for word in one.words}
-        return tuple(word for word in self.choices if word not in unlisted)
 
     def for_typer(self, default: Any) -> inspect.Parameter:
         """The parameter of a function as typer reads it; MISSING is no default."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Option
+from typer import BadParameter, Option
 
 from attnscope.cli.completion import models, offer
-from attnscope.cli.groups import FIRST, HELD, SETTING, Unlisted, fill
+from attnscope.cli.groups import FIRST, HELD, SETTING, fill
 
 if TYPE_CHECKING:
     from attnscope.model.options import LoadOptions
@@ -82,18 +82,33 @@ class Loading(Checkpoint):
     allow_pickle: Annotated[bool, Option(help="Read weights that are not safetensors."), SETTING] = False
 
 
+ENGINE_WORDS = ("auto", "eager", "fused")  # that --help lists; others are one way of these
+
+
+def engine_word(text: str) -> str:
+    """The name of an engine. Raises BadParameter for a word that is none."""
+    if text not in ENGINE_WORDS:
+        from attnscope.seam.engines import ENGINES
+
+        if text not in ENGINES:
+            raise BadParameter(f"{text!r} is not one of {', '.join(map(repr, ENGINE_WORDS))}.")
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineName:
     """Who computes the attention."""
 
     panel = "Engine"
     engine: Annotated[
-        Literal["auto", "eager", "fused", "tiles", "numba", "triton"],
+        str,
         Option(
             help="eager: the model's own matrices, bit for bit; fused: no matrix is stored; auto: the faster one that "
-            "gives what is asked and fits the memory."
+            "gives what is asked and fits the memory.",
+            parser=engine_word,
+            metavar="|".join(ENGINE_WORDS),
+            autocompletion=offer(*ENGINE_WORDS),
         ),
-        Unlisted(("tiles", "numba", "triton")),  # fused, computed in that one way
         FIRST,
         HELD,
     ] = "auto"
