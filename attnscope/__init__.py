@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from attnscope.errors import AttnscopeError
     from attnscope.figures import Style
     from attnscope.keep.view import View
-    from attnscope.model.loading import LoadedModel, wrap
+    from attnscope.model.loaded import LoadedModel
+    from attnscope.model.loading import wrap
     from attnscope.observation import Observation
     from attnscope.observe import Request
     from attnscope.seam.listen import listen

@@ -12,7 +12,7 @@ from attnscope.face import Capture
 from attnscope.keep.view import View
 from attnscope.media.sound import sound_of
 from attnscope.model.libraries import without_bars
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load as load_model
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request

@@ -20,7 +20,7 @@ from attnscope.inputs.made import generated, target
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, reads_sound
 from attnscope.memory import free_memory, human_bytes
 from attnscope.model.geometry import with_tower
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 from attnscope.observation import Observation
 from attnscope.observe import Asked, Request, observe
 from attnscope.observe.choice import Choice, choose, tiles_difference

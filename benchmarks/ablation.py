@@ -24,7 +24,8 @@ from attnscope.intervene.branches import unheard
 from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import CPU_TOKENS, prepared
 from attnscope.intervene.task import Task
-from attnscope.model.loading import LoadedModel, load, wrap
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import load, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen

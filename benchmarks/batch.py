@@ -32,7 +32,8 @@ from results import measured_here
 from attnscope.batch.corpus import Corpus
 from attnscope.batch.job import Job
 from attnscope.batch.run import run_folder
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 
 WINDOW = 512  # texts
 BUDGET = 1024  # tokens of a padded batch: where this loop takes the least processor time

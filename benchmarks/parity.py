@@ -16,7 +16,8 @@ from engines import build
 from results import measured_here
 
 from attnscope.model.libraries import silence_libraries
-from attnscope.model.loading import LoadedModel, load, wrap
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import load, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from attnscope.seam.listen import listen

@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError, UsageError
 from attnscope.model import adapters, hub
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, identify, load, wrap
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import DEMO_FOLDER, identify, load, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate

@@ -14,7 +14,8 @@ from gguf import GGMLQuantizationType
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError
 from attnscope.model import checkpoint
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, identify, load, load_config
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import DEMO_FOLDER, identify, load, load_config
 from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from attnscope.parity.certificate import certificate

@@ -25,7 +25,8 @@ from attnscope.intervene.passes import prepared
 from attnscope.keep import heads, keys
 from attnscope.keep.view import View
 from attnscope.measure.texts import Texts
-from attnscope.model.loading import LoadedModel, wrap
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import wrap
 from attnscope.observe import observe
 from attnscope.parity import check_parity
 from attnscope.seam import listen as seam

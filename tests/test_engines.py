@@ -15,7 +15,8 @@ from attnscope.errors import MemoryLimitError, UsageError
 from attnscope.keep.view import View
 from attnscope.memory import read_size
 from attnscope.model.geometry import geometry_of, longer
-from attnscope.model.loading import LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observe import Request, choice
 from attnscope.observe.choice import (

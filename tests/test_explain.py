@@ -27,7 +27,7 @@ from attnscope.figures.explain import Curve, curves_figure, effect_figure, scali
 from attnscope.figures.fonts import fonts_for
 from attnscope.figures.writer import drawing
 from attnscope.model.geometry import geometry_of
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 from attnscope.text.prompt import from_text
 from helpers.command_line import call, on_terminal
 from helpers.families import tiny_model

@@ -25,13 +25,14 @@ EDITED = {  # files of existing code, at most
     "a kept thing": 2,
     "an intervention": 1,
     "an option": 1,
-    "an engine": 2,
+    "an engine": 1,
     "a command": 1,
 }
 
 READ = ("--text", TEXT, "--format", "csv", "-q")
 STORY = ("heads", "--file", str(ROOT / "examples" / "story.txt"), "-q")
 HEADS = ("heads", "--engine")
+TALKING = (*HEADS, "recomputed", *READ[:-1])
 INFO = ("info", "demo", "--format", "json")
 KEPT = f"""
 import attnscope.keep.largest, json
@@ -59,6 +60,7 @@ NEEDS = {  # extension -> a command, or a program, that only it makes possible
 COMMANDS = (
     *NEEDS.values(),
     (*HEADS, "eager", *READ),
+    TALKING,
     INFO,
     (*STORY, "--format", "csv"),
     ("heads", "--help", "all"),
@@ -180,8 +182,9 @@ def test_the_option_is_in_the_help_and_leaves_heads_of_its_role(said: dict[tuple
     assert set(re.findall(r"^ *(L\d+H\d+) ", said[NEEDS["an option"]].out.decode(), re.MULTILINE)) == expected
 
 
-def test_the_engine_is_in_the_help(said: dict[tuple[str, ...], Result]) -> None:
-    assert b"auto|eager|recomputed|fused" in said["heads", "--help", "all"].out
+def test_the_engine_is_named_where_it_ran_and_help_lists_three(said: dict[tuple[str, ...], Result]) -> None:
+    assert "engine recomputed (output model" in said[TALKING].err
+    assert b"auto|eager|fused" in said["heads", "--help", "all"].out
 
 
 def test_the_command_is_in_the_list_and_prints_its_table(said: dict[tuple[str, ...], Result]) -> None:

@@ -261,7 +261,10 @@ def test_heads_draws_what_is_named_beside_its_tables(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (("heatmap", "--figures", "mass", "--out", "x"), "--figures mass shows the mass on named keys; name them with"),
-        (("heatmap", "--figures", "mas", "--out", "x"), "--figures knows overview, layers, heads, metrics, mass, top"),
+        (
+            ("heatmap", "--figures", "mas", "--out", "x"),
+            "--figures: expected one of overview, layers, heads, metrics, mass, top",
+        ),
         (("heatmap", "--figures", ",", "--out", "x"), "--figures names no figure; write"),
         (("heads", "--figures", "overview"), "--figures are files; name a folder with --out DIR"),
     ],

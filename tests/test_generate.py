@@ -17,7 +17,8 @@ import torch
 import attnscope
 from attnscope.errors import InputError, ModelError, UsageError
 from attnscope.measure.metrics import LOOKBACKS
-from attnscope.model.loading import LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe

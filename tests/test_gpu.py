@@ -13,7 +13,8 @@ import torch
 import attnscope
 from attnscope import Request
 from attnscope.measure.metrics import METRICS
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load, wrap
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import DEMO_FOLDER, load, wrap
 from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from attnscope.seam.engines import ENGINES

@@ -17,7 +17,8 @@ import attnscope
 from attnscope.attention.tiled import TILE_BYTES, tiles
 from attnscope.memory import human_bytes
 from attnscope.model import loading
-from attnscope.model.loading import LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from helpers.command_line import call
 from helpers.pretend import Pretended, place, pretend

@@ -18,7 +18,8 @@ from attnscope.explain import explain_head
 from attnscope.intervene.intervention import HeadSet
 from attnscope.intervene.passes import prepared
 from attnscope.keep.view import View
-from attnscope.model.loading import LoadedModel, wrap
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import wrap
 from attnscope.model.placed import weights_of
 from attnscope.parity import check_parity
 from attnscope.seam import modules

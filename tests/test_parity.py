@@ -21,7 +21,8 @@ import torch
 from attnscope.cli import run
 from attnscope.errors import ForwardError, UsageError
 from attnscope.files import save_json
-from attnscope.model.loading import LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.parity import ParityReport, check_parity
 from attnscope.parity.certificate import certificate, in_words, parity_table, verify, weights_sha256

@@ -26,7 +26,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from attnscope.ask import Ask
 from attnscope.errors import AttnscopeError, MemoryLimitError, ModelError, UsageError
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.parity import alone, check_parity, whole
 from attnscope.parity.certificate import certificate

@@ -17,7 +17,7 @@ import transformers as hf
 
 import attnscope
 from attnscope.ask import Ask
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 from attnscope.parity import ATOL, ParityReport, check_parity
 from attnscope.parity.arranged import arrangements_of
 from attnscope.parity.certificate import certificate

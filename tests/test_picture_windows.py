@@ -35,7 +35,7 @@ from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.uniform import UniformAttention
 from attnscope.attention.visibility import Visibility
 from attnscope.media.patches import windows
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 from attnscope.observe import Request
 from attnscope.stacks import VISION
 from helpers.picture_models import picture, saved

@@ -17,7 +17,7 @@ from attnscope.figures import Patches, PatchSheet, Style
 from attnscope.figures.over import grid_of, save_patches
 from attnscope.media.patches import WHOLE, Sight, patches_of
 from attnscope.media.picture import all_opened, open_picture
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 from attnscope.parity import check_parity
 from attnscope.run import prepare
 from attnscope.stacks import DECODER, VISION

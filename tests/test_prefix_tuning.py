@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 import attnscope
 from attnscope.errors import InputError, ModelError
 from attnscope.model import adapters
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from helpers.brought import an_adapter, in_peft

@@ -15,7 +15,8 @@ from attnscope.keep import rollout
 from attnscope.keep.groups import bins
 from attnscope.keep.rollout import Rollout, RolloutProbe
 from attnscope.model.geometry import geometry_of
-from attnscope.model.loading import LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import load
 from attnscope.model.options import LoadOptions
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe

@@ -133,7 +133,7 @@ def test_what_was_meant_is_said_stack_by_stack(read: Read) -> None:
     assert f"cross: query bank: bank({read.places('target', 'bank')[0]})" in result.err
     assert f"cross: key old: old({read.places('source', 'old')[0]})" in result.err
     result = asked("heads", read, "--query", "was")
-    assert "encoder: not asked" in result.err
+    assert "encoder: not measured" in result.err
     assert "does not hold" not in result.err
 
 

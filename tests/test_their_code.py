@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, dynamic_module_utils
 
 import attnscope
 from attnscope.errors import AttnscopeError, ModelError, UsageError
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from attnscope.parity import check_parity
 from attnscope.seam.listen import calls_interface, listen

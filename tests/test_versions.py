@@ -11,7 +11,7 @@ from transformers.models.auto import configuration_auto, modeling_auto
 
 from attnscope.errors import ModelError
 from attnscope.model.libraries import TRIED
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 from attnscope.seam.listen import listen
 from helpers.command_line import call
 

@@ -46,7 +46,8 @@ from attnscope.attention.tiled import TiledAttention
 from attnscope.attention.triton_kernel import TritonAttention, kernels, operator, proof
 from attnscope.attention.triton_kernel.sweep import Sweep
 from attnscope.attention.visibility import Visibility
-from attnscope.model.loading import LoadedModel, wrap
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import wrap
 from attnscope.observe import choice
 from helpers.parity_models import roused_model
 from helpers.pretend import MixedDevicesError, devices_of, held, place, pretend

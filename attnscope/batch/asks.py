@@ -23,7 +23,7 @@ from attnscope.inputs.given import reading
 from attnscope.inputs.made import reading_targets
 from attnscope.media.processor import processor_of
 from attnscope.media.sound import MODEL_OF_SOUND, Sound, extractor_of, read_sound, reads_sound
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 from attnscope.shown import brief
 from attnscope.text.prompt import Prompt
 

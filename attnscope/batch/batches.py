@@ -14,7 +14,7 @@ from attnscope.seam.cost import eager_bytes
 
 if TYPE_CHECKING:
     from attnscope.batch.job import Job
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 # Texts that are sorted into batches together, and what is kept of them: the first are read, and the last written, while
 # the model waits

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 
 MOST_REPLICAS = 4
 T = TypeVar("T")

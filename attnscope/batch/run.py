@@ -19,7 +19,7 @@ from attnscope.figures.pool import drawing_pool
 
 if TYPE_CHECKING:
     from attnscope.batch.cluster import Cluster
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 
 def run_folder(

@@ -19,7 +19,8 @@ from attnscope.batch.spans import given_spans
 from attnscope.errors import AttnscopeError, ForwardError, InputError, ModelError, UsageError
 from attnscope.memory import is_out_of_memory, keep_freed_memory
 from attnscope.model.geometry import with_tower
-from attnscope.model.loading import LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import load
 from attnscope.model.padding import pads
 from attnscope.observation import Observation
 from attnscope.observe import Request, observe

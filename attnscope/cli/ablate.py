@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from attnscope.intervene.intervention import HeadSet
     from attnscope.intervene.task import Task
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.scan import Plan
 

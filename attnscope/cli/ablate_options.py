@@ -14,7 +14,7 @@ from attnscope.errors import UsageError
 
 if TYPE_CHECKING:
     from attnscope.intervene.task import Task
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)

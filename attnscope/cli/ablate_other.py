@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attnscope.folder.parts import Parts
     from attnscope.intervene.passes import Advance, Passes
     from attnscope.intervene.task import Task
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.selection import HeadIndex
 
 

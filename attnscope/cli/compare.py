@@ -24,7 +24,7 @@ from attnscope.stacks import SEQ2SEQ
 if TYPE_CHECKING:
     from attnscope.ask import Text
     from attnscope.figures import Style
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.run import Run
     from attnscope.study.comparison import Comparison, OneSide, Shared
 

@@ -11,7 +11,7 @@ from attnscope.signals import unwinding
 
 if TYPE_CHECKING:
     from attnscope.cli.options import Exporting
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.texts import OnTexts
     from attnscope.text.prompt import Prompt

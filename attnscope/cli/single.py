@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attnscope.export import Ways
     from attnscope.keep.request import Request
     from attnscope.media.sound import Sound
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run
     from attnscope.text.prompt import Prompt

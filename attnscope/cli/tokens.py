@@ -15,7 +15,7 @@ from attnscope.text.expressions import GRAMMAR, PRECEDENCE
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.model.loading import LoadedTokenizer
+    from attnscope.model.loaded import LoadedTokenizer
     from attnscope.text.prompt import Prompt, Span
 
 EXAMPLES = (

@@ -22,7 +22,7 @@ from attnscope.stacks import SEQ2SEQ, VISION, is_vision
 if TYPE_CHECKING:
     from attnscope.ask import Ask
     from attnscope.model.geometry import LayerGeometry
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.observation import Observation
     from attnscope.run import Run
     from attnscope.viewer.page import Page

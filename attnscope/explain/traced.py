@@ -30,7 +30,7 @@ from attnscope.seam.modules import HALF, ModuleRecorder, ModuleRun
 from attnscope.stacks import DECODER, ENCODER
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.text.prompt import Prompt
 
 TOLERANCE = 1e-5  # of the largest number: what float32 does to the model's own values

@@ -28,7 +28,7 @@ from attnscope.model.geometry import Geometry
 from attnscope.selection import everything, pairs
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 logger = logging.getLogger(__name__)
 Columns = Mapping[str, np.ndarray]

@@ -25,7 +25,7 @@ from attnscope.text.virtual import with_virtual
 if TYPE_CHECKING:
     from attnscope.apart import Where
     from attnscope.ask import Ask
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 Read = Callable[["Ask"], Prompt]
 

@@ -17,7 +17,7 @@ from attnscope.text.target import from_target_ids, reading_target
 if TYPE_CHECKING:
     from attnscope.apart import Where
     from attnscope.ask import Ask
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.seam.engines import Engine
 
 _Advance = Callable[[int], object]

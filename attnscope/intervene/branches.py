@@ -23,7 +23,7 @@ from attnscope.seam.engines import UNCHECKED
 from attnscope.seam.listen import listen
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 
 class BranchError(Exception):

@@ -32,7 +32,7 @@ from attnscope.seam.engines import UNCHECKED, Engine
 from attnscope.seam.listen import calls_interface, listen
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 logger = logging.getLogger(__name__)
 CPU_TOKENS, TOKENS = 4096, 32768  # of one pass, all rows together

@@ -24,7 +24,7 @@ from attnscope.text.chat import Bounds, Message, read_messages, token_turns, tur
 from attnscope.text.prompt import Medium, Patch, Prompt, Span, from_ids, place
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 LEFT_OUT = ("input_ids", "attention_mask", "labels")  # of what a processor makes: the model makes its own mask
 BEFORE_PATCHES = {"class_embedding": "[CLS]", "cls_token": "[CLS]", "register_tokens": "[REG]"}  # in a tower's weights

@@ -18,7 +18,7 @@ from attnscope.model.permits import unread
 from attnscope.text.chat import Message
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 FILES = ("processor_config.json", "preprocessor_config.json")
 AUDIO = "audio_tokenizer"  # a model that transformers loads from wherever a processor's file says

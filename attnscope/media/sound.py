@@ -31,7 +31,7 @@ from attnscope.text.prompt import Medium, Prompt, Side
 from attnscope.text.reading import opened
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 MOST_SECONDS = 600  # of a file that are read
 MOST_BYTES = 2**30  # of standard input

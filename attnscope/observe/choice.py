@@ -19,7 +19,7 @@ from attnscope.seam.listen import calls_interface, listen
 from attnscope.stacks import DIFFERENCE
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
     from attnscope.text.prompt import Prompt
 

@@ -30,7 +30,7 @@ from attnscope.stacks import DECODER, ENCODER, VISION, is_vision
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.text.prompt import Prompt
 
 

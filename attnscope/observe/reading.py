@@ -19,7 +19,7 @@ from attnscope.seam.call import AttentionCall, CallCheck, CaptureReport
 from attnscope.stacks import has_summaries
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 
 class PaddingError(Exception):

@@ -20,7 +20,7 @@ from attnscope.text.summaries import of_patches, with_summaries
 from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.text.prompt import Prompt
 
 Made = Callable[[str, Sequence[Asked]], Reading]  # a stack and its texts -> what reads it

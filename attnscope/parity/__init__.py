@@ -40,7 +40,7 @@ from attnscope.stacks import CROSS, SEQ2SEQ, STACKS, VISION, is_vision
 from attnscope.text.prompt import Prompt
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 __all__ = ["ATOL", "TEXT", "Difference", "LayerParity", "Level", "ParityReport", "check_parity", "is_quantised"]
 

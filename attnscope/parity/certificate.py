@@ -18,7 +18,7 @@ from attnscope.tables import as_table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.text.prompt import Prompt
 
 SCHEMA = "certificate/4"  # goes up when a field is renamed, or means something else

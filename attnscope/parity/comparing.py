@@ -26,7 +26,7 @@ from attnscope.stacks import DECODER, is_cross
 
 if TYPE_CHECKING:
     from attnscope.model.geometry import LayerGeometry
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 # What a reader raises over a module that is built in another way than its layout says.
 MISFITS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError)

@@ -11,7 +11,7 @@ from attnscope.reference.given import setting
 from attnscope.stacks import CAUSAL, CROSS, VISION, is_bidirectional, is_cross
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 # The config's entry with the length up to which a kind of rotary positions does not stretch.
 STRETCHED_FROM = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}

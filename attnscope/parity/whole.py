@@ -39,7 +39,7 @@ from attnscope.seam.listen import listening, running
 from attnscope.stacks import ENCODER_ONLY
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.model.options import LoadOptions
 
 NEVER = 1e30  # the size of logits of tokens that a family never gives: equal in both, and no measure of others

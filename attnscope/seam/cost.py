@@ -18,7 +18,7 @@ from attnscope.model.families import family
 from attnscope.model.geometry import Geometry
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 SORTED_TILES = 5  # alive at once where rows are sorted: logits, weights, sorted, their places (of 8 bytes)
 

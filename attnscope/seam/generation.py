@@ -16,7 +16,7 @@ from attnscope.seam.listen import running
 from attnscope.stacks import SEQ2SEQ
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.seam.engines import Engine
     from attnscope.text.prompt import Prompt
 

@@ -11,7 +11,6 @@ Shapes: B text, Q query, K key, T token.
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 import threading
@@ -38,6 +37,7 @@ from attnscope.model.placed import device_of, hooks_of
 from attnscope.seam.call import AttentionCall, CallCheck, CallPlace, CaptureReport
 from attnscope.seam.checks import check_call
 from attnscope.seam.engines import ENGINES, Engine, OnCall, full_precision
+from attnscope.seam.forward import backbone, bare_model, config_of, with_logits, without_cache
 from attnscope.seam.hooked import near, weights_in, whole, without
 from attnscope.seam.own import OwnAttention
 from attnscope.seam.route import Route, route_of
@@ -88,13 +88,13 @@ def listen(
         suppress(_LastCallError),
     ):
         report.tokens = ids_BT.shape[1]
-        inputs = {**_without_cache(_bare(model)), **_route(model).extras, **inputs}
+        inputs = {**without_cache(bare_model(model)), **_route(model).extras, **inputs}
 
         def run(**more: Any) -> None:
             if logits_at is None:
-                report.output = _backbone(model)(ids_BT, **inputs, **more)
+                report.output = backbone(model)(ids_BT, **inputs, **more)
             else:
-                report.output, report.logits = _with_logits(_bare(model), ids_BT, logits_at, {**inputs, **more})
+                report.output, report.logits = with_logits(bare_model(model), ids_BT, logits_at, {**inputs, **more})
 
         run()
         if not report.calls and "output_attentions" not in inputs:  # a family may return weights to who asks for them
@@ -102,7 +102,7 @@ def listen(
                 run(output_attentions=True)
     report.attention = attention
     if calls_alone and report.output is not None:
-        _remember_calls(_bare(model), report)
+        _remember_calls(bare_model(model), report)
     heard = {(check.layer, check.stack) for check in report.calls}
     missing = [one for one in expected_layers or () if one not in (heard if isinstance(one, tuple) else report.layers)]
     if missing:
@@ -123,7 +123,7 @@ def running(model: nn.Module, implementation: str | None) -> Iterator[str]:
     if model.training:
         raise UsageError("the model is in training mode, where dropout changes the weights", "call model.eval() first")
     with _model_lock(model), _implementation(model, implementation) as attention, torch.no_grad(), _uncompiled():
-        config = _config(model)
+        config = config_of(model)
         if config is not None and not pads_exactly(config):
             settle_rotary(model)
         yield attention
@@ -145,9 +145,9 @@ def listening(
     `ends` the last call of a pass, where it is known, ends it.
     """
     engine, thread = engine or ENGINES["eager"], threading.get_ident()
-    listener = _Listener(_bare(model), on_call, engine, windows or {})
+    listener = _Listener(bare_model(model), on_call, engine, windows or {})
     listener.tower = InWindows(patches, engine, on_call) if patches else None
-    listener.last = _calls_of_pass.get(_bare(model), 0) if ends else 0
+    listener.last = _calls_of_pass.get(bare_model(model), 0) if ends else 0
     _install(thread, listener)
     handles = listener.hook_modules()
     try:
@@ -182,7 +182,7 @@ def _own_errors(model: nn.Module) -> Iterator[None]:
     except Exception as error:  # any family's code, with any weights and any text
         if is_out_of_memory(error) or not _of_model(error, model):
             raise
-        kind = getattr(_config(model), "model_type", None) or type(_bare(model)).__name__
+        kind = getattr(config_of(model), "model_type", None) or type(bare_model(model)).__name__
         raise ForwardError(
             f"the forward pass of {kind} failed: {first_line(error)}",
             "check its config, its weights and its processor's files",
@@ -191,7 +191,7 @@ def _own_errors(model: nn.Module) -> Iterator[None]:
 
 def _of_model(error: BaseException, model: nn.Module) -> bool:
     """Whether an error rose in code of the model: what called PyTorch there was not attnscope, and not who listens."""
-    packages = {type(module).__module__.partition(".")[0] for module in _bare(model).modules()} | {"transformers"}
+    packages = {type(module).__module__.partition(".")[0] for module in bare_model(model).modules()} | {"transformers"}
     frames = (frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__))
     ours = __name__.partition(".")[0]
     known = [package for package in frames if package == ours or package in packages - {"torch"}]
@@ -249,7 +249,7 @@ def _remove(thread: int, listener: _Listener) -> None:
 def _model_lock(model: nn.Module) -> Iterator[None]:
     """A second capture of the same model waits for the first."""
     with _lock:
-        lock = _model_locks.setdefault(_bare(model), threading.RLock())
+        lock = _model_locks.setdefault(bare_model(model), threading.RLock())
     with lock:
         yield
 
@@ -260,7 +260,7 @@ def _implementation(model: nn.Module, wanted: str | None) -> Iterator[str]:
 
     A family that has no sdpa stays as it is; yields the one that it runs under.
     """
-    bare = _bare(model)
+    bare = bare_model(model)
     before = getattr(getattr(bare, "config", None), "_attn_implementation", None) or "eager"
     if wanted in (None, before) or not (calls_interface(model) and getattr(bare, f"_supports_{wanted}", True)):
         yield before
@@ -282,7 +282,7 @@ class _Listener:
         self.report = CaptureReport()
         self.tower: InWindows | None = None  # that attends window by window
         self.last = 0  # how many calls end the pass, 0 for none
-        self.stacks = Stacks(model, _config(model))
+        self.stacks = Stacks(model, config_of(model))
         self._calls: dict[tuple[str, int], int] = {}
         self._families: dict[nn.Module, Family] = {}
         self._by_interface: set[nn.Module] = set()
@@ -403,7 +403,7 @@ class _Listener:
     @cached_property
     def _without_attention(self) -> set[tuple[int, str]]:
         """The layers that compute no softmax attention, by what the model's config says."""
-        config = _config(self.model)
+        config = config_of(self.model)
         if config is None:
             return set()
         every = geometry_of(config, count=False).every
@@ -448,64 +448,21 @@ def _one(mask: Tensor) -> Tensor:
     return mask[:1] if same else mask
 
 
-def _bare(model: nn.Module) -> nn.Module:
-    """The module behind a torch.compile wrapper."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
-
-
-def _config(model: nn.Module) -> Any:
-    """The config of transformers that a model keeps, None for another module."""
-    config = getattr(_bare(model), "config", None)
-    return config if hasattr(config, "get_text_config") else None
-
-
-def _backbone(model: nn.Module) -> nn.Module:
-    """The model without its vocabulary projection: 128k tokens of logits are tens of gigabytes."""
-    bare = _bare(model)
-    backbone = getattr(bare, "base_model", bare)
-    return backbone if isinstance(backbone, nn.Module) else bare
-
-
-def _with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
-    """What the whole model gives back, and its own logits at some positions, (B, len(at), vocabulary)."""
-    tokens = ids_BT.shape[1]
-    wrong = next((place for place in at if not -tokens <= place < tokens), None)
-    if wrong is not None:
-        raise UsageError(f"there is no token {wrong} in a text of {tokens}", "name positions of the text")
-    first = min((place % tokens for place in at), default=0)
-    rows = torch.tensor([place % tokens for place in at], dtype=torch.long, device=ids_BT.device)
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        output = model(ids_BT, **inputs)
-        return output, output.logits[:, rows.to(output.logits.device)]
-    if hooks_of(model):  # accelerate's bring a tensor to the first device, and the hidden states are on the last
-        output = model(ids_BT, logits_to_keep=tokens - first, **inputs)
-        return output, output.logits[:, (rows - first).to(output.logits.device)]
-    output = model(ids_BT, logits_to_keep=rows, **inputs)
-    return output, output.logits
-
-
 def calls_interface(model: nn.Module) -> bool:
     """Whether the model's attention modules call the interface, where q and k are seen."""
     return _route(model).interface
 
 
 def _route(model: nn.Module) -> Route:
-    return route_of(_bare(model), lambda extras: _heard(model, extras))
+    return route_of(bare_model(model), lambda extras: _heard(model, extras))
 
 
 def _heard(model: nn.Module, extras: Mapping[str, Any]) -> set[str]:
     """The routes by which the attention calls of a pass over two tokens came."""
-    ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(_bare(model)))
+    ids_BT = torch.zeros(1, 2, dtype=torch.long, device=device_of(bare_model(model)))
     with _model_lock(model), torch.no_grad(), _uncompiled(), listening(model, lambda call: None) as report:
-        _backbone(model)(ids_BT, **_without_cache(_bare(model)), **extras)
+        backbone(model)(ids_BT, **without_cache(bare_model(model)), **extras)
     return {check.route for check in report.calls}
-
-
-def _without_cache(model: nn.Module) -> dict[str, Any]:
-    """The argument that leaves out the cache, where the model has one."""
-    names = inspect.signature(model.forward).parameters
-    return {"use_cache": False} if {"use_cache", "kwargs"} & names.keys() else {}
 
 
 def _uncompiled() -> Any:

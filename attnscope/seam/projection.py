@@ -15,7 +15,7 @@ from attnscope.seam.engines import ENGINES
 from attnscope.seam.listen import listen
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
 
 

@@ -36,7 +36,7 @@ from attnscope.text.tokens import Chosen
 
 if TYPE_CHECKING:
     from attnscope.attention.operator import AttentionOperator
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
     from attnscope.seam.engines import Engine
     from attnscope.selection import HeadsByLayer

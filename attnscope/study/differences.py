@@ -25,7 +25,7 @@ from attnscope.stacks import SOFTMAX, STACKS
 from attnscope.tables import as_table, numbers, words
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.study.comparison import Comparison, Pair, Shared
 
 SCHEMA, NAME = "compare/2", "compare.json"

@@ -11,7 +11,7 @@ import attnscope
 from attnscope.batch.job import Job
 from attnscope.batch.worker import Worker
 from attnscope.errors import ModelError
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 from attnscope.observation import Observation
 from attnscope.stacks import CROSS, DECODER, ENCODER, VISION
 from helpers.command_line import Result, call

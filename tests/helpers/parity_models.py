@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from attnscope.errors import ModelError
 from attnscope.model.geometry import geometry_of
-from attnscope.model.loading import LoadedModel
+from attnscope.model.loaded import LoadedModel
 from attnscope.parity import check_parity
 from attnscope.parity.verdicts import Level
 from attnscope.reference.layouts import layout_of

@@ -18,7 +18,8 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTe
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig, Qwen2VLVisionConfig
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig, Qwen3VLVisionConfig
 
-from attnscope.model.loading import DEMO_FOLDER, LoadedModel, load
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import DEMO_FOLDER, load
 from attnscope.model.options import LoadOptions
 from helpers.parity_models import rouse
 

@@ -21,7 +21,8 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from attnscope.model.loading import LoadedModel, wrap
+from attnscope.model.loaded import LoadedModel
+from attnscope.model.loading import wrap
 from attnscope.model.task import model_class, task_of
 from helpers.families import _shrunk
 from helpers.parity_models import rouse

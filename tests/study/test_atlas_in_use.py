@@ -234,6 +234,9 @@ def test_pages_pictures_keys_and_certificates_take_roles_too(folder, tmp_path):
 def test_bad_inputs_in_one_line(command, arguments, code, says, folder, other, tmp_path):
     typed = [word.format(atlas=folder, nowhere=tmp_path, other=other) for word in arguments]
     if command == "batch":
+        if "--atlas" in typed:  # a setting there
+            at = typed.index("--atlas")
+            typed[at : at + 2] = ["--set", f"atlas={typed[at + 1]}"]
         (tmp_path / "texts.txt").write_text(TEXT)
         typed += ["--out", str(tmp_path / "data")] + ["--select", "@induction"] * ("--select" not in typed)
     result = call(command, str(tmp_path / "texts.txt") if command == "batch" else TEXT, *typed, "-q")
@@ -245,13 +248,13 @@ def test_bad_inputs_in_one_line(command, arguments, code, says, folder, other, t
 def test_a_dataset_is_held_to_the_heads_that_were_meant(folder, tmp_path):
     (tmp_path / "texts.txt").write_text(f"{TEXT}\nthe river bank")
     asked = ["batch", str(tmp_path / "texts.txt"), "--out", str(tmp_path / "data"), "--format", "csv", "-q"]
-    call(*asked, "--select", "@induction,0.1", "--atlas", str(folder)).ok()
+    call(*asked, "--select", "@induction,0.1", "--set", f"atlas={folder}").ok()
     said = json.loads((tmp_path / "data" / "run.json").read_text())["options"]
     assert said["select"] == "L3H0,L3H1,0.1"
     [written] = (tmp_path / "data" / "heads").glob("*.csv")
     rows = csv_rows(written.read_bytes())
     assert {(row["layer"], row["head"]) for row in rows} == {("0", "1"), ("3", "0"), ("3", "1")}
     made_atlas(DEMO_FOLDER, {(3, 0): ("induction",)}).save(tmp_path / "again")
-    again = call(*asked, "--select", "@induction,0.1", "--atlas", str(tmp_path / "again"))
+    again = call(*asked, "--select", "@induction,0.1", "--set", f"atlas={tmp_path / 'again'}")
     assert again.code == 2
     assert "select was 'L3H0,L3H1,0.1', now 'L3H0,0.1'" in again.err

@@ -26,7 +26,7 @@ from attnscope.study.atlas.copying import projection
 
 if TYPE_CHECKING:
     from attnscope.intervene.passes import Advance, Passes
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
     from attnscope.selection import HeadIndex
 

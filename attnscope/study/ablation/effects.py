@@ -35,7 +35,7 @@ from attnscope.study.statistics import paired
 from attnscope.tables import as_table, numbers, save, words
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.selection import HeadIndex
     from attnscope.study.ablation.direct import Direct
 

@@ -21,7 +21,7 @@ from attnscope.text.prompt import Prompt, place, reading
 from attnscope.text.reading import parsed_line, read_text
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 PERIOD = 50
 RECORD = 'write {"text": "...", "targets": [[12, 16]]}'

@@ -26,7 +26,7 @@ from attnscope.seam.listen import calls_interface, listen
 from attnscope.study.atlas.copying import output_projections, projection
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
 
 ROUNDINGS = 4  # of the additions and factors between a block's input and its output

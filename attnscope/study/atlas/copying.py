@@ -18,7 +18,7 @@ from attnscope.model.placed import as_input
 from attnscope.seam.projection import output_projections, projection
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
 
 RAISED = 5  # logits that count as raised most

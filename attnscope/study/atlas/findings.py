@@ -23,7 +23,7 @@ from attnscope.study.atlas.probes import Arm, Contrast, Measure, Trial, batches
 from attnscope.study.statistics import Effects, paired
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
     from attnscope.seam.call import AttentionCall
     from attnscope.seam.engines import Engine
 

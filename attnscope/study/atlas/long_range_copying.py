@@ -24,7 +24,7 @@ from attnscope.keep.probe import Answers, Layer
 from attnscope.seam.generation import greedy
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 VALUES = 8  # tokens of the needle behind its key, and tokens that the model makes
 DEPTHS = (0.1, 0.5, 0.9)

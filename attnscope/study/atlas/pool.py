@@ -10,7 +10,7 @@ from attnscope.text.labels import BYTE_TOKEN
 from attnscope.text.prompt import from_text
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 LEAST = 20  # tokens without which no sequence of distinct ones can be made
 MIDDLE = 0.8  # of the vocabulary by id: the commonest and rarest stay out, as in Olsson et al. 2022, arXiv 2209.11895

@@ -26,7 +26,7 @@ from attnscope.study.atlas.probes import FROM_UNIFORM, RECALL, SEQUENCES, Measur
 from attnscope.study.atlas.roles import near_uniform, roles_of
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 READINGS = "readings"
 

@@ -30,7 +30,7 @@ from attnscope.tables import as_table, save, words
 from attnscope.text.prompt import Prompt, place, reading
 
 if TYPE_CHECKING:
-    from attnscope.model.loading import LoadedModel
+    from attnscope.model.loaded import LoadedModel
 
 LONGEST = 128  # tokens: rows of every head are held at once, and compared pair by pair
 AT_ONCE = 16  # texts whose readings share a file

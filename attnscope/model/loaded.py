@@ -1,0 +1,163 @@
+"""A model, or its tokenizer alone, as it was loaded, and what is refused of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.errors import InputError, ModelError
+from attnscope.model.geometry import Geometry
+from attnscope.model.options import LoadOptions
+from attnscope.model.permits import Permits
+from attnscope.model.sources import DEMO_FOLDER
+from attnscope.shown import visible
+from attnscope.stacks import CAUSAL_LM, ENCODER_ONLY, NAMES, SEQ2SEQ
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, repr=False)
+class LoadedModel:
+    """A model ready to be read; `revision` is the commit of a Hub model, `device` where its inputs go.
+
+    source_folder: where its files lie, or its GGUF file; None for a model made in memory. stretched_from: the positions
+    it was trained for, where rope scaling stretched them. base_folder: where the files of an adapter's base lie.
+    options: how it was loaded; None for a model made in memory.
+
+        >>> loaded = attnscope.load("demo")
+        >>> loaded.geometry.heads_by_layer  # {0: 6, 1: 6, 2: 6, 3: 6}
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    geometry: Geometry
+    name: str
+    revision: str | None
+    device: str
+    dtype: str
+    source_folder: Path | None = None
+    stretched_from: int | None = None
+    base_folder: Path | None = None
+    options: LoadOptions | None = None
+
+    @property
+    def permits(self) -> Permits:
+        """What the libraries may do where more of its files are read, such as those of its processor."""
+        return self.options.permits if self.options else Permits()
+
+    @property
+    def brought(self) -> bool:
+        """Whether its tokenizer came from elsewhere: its patterns and templates are then somebody's programs."""
+        return self.source_folder not in (None, DEMO_FOLDER)
+
+    @property
+    def embeddings(self) -> int | None:
+        """How many token ids the model knows; None for one that does not say where its embeddings are."""
+        return getattr(self._embeds, "num_embeddings", None)
+
+    @property
+    def virtual(self) -> Sequence[int]:
+        """The ids of the tokens that an adapter puts before every text: the model's last."""
+        known, count = self.embeddings or 0, getattr(self._embeds, "virtual", 0)
+        return range(known - count, known)
+
+    @property
+    def prefix(self) -> Any:
+        """What the model's forward is given as its cache, where virtual tokens are keys and values of its layers."""
+        return getattr(self._embeds, "prefix", None)
+
+    @property
+    def _embeds(self) -> torch.nn.Module | None:
+        with suppress(NotImplementedError):
+            return self.model.get_input_embeddings()
+        return None
+
+    def check_queries(self, what: str) -> None:
+        """Raise ModelError where `what` needs every token's query, and an adapter's virtual tokens have keys alone."""
+        if self.prefix is not None:
+            raise ModelError(
+                f"{what} needs the query of every token, and {len(self.virtual)} virtual ones of {self.name} have none",
+                "use attnscope heads, relations, heatmap or text",
+            )
+
+    def check_bare(self, what: str) -> None:
+        """Raise ModelError where `what` reads texts alone, and an adapter puts tokens before them."""
+        if self.virtual:
+            raise ModelError(
+                f"{what} reads texts as they are, and {self.name} puts {len(self.virtual)} virtual tokens before them",
+                "read one text at a time, with attnscope heads",
+            )
+
+    def unknown_id(self, ids: Sequence[int]) -> int | None:
+        """The place of the first id that the model has no embedding of; None where it has them all."""
+        most = self.embeddings
+        return next((i for i, token in enumerate(ids) if token < 0 or (most is not None and token >= most)), None)
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raise ModelError for a token that the model has no embedding of: its tokenizer is another model's.
+
+        Raises InputError for a text that is too short, see `check_length`.
+        """
+        self.check_length(len(ids))
+        place = self.unknown_id(ids)
+        if place is not None:
+            raise ModelError(
+                f"{self.name} has {self.embeddings} embeddings, and its tokenizer gives the token {ids[place]}",
+                "copy the model's own tokenizer into its folder",
+            )
+
+    def check_length(self, tokens: int) -> None:
+        """Raise InputError for a text that is too short for the model's own code."""
+        least = self.geometry.least_tokens
+        if tokens < least:
+            raise InputError(
+                f"{self.name} ({self.geometry.model_type}) reads texts of at least {least} tokens, and this one has "
+                f"{tokens}: there is nothing left for its last block",
+                "give a longer text",
+            )
+
+    def check_task(self, what: str, *tasks: str, patches: bool = False) -> None:
+        """Raise ModelError where `what` is not for a model of this task; tasks: those that it is for.
+
+        patches: whether it is for a model too whose layers are over bytes and patches of them.
+        """
+        if self.geometry.over_patches and not patches:
+            raise ModelError(
+                f"{what} is for a model whose layers all read tokens, and {self.name} reads bytes and patches of them",
+                "choose another",
+            )
+        if self.geometry.task not in (tasks or (CAUSAL_LM,)):
+            meant = " or ".join(NAMES[task] for task in tasks or (CAUSAL_LM,))
+            half = self.geometry.task == SEQ2SEQ and ENCODER_ONLY in tasks
+            hint = "read its encoder alone: {task=encoder}" if half else "choose another"
+            raise ModelError(f"{what} is for {meant}, and {self.name} is {NAMES[self.geometry.task]}", hint)
+
+    @property
+    def attention(self) -> str:
+        """The attention implementation of transformers that the model is set to; a capture may run under another."""
+        return str(self.model.config._attn_implementation)
+
+    def __repr__(self) -> str:
+        size = f"{self.geometry.parameters / 1e6:,.1f} M parameters, " if self.geometry.parameters else ""
+        return "\n".join(
+            (
+                f"LoadedModel: {visible(self.name)} ({self.geometry.model_type}), {size}{self.dtype} on {self.device}",
+                f"  {self.geometry.in_words}",
+                f"  reads {self.geometry.max_positions or 'any number of'} tokens",
+            )
+        )
+
+
+@dataclass(frozen=True)
+class LoadedTokenizer:
+    """A model's tokenizer alone, and how many tokens the model reads; brought: as of a LoadedModel."""
+
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    max_positions: int | None
+    brought: bool

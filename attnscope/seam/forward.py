@@ -1,0 +1,56 @@
+"""How a model is run: its backbone, its own logits at some positions, without a cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.errors import UsageError
+from attnscope.model.placed import hooks_of
+
+
+def bare_model(model: nn.Module) -> nn.Module:
+    """The module behind a torch.compile wrapper."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def config_of(model: nn.Module) -> Any:
+    """The config of transformers that a model keeps, None for another module."""
+    config = getattr(bare_model(model), "config", None)
+    return config if hasattr(config, "get_text_config") else None
+
+
+def backbone(model: nn.Module) -> nn.Module:
+    """The model without its vocabulary projection: 128k tokens of logits are tens of gigabytes."""
+    bare = bare_model(model)
+    backbone = getattr(bare, "base_model", bare)
+    return backbone if isinstance(backbone, nn.Module) else bare
+
+
+def with_logits(model: nn.Module, ids_BT: Tensor, at: Sequence[int], inputs: Mapping[str, Any]) -> tuple[Any, Tensor]:
+    """What the whole model gives back, and its own logits at some positions, (B, len(at), vocabulary)."""
+    tokens = ids_BT.shape[1]
+    wrong = next((place for place in at if not -tokens <= place < tokens), None)
+    if wrong is not None:
+        raise UsageError(f"there is no token {wrong} in a text of {tokens}", "name positions of the text")
+    first = min((place % tokens for place in at), default=0)
+    rows = torch.tensor([place % tokens for place in at], dtype=torch.long, device=ids_BT.device)
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        output = model(ids_BT, **inputs)
+        return output, output.logits[:, rows.to(output.logits.device)]
+    if hooks_of(model):  # accelerate's bring a tensor to the first device, and the hidden states are on the last
+        output = model(ids_BT, logits_to_keep=tokens - first, **inputs)
+        return output, output.logits[:, (rows - first).to(output.logits.device)]
+    output = model(ids_BT, logits_to_keep=rows, **inputs)
+    return output, output.logits
+
+
+def without_cache(model: nn.Module) -> dict[str, Any]:
+    """The argument that leaves out the cache, where the model has one."""
+    names = inspect.signature(model.forward).parameters
+    return {"use_cache": False} if {"use_cache", "kwargs"} & names.keys() else {}
