@@ -1,4 +1,4 @@
-"""Matrices -> seaborn figures. Numpy arrays in, files out: no model and no torch here.
+"""Matrices -> figures: raster for maps, seaborn for curves. Numpy arrays in, files out: no model and no torch here.
 
 `About`, `Style`, `Maps`, `Part` and `Panel` are light; what draws loads matplotlib, and seaborn, only when it is first
 asked for.

@@ -267,8 +267,11 @@ def curves_figure(curves: Sequence[Curve], note: str = "") -> Figure:
     for curve, colour in zip(curves, sns.color_palette("colorblind", len(curves)), strict=True):
         root_W = np.sqrt(curve.width_W)
         for ax, by in ((before, np.ones_like(root_W)), (after, root_W)):
-            ax.plot(curve.width_W, curve.predicted_W / by, color=colour, linewidth=1.4)
-            ax.plot(curve.width_W, curve.measured_W / by, "o", color=colour, markersize=5, label=curve.label)
+            line, points = curve.predicted_W / by, curve.measured_W / by
+            shared = {"x": curve.width_W, "ax": ax, "color": colour, "errorbar": None, "legend": False}
+            dots = {"linestyle": "", "marker": "o", "markersize": 5, "markeredgecolor": colour}
+            sns.lineplot(y=line, linewidth=1.4, **shared)
+            sns.lineplot(y=points, label=curve.label, **dots, **shared)
     before.plot(width_W, np.sqrt(width_W), "--", color="#262626", linewidth=1.6, label="√d_k")
     after.axhline(1.0, linestyle="--", color="#262626", linewidth=1.6)
     before.set_title("before: std of q · k", loc="left", fontsize=NAME_SIZE + 1)

@@ -48,7 +48,8 @@ def pruning_figure(
     figure.set_size_inches(wide / DPI, (HIGH_PX + 110) / DPI)
     ax = figure.subplots()
     blue, orange, *_ = sns.color_palette("colorblind")
-    ax.plot(range(len(losses)), np.maximum(losses, LEAST), "o-", color=blue, markersize=4, linewidth=1.4)
+    points = {"color": blue, "marker": "o", "markersize": 4, "markeredgecolor": blue, "linewidth": 1.4}
+    sns.lineplot(x=range(len(losses)), y=np.maximum(losses, LEAST), ax=ax, errorbar=None, **points)
     for name, height in (("intact", max(losses[0], LEAST)), *references):
         ax.axhline(height, linestyle="--", color=DARK_INK if name == "intact" else orange, linewidth=1)
         ax.annotate(name, (0, height), (2, 3), textcoords="offset points", fontsize=MARK_SIZE, color=DARK_INK)
