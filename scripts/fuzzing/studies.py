@@ -22,14 +22,28 @@ MANY = 5 * 10**7  # rows of a table that takes a few KB
 def studies(rng: random.Random, folder: Path) -> Try:
     name = rng.choice(STUDIES)
     runs = copied(left(name), folder, "runs")
-    for _ in range(rng.choice((1, 1, 2))):
-        _break(rng, rng.choice(_data(runs)))
+    _break_some(rng, runs)
     return Try([*command(name, runs), *rng.choice(([], [], ["--force"]))])
+
+
+@kind
+def redrawn(rng: random.Random, folder: Path) -> Try:
+    """What heatmap draws again: the folder of a run or a study, damaged."""
+    runs = copied(left(rng.choice(("run", *STUDIES))), folder, "runs")
+    _break_some(rng, runs)
+    return Try(["heatmap", "-q", str(runs), "--out", "pictures"])
 
 
 def _data(runs: Path) -> list[Path]:
     """The files of a study that are read again."""
     return sorted(path for path in runs.rglob("*") if path.suffix in {".json", ".npz", ".parquet", ".csv"})
+
+
+def _break_some(rng: random.Random, runs: Path) -> None:
+    """Damage one or two of a folder's files."""
+    files = _data(runs)
+    for path in rng.sample(files, min(len(files), rng.choice((1, 1, 2)))):
+        _break(rng, path)
 
 
 def _break(rng: random.Random, path: Path) -> None:
@@ -59,7 +73,8 @@ def _other_arrays(rng: random.Random, path: Path) -> None:
         np.full(old.shape, np.nan),
     )
     if rng.random() < 0.8:
-        arrays[name] = rng.choice((*odd, old.astype(complex), np.zeros((0, 7)), -np.ones_like(old)))
+        of_numbers = (old.astype(complex), -np.ones_like(old)) if old.dtype.kind in "iuf" else ()
+        arrays[name] = rng.choice((*odd, np.zeros((0, 7)), *of_numbers))
     np.savez(path, **arrays)
 
 
