@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -84,8 +83,7 @@ class Probe(Protocol):
 
 def run_probes(probes: Mapping[str, Probe], layer: Layer) -> dict[str, Any]:
     """What each probe keeps of a layer; all their questions are answered in one pass."""
-    asked = chain.from_iterable(probe.asks(layer) for probe in probes.values())
-    answers = layer.P.together(asked)
+    answers = layer.P.together([question for probe in probes.values() for question in probe.asks(layer)])
     kept = {name: probe.keep(layer, answers) for name, probe in probes.items()}
     return kept if layer.P.device.type == "cpu" else on_host(kept)
 

@@ -68,7 +68,8 @@ class Reading:
             return
         if call.P.batch != len(self.prompts):  # a tower may be given its picture in other parts
             return
-        key, known = LayerKey(call.layer, self.stack), self.layers.get(call.layer)
+        key = LayerKey(call.layer, self.stack)
+        known = self.layers.get(key.layer)
         kv_heads = call.spec.kv_heads if call.spec else known.kv_heads if known else call.P.heads
         self.kv_of[key] = call.P.heads, kv_heads
         root = None if self.out is None else partial(root_of, call, self.out)
