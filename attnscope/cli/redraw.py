@@ -37,7 +37,7 @@ def redraw(context: typer.Context, folder: Path, pictures: Exporting, looks: Dra
         found = redraw_study(folder, into, style) or _run(folder, into, style, looks, select)
     for note in found.notes:
         output.talk(note, pictures.quiet)
-    output.talk(f"wrote {len(found.paths)} files to {into}", pictures.quiet)
+    output.talk(f"wrote {len(found.paths)} file{'s' * (len(found.paths) > 1)} to {into}", pictures.quiet)
     return found.paths
 
 
