@@ -144,7 +144,7 @@ def _tables(seen: Observation, how: Export) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _drawn(seen: Observation, folder: Path, how: Export, names: Sequence[str]) -> list[Path]:
-    """Draw the figures of every stack, each stack beside the first in a folder of its own."""
+    """Draw the figures of every stack, each stack but the first in a folder of its own."""
     rolled = {stack * bool(seen.other_stacks): one for stack, one in seen.stacks.items() if one.rollout is not None}
     written = [save_rollout(one, folder / stack, how.style) for stack, one in rolled.items()]
     drawn = drawings(seen, names, how.sort, how.top if "top" in how.figures else 0) if how.figures else {}

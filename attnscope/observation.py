@@ -244,7 +244,7 @@ class Observation:
         return keys.table({stack: (one.keys.tokens, one.received) for stack, one in self.stacks.items()}, words_of)
 
     def rollout_table(self, top_k: int | None = None, min_weight: float | None = None) -> pa.Table:
-        """Where each unit of every stack's own text came from: the rows of `Rollout.table`, and their stack.
+        """The source of each unit of every stack's own text: the rows of `Rollout.table`, and their stack.
 
         Cross-attention has none: a rollout is of units that are the same on both sides.
         """

@@ -6,7 +6,7 @@ started to help leaves Ctrl-C to its parent, which the terminal signals too (`be
 
 Leaving at once is the rule because an exception raised inside an import of PyTorch can abort the process, and one
 raised inside a weakref's callback is swallowed. Compiled code may make another error of it (matplotlib does, "Invalid
-affine transformation matrix"), so what came is kept: `came()` says whether an error is a signal's.
+affine transformation matrix"), so the signal's number is kept: `received()` says whether an error is a signal's.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ AGAIN_SECONDS = 0.02
 busy = threading.Lock()  # of a worker: held while it writes what it does not break off
 leaving = threading.Event()  # of a worker: it is to end
 _writing = False
-_came: int | None = None
+_received: int | None = None
 
 
 class Stopped(BaseException):
-    """A signal came while files were being written: unwind, so that no half file and no worker stays."""
+    """A signal arrived while files were being written: unwind, so that no half file and no worker stays."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -55,10 +55,10 @@ def unwinding() -> Iterator[None]:
 
     Where something on the way up swallowed that, it is raised again by `again`, at the latest when the block ends.
     """
-    global _writing, _came
+    global _writing, _received
     before = _writing, sys.unraisablehook
     _writing, sys.unraisablehook = True, _deliver_again
-    _came = _came if before[0] else None
+    _received = _received if before[0] else None
     try:
         yield
         again()
@@ -67,14 +67,14 @@ def unwinding() -> Iterator[None]:
 
 
 def again() -> None:
-    """Raise `Stopped` for a signal that came and was swallowed; called between the steps of long work."""
-    if _writing and _came is not None:
-        raise Stopped(_came)
+    """Raise `Stopped` for a signal that arrived and was swallowed; called between the steps of long work."""
+    if _writing and _received is not None:
+        raise Stopped(_received)
 
 
-def came() -> int | None:
+def received() -> int | None:
     """The signal that was raised as `Stopped`, whatever became of it on the way up."""
-    return _came
+    return _received
 
 
 def _leave(number: int) -> None:
@@ -85,9 +85,9 @@ def _leave(number: int) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    global _came
+    global _received
     if _writing:
-        _came = number
+        _received = number
         raise Stopped(number)
     _leave(number)
 
@@ -135,7 +135,7 @@ class GracefulStop:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._armed and self.signal is None:
             self.signal = number
-            with suppress(RuntimeError):  # it came amid a line to stderr, which takes no second
+            with suppress(RuntimeError):  # it arrived amid a line to stderr, which takes no second
                 self._tell()
             return
         before = self._before[number]

@@ -194,7 +194,7 @@ def started(cluster: Cluster) -> Any:
     if not _answers(address):
         raise missing
     try:
-        # Ray takes SIGTERM for itself; its C++ side says on stderr that it was told to be quiet
+        # Ray installs its own SIGTERM handler, and its C++ side prints its log level on stderr
         with given_back(signal.SIGTERM), without_stderr():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     except ConnectionError as error:

@@ -1,4 +1,4 @@
-"""`attnscope ablate`: what a task costs without some heads, alone, together, and beside random sets."""
+"""`attnscope ablate`: what a task costs without some heads, alone, together, and against random sets."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from attnscope.intervene.intervention import HeadSet
     from attnscope.intervene.task import Task
     from attnscope.model.loaded import LoadedModel
+    from attnscope.study.ablation.effects import HeadSets
     from attnscope.study.atlas.atlas import Atlas
     from attnscope.study.atlas.scan import Plan
 
@@ -62,19 +63,10 @@ def ablate(scanned: Scanned, taken: Taken, on: On, otherwise: Otherwise, measure
     from attnscope.selection import everything, pairs
     from attnscope.show.ablation import save_ablation
     from attnscope.study.ablation.direct import direct_means
-    from attnscope.study.ablation.effects import HeadSets, ablation_cost
     from attnscope.study.ablation.effects import ablate as ablated_by
+    from attnscope.study.ablation.effects import ablation_cost
 
-    asked = HeadSets.of(
-        named,
-        loaded.geometry,
-        by_kv=taken.by == "kv",
-        seed=on.seed,
-        random=taken.random,
-        controls=taken.controls,
-    )
-    if taken.each:
-        asked = replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)})
+    asked = _with_random(loaded, named, taken, on.seed)
     token_layers, operations = (on.of_all(one, task) for one in ablation_cost(loaded, task, asked, taken.replace))
     plan = f"{len(asked.sets)} sets on {on.of_all(len(task), task)} sequences of {task.name}"
     plan += f": {token_layers} tokens x layers, about {operations:.0e} operations"
@@ -166,6 +158,15 @@ def _probed(loaded: LoadedModel, on: On, quiet: bool) -> Atlas:
     output.talk(f"no sets were named: probes find the roles, {planned.tokens} tokens x {layers} layers", quiet)
     with unwinding(), output.progress("probes", planned.tokens, quiet) as advance:
         return scan(loaded, planned, advance=advance)
+
+
+def _with_random(loaded: LoadedModel, named: Sequence[HeadSet], taken: Taken, seed: int) -> HeadSets:
+    """The sets with their random sets, and each head or kv group alone where that was asked for."""
+    from attnscope.study.ablation.effects import HeadSets
+
+    by_kv = taken.by == "kv"
+    asked = HeadSets.of(named, loaded.geometry, by_kv=by_kv, seed=seed, random=taken.random, controls=taken.controls)
+    return replace(asked, alone={**asked.alone, EACH: _each_head(loaded, taken)}) if taken.each else asked
 
 
 def _each_head(loaded: LoadedModel, taken: Taken) -> Sequence[HeadSet]:

@@ -125,12 +125,12 @@ def answered(
     cost = on.of_all(question.cost(asking) + means, task)
     once = on.of_all(asking.passes.token_layers([]), task)
     rows = on.of_all(sum(map(len, task.rows)), task) * cost // max(1, once)
-    told = f"{question.name} of {len(asking.heads)} heads on {on.of_all(len(task), task)} sequences of {task.name}: "
-    told += f"{cost} tokens x layers, about {operations(loaded, cost, rows):.0e} operations"
+    plan = f"{question.name} of {len(asking.heads)} heads on {on.of_all(len(task), task)} sequences of {task.name}: "
+    plan += f"{cost} tokens x layers, about {operations(loaded, cost, rows):.0e} operations"
     if on.dry_run:
-        output.show(told)
+        output.show(plan)
         return 0
-    output.talk(told, measured.quiet)
+    output.talk(plan, measured.quiet)
     facts = {**task_facts(loaded, task, taken.replace), "heads": [head_name(*head) for head in asking.heads]}
     if measured.out is not None:
         kept = claim(measured.out, question.name, question.name, with_weights(facts, loaded), measured.force)
@@ -196,8 +196,8 @@ def _pruning(asking: Asking) -> Result:
         guess = math.log(loaded.geometry.vocab_size)
         save_pruning(path, names, [intact, *(one.value for one in steps)], [("uniform guess", guess)], style)
 
-    told = f"intact {intact:.3f} {passes.measure.unit}"
-    return Result(curve(steps, intact), lambda top: prune_sheet(steps, intact, top), (told,), ("prune.png", draw))
+    note = f"intact {intact:.3f} {passes.measure.unit}"
+    return Result(curve(steps, intact), lambda top: prune_sheet(steps, intact, top), (note,), ("prune.png", draw))
 
 
 def _screen_cost(asking: Asking) -> int:
@@ -208,7 +208,7 @@ def _screen_cost(asking: Asking) -> int:
 
 
 def _screen(asking: Asking) -> Result:
-    """All heads to first order, some of them ablated beside."""
+    """All heads to first order, and some of them ablated."""
     from attnscope.study.ablation.screen import screened
 
     found = screened(asking.passes, asking.advance)

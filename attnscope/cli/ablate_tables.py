@@ -29,22 +29,22 @@ DRAWN = {
 def notes(found: Ablation) -> list[str]:
     """What a reader of the table has to know beside it."""
     facts = found.facts
-    told = [f"intact {facts['intact']:.3f} {facts['measure']['unit']}, {len(found.intact_S)} sequences"]
+    lines = [f"intact {facts['intact']:.3f} {facts['measure']['unit']}, {len(found.intact_S)} sequences"]
     if facts["direct"] is not None:
-        told.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
+        lines.append(f"{'direct effects are' if found.direct else 'no direct effects:'} {facts['direct']}")
     if facts["replacement"] == "resample":
-        told.append("resample misinforms the model with another sequence's output: it costs more than zero does")
+        lines.append("resample misinforms the model with another sequence's output: it costs more than zero does")
     if facts["unshared"]:
-        told.append(f"the passes were unshared: {facts['unshared']}")
+        lines.append(f"the passes were unshared: {facts['unshared']}")
     if facts["spread"] is not None:
         unit = facts["measure"]["unit"].partition(" per ")[0]
-        told.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} {unit}: less is noise")
+        lines.append(f"two intact rows of one pass differ by up to {facts['spread']:.1g} {unit}: less is noise")
     if any(facts["random_sets"].values()):
-        told.append(DRAWN[facts["controls"]])
+        lines.append(DRAWN[facts["controls"]])
     few = [f"{name} {count}" for name, count in facts["random_sets"].items() if count < facts["random_asked"]]
     if few:
-        told.append(f"fewer random sets than {facts['random_asked']}, for lack of other heads: {', '.join(few)}")
-    return told
+        lines.append(f"fewer random sets than {facts['random_asked']}, for lack of other heads: {', '.join(few)}")
+    return lines
 
 
 def sets_sheet(found: Ablation, top: int | None) -> RichTable:

@@ -1,6 +1,6 @@
 """A YAML file of options and settings, named as on the command line with underscores for hyphens; and --set.
 
-A value is read as if it had been typed there: the option itself says what it takes. How pictures look may stand in a
+A value is read as if it had been typed there: the option itself says what it takes. How pictures look may be in a
 section of its own, `figures: {dpi: 200, cmap: magma}`.
 """
 

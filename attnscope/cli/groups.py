@@ -73,7 +73,7 @@ class Parameter:
 
     @property
     def metavar(self) -> str:
-        """What stands for a value: `N`, `png|svg|pdf`; empty of an option that takes none."""
+        """The placeholder of a value in help: `N`, `png|svg|pdf`; empty of an option that takes none."""
         flag = self.hint in (bool, bool | None)
         return self.info.metavar or "|".join(self.choices) or "true|false" * (flag and self.is_setting)
 

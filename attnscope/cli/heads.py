@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -15,6 +16,10 @@ from attnscope.cli.options import Entries, Question, Relations, Results, TextRun
 from attnscope.cli.show import FEW, Show, draw, stream
 from attnscope.cli.takes import takes
 from attnscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnscope.keep.columns import Head
+    from attnscope.observation import Observation
 
 EXAMPLES = (
     'attnscope heads --text "the financial bank is located on river bank" --out runs/bank',
@@ -85,7 +90,7 @@ class Ranking(Top):
             raise UsageError("--sort mass is about the mass on named keys", "name them with --key")
         return sort
 
-    def told(self, question: Question) -> Ranking:
+    def as_given(self, question: Question) -> Ranking:
         """As a picture says it: what ranks where nobody says is in a manifest, and never in a picture."""
         return replace(self, sort=None) if self.by(question) == Ranking().by(question) else self
 
@@ -125,31 +130,25 @@ def heads(
     over = over_picture(asked, entries, question, drawing) and "picture" in (kinds or ())
     format = output.wanted_format(printing.format)
 
-    from attnscope.cli.heads_table import heads_sheet, legend, missing_support, without_attention
     from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.keep.request import MapFields, Request
 
     options = recorded(asked, entries, question, ranking, printing, relations, drawing) | {"sort": ranking.by(question)}
-    groups = (asked, entries, question, ranking.told(question), printing, relations, drawing)
+    groups = (asked, entries, question, ranking.as_given(question), printing, relations, drawing)
     style = drawing.style(command_line("heads", *groups))
     maps: MapFields = {"maps": "all"} if printing.out else showing.maps(style, stream(only=False))
     maps = {**drawing.maps(), **maps}
-    seen = observe_text(
-        asked,
-        entries,
-        printing,
-        options,
-        Request(
-            view=entries.view(),
-            metrics=measured,
-            relations=printing.out is not None,
-            top_k=relations.keys_per_query,
-            group=relations.group,
-            per_token=over,
-            **question.asks(),
-            **maps,
-        ),
+    kept = Request(
+        view=entries.view(),
+        metrics=measured,
+        relations=printing.out is not None,
+        top_k=relations.keys_per_query,
+        group=relations.group,
+        per_token=over,
+        **question.asks(),
+        **maps,
     )
+    seen = observe_text(asked, entries, printing, options, kept)
     shown = seen.kept_heads(order)[: ranking.top]
     if printing.out:
         names = [head.name for head in (seen.kept_heads() if entries.select else shown)]
@@ -166,18 +165,25 @@ def heads(
             spreadsheet=printing.spreadsheet,
         )
         say_rest(len(names), len(seen.heads), "drawn one by one; --top or --select draws others", printing.quiet)
+    _print(seen, shown, order, printing, format)
+    if showing.show:
+        draw(seen, shown if entries.select else shown[:FEW], style, stream(only=False))
+    return report_checks(seen, printing.quiet)
+
+
+def _print(seen: Observation, shown: Sequence[Head], order: str, printing: Results, format: str) -> None:
+    """The table on stdout; on stderr what its columns mean, what it leaves out and what was not measured."""
+    from attnscope.cli.heads_table import heads_sheet, legend, missing_support, without_attention
+
     output.emit(seen.table(order), format, lambda: heads_sheet(seen, shown, order), printing.spreadsheet)
+    lines = missing_support(seen)
     if format == "table":
         for line in legend(shown, seen.atlas is not None):
             output.talk(line, printing.quiet)
         say_rest(len(shown), len(seen.kept_heads()), "shown; --top N shows more, a pipe gets all", printing.quiet)
-        for line in without_attention(seen):
-            output.talk(line, printing.quiet)
-    for line in missing_support(seen):
+        lines = [*without_attention(seen), *lines]
+    for line in lines:
         output.talk(line, printing.quiet)
-    if showing.show:
-        draw(seen, shown if entries.select else shown[:FEW], style, stream(only=False))
-    return report_checks(seen, printing.quiet)
 
 
 def say_rest(count: int, heads: int, how: str, quiet: bool) -> None:

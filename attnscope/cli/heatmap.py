@@ -108,7 +108,7 @@ def heatmap(
     from attnscope.cli.single import export_text, observe_text, report_checks
     from attnscope.keep.request import MapFields, Request
 
-    groups = (asked, entries, question, ranking.told(question), pictures, drawing)
+    groups = (asked, entries, question, ranking.as_given(question), pictures, drawing)
     drawn = pictures.out is not None
     options = recorded(*groups) | {"sort": ranking.by(question)}
     style, to = drawing.style(command_line("heatmap", *groups)), stream(only=not drawn)

@@ -24,7 +24,9 @@ from attnscope.stacks import STACKS, is_vision
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from attnscope.model.geometry import LayerGeometry
     from attnscope.model.options import LoadOptions
+    from attnscope.observe.choice import Case
 
 SIZES = ("heads", "kv_heads", "head_dim", "value_dim", "window")
 EXAMPLES = ("attnscope info demo", "attnscope info demo --tokens 9,2048,131072 --format json")
@@ -96,22 +98,13 @@ def describe(
 ) -> dict[str, Any]:
     """The facts as plain data: sizes in bytes; where: device and dtype; free: bytes of the device, None if unknown."""
     from attnscope.model.families import family
-    from attnscope.observe import Request
-    from attnscope.observe.choice import SHARE, Case, automatic
+    from attnscope.observe.choice import SHARE, Case
     from attnscope.seam.cost import eager_bytes, fused_bytes
     from attnscope.seam.engines import ENGINES
 
     device, dtype = where
     float32 = dtype == "float32" or (dtype == "auto" and device == "cpu")
     case = Case(geometry, device, "float32" if float32 else dtype, not family(geometry.model_type).bypasses_interface)
-
-    def auto(length: int) -> dict[str, str] | None:
-        """What `heads --engine auto` would take now."""
-        if free is None:
-            return None
-        fits = eager_bytes(geometry, length, width) <= free * SHARE
-        found = automatic(case, length, Request(), fits=fits)
-        return {"engine": found.engine.name, "words": found.words}
 
     width = 4 if dtype in ("auto", "float32") else 2
     every = [(stack, layer) for stack, layers in geometry.every.items() for layer in layers]
@@ -125,20 +118,7 @@ def describe(
         "positions": geometry.max_positions,
         "device": device,
         "layers": len(geometry.layers),
-        "attention_layers": [
-            {
-                "stack": stack,
-                "layer": layer.index,
-                "type": layer.type,
-                "heads": layer.heads,
-                "kv_heads": layer.kv_heads,
-                "head_dim": layer.head_dim,
-                "value_dim": layer.value_dim,
-                "window": layer.window,
-                "parallel": layer.parallel or None,
-            }
-            for stack, layer in attention
-        ],
+        "attention_layers": [_layer_facts(stack, layer) for stack, layer in attention],
         "layers_without_attention": [
             {"stack": stack, "layer": layer.index, "type": layer.type} for stack, layer in every if not layer.attention
         ],
@@ -151,11 +131,36 @@ def describe(
                     name: engine.bytes(geometry, length, width, device=device) for name, engine in ENGINES.items()
                 },
                 "all_matrices_bytes": of_text * length * length * width,
-                "auto": auto(length),
+                "auto": None
+                if free is None
+                else _auto(case, length, eager_bytes(geometry, length, width) <= free * SHARE),
             }
             for length in lengths
         ],
     }
+
+
+def _layer_facts(stack: str, layer: LayerGeometry) -> dict[str, Any]:
+    return {
+        "stack": stack,
+        "layer": layer.index,
+        "type": layer.type,
+        "heads": layer.heads,
+        "kv_heads": layer.kv_heads,
+        "head_dim": layer.head_dim,
+        "value_dim": layer.value_dim,
+        "window": layer.window,
+        "parallel": layer.parallel or None,
+    }
+
+
+def _auto(case: Case, length: int, fits: bool) -> dict[str, str]:
+    """What `heads --engine auto` would take now."""
+    from attnscope.observe import Request
+    from attnscope.observe.choice import automatic
+
+    found = automatic(case, length, Request(), fits=fits)
+    return {"engine": found.engine.name, "words": found.words}
 
 
 def _free(options: LoadOptions, device: str) -> int | None:

@@ -65,11 +65,11 @@ def repeated(context: typer.Context, groups: tuple[type, ...], settings: Mapping
     }
     now = {**context.params, **settings}
     given = [name for name in found if flagged(context, name) or name in settings]
-    beside_it = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
-    texts = ["TEXT" if name == "given" else f"--{name}" for name in beside_it]
+    replaced = [name for name in TEXTS if flagged(context, name) and context.params[name] is not None]
+    texts = ["TEXT" if name == "given" else f"--{name}" for name in replaced]
     changes = [found[name].typed for name in given if now[name] != values[name]]
-    beside = f"; changed here: {', '.join([*texts, *changes])}"
-    output.talk(f"settings from {path}{beside if texts or changes else ''}", context.params["quiet"])
+    changed = f"; changed here: {', '.join([*texts, *changes])}"
+    output.talk(f"settings from {path}{changed if texts or changes else ''}", context.params["quiet"])
     return {name: value for name, value in values.items() if name not in given}
 
 
@@ -85,7 +85,7 @@ def _options(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def tokens_of(path: Path) -> Prompt | Sound:
     """The tokens that the run of a manifest read, or its sound.
 
-    Raises UsageError where that file holds another now, and where there were pictures beside the tokens.
+    Raises UsageError where that file holds another now, and where there were pictures with the tokens.
     """
     from attnscope.folder.manifest import prompt_of, read_manifest
 

@@ -81,7 +81,7 @@ def instead(context: typer.Context, option: str, arguments: Sequence[str], drawi
 
 
 def _value(one: Parameter, option: str, arguments: Sequence[str]) -> str:
-    """The value that was typed behind an option, or what stands for one in --help."""
+    """The value that was typed behind an option, or its placeholder in --help."""
     if one.metavar == "true|false":
         return str(not option.startswith("--no-")).lower()
     for place, argument in enumerate(arguments):

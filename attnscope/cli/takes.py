@@ -22,7 +22,7 @@ def takes(
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command the options of these groups; it is called with one object of each, in this order.
 
-    file: groups whose options may stand in the file of --config too, where this command ignores them. of_folder: what
+    file: groups whose options may be in the file of --config too, where this command ignores them. of_folder: what
     is done with a folder as TEXT, called with the context, the folder, and the options by field; without it the run in
     the folder is repeated.
 

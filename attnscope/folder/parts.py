@@ -120,7 +120,7 @@ def claim(folder: Path, readings: str, study: str, facts: Mapping[str, Any], for
 
 
 def with_weights(facts: Mapping[str, Any], loaded: LoadedModel) -> dict[str, Any]:
-    """Facts whose `model` is told from another of its name by the sha256 of its weights."""
+    """Facts whose `model` holds the sha256 of its weights, since another model may have its name."""
     return {
         **facts,
         "model": {**facts["model"], "weights_sha256": weights_sha256(loaded.source_folder, loaded.base_folder)},

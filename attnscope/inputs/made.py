@@ -1,4 +1,4 @@
-"""What is read beside a text or behind it: the target of an encoder-decoder, given or its own, and a model's answer."""
+"""What is read with a text or after it: the target of an encoder-decoder, given or its own, and a model's answer."""
 
 from __future__ import annotations
 

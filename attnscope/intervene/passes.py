@@ -1,4 +1,4 @@
-"""What a model does with sets of heads changed while it runs, by some measure, beside the intact model.
+"""What a model does with sets of heads changed while it runs, by some measure, and what the intact model does.
 
     loss = measured(loaded, copy(loaded), [HeadSet("induction", ((3, 0), (3, 1)))])
     (loss[:, 1:] - loss[:, :1]).mean(0)     # nats per token, paired with the intact rows of the same passes
@@ -46,21 +46,18 @@ def measured(
     task: Task,
     sets: Sequence[HeadSet],
     replacement: Replacement | Intervention = "mean",
-    *,
-    measure: Measure = LOSS,
-    advance: Advance = lambda token_layers: None,
 ) -> np.ndarray:
-    """(S, 1 + K) float64: the measure of each sequence; column 0 intact, then each set's heads changed.
+    """(S, 1 + K) float64: the loss of each sequence; column 0 intact, then each set's heads changed.
 
-    advance: called with the tokens times layers of every pass. Raises ModelError for a family that attends outside the
-    attention interface, InputError where heads are to be replaced by what they give for others, and there are none.
+    Raises ModelError for a family that attends outside the attention interface, InputError where heads are to be
+    replaced by what they give for others, and there are none.
 
         >>> measured(loaded, copy(loaded), [HeadSet("one", ((3, 0),))]).mean(0)
     """
-    passes = prepared(loaded, task, sets, replacement, measure=measure, advance=advance)
+    passes = prepared(loaded, task, sets, replacement)
     if passes.why_not:
         logger.warning("unshared passes: %s", passes.why_not)
-    return passes.measured(sets, advance)
+    return passes.measured(sets)
 
 
 def prepared(
@@ -74,10 +71,11 @@ def prepared(
     shared: bool = True,
     advance: Advance = lambda token_layers: None,
 ) -> Passes:
-    """What the passes of a task need: what stands in for heads, and whether sets share the layers below them.
+    """What the passes of a task need: what replaces heads' outputs, and whether sets share the layers below them.
 
     The first text is run shared and unshared; where they differ, or the family cannot share, all is run unshared.
-    engine: who computes the attention; the model itself without one.
+    engine: who computes the attention; the model itself without one. advance: called with the tokens times layers of
+    every pass. Raises as `measured`.
     """
     passes = Passes(loaded, task, of(replacement), engine or UNCHECKED, measure)
     _check(passes)

@@ -1,4 +1,4 @@
-"""What stands in for a head's output: its mean over other sequences, nothing, or what it gave for another sequence.
+"""What replaces a head's output: its mean over other sequences, nothing, or what it gave for another sequence.
 
 Shapes: B text, S sequence, N row of a pass, P head of a row, T token, G group of positions, H head, V width of v.
 """

@@ -34,7 +34,7 @@ class PictureMedium(Medium):
     """What a model is given of pictures, and which tokens they are."""
 
     def followed(self, tokens: int, more: int) -> Medium:
-        """With what is said of every token, (1, T), said of the answer's too: they are of no picture."""
+        """With the values of every token, (1, T), made longer for the answer's: they are of no picture."""
         import torch
 
         def longer(given: Any) -> Any:

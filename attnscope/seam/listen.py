@@ -103,15 +103,19 @@ def listen(
     report.attention = attention
     if calls_alone and report.output is not None:
         _remember_calls(bare_model(model), report)
+    _check_all_called(report, expected_layers or ())
+    return report
+
+
+def _check_all_called(report: CaptureReport, expected: Sequence[int | tuple[int, str]]) -> None:
     heard = {(check.layer, check.stack) for check in report.calls}
-    missing = [one for one in expected_layers or () if one not in (heard if isinstance(one, tuple) else report.layers)]
+    missing = [one for one in expected if one not in (heard if isinstance(one, tuple) else report.layers)]
     if missing:
         names = [f"{one[1]} {one[0]}" if isinstance(one, tuple) else str(one) for one in missing]
         raise ModelError(
             f"no attention call in layer{'s' * (len(missing) > 1)} {', '.join(names)}",
             "this model computes its attention where attnscope cannot listen",
         )
-    return report
 
 
 @contextmanager

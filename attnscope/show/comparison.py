@@ -132,7 +132,7 @@ def _line(found: Comparison) -> str:
     texts = [[f"“{shorten(one.text, LONGEST_TEXT)}”" for one in text[2:4]] for text in reversed(found.pair.texts)]
     sides = zip(found.pair[:2], zip(*texts, strict=True), strict=True)
     said = [f"{one.loaded.name}, {' ← '.join(quoted)}" for one, quoted in sides]
-    return visible(" beside ".join(dict.fromkeys(said)))
+    return visible(" compared with ".join(dict.fromkeys(said)))
 
 
 def _label(text: Shared, unit: int) -> str:

@@ -125,7 +125,7 @@ def kept_comparison(folder: Path) -> tuple[Comparison, str]:
         none_1N = np.zeros_like(js_1N)
         metrics = {name: (none_1N, of_heads(f"{name}_difference")) for name in METRICS}
         names = [str(one["name"]) for one in said["asked"]["models"]]
-        line = f"{' beside '.join(dict.fromkeys(names))}, {int(said['texts'])} texts"
+        line = f"{' compared with '.join(dict.fromkeys(names))}, {int(said['texts'])} texts"
         return Comparison(heads, stacks, js_1N, none_1N, none_1N, none_1N, metrics, ()), line
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:  # anybody may have written it
         raise InputError(f"{folder} holds no whole comparison", "compare again: attnscope compare --out DIR") from error

@@ -63,7 +63,7 @@ def by_hand(demo, task, difference, heads=(), gate=0.0):
 
 
 def test_the_logit_difference_is_that_of_passes_by_hand(demo, task, difference):
-    found = measured(demo, task, [BOTH, ONE], "zero", measure=difference)
+    found = prepared(demo, task, [BOTH, ONE], "zero", measure=difference).measured([BOTH, ONE])
     assert found[:, 0] == pytest.approx(by_hand(demo, task, difference), abs=1e-4)
     for column, one in ((1, BOTH), (2, ONE)):
         expected = by_hand(demo, task, difference, one.heads)
@@ -134,4 +134,4 @@ def test_the_screen_is_the_derivative_by_a_gate(demo, task, difference, head):
 def test_a_text_without_an_answer_is_refused(demo, task, difference):
     short = LogitDifference(difference.answers[:2], difference.foils)
     with pytest.raises(InputError, match="expected an answer and a foil of each of 3 texts, got 2 and 3"):
-        measured(demo, task, [BOTH], measure=short)
+        prepared(demo, task, [BOTH], measure=short).measured([BOTH])
