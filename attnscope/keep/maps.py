@@ -190,7 +190,7 @@ class LayerMaps:
 
 def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
     """The maps of one text; none where it has nothing of what is named."""
-    if not request.maps or nothing_named(asked):
+    if nothing_named(asked):
         return None
     view = request.view if request.maps == "kept" else replace(request.view, heads=None)
     one = asked[0]

@@ -94,10 +94,8 @@ def _run(seen: Tensor) -> Tensor:
     return (key_K >= seen.byte().argmax(-1, keepdim=True)) & (key_K <= key_K[:, None])
 
 
-def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     """q, k and v of the heads that the request names; text and batch stay apart: B is 1."""
-    if not request.operands:
-        return None
 
     def of_text(kept: KeptOperands, row: int, one: Asked) -> KeptOperands:
         queries, keys, bias = len(one.prompt), len(one.looked_at), kept.bias_BHTT

@@ -75,7 +75,7 @@ class PerToken:
 
 def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
     """What every token has to do with those that are named; none where no text has what is named."""
-    if not request.per_token or nothing_named(asked):
+    if nothing_named(asked):
         return None
 
     def of_text(one: TokenWeights, row: int, count: int) -> TokenWeights:

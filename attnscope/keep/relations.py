@@ -165,10 +165,8 @@ def _top(entries: Tensor, k: int | None) -> tuple[Tensor, Tensor]:
     return best.values.masked_fill(torch.isneginf(best.values), torch.nan), best.indices
 
 
-def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     """The strongest keys of all queries, or of those that are asked about; none where no text has what is named."""
-    if not request.relations:
-        return None
     view = replace(request.view, heads={}) if nothing_named(asked) else request.view
 
     def of_texts(found: FoundByLayer) -> list[PerLayer[KeptKeys]]:

@@ -147,11 +147,10 @@ def _check_room(P: AttentionOperator, groups: int) -> None:
         )
 
 
-def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     """The rollout of the units that the request names."""
     group = request.rollout
-    if group is None:
-        return None
+    assert group is not None
     prompts = [one.prompt for one in asked]
     probe = RolloutProbe(groups_of(prompts, group))
     return Thing(

@@ -87,10 +87,8 @@ class SpanMass:
         return sums_BHSS / (query_BSQ @ sees_BHQS.double())
 
 
-def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     """The mass of every pair of the spans that the request names."""
-    if not request.spans:
-        return None
     keys = None if asked[0].keys is None else _spans(asked, request.spans, of_keys=True)
     probe = SpanMass(_spans(asked, request.spans), request.view, keys)
 

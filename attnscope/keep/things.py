@@ -22,6 +22,9 @@ THINGS: Mapping[str, Callable[[Sequence[Asked], Request], Thing | None]] = {
 
 
 def wanted(asked: Sequence[Asked], request: Request) -> dict[str, Thing]:
-    """What is to be kept of one stack over some texts, by its name."""
-    found = {name: of(asked, request) for name, of in THINGS.items()}
+    """What is to be kept of one stack over some texts, by its name.
+
+    A thing that a field of the request is named after is kept where that field is set; others are always kept.
+    """
+    found = {name: of(asked, request) for name, of in THINGS.items() if getattr(request, name, True)}
     return {name: one for name, one in found.items() if one is not None}

@@ -47,10 +47,8 @@ class Weights:
         return Matrices(heads, found)
 
 
-def wanted(asked: Sequence[Asked], request: Request) -> Thing | None:
+def wanted(asked: Sequence[Asked], request: Request) -> Thing:
     """The matrices of the heads that the request names."""
-    if not request.weights:
-        return None
 
     def of_texts(found: FoundByLayer) -> list[PerLayer[Matrices]]:
         return [
