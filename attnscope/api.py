@@ -14,7 +14,7 @@ from attnscope.media.sound import sound_of
 from attnscope.model.libraries import without_bars
 from attnscope.model.loaded import LoadedModel
 from attnscope.model.loading import load as load_model
-from attnscope.model.options import LoadOptions
+from attnscope.model.options import LoadFields, LoadOptions
 from attnscope.observe import Request
 from attnscope.run import read
 from attnscope.typed import check_names
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attnscope.ask import Text
 
 
-def load(model: str = "demo", **options: Any) -> LoadedModel:
+def load(model: str = "demo", **options: Unpack[LoadFields]) -> LoadedModel:
     """Load a model with its tokenizer: the embedded `demo`, a folder, an adapter's too, a GGUF file, or a hub id.
 
     options: the other fields of `attnscope.model.options.LoadOptions` (device, dtype, revision, offline, ...). Raises

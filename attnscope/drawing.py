@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from attnscope.errors import UsageError
 from attnscope.figures import About, Maps, Panel, Part, PatchSheet, Style
 from attnscope.figures.drawing_process import DrawingProcess, begun
 from attnscope.figures.pool import worker_count
-from attnscope.figures.style import Quantity, head_title, layer_name
+from attnscope.figures.style import Quantity, StyleFields, head_title, layer_name
 from attnscope.files import write_whole
 from attnscope.keep.layers import LayerKey, PerLayer
 from attnscope.measure.metrics import KNOWN, order_of
@@ -459,7 +459,7 @@ def unit_labels(prompt: Prompt, units: Sequence[Span], group: str) -> tuple[str,
     )
 
 
-def head_picture(seen: Observation, layer: int, head: int, **style: Any) -> Picture:
+def head_picture(seen: Observation, layer: int, head: int, **style: Unpack[StyleFields]) -> Picture:
     """One head's labelled heatmap; style: fields of `Style`. Raises UsageError for a head whose map was not kept."""
     name, look = head_name(layer, head, seen.view.by_kv), _style(style)
     maps = layer_maps(seen)
@@ -469,14 +469,16 @@ def head_picture(seen: Observation, layer: int, head: int, **style: Any) -> Pict
     return _picture(lambda folder: figures.save_head_maps(head_jobs(folder, maps, [name], look), look)[0], name)
 
 
-def overview_picture(seen: Observation, **style: Any) -> Picture:
+def overview_picture(seen: Observation, **style: Unpack[StyleFields]) -> Picture:
     """Every head of every layer as a thumbnail; style: fields of `Style`."""
     look = replace(_style(style), about=about(seen))
     rows = rows_of(layer_maps(seen), seen.others)
     return _picture(lambda folder: figures.save_overview(folder / "overview.png", rows, look), "overview")
 
 
-def over_picture(seen: Observation, heads: Sequence[str] = (), picture: int = 0, **style: Any) -> Picture:
+def over_picture(
+    seen: Observation, heads: Sequence[str] = (), picture: int = 0, **style: Unpack[StyleFields]
+) -> Picture:
     """Where the chosen queries look in a picture, over it; heads: `L1H3`, or none for those that look most at it.
 
     picture: which, counted from 0. style: fields of `Style`. Raises UsageError where there is nothing to draw.
@@ -487,11 +489,10 @@ def over_picture(seen: Observation, heads: Sequence[str] = (), picture: int = 0,
     return _picture(lambda folder: figures.save_patches(folder / "over.png", sheets[picture], look), OVER)
 
 
-def _style(style: Mapping[str, Any]) -> Style:
-    names = sorted(set(Style.__dataclass_fields__) - {"image", "about"})
+def _style(style: StyleFields) -> Style:
     for name in style:
-        if name not in names:
-            raise UsageError(f"a picture has no {name!r}", f"it has {', '.join(names)}")
+        if name not in StyleFields.__annotations__:
+            raise UsageError(f"a picture has no {name!r}", f"it has {', '.join(sorted(StyleFields.__annotations__))}")
     return Style(**style)
 
 

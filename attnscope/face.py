@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from attnscope.measure.metrics import KNOWN, MASS
 from attnscope.observation import Observation
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from attnscope.drawing import Picture
     from attnscope.export import Ways
+    from attnscope.figures.style import StyleFields
     from attnscope.viewer.page import Page
 
 SHOWN_HEADS = 12  # of the table in a notebook
@@ -46,7 +47,7 @@ class Capture(Observation):
 
         return look_table(self, mean)
 
-    def heatmap(self, layer: int, head: int, **style: Any) -> Picture:
+    def heatmap(self, layer: int, head: int, **style: Unpack[StyleFields]) -> Picture:
         """One head's map as a picture, for a notebook or `.save(path)`; style: the fields of `figures.Style`.
 
         Raises UsageError for a head whose map was not kept.
@@ -55,7 +56,7 @@ class Capture(Observation):
 
         return head_picture(self, layer, head, **style)
 
-    def over_picture(self, *heads: str, picture: int = 0, **style: Any) -> Picture:
+    def over_picture(self, *heads: str, picture: int = 0, **style: Unpack[StyleFields]) -> Picture:
         """Where the chosen queries look in a picture, drawn over it, for a notebook or `.save(path)`.
 
         heads: as `L1H3`, or none for those that look most at it. picture: which, counted from 0. style: the fields of

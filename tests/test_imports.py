@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "looks": "errors keep observation tables stacks text",
     "export": "drawing figures files looks folder model observation stacks tables text",
     "viewer": "_version cells errors files keep folder measure memory observation selection shown stacks text",
-    "face": "drawing export looks measure observation selection typed viewer",
+    "face": "drawing export figures looks measure observation selection typed viewer",
     "ask": "errors keep media study text typed",
     "redraw": "drawing errors folder keep measure observation seam viewer",
     "inputs": "apart ask errors media model seam text",

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 
 import attnscope
+from attnscope.ask import Ask, How
+from attnscope.export import Export, Ways
+from attnscope.figures.style import Style, StyleFields
 from attnscope.keep.view import View
+from attnscope.model.options import LoadFields, LoadOptions
 from helpers.command_line import HANGS, SENTENCE, call
 from helpers.families import tiny_model
 from helpers.pictures import without_command
@@ -281,3 +285,18 @@ def arrays(found: object) -> Iterator[np.ndarray | Tensor]:
     elif isinstance(found, Sequence) and not isinstance(found, str | bytes):
         for value in found:
             yield from arrays(value)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "record", "without"),
+    [
+        (How, Ask, {"text", "keep"}),
+        (Ways, Export, set()),
+        (LoadFields, LoadOptions, {"model"}),
+        (StyleFields, Style, {"image", "about"}),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_keywords_that_a_type_checker_knows_are_the_fields_of_their_record(keywords, record, without):
+    names = {one.name for one in fields(record)} - without
+    assert set(keywords.__annotations__) == names

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from attnscope.cells import head_name
 from attnscope.errors import UsageError
@@ -56,6 +56,20 @@ class About:
     def __post_init__(self) -> None:
         for name, text in vars(self).items():
             object.__setattr__(self, name, visible(text, BLANKS))
+
+
+class StyleFields(TypedDict, total=False):
+    """The fields of `Style` that a picture in a notebook takes, as keywords."""
+
+    scale: Literal["linear", "sqrt", "log"]
+    sink: Literal["keep", "mask"]
+    per_head_scale: bool
+    cmap: str | None
+    annotate: bool | None
+    floor: float | None
+    title: str
+    width: float | str | None
+    dpi: int
 
 
 @dataclass(frozen=True)

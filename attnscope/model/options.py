@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from attnscope.model.permits import Permits
 
 DEMO = "demo"
+
+
+class LoadFields(TypedDict, total=False):
+    """The fields of `LoadOptions` but the model, as keywords."""
+
+    device: str
+    dtype: str
+    device_map: str | None
+    revision: str | None
+    offline: bool
+    quantize: Literal["8bit", "4bit"] | None
+    trust_remote_code: bool
+    allow_pickle: bool
+    attention: str
+    positions: int | None
+    base: str | None
+    adapter: Literal["merged", "beside"] | None
+    task: str | None
 
 
 @dataclass(frozen=True)
