@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib import import_module
 from itertools import groupby
 from typing import Annotated, Any
@@ -78,6 +79,7 @@ def module_of(name: str) -> Any:
     return import_module(f"attnscope.cli.{name}")
 
 
+@cache  # of some fifty options, each with a converter that Typer makes at its first use
 def made(name: str) -> Any:
     """A command with its options, as Typer makes it; a module may say by COMMAND which class reads its arguments."""
     from attnscope.cli.help import PanelCommand

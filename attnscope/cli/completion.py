@@ -12,10 +12,13 @@ from typing import Any
 def as_typed(parameters: list[Any], ctx: Any) -> list[Any]:
     """A command's parameters; while a shell asks what may follow they convert nothing: that takes importing pydantic.
 
-    They are changed in place, since parsing tells parameters apart by identity; the process answers, and ends.
+    They are changed in place, since parsing tells parameters apart by identity, and changed back by the next command.
     """
-    for one in parameters if ctx.resilient_parsing else ():
-        one.process_value = lambda ctx, value: value
+    for one in parameters:
+        if ctx.resilient_parsing:
+            one.process_value = lambda ctx, value: value
+        else:
+            vars(one).pop("process_value", None)
     return parameters
 
 
