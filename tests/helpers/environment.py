@@ -13,6 +13,7 @@ PINNED = {
 UNSET = {
     *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "MKL_NUM_THREADS"),
     *("RAY_ADDRESS", "MPLBACKEND", "PYTHONWARNINGS", "PYTHONIOENCODING", "PYTHONUTF8", "TQDM_DISABLE"),
+    "PYTHONDONTWRITEBYTECODE",  # every process that a test starts would compile attnscope anew, for a second
 }
 UNSET_PREFIXES = ("HF_", "TRANSFORMERS_", "HUGGINGFACE_", "TYPER_", "ATTNSCOPE_")
 KEPT = {"ATTNSCOPE_REQUIRE_BROWSER"}  # which says what the tests are to do
